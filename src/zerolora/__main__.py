@@ -1,0 +1,5 @@
+"""`python -m zerolora` is the `zerolora` command."""
+
+from zerolora.cli import main
+
+main()

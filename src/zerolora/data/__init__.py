@@ -1,0 +1,1 @@
+"""Rows: the reference task, the mask of what is learned, Arrow files on disk."""

@@ -1,0 +1,116 @@
+"""Ask a model the held-out rows, in batches, and judge its answers.
+
+    zerolora evaluate --config results/config.json --dataset NAME --data results/data/NAME
+                      --weights resources/weights/MODEL.json --output results/base/NAME --answers results/base/NAME/answers.json
+
+Writes evaluate.json (rates), evaluate_resources.json (speed, memory) and every answer.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from zerolora.data.rows import FIELDS, IGNORED, open_split
+from zerolora.evaluate.checks import judge
+from zerolora.files import write_json
+from zerolora.telemetry import PeakMemory
+
+
+def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, answers_file: Path) -> None:
+    """Judge the model in directory `weights` on a split of `data`; write figures to `output`, answers to a file."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = open_split(data, settings["split"])
+    rows = rows.select(range(min(settings["rows"] or len(rows), len(rows))))
+    memory = PeakMemory(device)
+    model, tokenizer = load(weights, device)
+    loading = {"host": memory.host(), "gpu": memory.gpu()}
+    memory.restart()
+    started = time.monotonic()
+    answers, generated = generate(model, tokenizer, rows, settings)
+    seconds = time.monotonic() - started
+    judged = [judge(settings["check"], row, answer) for row, answer in zip(rows, answers, strict=True)]
+    write_json(
+        output / "evaluate.json",
+        {
+            "rows": len(rows),
+            "format_rate": sum(formatted for formatted, _ in judged) / len(rows),
+            "accuracy": sum(right for _, right in judged) / len(rows),
+        },
+    )
+    write_json(
+        output / "evaluate_resources.json",
+        {
+            "generated_tokens": generated,
+            "generated_tokens_per_second": generated / seconds,
+            "peak_host_bytes_loading": loading["host"],
+            "peak_host_bytes_generating": memory.host(),
+            "peak_gpu_bytes_loading": loading["gpu"],
+            "peak_gpu_bytes_generating": memory.gpu(),
+        },
+    )
+    write_json(
+        answers_file,
+        [
+            {**{field: row[field] for field in FIELDS}, "answer": answer, "format": formatted, "right": right}
+            for row, answer, (formatted, right) in zip(rows, answers, judged, strict=True)
+        ],
+    )
+
+
+def load(weights: Path, device: torch.device) -> tuple[Any, Any]:
+    """Return model and tokenizer of a model directory, ready to generate."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=True)
+    # On CPU fp32 is both faster and exact; a GPU takes the weights as they are stored.
+    model = AutoModelForCausalLM.from_pretrained(
+        weights, dtype="auto" if device.type == "cuda" else torch.float32, use_safetensors=True, local_files_only=True
+    )
+    return model.to(device).eval(), tokenizer
+
+
+def generate(model: Any, tokenizer: Any, rows: Any, settings: dict[str, Any]) -> tuple[list[str], int]:
+    """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens."""
+    prompts = [prompt_of(row) for row in rows]
+    answers = [""] * len(prompts)
+    generated = 0
+    # Prompts of like length together, so that little is padded.
+    order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
+    for start in tqdm(range(0, len(order), settings["batch"]), desc="evaluate", unit="batch", disable=None):
+        members = order[start : start + settings["batch"]]
+        tokens = _continue(model, tokenizer, [prompts[index] for index in members], settings["max_new_tokens"])
+        for index, answer in zip(members, tokens, strict=True):
+            ended = answer.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in answer else len(answer)
+            generated += ended
+            answers[index] = tokenizer.decode(answer[:ended], skip_special_tokens=True)
+    return answers, generated
+
+
+def prompt_of(row: dict[str, Any]) -> list[int]:
+    """Return the tokens of a prepared row that come before its answer."""
+    length = next(position for position, label in enumerate(row["labels"]) if label != IGNORED)
+    return row["input_ids"][:length]
+
+
+def _continue(model: Any, tokenizer: Any, prompts: list[list[int]], limit: int) -> list[list[int]]:
+    longest = max(map(len, prompts))
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    tokens = torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    with torch.no_grad():
+        result = model.generate(
+            input_ids=tokens.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=limit,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            repetition_penalty=1.0,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=padding,
+        )
+    return result[:, longest:].tolist()

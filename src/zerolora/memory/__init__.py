@@ -1,0 +1,1 @@
+"""How much memory training takes, from config.json alone: shapes → model states, activations → one estimate."""

@@ -1,0 +1,1 @@
+"""Stage merge: the adapter becomes part of the base weights."""

@@ -1,0 +1,1 @@
+"""Base models on disk: where they come from, what they are, what shape they have."""

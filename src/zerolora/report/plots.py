@@ -1,0 +1,66 @@
+"""The page's pictures, as SVG text: the loss curve and the memory of every strategy."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from zerolora.units import GIB
+
+COLOURS = ("#4c72b0", "#55a868", "#c44e52", "#8172b3", "#ccb974", "#64b5cd", "#8c8c8c", "#dd8452", "#937860")
+
+
+def loss_curve(table: Path) -> str:
+    """Return the loss over steps of a loss.csv."""
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    figure, axes = _figure(7, 3)
+    axes.plot([int(row["step"]) for row in rows], [float(row["loss"]) for row in rows], color=COLOURS[0])
+    axes.set(xlabel="step", ylabel="loss per supervised token", yscale="log")
+    axes.grid(alpha=0.3)
+    return _svg(figure)
+
+
+def memory_bars(estimate: dict[str, Any], where: str) -> str:
+    """Return the predicted bytes of every strategy, stacked term by term, with the capacity as a line.
+
+    `where` is "gpu" or "host".
+    """
+    strategies = estimate["strategies"]
+    terms = [term for term in strategies[0][where] if term not in ("total", "model_states")]
+    terms = [term for term in terms if any(entry[where][term] for entry in strategies)]
+    names = [entry["strategy"] for entry in strategies]
+    left = [0.0] * len(names)
+    figure, axes = _figure(7, 3)
+    for term, colour in zip(terms, COLOURS, strict=False):
+        widths = [entry[where][term] / GIB for entry in strategies]
+        axes.barh(names, widths, left=left, label=term.replace("_", " "), color=colour)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    capacity = estimate["capacity"][where]
+    if capacity:
+        axes.axvline(capacity / GIB, color="black", linestyle="--", label="capacity")
+    axes.invert_yaxis()
+    axes.set(xlabel=f"GiB per {'GPU' if where == 'gpu' else 'host'}")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return _svg(figure)
+
+
+def _figure(width: float, height: float) -> Any:
+    import matplotlib as mpl
+
+    # No display on a cluster, and no random ids in the SVG: the same figures give the same page.
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "zerolora"
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(width, height), layout="constrained")
+
+
+def _svg(figure: Any) -> str:
+    from matplotlib import pyplot
+
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

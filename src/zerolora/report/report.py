@@ -1,0 +1,93 @@
+"""Write a run's page from the files of the stages before it.
+
+    zerolora report --config results/config.json --run NAME … --output results/NAME/report.html
+"""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from zerolora.files import read_json, sha256, write_text
+from zerolora.report.plots import loss_curve, memory_bars
+from zerolora.units import gib
+
+
+def report(
+    settings: dict[str, Any],
+    run: str,
+    model: Path,
+    data: Path,
+    base: Path,
+    results: Path,
+    config: Path,
+    lock: Path,
+    output: Path,
+) -> None:
+    """Write one self-contained HTML page. Raises UserError if an earlier stage's file is missing."""
+    metrics = results / "metrics"
+    before, after = (read_json(folder / "evaluate.json", "zerolora evaluate") for folder in (base, metrics))
+    used = {
+        "base": read_json(base / "evaluate_resources.json", "zerolora evaluate"),
+        "merged": read_json(metrics / "evaluate_resources.json", "zerolora evaluate"),
+        "train": read_json(metrics / "train_resources.json", "zerolora train"),
+    }
+    estimate = read_json(results / "estimate.json", "zerolora estimate")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("zerolora", "report"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["gib"] = gib
+    examples = zip(
+        read_json(base / "answers.json", "zerolora evaluate"),
+        read_json(results / "answers.json", "zerolora evaluate"),
+        strict=True,
+    )
+    page = environment.get_template("page.html").render(
+        run=run,
+        before=before,
+        after=after,
+        used=used,
+        train=read_json(metrics / "train.json", "zerolora train"),
+        stats=read_json(data / "stats.json", "zerolora prepare"),
+        estimate=estimate,
+        render=read_json(results / "render.json", "zerolora render"),
+        zero=(results / "zero.json").read_text(encoding="utf-8"),
+        loss=loss_curve(metrics / "loss.csv"),
+        gpu_memory=memory_bars(estimate, "gpu"),
+        host_memory=memory_bars(estimate, "host"),
+        examples=list(examples)[: settings["examples"]],
+        provenance=_provenance(run, model, data, results, config, lock),
+    )
+    write_text(output, page)
+
+
+def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:
+    base = read_json(model, "zerolora fetch")
+    prepared = read_json(data / "manifest.json", "zerolora prepare")
+    weights = {name: file["sha256"] for name, file in base["files"].items() if name.endswith(".safetensors")}
+    return {
+        "run": run,
+        "commit": _commit(),
+        "base model": ", ".join(f"{key} {value}" for key, value in base["source"].items()),
+        "base model's licence": base["license"],
+        "base model's parameters": f"{base['parameters']:,}",
+        **{f"base {name} sha256": digest for name, digest in weights.items()},
+        "data file": prepared["source"]["path"],
+        "data file sha256": prepared["source"]["sha256"],
+        **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
+        "adapter sha256": sha256(results / "adapter" / "adapter_model.safetensors"),
+        "resolved config sha256": sha256(config),
+        "lock file sha256": sha256(lock),
+    }
+
+
+def _commit() -> str:
+    """Return the commit of the working tree, marked if files differ from it."""
+    answers = []
+    for command in (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]):
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            return "not in a git repository"
+        answers.append(result.stdout.strip())
+    return answers[0] + (" with uncommitted changes" if answers[1] else "")

@@ -1,0 +1,59 @@
+"""Peak memory, of this process and of all ranks."""
+
+import resource
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed
+
+
+class PeakMemory:
+    """The most memory a process has held since this object was made, in bytes.
+
+    Host: resident set, Linux's VmHWM, whose high-water mark is reset at the start where /proc allows it.
+    GPU: torch's allocator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from here on."""
+        # "5" resets the high-water mark (man 5 proc). Where that is not allowed, the peak is the process's own.
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            pass
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def host(self) -> int:
+        """Return the peak resident bytes of this process."""
+        try:
+            status = Path("/proc/self/status").read_text()
+            return int(status.split("VmHWM:")[1].split()[0]) * 1024
+        except (OSError, IndexError):
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def gpu(self) -> int:
+        """Return the peak bytes of torch's allocator on the GPU; 0 on CPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    def of_all_ranks(self) -> dict[str, int]:
+        """Return the worst rank's GPU and host peak and the sum of the host peaks. Collective."""
+        own = torch.tensor([self.gpu(), self.host()], dtype=torch.int64, device=self.device)
+        worst, total = own.clone(), own.clone()
+        torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX)
+        torch.distributed.all_reduce(total)
+        return {
+            "peak_gpu_bytes_worst_rank": int(worst[0]),
+            "peak_host_bytes_worst_rank": int(worst[1]),
+            "peak_host_bytes_all_ranks": int(total[1]),
+        }
+
+
+def available_host_memory() -> int:
+    """Return the bytes of host memory that can be had without swapping."""
+    return psutil.virtual_memory().available

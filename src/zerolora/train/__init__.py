@@ -1,0 +1,1 @@
+"""Stage train: LoRA under DeepSpeed. launcher.py starts the ranks, rank.py is what each of them does."""

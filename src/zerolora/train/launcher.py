@@ -1,0 +1,171 @@
+"""Start training: one process, several on this machine, or one task of a Slurm job of several nodes.
+
+    zerolora train --config results/config.json --run NAME --data … --zero … --weights … --output …
+
+The same command works everywhere. Started plainly, it starts the run's ranks on this machine. Started by
+`srun`, once a node or once a rank, each task finds its place from the job's environment. Started with RANK
+set (torchrun, mpirun wrappers), it is that rank.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerolora.errors import UserError
+
+TAIL_LINES = 20
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Place:
+    """The ranks that this process answers for, and where all ranks meet."""
+
+    ranks: range
+    world_size: int
+    ranks_per_node: int
+    address: str
+    port: int
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return the variables that torch.distributed and DeepSpeed read, for one rank."""
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % self.ranks_per_node),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+def place(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Place:
+    """Return this process's place among `nodes` x `ranks_per_node` ranks, from the environment.
+
+    Raises UserError if the environment is of another size than the config.
+    """
+    world = nodes * ranks_per_node
+    if "RANK" in environment:
+        if environment.get("WORLD_SIZE") != str(world):
+            raise UserError(
+                f"WORLD_SIZE is {environment.get('WORLD_SIZE')} but the config asks for {nodes} nodes x "
+                f"{ranks_per_node} ranks; start {world} processes, or change train.nodes and ranks_per_node"
+            )
+        rank = int(environment["RANK"])
+        port = int(environment.get("MASTER_PORT", "29500"))
+        return Place(range(rank, rank + 1), world, ranks_per_node, environment.get("MASTER_ADDR", "127.0.0.1"), port)
+    # Only a step started by srun has a task id; a plain command in a job's script is not one of several tasks.
+    if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
+        return _slurm_place(environment, nodes, ranks_per_node)
+    if nodes > 1:
+        raise UserError(
+            f"train.nodes is {nodes}, but this command was started once, on one machine; inside a Slurm job start "
+            "it with srun, one task a node (profiles/slurm does so), or set train.nodes to 1"
+        )
+    return Place(range(world), world, ranks_per_node, "127.0.0.1", _free_port())
+
+
+def _slurm_place(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Place:
+    world = nodes * ranks_per_node
+    tasks, task = int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))), int(environment["SLURM_PROCID"])
+    if tasks == world:
+        ranks = range(task, task + 1)
+    elif tasks == nodes:
+        ranks = range(task * ranks_per_node, (task + 1) * ranks_per_node)
+    else:
+        raise UserError(
+            f"srun started {tasks} tasks, but the config asks for {nodes} nodes x {ranks_per_node} ranks; "
+            f"start {nodes} tasks (one a node) or {world} (one a rank)"
+        )
+    hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
+    # Two jobs that share a node must not share a port; every task of a job can work this one out.
+    port = 20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000
+    return Place(ranks, world, ranks_per_node, first_host(hosts), port)
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of a Slurm node list, as in node[03-05,9],x1 -> node03."""
+    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodelist)
+    if not match:
+        raise UserError(f"SLURM_STEP_NODELIST is {nodelist!r}, which names no host; start the job again")
+    return match[1] + (match[2] or "") + match[3]
+
+
+def launch(where: Place, arguments: list[str], device: str, logs: Path) -> None:
+    """Run `python -m zerolora.train.rank ARGUMENTS` once for each rank of `where` and wait for them.
+
+    The node's first rank writes to this process's own output; the others to `logs`/rank<N>.log. When one fails
+    the others are ended, and UserError carries the failed rank's last lines.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "zerolora.train.rank", *arguments]
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+    interrupted: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: interrupted.append(received))
+    try:
+        for rank in where.ranks:
+            environment = {**os.environ, **_threads(len(where.ranks)), **where.environment(rank)}
+            if device == "cpu":
+                environment["DS_ACCELERATOR"] = "cpu"
+            if rank == where.ranks[0]:
+                processes[rank] = subprocess.Popen(command, env=environment)
+            else:
+                with _log(logs, rank).open("wb") as log:
+                    processes[rank] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        while any(process.poll() is None for process in processes.values()):
+            failed = [rank for rank, process in processes.items() if process.poll()]
+            if failed or interrupted:
+                break
+            time.sleep(POLL_SECONDS)
+    finally:
+        codes = {rank: process.poll() for rank, process in processes.items()}
+        _end(processes)
+    if interrupted:
+        raise UserError(f"training was ended by {signal.Signals(interrupted[0]).name}; run the same command again")
+    failed = [rank for rank, code in codes.items() if code]
+    if failed:
+        raise UserError(_failure(failed[0], codes[failed[0]], _log(logs, failed[0])))
+
+
+def _failure(rank: int, code: int | None, log: Path) -> str:
+    reason = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
+    lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.is_file() else []
+    return "\n".join([f"rank {rank} failed with {reason}; its last lines:" if lines else f"rank {rank} failed with {reason}", *lines])
+
+
+def _log(logs: Path, rank: int) -> Path:
+    return logs / f"rank{rank}.log"
+
+
+def _end(processes: Mapping[int, "subprocess.Popen[bytes]"]) -> None:
+    running = [process for process in processes.values() if process.poll() is None]
+    for process in running:
+        process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _threads(ranks: int) -> dict[str, str]:
+    # More threads than cores make each rank slower. Fixed at one on CPU, sums are also taken in the same order
+    # on every machine, which keeps adapters byte-identical.
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} if ranks else {}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

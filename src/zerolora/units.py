@@ -1,0 +1,20 @@
+"""Bytes as people write them."""
+
+import re
+
+_FACTORS = {"B": 1, **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}, **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}}
+
+GIB = 1024**3
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that `text` says, as in "80GiB" or "1.5 GB". Raises ValueError if it says none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)", text)
+    if not match or float(match[1]) <= 0:
+        raise ValueError("write a size with its unit, as in 80GiB")
+    return int(float(match[1]) * _FACTORS[match[2]])
+
+
+def gib(count: float) -> str:
+    """Return bytes as GiB with two decimals."""
+    return f"{count / GIB:.2f} GiB"

@@ -1,0 +1,1 @@
+"""Stage render: from a strategy's name to the DeepSpeed JSON that training reads."""

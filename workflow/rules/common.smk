@@ -1,0 +1,178 @@
+# The checked config, and the helpers that the rules name. (`snakemake --lint` wants functions here, not beside rules.)
+
+import os
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+sys.path.insert(0, str(Path("workflow/scripts").resolve()))
+import agreement
+
+from zerolora.config import load, resolve
+from zerolora.errors import UserError
+from zerolora.files import canonical
+
+CONFIG_FILE = "config/config.yaml"
+RESOLVED = "results/config.json"
+LOCK_FILE = "envs/requirements.lock"
+
+# The commands that rules call lie beside the Python that runs Snakemake, whether or not its folder is on PATH.
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ["PATH"]]
+)
+
+if workflow.config_settings.config or workflow.config_settings.configfiles:
+    raise WorkflowError(
+        "--config and --configfile are not read here, since DVC would not see them: edit config/config.yaml, "
+        "or add a named set of overrides to its runs"
+    )
+
+try:
+    CONFIG = load(Path(CONFIG_FILE))
+    SETTINGS = resolve(CONFIG)
+except UserError as error:
+    sys.exit(str(error))
+
+
+wildcard_constraints:
+    run="|".join(CONFIG.runs),
+    dataset="|".join(CONFIG.prepare),
+    model="|".join(SETTINGS["fetch"]),
+
+
+def settings(section, wildcard, stage=None):
+    """A params function: the settings a stage reads, as canonical JSON, so that only their values are compared."""
+
+    def of(wildcards):
+        found = SETTINGS[section][wildcards[wildcard]]
+        return canonical(found[stage] if stage else found)
+
+    return of
+
+
+def dataset_of(wildcards):
+    return wildcards.get("dataset") or CONFIG.runs[wildcards.run].dataset
+
+
+def model_of(wildcards):
+    return wildcards.get("model") or CONFIG.prepare[dataset_of(wildcards)].model
+
+
+def code(stage):
+    """The rule file and modules that a stage runs, as dvc.yaml lists them: both engines watch the same files."""
+    return agreement.code_of(stage)
+
+
+def fetched(wildcards):
+    return checkpoints.fetch.get(model=model_of(wildcards)).output.manifest
+
+
+def prepared(wildcards):
+    return checkpoints.prepare.get(dataset=dataset_of(wildcards)).output
+
+
+def estimated(wildcards):
+    return checkpoints.estimate.get(run=wildcards.run).output.estimate
+
+
+def rendered(wildcards):
+    return checkpoints.render.get(run=wildcards.run).output
+
+
+def rendered_zero(wildcards):
+    return checkpoints.render.get(run=wildcards.run).output.zero
+
+
+def trained(wildcards):
+    return checkpoints.train.get(run=wildcards.run).output
+
+
+def trained_adapter(wildcards):
+    return checkpoints.train.get(run=wildcards.run).output.adapter
+
+
+def merged(wildcards):
+    return checkpoints.merge.get(run=wildcards.run).output.manifest
+
+
+def evaluated(wildcards):
+    return checkpoints.evaluate.get(run=wildcards.run).output
+
+
+def evaluated_base(wildcards):
+    return checkpoints.evaluate_base.get(dataset=dataset_of(wildcards)).output
+
+
+def weights_stamp(wildcards):
+    return f"resources/weights/{model_of(wildcards)}.json"
+
+
+def model_manifest(wildcards):
+    return f"resources/models/{model_of(wildcards)}/manifest.json"
+
+
+def data_directory(wildcards):
+    return f"results/data/{dataset_of(wildcards)}"
+
+
+def base_directory(wildcards):
+    return f"results/base/{dataset_of(wildcards)}"
+
+
+def model_directory(wildcards):
+    return f"resources/models/{model_of(wildcards)}"
+
+
+def source_files(wildcards):
+    """The files of a model that lies in a directory of the user's; others are pinned by the config alone."""
+    found = SETTINGS["fetch"][wildcards.model]
+    if found["source"] != "directory":
+        return []
+    return sorted(
+        str(path)
+        for path in Path(found["path"]).glob("*")
+        if path.is_file() and path.name[0] != "."
+    )
+
+
+def data_file(wildcards):
+    return CONFIG.prepare[wildcards.dataset].path
+
+
+def ranks_here(wildcards):
+    return SETTINGS["runs"][wildcards.run]["train"]["ranks_per_node"]
+
+
+def nodes(wildcards):
+    return SETTINGS["runs"][wildcards.run]["train"]["nodes"]
+
+
+def gres(wildcards):
+    """GPUs of each node, in Slurm's words; none on CPU."""
+    train = SETTINGS["runs"][wildcards.run]["train"]
+    return f"gpu:{train['ranks_per_node']}" if train["device"] == "cuda" else ""
+
+
+def merged_place(wildcards):
+    """Where the merged weights lie: in the versioned folder, or outside it if the config does not version them."""
+    versioned = SETTINGS["runs"][wildcards.run]["merge"]["version"]
+    return (
+        f"results/{wildcards.run}/merged"
+        if versioned
+        else f"work/merged/{wildcards.run}"
+    )
+
+
+def evaluate_settings(wildcards):
+    return canonical(SETTINGS["evaluate"][dataset_of(wildcards)])
+
+
+def merged_stamp(wildcards):
+    """The file that says where the merged weights are: the manifest itself, if they are versioned beside it."""
+    versioned = SETTINGS["runs"][wildcards.run]["merge"]["version"]
+    return (
+        f"results/{wildcards.run}/merged/manifest.json"
+        if versioned
+        else f"work/merged/{wildcards.run}.json"
+    )

@@ -1,0 +1,18 @@
+checkpoint render:
+    input:
+        estimate=estimated,
+        code=code("render"),
+        config=ancient(RESOLVED),
+    output:
+        zero="results/{run}/zero.json",
+        reasons="results/{run}/render.json",
+    log:
+        "results/logs/render/{run}.log",
+    localrule: True
+    conda:
+        "../../envs/conda.yaml"
+    params:
+        settings=settings("runs", "run", "render"),
+    shell:
+        "zerolora --log {log} render --config {input.config} --run {wildcards.run}"
+        " --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"

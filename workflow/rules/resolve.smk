@@ -1,0 +1,16 @@
+rule resolve:
+    input:
+        own=agreement.own_json_files(),
+        code=code("resolve"),
+    output:
+        RESOLVED,
+    log:
+        "results/logs/resolve.log",
+    localrule: True
+    conda:
+        "../../envs/conda.yaml"
+    params:
+        settings=canonical(SETTINGS),
+        config=CONFIG_FILE,
+    shell:
+        "zerolora --log {log} resolve --config {params.config} --output {output}"

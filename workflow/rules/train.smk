@@ -1,0 +1,34 @@
+checkpoint train:
+    input:
+        data=prepared,
+        zero=rendered_zero,
+        weights=ancient(weights_stamp),
+        code=code("train"),
+        config=ancient(RESOLVED),
+    output:
+        adapter="results/{run}/adapter/manifest.json",
+        metrics="results/{run}/metrics/train.json",
+        resources="results/{run}/metrics/train_resources.json",
+        loss="results/{run}/metrics/loss.csv",
+    log:
+        "results/logs/train/{run}.log",
+    conda:
+        "../../envs/conda.yaml"
+    threads: ranks_here
+    resources:
+        nodes=nodes,
+        # One task a node: zerolora starts the node's ranks. An empty mpi keeps the plugin from wrapping the job in srun.
+        tasks=nodes,
+        tasks_per_gpu=0,
+        gres=gres,
+        mpi="",
+        launcher="",
+    params:
+        settings=settings("runs", "run", "train"),
+        data=data_directory,
+        output="results/{run}",
+        logs="results/logs/train/{run}",
+    shell:
+        "{resources.launcher} zerolora --log {log} train --config {input.config} --run {wildcards.run}"
+        " --data {params.data} --zero {input.zero} --weights {input.weights} --output {params.output}"
+        " --logs {params.logs}"
