@@ -3,11 +3,12 @@
 Stages are imported inside their subcommand, so that estimate, render and --help answer without loading torch.
 """
 
+import json
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,16 +23,16 @@ app = typer.Typer(
 
 REPORT = logging.getLogger("zerolora")
 
-Resolved = Annotated[Path, typer.Option("--config", help="The resolved config that `zerolora resolve` wrote.")]
+Settings = Annotated[
+    dict[str, Any],
+    typer.Option(parser=json.loads, metavar="JSON", help="The stage's entry of results/config.json."),
+]
 Output = Annotated[Path, typer.Option(help="Where the result goes.")]
-RunName = Annotated[str, typer.Option("--run", help="Name of the run.")]
-ModelName = Annotated[str, typer.Option("--model", help="Name of the base model.")]
-DatasetName = Annotated[str, typer.Option("--dataset", help="Name of the data set.")]
 ModelDirectory = Annotated[Path, typer.Option("--model", help="resources/models/NAME, as fetch wrote it.")]
 Data = Annotated[Path, typer.Option(help="Directory of the prepared data set.")]
 Weights = Annotated[Path, typer.Option(help="resources/weights/NAME: where downloaded weights lie.")]
 Stamp = Annotated[Path, typer.Option("--weights", help="The file that says where the weights are.")]
-Manifest = Annotated[Path, typer.Option(help="manifest.json of the model.")]
+Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]
 
 
 @app.callback()
@@ -82,70 +83,63 @@ def reference(
     from zerolora.data.reference import records
     from zerolora.files import write_text
 
-    rows = ",\n".join(_row(record) for record in records(rule, seed))
+    rows = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records(rule, seed))
     write_text(output, f"[\n{rows}\n]\n")
 
 
 @app.command()
-def fetch(config: Resolved, model: ModelName, weights: Weights, output: Output) -> None:
+def fetch(settings: Settings, weights: Weights, output: Output) -> None:
     """Bring the pinned base model here and write down what it is."""
-    from zerolora.config import section
     from zerolora.fetch import fetch as stage
 
-    stage(section(config, "fetch", model), weights, output)
+    stage(settings, weights, output)
 
 
 @app.command()
-def weights(config: Resolved, model: ModelName, manifest: Manifest, weights: Weights, output: Output) -> None:
-    """Make sure the base weights are on this machine and are those of the manifest."""
-    from zerolora.config import section
+def weights(model: ModelDirectory, weights: Weights) -> None:
+    """Make sure the base weights are on this machine and are those that fetch wrote down."""
     from zerolora.fetch import restore
 
-    restore(section(config, "fetch", model), manifest, weights, output)
+    restore(model, weights)
 
 
 @app.command()
 def prepare(
-    config: Resolved,
-    dataset: DatasetName,
+    settings: Settings,
     model: Annotated[Path, typer.Option(help="manifest.json of the model whose tokenizer is used.")],
     output: Output,
 ) -> None:
     """Turn rows into tokens and masked labels, in three splits."""
-    from zerolora.config import section
     from zerolora.data.prepare import prepare as stage
 
-    stage(section(config, "prepare", dataset), model, output)
+    stage(settings, model, output)
 
 
 @app.command()
-def estimate(config: Resolved, run: RunName, model: ModelDirectory, data: Data, output: Output) -> None:
+def estimate(settings: Settings, model: ModelDirectory, data: Data, output: Output) -> None:
     """Predict the bytes per GPU and per host of every strategy."""
-    from zerolora.config import section
     from zerolora.files import write_json
     from zerolora.memory.estimate import estimate as stage
     from zerolora.memory.estimate import table
 
-    result = stage(section(config, "runs", run, "estimate"), model, data)
+    result = stage(settings, model, data)
     write_json(output, result)
     REPORT.info(table(result))
 
 
 @app.command()
 def render(
-    config: Resolved,
-    run: RunName,
+    settings: Settings,
     estimate: Annotated[Path, typer.Option(help="The run's estimate.json.")],
     output: Output,
     reasons: Annotated[Path, typer.Option(help="Where the reasons and overrides go.")],
 ) -> None:
     """Write the DeepSpeed JSON of the run's strategy."""
-    from zerolora.config import section
     from zerolora.files import write_json
     from zerolora.zero.render import lines
     from zerolora.zero.render import render as stage
 
-    rendered, why = stage(section(config, "runs", run, "render"), estimate)
+    rendered, why = stage(settings, estimate)
     write_json(reasons, why)
     write_json(output, rendered)
     REPORT.info(lines(why))
@@ -153,8 +147,7 @@ def render(
 
 @app.command()
 def train(
-    config: Resolved,
-    run: RunName,
+    settings: Settings,
     data: Data,
     zero: Annotated[Path, typer.Option(help="The run's DeepSpeed JSON.")],
     weights: Stamp,
@@ -162,11 +155,9 @@ def train(
     logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
 ) -> None:
     """Train the adapter: one rank, several here, or one Slurm task of many."""
-    from zerolora.config import section
     from zerolora.files import canonical
     from zerolora.train.launcher import launch, place
 
-    settings = section(config, "runs", run, "train")
     where = place(os.environ, settings["nodes"], settings["ranks_per_node"])
     paths = {"data": data, "zero": zero, "weights": weights, "output": output}
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
@@ -176,7 +167,7 @@ def train(
 @app.command()
 def merge(
     weights: Stamp,
-    adapter: Annotated[Path, typer.Option(help="Directory of the adapter.")],
+    adapter: Adapter,
     place: Annotated[Path, typer.Option(help="Where the merged weights go.")],
     output: Output,
 ) -> None:
@@ -190,56 +181,57 @@ def merge(
 @app.command()
 def merged_weights(
     weights: Stamp,
-    adapter: Annotated[Path, typer.Option(help="Directory of the adapter.")],
-    manifest: Manifest,
-    output: Output,
+    adapter: Adapter,
+    manifest: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
 ) -> None:
     """Make sure the merged weights are on this machine; merge again if they are not."""
     from zerolora.merge.merge import restore
     from zerolora.model.manifest import located
 
-    restore(located(weights), adapter, manifest, output)
+    restore(located(weights), adapter, manifest)
 
 
 @app.command()
 def evaluate(
-    config: Resolved,
-    dataset: DatasetName,
+    settings: Settings,
     data: Data,
     weights: Stamp,
     output: Output,
     answers: Annotated[Path, typer.Option(help="Where every answer goes.")],
 ) -> None:
     """Ask a model the held-out rows and judge its answers."""
-    from zerolora.config import section
     from zerolora.evaluate.evaluate import evaluate as stage
     from zerolora.model.manifest import located
 
-    stage(section(config, "evaluate", dataset), data, located(weights), output, answers)
+    stage(settings, data, located(weights), output, answers)
 
 
 @app.command()
 def report(
-    config: Resolved,
-    run: RunName,
-    model: Annotated[Path, typer.Option(help="manifest.json of the base model.")],
+    settings: Settings,
+    run: Annotated[str, typer.Option(help="Name of the run.")],
+    model: ModelDirectory,
     data: Data,
     base: Annotated[Path, typer.Option(help="Directory of the base model's evaluation.")],
     results: Annotated[Path, typer.Option(help="Directory of the run's results.")],
     lock: Annotated[Path, typer.Option(help="The lock file of the environment.")],
+    config: Annotated[Path, typer.Option(help="The config.")],
     output: Output,
 ) -> None:
     """Write the run's page: before and after, loss, memory, provenance."""
-    from zerolora.config import section
     from zerolora.report.report import report as stage
 
-    stage(section(config, "runs", run, "report"), run, model, data, base, results, config, lock, output)
+    stage(settings, run, model, data, base, results, config, lock, output)
 
 
-def _row(record: dict[str, str]) -> str:
-    import json
+@app.command()
+def show(
+    results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
+) -> None:
+    """Print accuracy before and after of every run."""
+    from zerolora.report.show import table
 
-    return json.dumps(record, ensure_ascii=False)
+    REPORT.info(table(results))
 
 
 def main() -> None:

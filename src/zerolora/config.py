@@ -322,35 +322,32 @@ def load(path: Path) -> Config:
 
     Raises UserError with one line a mistake: file and line, key, value seen, remedy.
     """
-    text = _read(path)
-    try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader; it only reads 2e-4 as a number too
-        lines = _lines(yaml.compose(text, Loader=_Loader))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or "this is not YAML"
-        raise UserError(f"{where}: {problem}; mend the YAML") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: holds {_shown(value)} where sections such as fetch, prepare, runs are expected")
+    value, lines = _parse(path)
     try:
         config = Config.model_validate(value)
     except ValidationError as error:
         raise UserError("\n".join(_mistakes(path, error, lines))) from None
     mistakes = [
-        f"{_where(path, location, lines)}: {'.'.join(location)}: {text}"
-        for location, text in _impossible(config)
+        f"{_where(path, location, lines)}: {'.'.join(location)}: {text}" for location, text in _impossible(config)
     ]
     if mistakes:
         raise UserError("\n".join(mistakes))
     return config
 
 
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the values that the file says, unchecked. Raises UserError if it is not YAML."""
+    return _parse(path)[0]
+
+
 def run_settings(config: Config, run: str) -> RunSettings:
     """Return the sections of `run` with its overrides merged in. Raises ValidationError if one is wrong."""
     overrides = config.runs[run]
     return RunSettings.model_validate(
-        {name: _merged(getattr(config, name).model_dump(), getattr(overrides, name)) for name in RunSettings.model_fields}
+        {
+            name: _merged(getattr(config, name).model_dump(), getattr(overrides, name))
+            for name in RunSettings.model_fields
+        }
     )
 
 
@@ -366,28 +363,14 @@ def resolve(config: Config) -> dict[str, Any]:
             for source, models in _sources(config)
             for name, model in models.items()
         },
-        "prepare": {
-            name: data.model_dump(exclude={"check"}) for name, data in config.prepare.items()
-        },
+        "prepare": {name: data.model_dump(exclude={"check"}) for name, data in config.prepare.items()},
         "evaluate": {
             name: {**config.evaluate.model_dump(), "check": data.check} for name, data in config.prepare.items()
         },
-        "runs": {name: _stages(run_settings(config, name)) for name in config.runs},
+        "runs": {
+            name: {"dataset": run.dataset, **_stages(run_settings(config, name))} for name, run in config.runs.items()
+        },
     }
-
-
-def section(path: Path, *keys: str) -> dict[str, Any]:
-    """Return one stage's settings from the resolved config in `path`.
-
-    Raises UserError if the file is missing or has no such entry.
-    """
-    value = read_json(path, "zerolora resolve")
-    for depth, key in enumerate(keys):
-        if not isinstance(value, dict) or key not in value:
-            known = ", ".join(value) if isinstance(value, dict) else "none"
-            raise UserError(f"{path}: {'.'.join(keys[: depth + 1])} is not there; it has {known}")
-        value = value[key]
-    return value
 
 
 def device_precision(hardware: Hardware) -> str:
@@ -529,12 +512,11 @@ def _impossible_in(config: Config, run: str) -> Iterable[tuple[tuple[str, ...], 
     if fault:
         yield at("render", "strategy"), f"{settings.render.strategy}: {fault}"
     if hardware.device == "cpu" and train.precision == "fp16":
-        yield at("train", "precision"), "fp16 with device cpu, which DeepSpeed refuses; write auto, fp32 or bf16"
-    if (
-        hardware.device == "cuda"
-        and train.precision == "bf16"
-        and device_precision(hardware) != "bf16"
-    ):
+        yield (
+            at("train", "precision"),
+            "fp16 with device cpu, which DeepSpeed refuses; write auto, fp32 or bf16",
+        )
+    if hardware.device == "cuda" and train.precision == "bf16" and device_precision(hardware) != "bf16":
         yield (
             at("train", "precision"),
             f"bf16 on a GPU of compute capability {hardware.compute_capability}, which has none; write auto or fp16",
@@ -574,6 +556,22 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+    """Return the file's values and the line of each key."""
+    text = _read(path)
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader; it only reads 2e-4 as a number too
+        lines = _lines(yaml.compose(text, Loader=_Loader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or "this is not YAML"
+        raise UserError(f"{where}: {problem}; mend the YAML") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: holds {_shown(value)} where sections such as fetch, prepare, runs are expected")
+    return value, lines
 
 
 def _read(path: Path) -> str:

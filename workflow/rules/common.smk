@@ -1,6 +1,5 @@
 # The checked config, and the helpers that the rules name. (`snakemake --lint` wants functions here, not beside rules.)
 
-import os
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import agreement
 
-from zerolora.config import load, resolve
+from zerolora.config import load, read_values, resolve
 from zerolora.errors import UserError
 from zerolora.files import canonical
 
@@ -17,10 +16,7 @@ CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
 LOCK_FILE = "envs/requirements.lock"
 
-# The commands that rules call lie beside the Python that runs Snakemake, whether or not its folder is on PATH.
-os.environ["PATH"] = os.pathsep.join(
-    [str(Path(sys.executable).parent), os.environ["PATH"]]
-)
+agreement.find_commands()
 
 if workflow.config_settings.config or workflow.config_settings.configfiles:
     raise WorkflowError(
@@ -30,6 +26,7 @@ if workflow.config_settings.config or workflow.config_settings.configfiles:
 
 try:
     CONFIG = load(Path(CONFIG_FILE))
+    VALUES = read_values(Path(CONFIG_FILE))
     SETTINGS = resolve(CONFIG)
 except UserError as error:
     sys.exit(str(error))
@@ -60,7 +57,7 @@ def model_of(wildcards):
 
 
 def code(stage):
-    """The rule file and modules that a stage runs, as dvc.yaml lists them: both engines watch the same files."""
+    """Rule file and modules that a stage runs, as dvc.yaml lists them: both engines watch the same files."""
     return agreement.code_of(stage)
 
 
@@ -104,12 +101,8 @@ def evaluated_base(wildcards):
     return checkpoints.evaluate_base.get(dataset=dataset_of(wildcards)).output
 
 
-def weights_stamp(wildcards):
-    return f"resources/weights/{model_of(wildcards)}.json"
-
-
-def model_manifest(wildcards):
-    return f"resources/models/{model_of(wildcards)}/manifest.json"
+def weights_directory(wildcards):
+    return f"resources/weights/{model_of(wildcards)}"
 
 
 def data_directory(wildcards):
@@ -166,13 +159,3 @@ def merged_place(wildcards):
 
 def evaluate_settings(wildcards):
     return canonical(SETTINGS["evaluate"][dataset_of(wildcards)])
-
-
-def merged_stamp(wildcards):
-    """The file that says where the merged weights are: the manifest itself, if they are versioned beside it."""
-    versioned = SETTINGS["runs"][wildcards.run]["merge"]["version"]
-    return (
-        f"results/{wildcards.run}/merged/manifest.json"
-        if versioned
-        else f"work/merged/{wildcards.run}.json"
-    )

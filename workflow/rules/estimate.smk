@@ -1,9 +1,7 @@
 checkpoint estimate:
     input:
         data=prepared,
-        model=ancient(model_manifest),
         code=code("estimate"),
-        config=ancient(RESOLVED),
     output:
         estimate="results/{run}/estimate.json",
     log:
@@ -16,5 +14,5 @@ checkpoint estimate:
         data=data_directory,
         model=model_directory,
     shell:
-        "zerolora --log {log} estimate --config {input.config} --run {wildcards.run}"
+        "zerolora --log {log} estimate --settings {params.settings:q}"
         " --model {params.model} --data {params.data} --output {output.estimate}"

@@ -2,9 +2,7 @@
 checkpoint evaluate_base:
     input:
         data=prepared,
-        weights=ancient(weights_stamp),
         code=code("evaluate_base"),
-        config=ancient(RESOLVED),
     output:
         metrics="results/base/{dataset}/evaluate.json",
         resources="results/base/{dataset}/evaluate_resources.json",
@@ -17,19 +15,20 @@ checkpoint evaluate_base:
     params:
         settings=evaluate_settings,
         data=data_directory,
+        model=model_directory,
+        weights=weights_directory,
         output="results/base/{dataset}",
     shell:
-        "zerolora --log {log} evaluate --config {input.config} --dataset {wildcards.dataset} --data {params.data}"
-        " --weights {input.weights} --output {params.output} --answers {output.answers}"
+        "zerolora weights --model {params.model} --weights {params.weights} &&"
+        " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
+        " --weights {params.weights}.json --output {params.output} --answers {output.answers}"
 
 
 checkpoint evaluate:
     input:
         data=prepared,
         manifest=merged,
-        weights=ancient(merged_stamp),
         code=code("evaluate"),
-        config=ancient(RESOLVED),
     output:
         metrics="results/{run}/metrics/evaluate.json",
         resources="results/{run}/metrics/evaluate_resources.json",
@@ -41,9 +40,13 @@ checkpoint evaluate:
     threads: 2
     params:
         settings=evaluate_settings,
-        dataset=dataset_of,
         data=data_directory,
+        model=model_directory,
+        weights=weights_directory,
+        adapter="results/{run}/adapter",
         output="results/{run}/metrics",
     shell:
-        "zerolora --log {log} evaluate --config {input.config} --dataset {params.dataset} --data {params.data}"
-        " --weights {input.weights} --output {params.output} --answers {output.answers}"
+        "zerolora weights --model {params.model} --weights {params.weights} &&"
+        " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter} --manifest {input.manifest} &&"
+        " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
+        " --weights {input.manifest} --output {params.output} --answers {output.answers}"

@@ -2,9 +2,7 @@ checkpoint merge:
     input:
         data=prepared,
         adapter=trained_adapter,
-        weights=ancient(weights_stamp),
         code=code("merge"),
-        config=ancient(RESOLVED),
     output:
         manifest="results/{run}/merged/manifest.json",
     log:
@@ -14,26 +12,11 @@ checkpoint merge:
     params:
         settings=settings("runs", "run", "merge"),
         adapter="results/{run}/adapter",
+        model=model_directory,
+        weights=weights_directory,
         place=merged_place,
         output="results/{run}/merged",
     shell:
-        "zerolora --log {log} merge --weights {input.weights} --adapter {params.adapter}"
+        "zerolora weights --model {params.model} --weights {params.weights} &&"
+        " zerolora --log {log} merge --weights {params.weights}.json --adapter {params.adapter}"
         " --place {params.place} --output {params.output}"
-
-
-# Merged weights that are not versioned come back from base and adapter wherever they are wanted and missing.
-rule merged_weights:
-    input:
-        manifest=merged,
-        weights=ancient(weights_stamp),
-    output:
-        "work/merged/{run}.json",
-    log:
-        "results/logs/merged_weights/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
-    params:
-        adapter="results/{run}/adapter",
-    shell:
-        "zerolora --log {log} merged-weights --weights {input.weights} --adapter {params.adapter}"
-        " --manifest {input.manifest} --output {output}"

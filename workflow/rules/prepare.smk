@@ -3,7 +3,6 @@ checkpoint prepare:
         rows=data_file,
         model=fetched,
         code=code("prepare"),
-        config=ancient(RESOLVED),
     output:
         manifest="results/data/{dataset}/manifest.json",
         stats=report(
@@ -19,5 +18,5 @@ checkpoint prepare:
         settings=settings("prepare", "dataset"),
         output="results/data/{dataset}",
     shell:
-        "zerolora --log {log} prepare --config {input.config} --dataset {wildcards.dataset}"
+        "zerolora --log {log} prepare --settings {params.settings:q}"
         " --model {input.model} --output {params.output}"

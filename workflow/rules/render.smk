@@ -2,7 +2,6 @@ checkpoint render:
     input:
         estimate=estimated,
         code=code("render"),
-        config=ancient(RESOLVED),
     output:
         zero="results/{run}/zero.json",
         reasons="results/{run}/render.json",
@@ -14,5 +13,5 @@ checkpoint render:
     params:
         settings=settings("runs", "run", "render"),
     shell:
-        "zerolora --log {log} render --config {input.config} --run {wildcards.run}"
+        "zerolora --log {log} render --settings {params.settings:q}"
         " --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"

@@ -7,9 +7,7 @@ rule report:
         base=evaluated_base,
         evaluate=evaluated,
         lock=LOCK_FILE,
-        model=ancient(model_manifest),
         code=code("report"),
-        config=ancient(RESOLVED),
     output:
         report(
             "results/{run}/report.html",
@@ -25,7 +23,10 @@ rule report:
         settings=settings("runs", "run", "report"),
         data=data_directory,
         base=base_directory,
+        model=model_directory,
+        config=CONFIG_FILE,
         results="results/{run}",
     shell:
-        "zerolora --log {log} report --config {input.config} --run {wildcards.run} --model {input.model}"
-        " --data {params.data} --base {params.base} --results {params.results} --lock {input.lock} --output {output}"
+        "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
+        " --data {params.data} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
+        " --output {output}"

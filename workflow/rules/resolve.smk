@@ -10,7 +10,7 @@ rule resolve:
     conda:
         "../../envs/conda.yaml"
     params:
-        settings=canonical(SETTINGS),
+        values=canonical(VALUES),
         config=CONFIG_FILE,
     shell:
         "zerolora --log {log} resolve --config {params.config} --output {output}"

@@ -2,9 +2,7 @@ checkpoint train:
     input:
         data=prepared,
         zero=rendered_zero,
-        weights=ancient(weights_stamp),
         code=code("train"),
-        config=ancient(RESOLVED),
     output:
         adapter="results/{run}/adapter/manifest.json",
         metrics="results/{run}/metrics/train.json",
@@ -26,9 +24,11 @@ checkpoint train:
     params:
         settings=settings("runs", "run", "train"),
         data=data_directory,
+        model=model_directory,
+        weights=weights_directory,
         output="results/{run}",
         logs="results/logs/train/{run}",
     shell:
-        "{resources.launcher} zerolora --log {log} train --config {input.config} --run {wildcards.run}"
-        " --data {params.data} --zero {input.zero} --weights {input.weights} --output {params.output}"
-        " --logs {params.logs}"
+        "zerolora weights --model {params.model} --weights {params.weights} &&"
+        " {resources.launcher} zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
+        " --zero {input.zero} --weights {params.weights}.json --output {params.output} --logs {params.logs}"

@@ -19,9 +19,13 @@ LOCK = Path("dvc.lock")
 # The dvc.lock that Snakemake's records were last brought into line with.
 AGREED = Path(".snakemake/agreed-dvc-lock.sha256")
 OWN_JSON = "config/deepspeed"
-# Rules whose output stays on one machine; DVC has no stage for them.
-LOCAL_RULES = ("all", "default", "weights", "merged_weights")
+TARGET_RULES = ("all", "default")
 STAGES_OF_FETCH = ("fetch_package", "fetch_hub", "fetch_directory")
+
+
+def find_commands() -> None:
+    """Put the commands that rules call on PATH: they lie beside the Python that runs Snakemake."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def code_of(stage: str) -> list[str]:
@@ -45,10 +49,19 @@ def adopt() -> None:
         return
     targets = _clean_targets()
     if targets:
-        command = [sys.executable, "-m", "snakemake", "--touch", "--forceall", "--cores", "1", "--quiet", "all"]
-        rules = ["--allowed-rules", *sorted(_rules_with_stages())]
+        command = [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--touch",
+            "--forceall",
+            "--cores",
+            "1",
+            "--quiet",
+            "all",
+        ]
         result = subprocess.run(
-            [*command, *rules, "--", *targets],
+            [*command, "--", *targets],
             env={**os.environ, "ZEROLORA_ADOPTING": "1", "SNAKEMAKE_PROFILE": ""},
             capture_output=True,
             text=True,
@@ -71,7 +84,7 @@ def record(workflow: Any) -> None:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    names = {_stage_of(job) for job in workflow.dag.jobs if job.rule.name not in LOCAL_RULES}
+    names = {_stage_of(job) for job in workflow.dag.jobs if job.rule.name not in TARGET_RULES}
     try:
         with Repo() as repo:
             known = {stage.addressing for stage in repo.index.stages}
@@ -101,11 +114,6 @@ def _clean_targets() -> list[str]:
         # An edge leads from a stage to those it depends on.
         clean = [stage for stage in graph if stage not in dirty and not descendants(graph, stage) & dirty]
         return [stage.cmd.split()[-1] for stage in clean]
-
-
-def _rules_with_stages() -> set[str]:
-    stages = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["stages"]
-    return {"fetch" if name in STAGES_OF_FETCH else name for name in stages}
 
 
 def _stage_of(job: Any) -> str:

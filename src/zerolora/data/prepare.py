@@ -1,7 +1,6 @@
 """Stage prepare: rows to tokens, prompts masked, three splits, Arrow on disk.
 
-    zerolora prepare --config results/config.json --dataset NAME --model resources/models/MODEL/manifest.json
-                     --output results/data/NAME
+    zerolora prepare --settings JSON --model resources/models/MODEL/manifest.json --output results/data/NAME
 
 Each split is an Arrow stream of: input_ids (prompt and answer tokens), labels (the same, -100 on the prompt),
 and the row's own instruction, input and output. stats.json counts them; manifest.json says what they are made of.

@@ -1,7 +1,6 @@
 """Ask a model the held-out rows, in batches, and judge its answers.
 
-    zerolora evaluate --config results/config.json --dataset NAME --data results/data/NAME
-                      --weights resources/weights/MODEL.json --output results/base/NAME --answers results/base/NAME/answers.json
+    zerolora evaluate --settings JSON --data results/data/NAME --weights resources/weights/MODEL.json --output results/base/NAME --answers results/base/NAME/answers.json
 
 Writes evaluate.json (rates), evaluate_resources.json (speed, memory) and every answer.
 """
@@ -67,7 +66,10 @@ def load(weights: Path, device: torch.device) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=True)
     # On CPU fp32 is both faster and exact; a GPU takes the weights as they are stored.
     model = AutoModelForCausalLM.from_pretrained(
-        weights, dtype="auto" if device.type == "cuda" else torch.float32, use_safetensors=True, local_files_only=True
+        weights,
+        dtype="auto" if device.type == "cuda" else torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
     )
     return model.to(device).eval(), tokenizer
 

@@ -1,7 +1,7 @@
 """Stage estimate: bytes per GPU and per host of every strategy, before anything runs.
 
-    zerolora estimate --config results/config.json --run NAME --model resources/models/MODEL --data results/data/DATASET
-                      --output results/NAME/estimate.json
+zerolora estimate --settings JSON --model resources/models/MODEL --data results/data/DATASET
+                  --output results/NAME/estimate.json
 """
 
 from pathlib import Path

@@ -47,7 +47,9 @@ def read_shape(directory: Path) -> Shape:
     try:
         return _llama_like(config, **_FAMILIES[family])
     except KeyError as error:
-        raise UserError(f"{path}: has no {error.args[0]}, which a {family} model needs; fetch the model again") from None
+        raise UserError(
+            f"{path}: has no {error.args[0]}, which a {family} model needs; fetch the model again"
+        ) from None
 
 
 def adapter_parameters(shape: Shape, r: int, targets: str | list[str]) -> int:

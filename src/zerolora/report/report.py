@@ -1,6 +1,6 @@
 """Write a run's page from the files of the stages before it.
 
-    zerolora report --config results/config.json --run NAME … --output results/NAME/report.html
+zerolora report --settings JSON --run NAME … --output results/NAME/report.html
 """
 
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from zerolora.files import read_json, sha256, write_text
+from zerolora.files import MANIFEST, read_json, sha256, write_text
 from zerolora.report.plots import loss_curve, memory_bars
 from zerolora.units import gib
 
@@ -63,7 +63,7 @@ def report(
 
 
 def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:
-    base = read_json(model, "zerolora fetch")
+    base = read_json(model / MANIFEST, "zerolora fetch")
     prepared = read_json(data / "manifest.json", "zerolora prepare")
     weights = {name: file["sha256"] for name, file in base["files"].items() if name.endswith(".safetensors")}
     return {
@@ -77,7 +77,7 @@ def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, 
         "data file sha256": prepared["source"]["sha256"],
         **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
         "adapter sha256": sha256(results / "adapter" / "adapter_model.safetensors"),
-        "resolved config sha256": sha256(config),
+        "config sha256": sha256(config),
         "lock file sha256": sha256(lock),
     }
 

@@ -59,7 +59,11 @@ def save(engine: Any, directory: Path, rank: int) -> None:
     if rank == 0:
         adapter = get_peft_model_state_dict(model, state_dict=state)
         with staged_directory(directory) as staged:
-            save_file({name: tensor.contiguous() for name, tensor in adapter.items()}, staged / WEIGHTS, {"format": "pt"})
+            save_file(
+                {name: tensor.contiguous() for name, tensor in adapter.items()},
+                staged / WEIGHTS,
+                {"format": "pt"},
+            )
             write_json(staged / CONFIG, _portable(model.peft_config["default"]))
             write_json(staged / MANIFEST, {"files": describe(staged)})
 
@@ -112,7 +116,9 @@ def _with_lora(model: Any, lora: dict[str, Any]) -> Any:
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)})
+        names = sorted(
+            {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+        )
         raise UserError(
             f"train.lora.targets {lora['targets']!r} does not fit the model ({str(error).splitlines()[0]:.120}); "
             f"write all-linear or some of {', '.join(names)}"

@@ -1,6 +1,6 @@
 """Start training: one process, several on this machine, or one task of a Slurm job of several nodes.
 
-    zerolora train --config results/config.json --run NAME --data … --zero … --weights … --output …
+    zerolora train --settings JSON --data … --zero … --weights … --output … --logs …
 
 The same command works everywhere. Started plainly, it starts the run's ranks on this machine. Started by
 `srun`, once a node or once a rank, each task finds its place from the job's environment. Started with RANK
@@ -75,7 +75,10 @@ def place(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Pl
 
 def _slurm_place(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Place:
     world = nodes * ranks_per_node
-    tasks, task = int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))), int(environment["SLURM_PROCID"])
+    tasks, task = (
+        int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))),
+        int(environment["SLURM_PROCID"]),
+    )
     if tasks == world:
         ranks = range(task, task + 1)
     elif tasks == nodes:
@@ -139,7 +142,12 @@ def launch(where: Place, arguments: list[str], device: str, logs: Path) -> None:
 def _failure(rank: int, code: int | None, log: Path) -> str:
     reason = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
     lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.is_file() else []
-    return "\n".join([f"rank {rank} failed with {reason}; its last lines:" if lines else f"rank {rank} failed with {reason}", *lines])
+    return "\n".join(
+        [
+            f"rank {rank} failed with {reason}; its last lines:" if lines else f"rank {rank} failed with {reason}",
+            *lines,
+        ]
+    )
 
 
 def _log(logs: Path, rank: int) -> Path:

@@ -1,6 +1,6 @@
 """What one rank does: load, adapt, train under DeepSpeed, save. The main path is `train`, top to bottom.
 
-Started by launcher.py, never by hand: `python -m zerolora.train.rank --config … --run …`.
+Started by launcher.py, never by hand: `python -m zerolora.train.rank --settings JSON …`.
 """
 
 import argparse
@@ -171,13 +171,18 @@ class _progress:
         if self.lines and (now - self.logged >= LOG_SECONDS or self.step == self.steps):
             self.logged = now
             left = (now - self.started) / self.step * (self.steps - self.step)
-            print(f"step {self.step}/{self.steps}  loss {loss:.4f}  {rate:.0f} tokens/s  {left:.0f} s left", file=sys.stderr)
+            print(
+                f"step {self.step}/{self.steps}  loss {loss:.4f}  {rate:.0f} tokens/s  {left:.0f} s left",
+                file=sys.stderr,
+            )
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
 
-def _write_metrics(directory: Path, history: list[dict[str, float]], metrics: dict[str, Any], resources: dict[str, Any]) -> None:
+def _write_metrics(
+    directory: Path, history: list[dict[str, float]], metrics: dict[str, Any], resources: dict[str, Any]
+) -> None:
     table = io.StringIO()
     writer = csv.DictWriter(table, ["step", "loss", "learning_rate"], lineterminator="\n")
     writer.writeheader()

@@ -1,7 +1,7 @@
 """Write the DeepSpeed JSON of a run, and beside it why it is so.
 
-    zerolora render --config results/config.json --run NAME --estimate results/NAME/estimate.json
-                    --output results/NAME/zero.json --reasons results/NAME/render.json
+zerolora render --settings JSON --estimate results/NAME/estimate.json
+                --output results/NAME/zero.json --reasons results/NAME/render.json
 """
 
 from pathlib import Path

@@ -1,0 +1,59 @@
+# `make run` and `make test` need python3 (3.11 or newer), git and make; everything else goes into .venv.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+PROFILE ?= profiles/local
+
+.PHONY: help run test test-fast lint format schema lock checkout report clean
+
+help:  ## show this
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
+
+run: $(INSTALLED)  ## run the pipeline of config/config.yaml
+	$(BIN)/snakemake --profile $(PROFILE) all
+	@$(BIN)/zerolora show
+
+test: $(INSTALLED)  ## run all tests, fast ones first
+	$(BIN)/python -m pytest
+
+test-fast: $(INSTALLED)  ## run the tests that train nothing
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(INSTALLED)  ## check style, types and workflow
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/snakemake --lint
+
+format: $(INSTALLED)  ## write the style that lint asks for
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/snakefmt Snakefile workflow
+
+schema: $(INSTALLED)  ## write the config's JSON Schema after a change of config.py
+	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
+
+lock: $(INSTALLED)  ## write envs/requirements.lock after a change of envs/requirements.in
+	$(BIN)/python -m pip install --quiet pip-tools
+	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-emit-find-links --no-emit-index-url \
+	    --no-emit-trusted-host --output-file envs/requirements.lock envs/requirements.in
+	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/' envs/requirements.lock
+
+checkout: $(INSTALLED)  ## REV=commit: go there with its results
+	workflow/scripts/checkout $(REV)
+
+report: $(INSTALLED)  ## Snakemake's own report, with every run's page in it
+	$(BIN)/snakemake --profile $(PROFILE) --report results/snakemake-report.html
+
+clean:  ## remove .venv and caches; results and DVC's cache stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(INSTALLED): envs/requirements.lock pyproject.toml
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "python3 is older than 3.11; install a newer one" >&2; exit 1; }
+	@python3 -m venv $(VENV) || { echo "python3 has no venv; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement envs/requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@

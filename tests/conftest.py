@@ -1,0 +1,180 @@
+"""A real but tiny language model, and whole copies of the project to run it in."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+# What a newcomer's config looks like, with a model that trains in seconds.
+TINY_CONFIG: dict[str, Any] = {
+    "hardware": {"device": "cpu", "host_memory": "24GiB"},
+    "fetch": {
+        "package": {},
+        "hub": {},
+        "directory": {"tiny": {"path": "model", "license": "Apache-2.0"}},
+    },
+    "prepare": {
+        "rows": {
+            "model": "tiny",
+            "path": "rows.json",
+            "template": "chat",
+            "split": {"validation": 4, "test": 4},
+            "seed": 1,
+            "max_length": 128,
+            "check": "sum",
+        }
+    },
+    "estimate": {"reserve": "1.5GiB"},
+    "render": {"strategy": "zero2"},
+    "train": {"global_batch": 4, "micro_batch": 2, "max_steps": 2, "learning_rate": 1e-2, "lora": {"r": 4}},
+    "merge": {"version": True},
+    "evaluate": {"split": "test", "batch": 2, "max_new_tokens": 4},
+    "report": {"examples": 2},
+    "runs": {"default": {"dataset": "rows"}},
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first, so that a mistake shows early."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a two-layer Llama with a byte-level tokenizer and a ChatML template."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def make_tiny_model(directory: Path, seed: int = 0) -> Path:
+    """Write a two-layer Llama (24k parameters) with random weights to `directory`."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(special + alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=special[1], eos_token=special[2], pad_token=special[0]
+    )
+    wrapped.add_special_tokens({"additional_special_tokens": special})
+    wrapped.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(wrapped),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    wrapped.save_pretrained(directory)
+    return directory
+
+
+class Project:
+    """A copy of this project in a directory of its own, under git, with a config of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config = json.loads(json.dumps(TINY_CONFIG))
+
+    def run(self, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the project with this environment's tools first on PATH."""
+        result = subprocess.run(
+            command,
+            cwd=self.directory,
+            env=project_environment(self.directory) | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        if check:
+            assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
+        return result
+
+    def write_config(self, text: str | None = None) -> None:
+        """Write the project's config, or this text in its place."""
+        text = yaml.safe_dump(self.config, sort_keys=False) if text is None else text
+        (self.directory / "config/config.yaml").write_text(text, encoding="utf-8")
+
+    def snakemake(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run snakemake with the local profile."""
+        return self.run("snakemake", "--profile", "profiles/local", *arguments, check=check)
+
+    def commit(self, message: str) -> None:
+        """Commit everything that git tracks or would track."""
+        self.run("git", "add", "--all")
+        self.run("git", "commit", "--quiet", "--message", message)
+
+
+def project_environment(directory: Path) -> dict[str, str]:
+    """Return the environment of a user of the project in `directory`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SNAKEMAKE_", "DVC_"))}
+    return inherited | {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(directory / "src"),
+        "OMP_NUM_THREADS": "1",
+        "GIT_AUTHOR_NAME": "test",
+        "GIT_AUTHOR_EMAIL": "test@example.org",
+        "GIT_COMMITTER_NAME": "test",
+        "GIT_COMMITTER_EMAIL": "test@example.org",
+    }
+
+
+@pytest.fixture(scope="session")
+def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[[str], Project]:
+    """Return a function that makes a fresh copy of the project, with the tiny model and 20 rows, committed."""
+
+    def make(name: str) -> Project:
+        directory = tmp_path_factory.mktemp(name) / "project"
+        directory.mkdir()
+        tracked = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for path in filter(None, tracked.stdout.split("\0")):
+            if (ROOT / path).is_file() and path != "dvc.lock":
+                (directory / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / path, directory / path)
+        shutil.copytree(tiny_model, directory / "model")
+        write_rows(directory / "rows.json", 20)
+        project = Project(directory)
+        project.write_config()
+        project.run("git", "init", "--quiet", "--initial-branch", "main")
+        project.commit("start")
+        return project
+
+    return make
+
+
+def write_rows(path: Path, count: int) -> None:
+    """Write `count` rows of the reference task to `path`."""
+    from zerolora.data.reference import records
+
+    path.write_text(json.dumps(records("tens", 0)[:count], ensure_ascii=False, indent=0), encoding="utf-8")

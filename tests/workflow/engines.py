@@ -1,0 +1,77 @@
+"""Which stages an engine runs, or would run, read from its own words."""
+
+import json
+import re
+from graphlib import TopologicalSorter
+from typing import Any
+
+import yaml
+from conftest import Project
+
+TARGETS = {"all", "default"}
+WILDCARD = re.compile(r"^    wildcards: \w+=(\S+)$", re.MULTILINE)
+JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):\n((?:    .*\n)+)", re.MULTILINE)
+
+
+def snakemake_ran(project: Project) -> set[str]:
+    """Run `snakemake all` and return the stages that ran, as in train@default."""
+    return _jobs(project.snakemake("all"))
+
+
+def snakemake_would_run(project: Project) -> set[str]:
+    """Return the stages that a dry run shows."""
+    return _jobs(project.snakemake("--dry-run", "all"))
+
+
+def dvc_ran(project: Project) -> set[str]:
+    """Run `dvc repro` and return the stages whose command ran."""
+    return {_plain(name) for name in re.findall(r"^Running stage '(.+)':", project.run("dvc", "repro").stdout, re.M)}
+
+
+def dvc_changed(project: Project) -> set[str]:
+    """Return the stages that `dvc status` calls changed."""
+    return {_plain(name) for name in json.loads(project.run("dvc", "status", "--json").stdout)}
+
+
+def with_followers(project: Project, stages: set[str]) -> set[str]:
+    """Return `stages` and all that come after them, except that settings reach a stage by their values alone."""
+    edges = _edges(project)
+    reached = set(stages)
+    for stage in TopologicalSorter(edges).static_order():
+        if edges.get(stage, set()) & (reached - {"resolve"}):
+            reached.add(stage)
+    return reached
+
+
+def _edges(project: Project) -> dict[str, set[str]]:
+    """Return {stage: the stages it depends on}."""
+    edges: dict[str, set[str]] = {}
+    for line in project.run("dvc", "dag", "--dot").stdout.splitlines():
+        names = re.findall(r'"([^"]+)"', line)
+        if len(names) == 2:
+            edges.setdefault(_plain(names[1]), set()).add(_plain(names[0]))
+    return edges
+
+
+def _jobs(result: Any) -> set[str]:
+    stages = set()
+    for rule, block in JOB.findall(result.stdout + result.stderr):
+        if rule not in TARGETS:
+            wildcard = WILDCARD.search(block)
+            stages.add(f"{rule}@{wildcard[1]}" if wildcard else rule)
+    return stages
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"^fetch_(package|hub|directory)@", "fetch@", name)
+
+
+def edit_config(project: Project, **values: Any) -> None:
+    """Set dotted keys of the project's config and write it; a value of None removes the key."""
+    for dotted, value in values.items():
+        *parents, last = dotted.split(".")
+        section = project.config
+        for part in parents:
+            section = section.setdefault(part, {})
+        section[last] = value
+    project.write_config(yaml.safe_dump(project.config, sort_keys=False))

@@ -1,0 +1,289 @@
+"""The rerun matrix: for each config key and each kind of input, the stages that each engine reruns, and no others."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Project, make_tiny_model, write_rows
+from engines import dvc_changed, dvc_ran, edit_config, snakemake_ran, snakemake_would_run, with_followers
+
+from zerolora.config import Config
+
+pytestmark = pytest.mark.slow
+
+# Config key: (another value, the stages that read it). What comes after those follows from the DAG.
+E, R, T, M, P = "estimate@default", "render@default", "train@default", "merge@default", "report@default"
+JUDGE = {"evaluate_base@rows", "evaluate@default"}
+KEYS: dict[str, tuple[Any, set[str]]] = {
+    "hardware.host_memory": ("25GiB", {E}),
+    "hardware.nodes": (2, set()),
+    "fetch.directory.tiny.license": ("MIT", {"fetch@tiny"}),
+    "prepare.rows.template": ("plain", {"prepare@rows"}),
+    "prepare.rows.system": ("Add.", {"prepare@rows"}),
+    "prepare.rows.split.validation": (5, {"prepare@rows"}),
+    "prepare.rows.split.test": (5, {"prepare@rows"}),
+    "prepare.rows.seed": (2, {"prepare@rows"}),
+    "prepare.rows.max_length": (127, {"prepare@rows"}),
+    "prepare.rows.check": ("exact", JUDGE),
+    "estimate.reserve": ("2GiB", {E}),
+    "render.strategy": ("zero1", {R, P}),
+    "train.ranks_per_node": (2, {E, R, T}),
+    "train.global_batch": (2, {R, T}),
+    "train.micro_batch": (1, {E, R, T}),
+    "train.epochs": (2, {T}),
+    "train.max_steps": (1, {T}),
+    "train.learning_rate": (2e-2, {T}),
+    "train.schedule": ("linear", {T}),
+    "train.warmup_ratio": (0.5, {T}),
+    "train.weight_decay": (0.1, {T}),
+    "train.gradient_clipping": (0.5, {R}),
+    "train.precision": ("bf16", {E, R}),
+    "train.activation_checkpointing": (True, {E, T}),
+    "train.seed": (7, {T}),
+    "train.lora.r": (2, {E, T}),
+    "train.lora.alpha": (8.0, {T}),
+    "train.lora.dropout": (0.1, {T}),
+    "train.lora.targets": (["q_proj"], {E, T}),
+    "merge.version": (False, {M}),
+    "evaluate.split": ("validation", JUDGE),
+    "evaluate.rows": (2, JUDGE),
+    "evaluate.batch": (1, JUDGE),
+    "evaluate.max_new_tokens": (5, JUDGE),
+    "report.examples": (1, {P}),
+}
+# Keys that say which things there are, or that only another device has; each has its own test.
+ELSEWHERE = {
+    "hardware.device": "test_a_whole_section_that_changes",
+    "hardware.gpus_per_node": "test_a_whole_section_that_changes",
+    "hardware.gpu_memory": "test_a_whole_section_that_changes",
+    "hardware.compute_capability": "test_a_whole_section_that_changes",
+    "fetch.directory.tiny.path": "test_a_whole_section_that_changes",
+    "prepare.rows.model": "test_a_whole_section_that_changes",
+    "prepare.rows.path": "test_a_whole_section_that_changes",
+    "train.nodes": "test_a_whole_section_that_changes",
+    "runs": "test_each_edit_runs_the_same_stages_in_both_engines",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(make_project: Callable[[str], Project]) -> Project:
+    """Return a project that snakemake has finished and DVC has recorded."""
+    project = make_project("finished")
+    assert snakemake_ran(project) == EVERYTHING
+    assert dvc_changed(project) == set()
+    return project
+
+
+ONE_RUN = {"estimate", "render", "train", "merge", "evaluate", "report"}
+EVERYTHING = {
+    "resolve",
+    "fetch@tiny",
+    "prepare@rows",
+    "evaluate_base@rows",
+    *(f"{stage}@default" for stage in ONE_RUN),
+}
+
+
+def test_every_key_is_in_the_matrix() -> None:
+    named = set(KEYS) | set(ELSEWHERE)
+    missing = [key for key in _leaves(Config) if key not in named]
+    assert missing == []
+
+
+def _leaves(model: Any, prefix: str = "") -> list[str]:
+    """Return the dotted keys of a config class, with the tiny config's names where a name is free."""
+    names = {"fetch": "directory.tiny", "prepare": "rows"}
+    leaves = []
+    for name, field in model.model_fields.items():
+        if not prefix and name == "runs":
+            leaves.append(name)
+            continue
+        inner = _section_of(field.annotation)
+        if name == "fetch" and not prefix:
+            inner = _section_of(Config.model_fields["fetch"].annotation.model_fields["directory"].annotation)
+        path = f"{prefix}{name}." + (f"{names[name]}." if not prefix and name in names else "")
+        leaves += _leaves(inner, path) if inner else [f"{prefix}{name}"]
+    return leaves
+
+
+def _section_of(annotation: Any) -> Any:
+    if hasattr(annotation, "model_fields"):
+        return annotation
+    inner = [_section_of(each) for each in getattr(annotation, "__args__", ())]
+    return next((each for each in inner if each), None)
+
+
+def test_each_key_changes_the_stages_that_read_it(finished: Project) -> None:
+    """Both engines are asked, key by key, without running anything but the resolving of the config."""
+    original = json.loads(json.dumps(finished.config))
+    resolved = finished.directory / "results/config.json"
+    before = resolved.read_bytes()
+    wrong = {}
+    for key, (value, readers) in KEYS.items():
+        edit_config(finished, **{key: value})
+        snakemake = snakemake_would_run(finished)
+        finished.run("zerolora", "resolve", "--config", "config/config.yaml", "--output", str(resolved))
+        dvc = dvc_changed(finished)
+        expected = {"resolve", *readers}
+        if dvc != expected or snakemake != with_followers(finished, expected):
+            wrong[key] = {"expected": expected, "dvc": dvc, "snakemake": snakemake}
+        finished.config = json.loads(json.dumps(original))
+        finished.write_config()
+        resolved.unlink()
+        resolved.write_bytes(before)
+    assert wrong == {}
+    assert dvc_changed(finished) == set()
+    assert snakemake_would_run(finished) == set()
+
+
+def test_a_whole_section_that_changes(finished: Project) -> None:
+    """Keys that only make sense together: a GPU instead of the CPU, another model, another data file, more nodes."""
+    directory = finished.directory
+    original = json.loads(json.dumps(finished.config))
+    resolved = directory / "results/config.json"
+    before = resolved.read_bytes()
+    shutil.copytree(directory / "model", directory / "model2")
+    shutil.copy(directory / "rows.json", directory / "rows2.json")
+    gpu = {
+        "hardware.device": "cuda",
+        "hardware.gpus_per_node": 1,
+        "hardware.gpu_memory": "80GiB",
+        "hardware.compute_capability": 8.0,
+    }
+    cases: list[tuple[dict[str, Any], set[str]]] = [
+        (gpu, {E, R, T}),
+        ({"hardware.nodes": 2, "train.nodes": 2}, {E, R, T}),
+        ({"fetch.directory.tiny.path": "model2"}, {"fetch@tiny"}),
+        ({"prepare.rows.path": "rows2.json"}, {"prepare@rows"}),
+        (
+            {
+                "fetch.directory": {"other": {"path": "model", "license": "MIT"}},
+                "prepare.rows.model": "other",
+            },
+            {"fetch@other", "prepare@rows"},
+        ),
+    ]
+    for edits, readers in cases:
+        edit_config(finished, **edits)
+        snakemake = snakemake_would_run(finished)
+        finished.run("zerolora", "resolve", "--config", "config/config.yaml", "--output", str(resolved))
+        dvc = dvc_changed(finished)
+        expected = {"resolve", *readers}
+        assert dvc == expected, edits
+        assert snakemake == with_followers(finished, expected), edits
+        finished.config = json.loads(json.dumps(original))
+        finished.write_config()
+        resolved.unlink()
+        resolved.write_bytes(before)
+    shutil.rmtree(directory / "model2")
+    (directory / "rows2.json").unlink()
+
+
+def _comment(project: Project) -> None:
+    path = project.directory / "config/config.yaml"
+    path.write_text("# a remark\n" + path.read_text())
+
+
+def _key_order(project: Project) -> None:
+    project.write_config(yaml.safe_dump(project.config, sort_keys=True))
+
+
+def _spelling(project: Project) -> None:
+    text = yaml.safe_dump(project.config)
+    assert "learning_rate: 0.01" in text
+    project.write_config(text.replace("learning_rate: 0.01", "learning_rate: 1e-2"))
+
+
+def _touch(project: Project) -> None:
+    for path in project.directory.rglob("*"):
+        if path.is_file() and not {".git", ".dvc", ".snakemake"} & set(path.relative_to(project.directory).parts):
+            os.utime(path)
+
+
+def _profile(project: Project) -> None:
+    path = project.directory / "profiles/local/config.yaml"
+    path.write_text(path.read_text() + "keep-going: true\n")
+
+
+def _module(project: Project) -> None:
+    path = project.directory / "src/zerolora/memory/states.py"
+    path.write_text(path.read_text() + "# a remark\n")
+
+
+def _rule_file(project: Project) -> None:
+    path = project.directory / "workflow/rules/prepare.smk"
+    path.write_text(path.read_text() + "# a remark\n")
+
+
+def _row(project: Project) -> None:
+    write_rows(project.directory / "rows.json", 21)
+
+
+def _base_model(project: Project) -> None:
+    shutil.rmtree(project.directory / "model")
+    make_tiny_model(project.directory / "model", seed=1)
+
+
+def _second_run(project: Project) -> None:
+    edit_config(project, **{"runs.second": {"dataset": "rows", "train": {"learning_rate": 2e-2}}})
+
+
+def _set(**values: Any) -> Callable[[Project], None]:
+    return lambda project: edit_config(project, **values)
+
+
+AFTER_TRAIN = {"train@default", "merge@default", "evaluate@default", "report@default"}
+# What is edited, how, and all that then runs: a stage whose inputs turn out the same does not.
+EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
+    ("a comment in the config", _comment, set()),
+    ("the order of keys", _key_order, set()),
+    ("a number's spelling", _spelling, set()),
+    ("every file touched", _touch, set()),
+    ("the profile", _profile, set()),
+    ("a default written out", _set(**{"train.weight_decay": 0.0}), {"resolve"}),
+    ("the host's memory", _set(**{"hardware.host_memory": "25GiB"}), {"resolve", E, R, P}),
+    ("a remark in a module", _module, {E, R}),
+    ("a remark in a rule file", _rule_file, {"prepare@rows"}),
+    ("the learning rate", _set(**{"train.learning_rate": 2e-2}), {"resolve", *AFTER_TRAIN}),
+    ("a data row", _row, {"prepare@rows", "evaluate_base@rows", E, *AFTER_TRAIN}),
+    (
+        "the base model's file",
+        _base_model,
+        {"fetch@tiny", "prepare@rows", "evaluate_base@rows", E, *AFTER_TRAIN},
+    ),
+    ("a second run", _second_run, {"resolve", *(f"{stage}@second" for stage in ONE_RUN)}),
+    (
+        "merged weights unversioned",
+        _set(**{"merge.version": False}),
+        {"resolve", *(f"{s}@{r}" for s in ("merge", "evaluate", "report") for r in ("default", "second"))},
+    ),
+]
+
+
+def test_each_edit_runs_the_same_stages_in_both_engines(
+    finished: Project, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One project is kept up to date by Snakemake, its twin by DVC, through the same edits, one after the other."""
+    twin = Project(tmp_path_factory.mktemp("twin") / "project")
+    shutil.copytree(finished.directory, twin.directory, symlinks=True)
+    wrong = {}
+    for name, edit, expected in EDITS:
+        edit(finished)
+        edit(twin)
+        by_snakemake, by_dvc = snakemake_ran(finished), dvc_ran(twin)
+        left = {"dvc": dvc_changed(finished), "snakemake": snakemake_would_run(twin)}
+        if by_snakemake != expected or by_dvc != expected or any(left.values()):
+            wrong[name] = {"expected": expected, "snakemake": by_snakemake, "dvc": by_dvc, "left over": left}
+    assert wrong == {}
+    assert _adapters(finished.directory) == _adapters(twin.directory)
+
+
+def _adapters(directory: Path) -> dict[str, bytes]:
+    paths = sorted(directory.glob("results/*/adapter/adapter_model.safetensors"))
+    assert len(paths) == 2
+    return {path.parts[-3]: path.read_bytes() for path in paths}
