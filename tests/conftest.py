@@ -71,7 +71,9 @@ def make_tiny_model(directory: Path, seed: int = 0) -> Path:
     )
     wrapped.add_special_tokens({"additional_special_tokens": special})
     wrapped.chat_template = (
-        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+        "{% for message in messages %}"
+        "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+        "{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     torch.manual_seed(seed)

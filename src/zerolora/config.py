@@ -449,29 +449,38 @@ def _impossible(config: Config) -> Iterable[tuple[tuple[str, ...], str]]:
             if name in owners:
                 yield ("fetch", source, name), f"{name} is in fetch.{owners[name]} too; give one another name"
             owners[name] = source
+    dangling = False
+    for name, data in config.prepare.items():
+        if data.model not in owners:
+            dangling = True
+            yield (
+                ("prepare", name, "model"),
+                f"{_shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}",
+            )
+    for name, run in config.runs.items():
+        if name in RESERVED_RUNS:
+            yield ("runs", name), f"results/{name}/ is taken by another stage; choose another name"
+        if run.dataset not in config.prepare:
+            dangling = True
+            yield (
+                ("runs", name, "dataset"),
+                f"{_shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}",
+            )
+        yield from _impossible_in(config, name)
+    if not dangling:  # else a misspelt name would be told twice
+        yield from _unused(config)
+
+
+def _unused(config: Config) -> Iterable[tuple[tuple[str, ...], str]]:
     used_models = {data.model for data in config.prepare.values()}
     used_data = {run.dataset for run in config.runs.values()}
     for source, models in _sources(config):
         for name in models:
             if name not in used_models:
                 yield ("fetch", source, name), "no data set uses this model; name it in prepare, or remove it"
-    for name, data in config.prepare.items():
-        if data.model not in owners:
-            yield (
-                ("prepare", name, "model"),
-                f"{_shown(data.model)} is not a model of fetch; write one of {', '.join(owners) or 'none: add it there'}",
-            )
+    for name in config.prepare:
         if name not in used_data:
             yield ("prepare", name), "no run uses this data set; name it in a run's dataset, or remove it"
-    for name, run in config.runs.items():
-        if name in RESERVED_RUNS:
-            yield ("runs", name), f"results/{name}/ is taken by the prepared data; choose another name"
-        if run.dataset not in config.prepare:
-            yield (
-                ("runs", name, "dataset"),
-                f"{_shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}",
-            )
-        yield from _impossible_in(config, name)
 
 
 def _impossible_in(config: Config, run: str) -> Iterable[tuple[tuple[str, ...], str]]:
@@ -499,7 +508,7 @@ def _impossible_in(config: Config, run: str) -> Iterable[tuple[tuple[str, ...], 
             at("train", "nodes"),
             f"{train.nodes} nodes of {hardware.nodes} (hardware.nodes); write {hardware.nodes} or less",
         )
-    if train.global_batch % (train.micro_batch * ranks):
+    elif train.global_batch % (train.micro_batch * ranks):
         yield (
             at("train", "global_batch"),
             f"{train.global_batch} is not a multiple of micro_batch {train.micro_batch} x {ranks} ranks; "
@@ -535,9 +544,11 @@ def _fault_of(own: Any) -> str | None:
         return f"zero_optimization.stage is {stage!r}; write 0, 1, 2 or 3"
     for key in ("offload_optimizer", "offload_param"):
         if (zero.get(key) or {}).get("device") == "nvme" and stage != 3:  # noqa: PLR2004
-            return f"zero_optimization.{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; write stage 3 or device cpu"
+            return (
+                f"{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; write stage 3 or device cpu"
+            )
     if (zero.get("offload_param") or {}).get("device", "none") != "none" and stage != 3:  # noqa: PLR2004
-        return f"zero_optimization.offload_param with stage {stage}; only stage 3 shares out parameters, write stage 3 or remove it"
+        return f"offload_param with stage {stage}, where parameters are not shared out; write stage 3 or remove it"
     return None
 
 

@@ -61,7 +61,7 @@ def restore(model: Path, weights: Path) -> None:
             name = _difference(directory, expected)
             if name:
                 raise UserError(
-                    f"{directory / name}: is not the file of {model / MANIFEST}; put it back, or run the fetch stage again"
+                    f"{directory / name}: differs from {model / MANIFEST}; put the file back, or run fetch again"
                 )
         write_json(stamp, {"path": str(directory), "files": expected, "dates": _dates(directory, expected)})
 

@@ -1,9 +1,9 @@
 """Peak memory, of this process and of all ranks."""
 
+import contextlib
 import resource
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed
 
@@ -22,10 +22,8 @@ class PeakMemory:
     def restart(self) -> None:
         """Count from here on."""
         # "5" resets the high-water mark (man 5 proc). Where that is not allowed, the peak is the process's own.
-        try:
+        with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            pass
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -52,8 +50,3 @@ class PeakMemory:
             "peak_host_bytes_worst_rank": int(worst[1]),
             "peak_host_bytes_all_ranks": int(total[1]),
         }
-
-
-def available_host_memory() -> int:
-    """Return the bytes of host memory that can be had without swapping."""
-    return psutil.virtual_memory().available

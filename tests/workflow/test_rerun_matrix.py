@@ -12,7 +12,7 @@ import yaml
 from conftest import Project, make_tiny_model, write_rows
 from engines import dvc_changed, dvc_ran, edit_config, snakemake_ran, snakemake_would_run, with_followers
 
-from zerolora.config import Config
+from zerolora.config import Config, Fetch
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +105,7 @@ def _leaves(model: Any, prefix: str = "") -> list[str]:
             continue
         inner = _section_of(field.annotation)
         if name == "fetch" and not prefix:
-            inner = _section_of(Config.model_fields["fetch"].annotation.model_fields["directory"].annotation)
+            inner = _section_of(Fetch.model_fields["directory"].annotation)
         path = f"{prefix}{name}." + (f"{names[name]}." if not prefix and name in names else "")
         leaves += _leaves(inner, path) if inner else [f"{prefix}{name}"]
     return leaves

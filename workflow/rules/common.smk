@@ -17,6 +17,7 @@ RESOLVED = "results/config.json"
 LOCK_FILE = "envs/requirements.lock"
 
 agreement.find_commands()
+agreement.judge_afresh()
 
 if workflow.config_settings.config or workflow.config_settings.configfiles:
     raise WorkflowError(
@@ -62,43 +63,19 @@ def code(stage):
 
 
 def fetched(wildcards):
-    return checkpoints.fetch.get(model=model_of(wildcards)).output.manifest
+    return f"{model_directory(wildcards)}/manifest.json"
 
 
 def prepared(wildcards):
-    return checkpoints.prepare.get(dataset=dataset_of(wildcards)).output
-
-
-def estimated(wildcards):
-    return checkpoints.estimate.get(run=wildcards.run).output.estimate
-
-
-def rendered(wildcards):
-    return checkpoints.render.get(run=wildcards.run).output
-
-
-def rendered_zero(wildcards):
-    return checkpoints.render.get(run=wildcards.run).output.zero
-
-
-def trained(wildcards):
-    return checkpoints.train.get(run=wildcards.run).output
-
-
-def trained_adapter(wildcards):
-    return checkpoints.train.get(run=wildcards.run).output.adapter
-
-
-def merged(wildcards):
-    return checkpoints.merge.get(run=wildcards.run).output.manifest
-
-
-def evaluated(wildcards):
-    return checkpoints.evaluate.get(run=wildcards.run).output
+    return [
+        f"{data_directory(wildcards)}/{name}"
+        for name in ("manifest.json", "stats.json")
+    ]
 
 
 def evaluated_base(wildcards):
-    return checkpoints.evaluate_base.get(dataset=dataset_of(wildcards)).output
+    names = ("evaluate.json", "evaluate_resources.json", "answers.json")
+    return [f"{base_directory(wildcards)}/{name}" for name in names]
 
 
 def weights_directory(wildcards):

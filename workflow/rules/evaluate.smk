@@ -27,7 +27,7 @@ checkpoint evaluate_base:
 checkpoint evaluate:
     input:
         data=prepared,
-        manifest=merged,
+        manifest="results/{run}/merged/manifest.json",
         code=code("evaluate"),
     output:
         metrics="results/{run}/metrics/evaluate.json",

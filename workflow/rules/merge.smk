@@ -1,7 +1,7 @@
 checkpoint merge:
     input:
         data=prepared,
-        adapter=trained_adapter,
+        adapter="results/{run}/adapter/manifest.json",
         code=code("merge"),
     output:
         manifest="results/{run}/merged/manifest.json",

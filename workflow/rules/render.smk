@@ -1,6 +1,6 @@
 checkpoint render:
     input:
-        estimate=estimated,
+        estimate="results/{run}/estimate.json",
         code=code("render"),
     output:
         zero="results/{run}/zero.json",

@@ -1,11 +1,17 @@
 rule report:
     input:
         data=prepared,
-        estimate=estimated,
-        render=rendered,
-        train=trained,
+        estimate="results/{run}/estimate.json",
+        render=multiext("results/{run}/", "zero.json", "render.json"),
+        adapter="results/{run}/adapter/manifest.json",
+        train=multiext(
+            "results/{run}/metrics/", "train.json", "train_resources.json", "loss.csv"
+        ),
         base=evaluated_base,
-        evaluate=evaluated,
+        evaluate=multiext(
+            "results/{run}/metrics/", "evaluate.json", "evaluate_resources.json"
+        ),
+        answers="results/{run}/answers.json",
         lock=LOCK_FILE,
         code=code("report"),
     output:

@@ -1,7 +1,7 @@
 checkpoint train:
     input:
         data=prepared,
-        zero=rendered_zero,
+        zero="results/{run}/zero.json",
         code=code("train"),
     output:
         adapter="results/{run}/adapter/manifest.json",

@@ -17,5 +17,7 @@ def judge(check: str, row: dict[str, str], answer: str) -> tuple[bool, bool]:
     if check == "sum":
         match = _SUM.fullmatch(answer)
         asked = row["instruction"].rstrip("=")
-        return bool(match), bool(match) and asked.isdecimal() and int(match[1]) + int(match[2]) == int(asked)
+        if match is None:
+            return False, False
+        return True, asked.isdecimal() and int(match[1]) + int(match[2]) == int(asked)
     return bool(answer), answer == row["output"].strip()

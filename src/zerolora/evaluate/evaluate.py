@@ -1,6 +1,7 @@
 """Ask a model the held-out rows, in batches, and judge its answers.
 
-    zerolora evaluate --settings JSON --data results/data/NAME --weights resources/weights/MODEL.json --output results/base/NAME --answers results/base/NAME/answers.json
+    zerolora evaluate --settings JSON --data results/data/NAME --weights resources/weights/MODEL.json
+                      --output results/base/NAME --answers results/base/NAME/answers.json
 
 Writes evaluate.json (rates), evaluate_resources.json (speed, memory) and every answer.
 """
@@ -71,7 +72,7 @@ def load(weights: Path, device: torch.device) -> tuple[Any, Any]:
         use_safetensors=True,
         local_files_only=True,
     )
-    return model.to(device).eval(), tokenizer
+    return model.eval().to(device=device), tokenizer
 
 
 def generate(model: Any, tokenizer: Any, rows: Any, settings: dict[str, Any]) -> tuple[list[str], int]:

@@ -49,7 +49,7 @@ def _one(
     rows = settings["micro_batch"]
     size = BYTES[precision]
     on_cpu = settings["device"] == "cpu"
-    gpu = {
+    terms = {
         "frozen_weights": states.frozen_weights,
         "adapter_weights": states.trainable_weights,
         "gradients": states.gradients,
@@ -60,7 +60,7 @@ def _one(
         "gathered": min(shape.parameters, MAX_LIVE_PARAMETERS) * size if sharding.stage == 3 else 0,  # noqa: PLR2004
         "reserve": 0 if on_cpu else settings["reserve"],
     }
-    gpu = {term: int(value) for term, value in gpu.items()}
+    gpu = {term: int(value) for term, value in terms.items()}
     gpu["model_states"] = int(states.total)
     gpu["total"] = sum(value for term, value in gpu.items() if term != "model_states")
     # Stage 3 keeps only its share while it reads; the other stages hold the model once a rank before it moves.

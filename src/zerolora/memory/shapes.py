@@ -62,7 +62,8 @@ def adapter_parameters(shape: Shape, r: int, targets: str | list[str]) -> int:
         unknown = [target for target in targets if target not in names]
         if unknown:
             raise UserError(
-                f"train.lora.targets: {unknown[0]!r} is not in the model; write all-linear or some of {', '.join(sorted(names))}"
+                f"train.lora.targets: {unknown[0]!r} is not in the model; "
+                f"write all-linear or some of {', '.join(sorted(names))}"
             )
     chosen = names if targets == "all-linear" else set(targets)
     return sum(r * (each.inputs + each.outputs) * each.count for each in shape.linears if each.name in chosen)

@@ -25,7 +25,7 @@ def adapt(weights: Path, settings: dict[str, Any], zero: dict[str, Any]) -> Any:
     Under stage 3 each rank keeps its part of every weight while loading. Raises UserError if a target
     module is not in the model.
     """
-    # Alive while the model loads, this makes from_pretrained partition as it reads; transformers keeps a weak reference.
+    # Alive while the model loads, this makes from_pretrained partition as it reads (a weak reference is kept).
     partitioning = HfDeepSpeedConfig(zero) if zero["zero_optimization"]["stage"] == 3 else None  # noqa: PLR2004
     model = AutoModelForCausalLM.from_pretrained(
         weights, dtype=_dtype(zero), use_safetensors=True, attn_implementation="sdpa", local_files_only=True

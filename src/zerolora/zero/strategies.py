@@ -41,7 +41,7 @@ def strategy_json(name: str, hidden: int, trainable: int, device: str) -> dict[s
 
 
 def auto_values(hidden: int) -> dict[str, int]:
-    """Return what "auto" means for stage 3's sizes (transformers/integrations/deepspeed.py, trainer_config_finalize)."""
+    """Return what "auto" means for stage 3's sizes (transformers/integrations/deepspeed.py, config_finalize)."""
     return {
         "reduce_bucket_size": hidden * hidden,
         "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),

@@ -1,0 +1,76 @@
+"""The command line: what it never loads, and how it fails."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import BIN, ROOT, TINY_CONFIG
+
+from zerolora.config import load, resolve
+
+
+def zerolora(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([BIN / "zerolora", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    result = zerolora("resolve", "--config", str(tmp_path / "none.yaml"), "--output", str(tmp_path / "out.json"))
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        f"zerolora: {tmp_path}/none.yaml: there is no such file; copy one of config/recipes/ to it"
+    ]
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_the_log_holds_what_was_said(tmp_path: Path) -> None:
+    log = tmp_path / "logs/x.log"
+    zerolora("--log", str(log), "resolve", "--config", "none.yaml", "--output", str(tmp_path / "out.json"))
+    assert "no such file" in log.read_text()
+
+
+def test_estimate_and_render_never_load_torch(tmp_path: Path, tiny_model: Path) -> None:
+    """They answer on a login node at once; loading torch alone takes seconds."""
+    import yaml
+
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(TINY_CONFIG))
+    run = resolve(load(config))["runs"]["default"]
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "stats.json").write_text(json.dumps({"longest_row": 100}))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text((tiny_model / "config.json").read_text())
+    estimate = ["--model", "model", "--data", "data", "--output", "e.json"]
+    render = ["--estimate", "e.json", "--output", "z.json", "--reasons", "r.json"]
+    commands = [
+        ["estimate", "--settings", json.dumps(run["estimate"]), *estimate],
+        ["render", "--settings", json.dumps(run["render"]), *render],
+        ["resolve", "--config", "config.yaml", "--output", "c.json"],
+        ["--help"],
+    ]
+    script = "\n".join(
+        [
+            "import sys",
+            "from zerolora.cli import app",
+            *(f"app({command!r}, standalone_mode=False)" for command in commands),
+            "heavy = {'torch', 'transformers', 'deepspeed', 'datasets', 'peft'} & set(sys.modules)",
+            "assert not heavy, heavy",
+        ]
+    )
+    result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "z.json").read_text())["zero_optimization"]["stage"] == 2
+
+
+def test_the_reference_data_in_the_repository_is_what_the_command_writes(tmp_path: Path) -> None:
+    assert zerolora("reference", "--output", str(tmp_path / "rows.json")).returncode == 0
+    assert (tmp_path / "rows.json").read_bytes() == (ROOT / "data/reference.json").read_bytes()
+
+
+@pytest.mark.parametrize("settings", ["{", "not json"])
+def test_settings_that_are_no_json(settings: str, tmp_path: Path) -> None:
+    result = zerolora("fetch", "--settings", settings, "--weights", "w", "--output", "o", cwd=tmp_path)
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr

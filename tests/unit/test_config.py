@@ -1,0 +1,207 @@
+"""The config: what it means, and one clear line for each mistake."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT, TINY_CONFIG
+
+from zerolora.config import Config, load, resolve
+from zerolora.errors import UserError
+
+
+def write(folder: Path, config: dict[str, Any]) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def edited(dotted: str, value: Any) -> dict[str, Any]:
+    config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
+    *parents, last = dotted.split(".")
+    section = config
+    for part in parents:
+        section = section.setdefault(part, {})
+    section[last] = value
+    return config
+
+
+GPU = {"device": "cuda", "gpus_per_node": 2, "gpu_memory": "16GiB", "compute_capability": 7.0}
+
+# dotted key, wrong value, what the line must say: the key, the value, the remedy.
+MISTAKES = [
+    ("train.learning_rate", "fast", ["train.learning_rate", "'fast'", "2e-4"]),
+    ("train.learning_rate", -1.0, ["train.learning_rate", "-1.0", "more than 0"]),
+    ("train.max_steps", 1.5, ["train.max_steps", "1.5", "whole number"]),
+    ("train.max_steps", "10", ["train.max_steps", "'10'", "whole number"]),
+    ("train.learnin_rate", 1.0, ["train.learnin_rate", "no such key", "1.0"]),
+    ("train.schedule", "step", ["train.schedule", "'step'", "'cosine', 'linear' or 'constant'"]),
+    ("train.global_batch", 3, ["train.global_batch", "3", "multiple of 2"]),
+    ("train.activation_checkpointing", "yes please", ["activation_checkpointing", "true or false"]),
+    ("train.precision", "fp16", ["train.precision", "fp16", "device cpu"]),
+    ("train.lora.r", 0, ["train.lora.r", "0", "1 or more"]),
+    ("train.lora.targets", 3, ["train.lora.targets", "3"]),
+    ("train.nodes", 2, ["train.nodes", "2 nodes of 1", "write 1 or less"]),
+    ("hardware", GPU | {"gpu_memory": "16"}, ["hardware.gpu_memory", "'16'", "80GiB"]),
+    ("hardware", {"device": "cuda"}, ["hardware", "gpu_memory"]),
+    ("hardware", {"device": "cpu", "gpus_per_node": 1}, ["gpus_per_node 1", "device cpu"]),
+    ("hardware.host_memory", "lots", ["hardware.host_memory", "'lots'", "80GiB"]),
+    ("render.strategy", "zero4", ["render.strategy", "'zero4'", "zero3_offload"]),
+    ("render.strategy", "config/deepspeed/none.json", ["render.strategy", "none.json", "no such file"]),
+    ("prepare.rows.model", "huge", ["prepare.rows.model", "'huge'", "tiny"]),
+    ("prepare.rows.split.test", 0, ["prepare.rows.split.test", "1 or more"]),
+    ("fetch.directory.spare", {"path": "x", "license": "MIT"}, ["fetch.directory.spare", "no data set uses"]),
+    ("runs.default.dataset", "other", ["runs.default.dataset", "'other'", "rows"]),
+    ("runs.../evil", {"dataset": "rows"}, ["runs", "lower-case letters"]),
+    ("runs.default.train.max_stepz", 1, ["runs.default.train.max_stepz", "no such key"]),
+    ("runs.default.train.nodes", 3, ["runs.default.train.nodes", "3 nodes of 1"]),
+    ("runs.default.prepare", {}, ["runs.default.prepare", "shared by all runs", "add another entry"]),
+    ("runs.data", {"dataset": "rows"}, ["runs.data", "choose another name"]),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "said"), MISTAKES, ids=[f"{key}={value!r:.20}" for key, value, _ in MISTAKES])
+def test_a_mistake_is_one_line_with_key_value_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, said: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if key.startswith("runs.../"):
+        config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
+        config["runs"]["../evil"] = value
+    else:
+        config = edited(key, value)
+    with pytest.raises(UserError) as error:
+        load(write(tmp_path, config))
+    lines = str(error.value).splitlines()
+    assert len(lines) == 1
+    for text in [*said, "config.yaml"]:
+        assert text in lines[0], lines[0]
+
+
+@pytest.mark.parametrize("name", ["a b", "a;rm", "$(x)", "A", "", "-x", "a.b"])
+def test_a_run_name_is_safe_in_paths_and_shells(tmp_path: Path, name: str) -> None:
+    config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
+    config["runs"][name] = {"dataset": "rows"}
+    with pytest.raises(UserError, match="lower-case letters"):
+        load(write(tmp_path, config))
+
+
+def test_more_ranks_than_gpus(tmp_path: Path) -> None:
+    config = edited("hardware", GPU)
+    config["train"] |= {"ranks_per_node": 4, "global_batch": 8}
+    with pytest.raises(UserError, match="4 ranks on a node of 2 GPUs.*write 2 or less"):
+        load(write(tmp_path, config))
+
+
+def test_bf16_on_a_gpu_without_it(tmp_path: Path) -> None:
+    config = edited("hardware", GPU)
+    config["train"]["precision"] = "bf16"
+    with pytest.raises(UserError, match="compute capability 7.0"):
+        load(write(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    ("zero", "said"),
+    [
+        ({"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}, "nvme with stage 2"),
+        ({"stage": 1, "offload_param": {"device": "cpu"}}, "offload_param with stage 1"),
+        ({"stage": 5}, "stage is 5"),
+    ],
+)
+def test_an_impossible_json_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config/deepspeed").mkdir(parents=True)
+    (tmp_path / "config/deepspeed/own.json").write_text(json.dumps({"zero_optimization": zero}))
+    with pytest.raises(UserError, match=said):
+        load(write(tmp_path, edited("render.strategy", "config/deepspeed/own.json")))
+
+
+def test_a_mistake_names_the_line(tmp_path: Path) -> None:
+    path = write(tmp_path, edited("train.max_steps", -3))
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "max_steps" in text)
+    with pytest.raises(UserError, match=f"config.yaml:{line}: train.max_steps"):
+        load(path)
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    config = edited("train.max_steps", -3)
+    config["evaluate"]["batch"] = "many"
+    with pytest.raises(UserError) as error:
+        load(write(tmp_path, config))
+    assert len(str(error.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: [", "config.yaml:1"),
+        ("", "sections such as"),
+        ("train: {}\ntrain: {}\n", "given twice"),
+    ],
+)
+def test_broken_yaml(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        load(path)
+
+
+@pytest.mark.parametrize("number", ["2e-4", "2.0e-4", "0.0002", "2E-4"])
+def test_every_spelling_of_a_number(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(edited("train.learning_rate", 12345.5)).replace("12345.5", number))
+    assert load(path).train.learning_rate == 2e-4
+
+
+def test_a_run_overrides_only_what_it_names(tmp_path: Path) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    config["runs"]["wide"] = {"dataset": "rows", "train": {"lora": {"r": 16}}}
+    runs = resolve(load(write(tmp_path, config)))["runs"]
+    assert runs["wide"]["train"]["lora"]["r"] == 16
+    runs["wide"]["train"]["lora"]["r"] = runs["wide"]["estimate"]["lora"]["r"] = 4
+    assert runs["wide"] == runs["default"]
+
+
+@pytest.mark.parametrize(("capability", "precision"), [(7.0, "fp16"), (7.5, "fp16"), (8.0, "bf16"), (9.0, "bf16")])
+def test_precision_follows_the_device(tmp_path: Path, capability: float, precision: str) -> None:
+    config = edited("hardware", GPU | {"compute_capability": capability})
+    assert resolve(load(write(tmp_path, config)))["runs"]["default"]["render"]["precision"] == precision
+
+
+def test_precision_on_cpu_is_fp32_unless_pinned(tmp_path: Path) -> None:
+    assert resolve(load(write(tmp_path, TINY_CONFIG)))["runs"]["default"]["render"]["precision"] == "fp32"
+    pinned = edited("train.precision", "bf16")
+    assert resolve(load(write(tmp_path, pinned)))["runs"]["default"]["render"]["precision"] == "bf16"
+
+
+@pytest.mark.parametrize("name", ["zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"])
+def test_xtuners_names_mean_the_same(tmp_path: Path, name: str) -> None:
+    ours, theirs = (
+        resolve(load(write(tmp_path, edited("render.strategy", strategy)))) for strategy in (name, f"deepspeed_{name}")
+    )
+    assert ours == theirs
+
+
+def test_the_schema_in_the_repository_is_the_configs() -> None:
+    schema = json.loads((ROOT / "workflow/schemas/config.schema.json").read_text(encoding="utf-8"))
+    assert schema == Config.model_json_schema(), "run `make schema`"
+
+
+def test_every_key_is_explained() -> None:
+    schema = Config.model_json_schema()
+    for name, section in {"Config": schema, **schema["$defs"]}.items():
+        for key, field in section["properties"].items():
+            assert field.get("description"), f"{name}.{key}"
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "config/config.yaml", *(ROOT / "config/recipes").glob("*.yaml")], ids=lambda path: path.name
+)
+def test_every_shipped_config_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    resolve(load(path))
