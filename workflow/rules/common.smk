@@ -136,3 +136,11 @@ def merged_place(wildcards):
 
 def evaluate_settings(wildcards):
     return canonical(SETTINGS["evaluate"][dataset_of(wildcards)])
+
+
+def run_directory(wildcards):
+    return f"results/{wildcards.run}"
+
+
+def adapter_directory(wildcards):
+    return f"results/{wildcards.run}/adapter"

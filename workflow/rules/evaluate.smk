@@ -43,7 +43,7 @@ checkpoint evaluate:
         data=data_directory,
         model=model_directory,
         weights=weights_directory,
-        adapter="results/{run}/adapter",
+        adapter=adapter_directory,
         output="results/{run}/metrics",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"

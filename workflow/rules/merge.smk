@@ -11,7 +11,7 @@ checkpoint merge:
         "../../envs/conda.yaml"
     params:
         settings=settings("runs", "run", "merge"),
-        adapter="results/{run}/adapter",
+        adapter=adapter_directory,
         model=model_directory,
         weights=weights_directory,
         place=merged_place,

@@ -31,7 +31,7 @@ rule report:
         base=base_directory,
         model=model_directory,
         config=CONFIG_FILE,
-        results="results/{run}",
+        results=run_directory,
     shell:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
         " --data {params.data} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"

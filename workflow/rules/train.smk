@@ -26,7 +26,7 @@ checkpoint train:
         data=data_directory,
         model=model_directory,
         weights=weights_directory,
-        output="results/{run}",
+        output=run_directory,
         logs="results/logs/train/{run}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"

@@ -111,6 +111,7 @@ def _llama_like(config: dict[str, Any], qkv_bias: bool | None, o_bias: bool | No
 def _on_meta_device(directory: Path) -> Shape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
 
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     try:
@@ -119,10 +120,13 @@ def _on_meta_device(directory: Path) -> Shape:
     except ValueError as error:
         raise UserError(f"{directory / 'config.json'}: {str(error).splitlines()[0]:.160}") from None
     head = model.get_output_embeddings()
+    # GPT-2 writes its linear modules as Conv1D, whose weight is [inputs, outputs].
     linears = tuple(
-        Linear(name.rpartition(".")[2], module.in_features, module.out_features, 1)
+        Linear(
+            name.rpartition(".")[2], *(module.weight.shape if isinstance(module, Conv1D) else module.weight.T.shape), 1
+        )
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
     )
     text = config.get_text_config()
     return Shape(

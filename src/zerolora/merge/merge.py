@@ -68,7 +68,9 @@ def _write_merged(base: Path, adapter: Path, staged: Path) -> None:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         for name in tensors.keys() & updates.keys():
-            tensors[name] = _added(name, tensors[name], updates[name], scale)
+            update = updates[name]["B"].float() @ updates[name]["A"].float() * scale
+            # GPT-2's Conv1D keeps its weight as [inputs, outputs].
+            tensors[name] = _added(name, tensors[name], update.T if config.get("fan_in_fan_out") else update)
             merged.add(name)
         save_file(tensors, staged / path.name, metadata)
     missing = sorted(updates.keys() - merged)
@@ -88,8 +90,7 @@ def _factors(path: Path) -> dict[str, dict[str, torch.Tensor]]:
     return factors
 
 
-def _added(name: str, weight: torch.Tensor, factors: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
-    update = factors["B"].float() @ factors["A"].float() * scale
+def _added(name: str, weight: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     if update.shape != weight.shape:
         raise UserError(
             f"{name} is {list(weight.shape)} in the base and {list(update.shape)} in the adapter; "

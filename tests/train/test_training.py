@@ -1,0 +1,211 @@
+"""Real DeepSpeed, real processes: every strategy learns the same, and failures end cleanly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import BIN, ROOT, TINY_CONFIG, project_environment
+
+from zerolora.config import load, resolve
+from zerolora.data.prepare import prepare
+from zerolora.data.reference import records
+from zerolora.fetch import fetch, restore
+from zerolora.files import canonical, write_json
+from zerolora.memory.estimate import estimate
+from zerolora.memory.states import STRATEGIES
+from zerolora.zero.render import render
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Bench:
+    """A prepared data set, and training runs on it through the command line."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.settings = self.resolved()
+        fetch({"source": "directory", "path": str(model), "license": "MIT"}, folder / "w/tiny", folder / "m/tiny")
+        restore(folder / "m/tiny", folder / "w/tiny")
+        write_json(folder / "rows.json", records("tens", 0)[:24])
+        rows = self.settings["prepare"]["rows"] | {"path": str(folder / "rows.json")}
+        prepare(rows, folder / "m/tiny/manifest.json", folder / "data")
+
+    def resolved(self, **train: Any) -> dict[str, Any]:
+        config = json.loads(json.dumps(TINY_CONFIG))
+        config["train"] |= {"ranks_per_node": 2, "max_steps": 3, "micro_batch": 1} | train
+        config["hardware"]["nodes"] = 2
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        return resolve(load(self.folder / "config.yaml"))
+
+    def command(self, name: str, strategy: str = "zero2", **train: Any) -> list[str]:
+        """Render a run's JSON and return the command that trains it."""
+        run = self.resolved(**train)["runs"]["default"]
+        write_json(
+            self.folder / name / "estimate.json",
+            estimate(run["estimate"], self.folder / "m/tiny", self.folder / "data"),
+        )
+        config, _ = render(run["render"] | {"strategy": strategy}, self.folder / name / "estimate.json")
+        write_json(self.folder / name / "zero.json", config)
+        paths = {
+            "data": self.folder / "data",
+            "zero": self.folder / name / "zero.json",
+            "weights": self.folder / "w/tiny.json",
+            "output": self.folder / name,
+            "logs": self.folder / name / "logs",
+        }
+        options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
+        return [str(BIN / "zerolora"), "train", "--settings", canonical(run["train"]), *options]
+
+    def run(self, name: str, strategy: str = "zero2", **train: Any) -> Path:
+        """Train and return the run's directory."""
+        result = subprocess.run(
+            self.command(name, strategy, **train),
+            env=project_environment(ROOT) | {"TORCH_EXTENSIONS_DIR": str(self.folder / "extensions")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr[-3000:]
+        return self.folder / name
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Bench:
+    return Bench(tmp_path_factory.mktemp("training"), tiny_model)
+
+
+@pytest.fixture(scope="module")
+def reference(bench: Bench) -> dict[str, Any]:
+    return metrics(bench.run("reference", "zero0"))
+
+
+def metrics(run: Path) -> dict[str, Any]:
+    losses = [float(line.split(",")[1]) for line in (run / "metrics/loss.csv").read_text().splitlines()[1:]]
+    return json.loads((run / "metrics/train.json").read_text()) | {"losses": losses}
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "zero0"])
+def test_every_strategy_learns_the_same_and_compiles_nothing(
+    bench: Bench, reference: dict[str, Any], strategy: str
+) -> None:
+    run = bench.run(strategy, strategy)
+    found = metrics(run)
+    assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+    assert found["loss_validation"] == pytest.approx(reference["loss_validation"], rel=1e-5)
+    assert found["trainable_parameters"] == reference["trainable_parameters"] > 0
+    assert not (bench.folder / "extensions").exists(), "C++ was compiled"
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_number_of_ranks_changes_no_loss(bench: Bench, reference: dict[str, Any], ranks: int) -> None:
+    found = metrics(bench.run(f"ranks{ranks}", ranks_per_node=ranks))
+    assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_activation_checkpointing_changes_no_loss(bench: Bench, reference: dict[str, Any], strategy: str) -> None:
+    found = metrics(bench.run(f"{strategy}-checkpointing", strategy, activation_checkpointing=True))
+    assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+
+
+def test_bf16_trains(bench: Bench, reference: dict[str, Any]) -> None:
+    found = metrics(bench.run("bf16", precision="bf16"))
+    assert found["losses"] == pytest.approx(reference["losses"], rel=2e-2)
+
+
+def test_two_runs_are_the_same_bytes(bench: Bench) -> None:
+    first, second = (bench.run(name, lora={"r": 4, "dropout": 0.1}) for name in ("first", "second"))
+    for file in (
+        "adapter/adapter_model.safetensors",
+        "adapter/adapter_config.json",
+        "metrics/train.json",
+        "metrics/loss.csv",
+    ):
+        assert (first / file).read_bytes() == (second / file).read_bytes(), file
+
+
+def test_peft_loads_the_adapter(bench: Bench, tiny_model: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    run = bench.run("loaded", "zero3")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), run / "adapter")
+    factors = [parameter for name, parameter in model.named_parameters() if "lora_B" in name]
+    assert len(factors) == 14
+    assert all(factor.any() for factor in factors)
+
+
+def test_tasks_of_a_slurm_step_find_each_other(bench: Bench, reference: dict[str, Any]) -> None:
+    """Two tasks with the environment that srun gives them on two nodes; here both nodes are this machine."""
+    command = bench.command("slurm", nodes=2, ranks_per_node=1)
+    tasks = []
+    for task in range(2):
+        slurm = {
+            "SLURM_JOB_ID": str(os.getpid()),
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_PROCID": str(task),
+            "SLURM_STEP_NODELIST": "localhost",
+        }
+        tasks.append(
+            subprocess.Popen(command, env=project_environment(ROOT) | slurm, stderr=subprocess.PIPE, text=True)
+        )
+    errors = [task.communicate()[1] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], errors
+    assert metrics(bench.folder / "slurm")["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+
+
+def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench) -> None:
+    process = subprocess.Popen(
+        bench.command("killed", max_steps=None, epochs=10000),
+        env=project_environment(ROOT),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    victim = _rank(process.pid, 1)
+    time.sleep(3)
+    os.kill(victim, signal.SIGKILL)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert "rank 1 failed with signal SIGKILL" in errors
+    assert "Traceback" not in errors.split("zerolora: rank 1 failed")[1]
+    assert not (bench.folder / "killed/adapter").exists()
+    assert not (bench.folder / "killed/metrics").exists()
+
+
+def test_a_users_mistake_in_training_is_one_line(bench: Bench) -> None:
+    result = subprocess.run(
+        bench.command(
+            "mistake", ranks_per_node=1, lora={"r": 4, "targets": "all-linear"}, global_batch=1000, micro_batch=1000
+        ),
+        env=project_environment(ROOT),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "zerolora train: train.global_batch is 1000, but 1 epochs have only 16 rows; lower it" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def _rank(launcher: int, rank: int) -> int:
+    """Return the process id of a rank of a launcher, once it runs."""
+    import psutil
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in psutil.Process(launcher).children(recursive=True):
+            try:
+                if child.environ().get("RANK") == str(rank) and sys.executable.split("/")[-1][:6] in child.name():
+                    return child.pid
+            except psutil.Error:
+                continue
+        time.sleep(0.2)
+    raise AssertionError("no such rank")

