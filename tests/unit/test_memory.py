@@ -73,8 +73,14 @@ def write_config(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
-SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 80, "vocab_size": 99}
-FAMILIES = [
+SMALL: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "intermediate_size": 80,
+    "vocab_size": 99,
+}
+FAMILIES: list[dict[str, Any]] = [
     {"model_type": "llama", "num_key_value_heads": 2},
     {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     {"model_type": "llama", "head_dim": 16, "num_key_value_heads": 3},

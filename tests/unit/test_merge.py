@@ -26,7 +26,7 @@ def make_adapter(model: Path, folder: Path, **options: Any) -> Path:
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:
                 parameter.normal_()
-    wrapped.save_pretrained(folder)
+    wrapped.save_pretrained(str(folder))
     return folder
 
 

@@ -15,7 +15,7 @@ from zerolora.units import gib
 
 # Resident set of a rank that has imported torch, deepspeed, transformers and peft and loaded nothing;
 # measured by benchmarks/process_memory.py.
-PROCESS_BYTES = 700 * 1024**2
+PROCESS_BYTES = 375 * 1024**2
 
 
 def estimate(settings: dict[str, Any], model: Path, data: Path) -> dict[str, Any]:

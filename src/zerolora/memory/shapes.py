@@ -120,14 +120,12 @@ def _on_meta_device(directory: Path) -> Shape:
     except ValueError as error:
         raise UserError(f"{directory / 'config.json'}: {str(error).splitlines()[0]:.160}") from None
     head = model.get_output_embeddings()
-    # GPT-2 writes its linear modules as Conv1D, whose weight is [inputs, outputs].
-    linears = tuple(
-        Linear(
-            name.rpartition(".")[2], *(module.weight.shape if isinstance(module, Conv1D) else module.weight.T.shape), 1
-        )
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
-    )
+    linears = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head:
+            # GPT-2 writes its linear modules as Conv1D, whose weight is [inputs, outputs].
+            shape = module.weight.shape if isinstance(module, Conv1D) else module.weight.T.shape
+            linears.append(Linear(name.rpartition(".")[2], shape[0], shape[1], 1))
     text = config.get_text_config()
     return Shape(
         sum(parameter.numel() for parameter in model.parameters()),
@@ -135,6 +133,6 @@ def _on_meta_device(directory: Path) -> Shape:
         text.hidden_size,
         text.num_attention_heads,
         text.vocab_size,
-        linears,
+        tuple(linears),
         "meta device",
     )

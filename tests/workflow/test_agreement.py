@@ -1,0 +1,199 @@
+"""What one engine has done the other calls done: after runs, checkouts, restores and clones."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import BIN, ROOT, Project, project_environment
+from engines import dvc_changed, dvc_ran, edit_config, snakemake_ran, snakemake_would_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def assert_both_clean(project: Project) -> None:
+    assert dvc_changed(project) == set()
+    assert snakemake_would_run(project) == set()
+    assert "Nothing to be done" in project.snakemake("all").stderr
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[[str], Project]) -> Project:
+    """Return a project that DVC ran, with two commits of results: learning rates 0.01 and 0.02."""
+    project = make_project("agreement")
+    assert len(dvc_ran(project)) == 10
+    assert_both_clean(project)
+    project.commit("rate 0.01")
+    edit_config(project, **{"train.learning_rate": 2e-2})
+    assert "train@default" in snakemake_ran(project)
+    assert_both_clean(project)
+    project.commit("rate 0.02")
+    return project
+
+
+def adapter(project: Project) -> bytes:
+    return (project.directory / "results/default/adapter/adapter_model.safetensors").read_bytes()
+
+
+def test_another_commit_is_one_command_away(project: Project) -> None:
+    later = adapter(project)
+    project.run("workflow/scripts/checkout", "HEAD~1")
+    assert adapter(project) != later
+    assert_both_clean(project)
+    project.run("workflow/scripts/checkout", "main")
+    assert adapter(project) == later
+    assert_both_clean(project)
+
+
+def test_an_earlier_config_comes_back_from_the_cache_without_training(project: Project) -> None:
+    later = adapter(project)
+    edit_config(project, **{"train.learning_rate": 1e-2})
+    assert dvc_ran(project) == set()
+    assert adapter(project) != later
+    assert_both_clean(project)
+    edit_config(project, **{"train.learning_rate": 2e-2})
+    assert dvc_ran(project) == set()
+    assert adapter(project) == later
+    assert_both_clean(project)
+
+
+def test_a_fresh_clone_pulls_and_has_nothing_to_do(project: Project, tmp_path: Path) -> None:
+    project.run("dvc", "remote", "add", "--default", "--force", "store", str(tmp_path / "store"))
+    project.run("dvc", "push")
+    project.commit("remote")
+    clone = Project(tmp_path / "clone")
+    project.run("git", "clone", "--quiet", str(project.directory), str(clone.directory))
+    clone.run("dvc", "pull")
+    assert_both_clean(clone)
+    assert dvc_ran(clone) == set()
+    assert adapter(clone) == adapter(project)
+    assert not (clone.directory / "resources/weights").exists()
+    # What was adopted is not beyond doubt: an edit is still noticed, and runs.
+    clone.config = json.loads(json.dumps(project.config))
+    edit_config(clone, **{"report.examples": 1})
+    assert snakemake_ran(clone) == {"resolve", "report@default"}
+    assert_both_clean(clone)
+
+
+def test_weights_are_linked_into_the_cache_not_copied(project: Project) -> None:
+    merged = project.directory / "results/default/merged/model.safetensors"
+    assert merged.stat().st_nlink > 1 or merged.is_symlink()
+
+
+def test_base_weights_never_enter_the_cache(project: Project) -> None:
+    size = (project.directory / "model/model.safetensors").stat().st_size
+    base = (project.directory / "model/model.safetensors").read_bytes()
+    cached = [path for path in (project.directory / ".dvc/cache").rglob("*") if path.is_file()]
+    assert not [path for path in cached if path.stat().st_size == size and path.read_bytes() == base]
+
+
+def test_unversioned_merged_weights_stay_out_of_the_cache_and_come_back(project: Project, tmp_path: Path) -> None:
+    twin = Project(tmp_path / "twin")
+    shutil.copytree(project.directory, twin.directory, symlinks=True)
+    twin.config = json.loads(json.dumps(project.config))
+    edit_config(twin, **{"merge.version": False})
+    snakemake_ran(twin)
+    assert_both_clean(twin)
+    assert [path.name for path in (twin.directory / "results/default/merged").iterdir()] == ["manifest.json"]
+    shutil.rmtree(twin.directory / "work/merged")
+    edit_config(twin, **{"evaluate.max_new_tokens": 5})
+    assert snakemake_ran(twin) == {"resolve", "evaluate_base@rows", "evaluate@default", "report@default"}
+    assert (twin.directory / "work/merged/default/model.safetensors").is_file()
+
+
+def test_metrics_and_plots_are_dvcs(project: Project) -> None:
+    difference = json.loads(project.run("dvc", "metrics", "diff", "--json", "HEAD~1").stdout)
+    shown = project.run("dvc", "metrics", "show").stdout
+    assert "results/default/metrics/evaluate.json" in shown
+    assert isinstance(difference, dict)
+    project.run("dvc", "plots", "show", "--out", "plots")
+    assert "loss" in (project.directory / "plots/index.html").read_text()
+    shutil.rmtree(project.directory / "plots")
+
+
+def test_snakemakes_own_report_holds_the_page(project: Project) -> None:
+    project.snakemake("--report", "snakemake-report.html")
+    text = (project.directory / "snakemake-report.html").read_text()
+    assert "report.html" in text
+    (project.directory / "snakemake-report.html").unlink()
+
+
+def test_the_page_is_self_contained_and_whole(project: Project) -> None:
+    page = (project.directory / "results/default/report.html").read_text()
+    for text in ("accuracy", "zero3_offload", "Provenance", "<svg", "adapter sha256", "lock file sha256", "commit"):
+        assert text in page
+    assert "src=" not in page
+    assert 'href="http' not in page.replace('xlink:href="#', "")
+
+
+def test_a_mistake_in_the_config_stops_both_engines_before_anything_runs(project: Project) -> None:
+    before = adapter(project)
+    rate = project.config["train"]["learning_rate"]
+    edit_config(project, **{"train.learning_rate": "fast"})
+    for command in (("snakemake", "--profile", "profiles/local", "all"), ("dvc", "repro")):
+        result = project.run(*command, check=False)
+        assert result.returncode != 0
+        assert "train.learning_rate: 'fast' does not do; write a number, as in 2e-4" in result.stderr + result.stdout
+        assert "Traceback" not in result.stderr + result.stdout
+    assert adapter(project) == before
+    edit_config(project, **{"train.learning_rate": rate})
+    project.run("dvc", "checkout")
+    assert_both_clean(project)
+
+
+def test_overrides_that_dvc_cannot_see_are_refused(project: Project) -> None:
+    result = project.snakemake("--config", "train=1", "--dry-run", check=False)
+    assert result.returncode != 0
+    assert "edit config/config.yaml" in result.stderr
+
+
+def test_the_slurm_profile_plans_the_nodes_that_the_config_asks_for(project: Project) -> None:
+    config = json.loads(json.dumps(project.config))
+    edit_config(
+        project,
+        **{
+            "hardware": {
+                "device": "cuda",
+                "nodes": 4,
+                "gpus_per_node": 8,
+                "gpu_memory": "80GiB",
+                "compute_capability": 8.0,
+            },
+            "train.nodes": 2,
+            "train.ranks_per_node": 4,
+            "train.global_batch": 16,
+        },
+    )
+    result = project.run("snakemake", "--profile", "profiles/slurm", "--dry-run", "all")
+    block = result.stdout.partition("checkpoint train:")[2].partition("\n\n")[0]
+    for text in ("nodes=2", "tasks=2", "gres=gpu:4", "runtime=720", "launcher=srun"):
+        assert text in block, block
+    project.config = config
+    project.write_config()
+
+
+def test_the_rule_script_runs_one_rule(project: Project) -> None:
+    result = subprocess.run(
+        ["sh", "workflow/scripts/rule", "estimate", "results/default/estimate.json"],
+        cwd=project.directory,
+        env=project_environment(project.directory),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Nothing to be done" in result.stderr
+
+
+def test_snakemake_lint_is_clean() -> None:
+    result = subprocess.run(
+        [BIN / "snakemake", "--lint"],
+        cwd=ROOT,
+        env=project_environment(ROOT),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
