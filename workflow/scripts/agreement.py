@@ -86,7 +86,7 @@ def adopt() -> None:
         ]
         result = subprocess.run(
             [*command, "--", *targets],
-            env={**os.environ, "ZEROLORA_ADOPTING": "1", "SNAKEMAKE_PROFILE": ""},
+            env={**_without_profile(), "ZEROLORA_ADOPTING": "1"},
             capture_output=True,
             text=True,
             check=False,
@@ -119,6 +119,16 @@ def record(workflow: Any) -> None:
         print(f"not recorded in DVC: {error}; run `dvc commit` when that is mended", file=sys.stderr)
         return
     _agree()
+
+
+def unsettle() -> None:
+    """Forget the agreement when jobs begin to run: until they end well, Snakemake's records may be ahead of DVC's."""
+    if "ZEROLORA_ADOPTING" not in os.environ:
+        AGREED.unlink(missing_ok=True)
+
+
+def _without_profile() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "SNAKEMAKE_PROFILE"}
 
 
 def _quiet() -> bool:

@@ -28,15 +28,14 @@ def merge(base: Path, adapter: Path, output: Path, place: Path) -> None:
     `place` may be `output` itself (the weights are versioned) or lie elsewhere (only their hashes are).
     Raises UserError if the adapter does not belong to this base.
     """
-    if place != output:
-        output.mkdir(parents=True, exist_ok=True)
     with staged_directory(place) as staged:
         _write_merged(base, adapter, staged)
         manifest = {"path": str(place), "files": describe(staged)}
         if place == output:
             write_json(staged / MANIFEST, manifest)
     if place != output:
-        write_json(output / MANIFEST, manifest)
+        with staged_directory(output) as staged:
+            write_json(staged / MANIFEST, manifest)
 
 
 def restore(base: Path, adapter: Path, manifest: Path) -> None:

@@ -1,0 +1,79 @@
+"""What the documents say is so: figures, commands, keys, files."""
+
+import json
+import re
+
+import pytest
+from conftest import ROOT
+
+from zerolora.config import Config
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def result(name: str) -> dict[str, object]:
+    return json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8"))
+
+
+def test_the_figures_of_make_run_are_those_measured() -> None:
+    measured = result("make_run.json")
+    figures = [
+        f"default            {measured['accuracy_before']:.3f}  {measured['accuracy_after']:.3f}",
+        f"{measured['install_seconds']} s to install",
+        f"{measured['run_seconds']} s to run",
+        f"{measured['second_run_seconds']} s",
+        f"{measured['adapter_megabytes']} MB",
+        f"{measured['merged_megabytes']} MB",
+    ]
+    assert [figure for figure in figures if figure not in README] == []
+    assert measured["files_that_differ_between_two_clones"] == []
+
+
+def test_the_table_of_candidates_is_the_one_measured() -> None:
+    for candidate in result("reference_task.json")["candidates"]:  # type: ignore[attr-defined]
+        row = (
+            f"| {candidate['rule']} | {candidate['max_steps']} | {candidate['learning_rate']:g} | "
+            f"{candidate['format_rate']:.3f} | {candidate['accuracy']:.3f} | {candidate['loss_validation']:.4f} |"
+        )
+        assert row in README
+
+
+def test_the_process_memory_of_the_estimate_is_what_was_measured() -> None:
+    measured = result("process_memory.json")
+    assert measured["PROCESS_BYTES"] == pytest.approx(measured["resident_bytes"], rel=0.1)
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for text in (README, (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")):
+        for target in re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_path_that_is_named_exists() -> None:
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]
+    for document in documents:
+        text = document.read_text(encoding="utf-8")
+        for path in re.findall(
+            r"[`(]((?:config|profiles|docs|benchmarks|src|tests|workflow|envs)/[\w./-]+\w)[`)]", text
+        ):
+            assert (ROOT / path).exists() or "mine.json" in path, f"{document.name}: {path}"
+
+
+def test_every_key_of_the_config_is_explained() -> None:
+    text = (ROOT / "config/README.md").read_text(encoding="utf-8")
+    schema = Config.model_json_schema()
+    for section in schema["$defs"].values():
+        for key in section["properties"]:
+            assert f"`{key}`" in text, key
+
+
+def test_the_lock_pins_every_package_to_one_version() -> None:
+    lock = (ROOT / "envs/requirements.lock").read_text(encoding="utf-8")
+    pins = [line for line in lock.splitlines() if line and line[0] not in " #"]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+( ; .*)?", pin) for pin in pins), [p for p in pins if "+" in p]
+    assert "torch==2.13.0" in pins
+    wanted = (ROOT / "envs/requirements.in").read_text(encoding="utf-8")
+    names = re.findall(r"^([\w-]+)", wanted, re.MULTILINE)
+    locked = {pin.split("==")[0].lower().replace("_", "-") for pin in pins}
+    assert {name.lower() for name in names} <= locked

@@ -1,0 +1,105 @@
+"""Snakemake's decisions, against an oracle, on random edits of a toy pipeline with our stages' shape."""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import BIN, ROOT, project_environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NEEDS: dict[str, list[str]] = {
+    "fetch": [],
+    "prepare": ["fetch"],
+    "estimate": ["prepare"],
+    "render": ["estimate"],
+    "train": ["prepare", "render"],
+    "merge": ["train"],
+    "evaluate": ["prepare", "merge"],
+    "report": ["estimate", "train", "evaluate"],
+}
+HEAD = """
+import json, sys
+sys.path.insert(0, {scripts!r})
+import agreement
+agreement.judge_afresh()
+SETTINGS = json.load(open("settings.json"))
+rule all:
+    input: "report"
+"""
+# Only the tens of a setting reach the output: half of all edits change nothing that others read.
+RULE = """
+{kind} {name}:
+    input: {inputs}
+    output: "{name}"
+    params: setting=SETTINGS["{name}"], written=SETTINGS["{name}"] // 10
+    shell: "echo {name} >> ran; cat {{input}} /dev/null > {{output}}; echo {name} {{params.written}} >> {{output}}"
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_stage_runs_if_and_only_if_what_it_reads_has_changed(tmp_path: Path, seed: int) -> None:
+    rules = [
+        RULE.format(
+            kind="rule" if name == "report" else "checkpoint",
+            name=name,
+            inputs=", ".join(f'"{need}"' for need in needs) or "[]",
+        )
+        for name, needs in NEEDS.items()
+    ]
+    (tmp_path / "Snakefile").write_text(HEAD.format(scripts=str(ROOT / "workflow/scripts")) + "".join(rules))
+    settings = dict.fromkeys(NEEDS, 10)
+    assert run(tmp_path, settings) == list(NEEDS)
+    draw = random.Random(seed)  # noqa: S311 - a test's dice
+    before = outputs(tmp_path)
+    for round_ in range(12):
+        edited = set(draw.sample(list(NEEDS), draw.choice([1, 1, 2, 3])))
+        for name in sorted(edited):
+            settings[name] += draw.choice([1, 10])
+        deleted = {draw.choice(list(NEEDS))} if draw.random() < 0.25 else set()
+        for name in deleted:
+            (tmp_path / name).unlink()
+        ran = run(tmp_path, settings)
+        after = before | outputs(tmp_path)
+        expected = oracle(edited, before, after)
+        before = after
+        # A missing file comes back only where a stage that runs reads it, so it may run or not.
+        assert expected <= set(ran) <= expected | deleted, (round_, edited, deleted)
+        assert len(ran) == len(set(ran))
+        assert run(tmp_path, settings) == []
+
+
+def oracle(edited: set[str], before: dict[str, str], after: dict[str, str]) -> set[str]:
+    """Return the stages that have to run, given what really changed."""
+    must: set[str] = set()
+    changed: set[str] = set()
+    for name, needs in NEEDS.items():
+        if name in edited or changed & set(needs):
+            must.add(name)
+            if before[name] != after[name]:
+                changed.add(name)
+    return must
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """Return what is there; a deleted file that nobody needed again is not."""
+    return {name: (folder / name).read_text() for name in NEEDS if (folder / name).exists()}
+
+
+def run(folder: Path, settings: dict[str, int]) -> list[str]:
+    """Run the pipeline and return the stages that ran, in order."""
+    (folder / "settings.json").write_text(json.dumps(settings))
+    (folder / "ran").write_text("")
+    result = subprocess.run(
+        [BIN / "snakemake", "--cores", "1", "all"],
+        cwd=folder,
+        env=project_environment(folder) | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return (folder / "ran").read_text().split()

@@ -1,0 +1,54 @@
+"""`make run` as it is shipped: a real 135M model learns the reference task on two ranks."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Project
+from engines import dvc_changed, snakemake_would_run
+
+from zerolora.files import read_json
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def test_the_embedded_default_learns_the_task_and_both_engines_call_it_done(tmp_path: Path) -> None:
+    project = Project(tmp_path / "clone")
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(project.directory)], check=True)
+    # As the working tree is, not as it was last committed.
+    for path in subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0"):
+        if path and (ROOT / path).is_file():
+            shutil.copy2(ROOT / path, project.directory / path)
+    output = project.snakemake("all")
+    results = project.directory / "results"
+    before = read_json(results / "base/reference/evaluate.json", "test")
+    after = read_json(results / "default/metrics/evaluate.json", "test")
+    assert before["accuracy"] <= 0.05
+    assert after["accuracy"] >= 0.95
+    assert after["rows"] == 200
+    stats = read_json(results / "data/reference/stats.json", "test")
+    assert [stats[f"{name}_rows"] for name in ("train", "validation", "test")] == [1798, 200, 200]
+    assert "strategy: zero2" in output.stdout + output.stderr
+    shown = project.run("zerolora", "show").stderr
+    assert f"{after['accuracy']:.3f}" in shown
+    assert dvc_changed(project) == set()
+    assert snakemake_would_run(project) == set()
+    page = (results / "default/report.html").read_text()
+    assert "王大丫丫的回答是---&gt;" in page
+    _generates_in_plain_transformers(results / "default/merged")
+
+
+def _generates_in_plain_transformers(merged: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(merged)
+    model = AutoModelForCausalLM.from_pretrained(merged)
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1645="}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answer = model.generate(**inputs, max_new_tokens=32, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer, skip_special_tokens=True).startswith("王大丫丫的回答是--->")
