@@ -46,7 +46,7 @@ def _generates_in_plain_transformers(merged: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(merged)
-    model = AutoModelForCausalLM.from_pretrained(merged)
+    model: Any = AutoModelForCausalLM.from_pretrained(merged)
     inputs = tokenizer.apply_chat_template(
         [{"role": "user", "content": "1645="}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
