@@ -53,7 +53,8 @@ clean:  ## remove .venv and caches; results and DVC's cache stay
 $(INSTALLED): envs/requirements.lock pyproject.toml
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "python3 is older than 3.11; install a newer one" >&2; exit 1; }
-	@python3 -m venv $(VENV) || { echo "python3 has no venv; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@python3 -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); apt-get install -y -qq python3-venv && python3 -m venv $(VENV); } || \
+	    { echo "python3 has no venv; on Debian: sudo apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement envs/requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

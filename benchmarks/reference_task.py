@@ -14,7 +14,7 @@ from typing import Any
 
 from machine import machine
 
-from zerolora.config import load, resolve
+from zerolora.config_file import load
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
 from zerolora.evaluate.evaluate import evaluate
@@ -22,6 +22,7 @@ from zerolora.files import canonical, read_json, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.merge.merge import merge
 from zerolora.model.manifest import located
+from zerolora.resolve import resolve
 from zerolora.train.launcher import launch, place
 from zerolora.zero.render import render
 

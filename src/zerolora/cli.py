@@ -59,9 +59,11 @@ def resolve(
     config: Annotated[Path, typer.Option(help="The config, as in config/config.yaml.")], output: Output
 ) -> None:
     """Check the config and write what it means for every stage."""
-    from zerolora.resolve import write
+    from zerolora.config_file import load
+    from zerolora.files import write_json
+    from zerolora.resolve import resolve as stage
 
-    write(config, output)
+    write_json(output, stage(load(config)))
 
 
 @app.command()

@@ -13,13 +13,14 @@ import pytest
 import yaml
 from conftest import BIN, ROOT, TINY_CONFIG, project_environment
 
-from zerolora.config import load, resolve
+from zerolora.config_file import load
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
 from zerolora.fetch import fetch, restore
 from zerolora.files import canonical, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.memory.states import STRATEGIES
+from zerolora.resolve import resolve
 from zerolora.zero.render import render
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -51,7 +52,9 @@ class Bench:
             self.folder / name / "estimate.json",
             estimate(run["estimate"], self.folder / "m/tiny", self.folder / "data"),
         )
-        config, _ = render(run["render"] | {"strategy": strategy}, self.folder / name / "estimate.json")
+        own = json.loads((ROOT / strategy).read_text()) if strategy.endswith(".json") else None
+        chosen = run["render"] | {"strategy": strategy, "own_json": own}
+        config, _ = render(chosen, self.folder / name / "estimate.json")
         write_json(self.folder / name / "zero.json", config)
         paths = {
             "data": self.folder / "data",
@@ -101,6 +104,13 @@ def test_every_strategy_learns_the_same_and_compiles_nothing(
     assert found["loss_validation"] == pytest.approx(reference["loss_validation"], rel=1e-5)
     assert found["trainable_parameters"] == reference["trainable_parameters"] > 0
     assert not (bench.folder / "extensions").exists(), "C++ was compiled"
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_json_of_ones_own_trains_to_the_same_losses(bench: Bench, reference: dict[str, Any], stage: int) -> None:
+    """The published experiment's own files, pinned memory and overlapping and all."""
+    found = metrics(bench.run(f"own{stage}", f"config/deepspeed/reference-stage{stage}.json"))
+    assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -178,6 +188,21 @@ def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench)
     assert "Traceback" not in errors.split("zerolora: rank 1 failed")[1]
     assert not (bench.folder / "killed/adapter").exists()
     assert not (bench.folder / "killed/metrics").exists()
+
+
+def test_an_adapter_that_learned_nothing_is_not_published(bench: Bench) -> None:
+    """A learning rate below what fp32 can add leaves every B at zero."""
+    result = subprocess.run(
+        bench.command("untrained", learning_rate=1e-60, ranks_per_node=1),
+        env=project_environment(ROOT),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "is all zero, so it was never trained" in result.stderr
+    assert not (bench.folder / "untrained/adapter").exists()
+    assert not (bench.folder / "untrained/metrics").exists()
 
 
 def test_a_users_mistake_in_training_is_one_line(bench: Bench) -> None:

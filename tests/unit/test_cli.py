@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import BIN, ROOT, TINY_CONFIG
 
-from zerolora.config import load, resolve
+from zerolora.config_file import load
+from zerolora.resolve import resolve
 
 
 def zerolora(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

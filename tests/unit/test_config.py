@@ -9,8 +9,10 @@ import pytest
 import yaml
 from conftest import ROOT, TINY_CONFIG
 
-from zerolora.config import Config, load, resolve
+from zerolora.config import Config
+from zerolora.config_file import load
 from zerolora.errors import UserError
+from zerolora.resolve import resolve
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:

@@ -11,9 +11,11 @@ from conftest import ROOT
 SOURCE = ROOT / "src"
 # They carry settings, files and messages, and cannot change what a stage computes; config.py's values reach a stage
 # through results/config.json.
-PLUMBING = {f"src/zerolora/{name}.py" for name in ("cli", "config", "errors", "files", "units", "__init__")}
+PLUMBING = {
+    f"src/zerolora/{name}.py" for name in ("__init__", "cli", "config", "config_messages", "errors", "files", "units")
+}
 ENTRY = {
-    "resolve": ["resolve"],
+    "resolve": ["resolve", "config_file"],
     "fetch_package": ["fetch"],
     "fetch_hub": ["fetch"],
     "fetch_directory": ["fetch"],

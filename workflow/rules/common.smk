@@ -8,9 +8,10 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import agreement
 
-from zerolora.config import load, read_values, resolve
+from zerolora.config_file import load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
+from zerolora.resolve import resolve
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"

@@ -40,10 +40,11 @@ def adapt(weights: Path, settings: dict[str, Any], zero: dict[str, Any]) -> Any:
     return _with_lora(model, settings["lora"])
 
 
-def save(engine: Any, directory: Path, rank: int) -> None:
+def save(engine: Any, directory: Path, rank: int, expected: dict[str, torch.Size]) -> None:
     """Write the adapter in peft's file format: fp32 tensors and a config with no path of this machine.
 
-    Collective: at stage 3 every rank takes part in the gathering, rank 0 writes.
+    Collective: at stage 3 every rank takes part in the gathering, rank 0 writes. What was written is read back and
+    held against `expected` before it appears; raises UserError if it is not whole, finite and trained.
     """
     model = engine.module
     tensors = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -64,25 +65,17 @@ def save(engine: Any, directory: Path, rank: int) -> None:
                 staged / WEIGHTS,
                 {"format": "pt"},
             )
+            _check(staged / WEIGHTS, expected)
             write_json(staged / CONFIG, _portable(model.peft_config["default"]))
             write_json(staged / MANIFEST, {"files": describe(staged)})
 
 
-def check(directory: Path, weights: Path, settings: dict[str, Any]) -> None:
-    """Read the adapter back from disk and raise UserError unless it is whole, finite and trained.
-
-    What must be there is worked out from the base model's config.json and the LoRA settings alone, not from
-    the engine that wrote it: under ZeRO-3 that engine's own view can be empty.
-    """
-    found = load_file(directory / WEIGHTS)
-    faults = faults_of(found, expected_tensors(weights, settings["lora"]))
-    if faults:
-        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")  # noqa: PLR2004
-        raise UserError(f"{directory / WEIGHTS}: the adapter is not whole: {shown}; nothing was published")
-
-
 def expected_tensors(weights: Path, lora: dict[str, Any]) -> dict[str, torch.Size]:
-    """Return name and shape of every tensor that an adapter on this base must have."""
+    """Return name and shape of every tensor that an adapter on this base must have.
+
+    Worked out from the base model's config.json and the LoRA settings alone, not from the engine that trained it:
+    under ZeRO-3 that engine's own view can be empty.
+    """
     with torch.device("meta"):
         model = _with_lora(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(weights)), lora)
     return {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
@@ -100,6 +93,13 @@ def faults_of(found: dict[str, torch.Tensor], expected: dict[str, torch.Size]) -
         elif "lora_B" in name and not bool(tensor.any()):
             faults.append(f"{name} is all zero, so it was never trained")
     return faults
+
+
+def _check(path: Path, expected: dict[str, torch.Size]) -> None:
+    faults = faults_of(load_file(path), expected)
+    if faults:
+        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")  # noqa: PLR2004
+        raise UserError(f"the adapter is not whole: {shown}; nothing was published")
 
 
 def _with_lora(model: Any, lora: dict[str, Any]) -> Any:

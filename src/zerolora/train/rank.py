@@ -24,7 +24,7 @@ from zerolora.files import read_json, write_json, write_text
 from zerolora.model.manifest import located
 from zerolora.telemetry import PeakMemory
 from zerolora.train import schedule
-from zerolora.train.adapter import adapt, check, save
+from zerolora.train.adapter import adapt, expected_tensors, save
 from zerolora.train.batch import Batches, collate, loss_sum
 
 LOG_SECONDS = 15  # between two lines where there is no terminal for a bar
@@ -56,7 +56,7 @@ def train(settings: dict[str, Any], data: Path, zero: Path, weights: Path, outpu
     torch.manual_seed(settings["seed"] + rank)  # dropout differs between ranks and repeats between runs
     engine.train()
     training_started = time.monotonic()
-    with _progress(batches.steps, rank) as bar:
+    with Progress(batches.steps, rank) as bar:
         for step in range(batches.steps):
             rate = schedule.learning_rate(settings, step, batches.steps)
             for group in engine.optimizer.param_groups:
@@ -77,10 +77,9 @@ def train(settings: dict[str, Any], data: Path, zero: Path, weights: Path, outpu
     seconds = time.monotonic() - training_started
 
     validation = _validate(engine, open_split(data, "validation"), settings, device, rank, world)
-    save(engine, output / "adapter", rank)
+    save(engine, output / "adapter", rank, expected_tensors(located(weights), settings["lora"]))
     peaks = memory.of_all_ranks()
     if rank == 0:
-        check(output / "adapter", located(weights), settings)
         tokens = batches.tokens_until(batches.steps)
         _write_metrics(
             output / "metrics",
@@ -148,7 +147,7 @@ def _summed(value: torch.Tensor, device: torch.device) -> float:
     return value.item()
 
 
-class _progress:
+class Progress:
     """A bar with loss, tokens/s and remaining time in a terminal; a line now and then in a log. Rank 0 only."""
 
     def __init__(self, steps: int, rank: int) -> None:
@@ -159,7 +158,7 @@ class _progress:
         self.started = self.logged = time.monotonic()
         self.steps, self.step = steps, 0
 
-    def __enter__(self) -> "_progress":
+    def __enter__(self) -> "Progress":
         return self
 
     def update(self, loss: float, tokens: int) -> None:

@@ -1,0 +1,124 @@
+"""Values that are each allowed but cannot go together."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from zerolora.config import RESERVED_RUNS, Config
+from zerolora.config_messages import remedy
+from zerolora.errors import UserError, shown
+from zerolora.resolve import device_precision, models_by_source, own_json, run_settings
+
+Mistake = tuple[tuple[str, ...], str]
+
+
+def impossible(config: Config) -> Iterable[Mistake]:
+    """Yield (location, text) for values that are each allowed but cannot go together."""
+    owners: dict[str, str] = {}
+    for source, models in models_by_source(config):
+        for name in models:
+            if name in owners:
+                yield ("fetch", source, name), f"{name} is in fetch.{owners[name]} too; give one another name"
+            owners[name] = source
+    dangling = False
+    for name, data in config.prepare.items():
+        if data.model not in owners:
+            dangling = True
+            yield (
+                ("prepare", name, "model"),
+                f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}",
+            )
+    for name, run in config.runs.items():
+        if name in RESERVED_RUNS:
+            yield ("runs", name), f"results/{name}/ is taken by another stage; choose another name"
+        if run.dataset not in config.prepare:
+            dangling = True
+            yield (
+                ("runs", name, "dataset"),
+                f"{shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}",
+            )
+        yield from _impossible_in(config, name)
+    if not dangling:  # else a misspelt name would be told twice
+        yield from _unused(config)
+
+
+def _unused(config: Config) -> Iterable[Mistake]:
+    used_models = {data.model for data in config.prepare.values()}
+    used_data = {run.dataset for run in config.runs.values()}
+    for source, models in models_by_source(config):
+        for name in models:
+            if name not in used_models:
+                yield ("fetch", source, name), "no data set uses this model; name it in prepare, or remove it"
+    for name in config.prepare:
+        if name not in used_data:
+            yield ("prepare", name), "no run uses this data set; name it in a run's dataset, or remove it"
+
+
+def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
+    try:
+        settings = run_settings(config, run)
+    except ValidationError as error:
+        for mistake in error.errors():
+            where = tuple(str(part) for part in mistake["loc"])
+            yield ("runs", run, *where), remedy(mistake)
+        return
+    hardware, train = settings.hardware, settings.train
+
+    def at(part: str, key: str) -> tuple[str, ...]:
+        return ("runs", run, part, key) if key in getattr(config.runs[run], part) else (part, key)
+
+    ranks = train.nodes * train.ranks_per_node
+    if hardware.device == "cuda" and train.ranks_per_node > hardware.gpus_per_node:
+        yield (
+            at("train", "ranks_per_node"),
+            f"{train.ranks_per_node} ranks on a node of {hardware.gpus_per_node} GPUs (hardware.gpus_per_node); "
+            f"write {hardware.gpus_per_node} or less",
+        )
+    if train.nodes > hardware.nodes:
+        yield (
+            at("train", "nodes"),
+            f"{train.nodes} nodes of {hardware.nodes} (hardware.nodes); write {hardware.nodes} or less",
+        )
+    elif train.global_batch % (train.micro_batch * ranks):
+        yield (
+            at("train", "global_batch"),
+            f"{train.global_batch} is not a multiple of micro_batch {train.micro_batch} x {ranks} ranks; "
+            f"write a multiple of {train.micro_batch * ranks}",
+        )
+    try:
+        fault = _fault_of(own_json(settings.render.strategy))
+    except UserError as error:
+        fault = str(error)
+    if fault:
+        yield at("render", "strategy"), f"{settings.render.strategy}: {fault}"
+    if hardware.device == "cpu" and train.precision == "fp16":
+        yield (
+            at("train", "precision"),
+            "fp16 with device cpu, which DeepSpeed refuses; write auto, fp32 or bf16",
+        )
+    if hardware.device == "cuda" and train.precision == "bf16" and device_precision(hardware) != "bf16":
+        yield (
+            at("train", "precision"),
+            f"bf16 on a GPU of compute capability {hardware.compute_capability}, which has none; write auto or fp16",
+        )
+
+
+def _fault_of(own: Any) -> str | None:
+    """Return what makes a user's own DeepSpeed JSON impossible, None if nothing does."""
+    if own is None:
+        return None
+    if not isinstance(own, dict) or not isinstance(own.get("zero_optimization", {}), dict):
+        return "is not a DeepSpeed config; write an object with a zero_optimization object"
+    zero = own.get("zero_optimization", {})
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        return f"zero_optimization.stage is {stage!r}; write 0, 1, 2 or 3"
+    for key in ("offload_optimizer", "offload_param"):
+        if (zero.get(key) or {}).get("device") == "nvme" and stage != 3:  # noqa: PLR2004
+            return (
+                f"{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; write stage 3 or device cpu"
+            )
+    if (zero.get("offload_param") or {}).get("device", "none") != "none" and stage != 3:  # noqa: PLR2004
+        return f"offload_param with stage {stage}, where parameters are not shared out; write stage 3 or remove it"
+    return None
