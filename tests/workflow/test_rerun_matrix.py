@@ -55,6 +55,10 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "evaluate.batch": (1, JUDGE),
     "evaluate.max_new_tokens": (5, JUDGE),
     "report.examples": (1, {P}),
+    "runs.default.hardware": ({"host_memory": "25GiB"}, {E}),
+    "runs.default.render": ({"strategy": "zero1"}, {R, P}),
+    "runs.default.train": ({"learning_rate": 2e-2}, {T}),
+    "runs.default.report": ({"examples": 1}, {P}),
 }
 # Keys that say which things there are, or that only another device has; each has its own test.
 ELSEWHERE = {

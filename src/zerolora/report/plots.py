@@ -40,7 +40,7 @@ def memory_bars(estimate: dict[str, Any], where: str) -> str:
     if capacity:
         axes.axvline(capacity / GIB, color="black", linestyle="--", label="capacity")
     axes.invert_yaxis()
-    axes.set(xlabel=f"GiB per {'GPU' if where == 'gpu' else 'host'}")
+    axes.set(xlabel="GiB per GPU (on CPU: per rank)" if where == "gpu" else "GiB per host")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return _svg(figure)
 
