@@ -71,7 +71,13 @@ def adopt() -> None:
     """
     if _quiet() or not LOCK.exists() or _agreed():
         return
-    targets = _clean_targets()
+    from dvc.exceptions import DvcException
+
+    try:
+        targets = _clean_targets()
+    except DvcException as error:
+        print(f"not taken over from DVC: {error}", file=sys.stderr)
+        return
     if targets:
         command = [
             sys.executable,
