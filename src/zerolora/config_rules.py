@@ -115,10 +115,10 @@ def _fault_of(own: Any) -> str | None:
     if stage not in (0, 1, 2, 3):
         return f"zero_optimization.stage is {stage!r}; write 0, 1, 2 or 3"
     for key in ("offload_optimizer", "offload_param"):
-        if (zero.get(key) or {}).get("device") == "nvme" and stage != 3:  # noqa: PLR2004
+        if (zero.get(key) or {}).get("device") == "nvme" and stage != 3:
             return (
                 f"{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; write stage 3 or device cpu"
             )
-    if (zero.get("offload_param") or {}).get("device", "none") != "none" and stage != 3:  # noqa: PLR2004
+    if (zero.get("offload_param") or {}).get("device", "none") != "none" and stage != 3:
         return f"offload_param with stage {stage}, where parameters are not shared out; write stage 3 or remove it"
     return None

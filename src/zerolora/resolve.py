@@ -54,7 +54,7 @@ def device_precision(hardware: Hardware) -> str:
     if hardware.device == "cpu":
         return "fp32"
     assert hardware.compute_capability is not None
-    return "bf16" if hardware.compute_capability >= 8.0 else "fp16"  # noqa: PLR2004 - Ampere
+    return "bf16" if hardware.compute_capability >= 8.0 else "fp16"
 
 
 def own_json(strategy: str) -> dict[str, Any] | None:

@@ -57,14 +57,14 @@ def _one(
         "moments": states.moments,
         "activations": layer_activations(shape, rows, longest, precision, settings["activation_checkpointing"]),
         "logits": logits(shape, rows, longest, precision),
-        "gathered": min(shape.parameters, MAX_LIVE_PARAMETERS) * size if sharding.stage == 3 else 0,  # noqa: PLR2004
+        "gathered": min(shape.parameters, MAX_LIVE_PARAMETERS) * size if sharding.stage == 3 else 0,
         "reserve": 0 if on_cpu else settings["reserve"],
     }
     gpu = {term: int(value) for term, value in terms.items()}
     gpu["model_states"] = int(states.total)
     gpu["total"] = sum(value for term, value in gpu.items() if term != "model_states")
     # Stage 3 keeps only its share while it reads; the other stages hold the model once a rank before it moves.
-    loading = shape.parameters * size / (ranks if sharding.stage == 3 else 1)  # noqa: PLR2004
+    loading = shape.parameters * size / (ranks if sharding.stage == 3 else 1)
     host = {
         "processes": PROCESS_BYTES * local,
         "offload": int(states.host * local),

@@ -56,8 +56,8 @@ def model_states(frozen: int, trainable: int, sharding: Sharding, ranks: int, pr
     """
     size = BYTES[precision]
     stage = sharding.stage
-    weights_share = ranks if stage == 3 else 1  # noqa: PLR2004
-    gradient_share = ranks if stage >= 2 else 1  # noqa: PLR2004
+    weights_share = ranks if stage == 3 else 1
+    gradient_share = ranks if stage >= 2 else 1
     optimizer_share = ranks if stage >= 1 else 1
     # DeepSpeed keeps a flat fp32 copy of each partition whatever the precision (runtime/zero/stage_1_and_2.py,
     # stage3.py); stage 0 in fp32 steps on the weights themselves.

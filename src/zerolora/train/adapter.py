@@ -26,7 +26,7 @@ def adapt(weights: Path, settings: dict[str, Any], zero: dict[str, Any]) -> Any:
     module is not in the model.
     """
     # Alive while the model loads, this makes from_pretrained partition as it reads (a weak reference is kept).
-    partitioning = HfDeepSpeedConfig(zero) if zero["zero_optimization"]["stage"] == 3 else None  # noqa: PLR2004
+    partitioning = HfDeepSpeedConfig(zero) if zero["zero_optimization"]["stage"] == 3 else None
     model = AutoModelForCausalLM.from_pretrained(
         weights, dtype=_dtype(zero), use_safetensors=True, attn_implementation="sdpa", local_files_only=True
     )
@@ -48,7 +48,7 @@ def save(engine: Any, directory: Path, rank: int, expected: dict[str, torch.Size
     """
     model = engine.module
     tensors = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if engine.zero_optimization_stage() == 3:  # noqa: PLR2004
+    if engine.zero_optimization_stage() == 3:
         import deepspeed
 
         gathering: Any = deepspeed.zero.GatheredParameters(list(tensors.values()))
@@ -98,7 +98,7 @@ def faults_of(found: dict[str, torch.Tensor], expected: dict[str, torch.Size]) -
 def _check(path: Path, expected: dict[str, torch.Size]) -> None:
     faults = faults_of(load_file(path), expected)
     if faults:
-        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")  # noqa: PLR2004
+        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
         raise UserError(f"the adapter is not whole: {shown}; nothing was published")
 
 

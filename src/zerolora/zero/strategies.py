@@ -23,7 +23,7 @@ def strategy_json(name: str, hidden: int, trainable: int, device: str) -> dict[s
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
         }
-    if sharding.stage == 3:  # noqa: PLR2004
+    if sharding.stage == 3:
         zero |= {
             "contiguous_gradients": True,
             "overlap_comm": device == "cuda",
