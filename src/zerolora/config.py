@@ -14,7 +14,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 STRATEGIES = ("zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 # In one folder, so that both engines know which files can change what a run is.
 OWN_JSON = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
-RESERVED_RUNS = ("base", "data")
+RESERVED_RUNS = ("base", "data", "logs")
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate")
 
 

@@ -66,15 +66,19 @@ class Bench:
         options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
         return [str(BIN / "zerolora"), "train", "--settings", canonical(run["train"]), *options]
 
-    def run(self, name: str, strategy: str = "zero2", **train: Any) -> Path:
-        """Train and return the run's directory."""
-        result = subprocess.run(
+    def start(self, name: str, strategy: str = "zero2", **train: Any) -> subprocess.CompletedProcess[str]:
+        """Train and return how it ended."""
+        return subprocess.run(
             self.command(name, strategy, **train),
             env=project_environment(ROOT) | {"TORCH_EXTENSIONS_DIR": str(self.folder / "extensions")},
             capture_output=True,
             text=True,
             check=False,
         )
+
+    def run(self, name: str, strategy: str = "zero2", **train: Any) -> Path:
+        """Train and return the run's directory."""
+        result = self.start(name, strategy, **train)
         assert result.returncode == 0, result.stderr[-3000:]
         return self.folder / name
 
@@ -192,13 +196,7 @@ def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench)
 
 def test_an_adapter_that_learned_nothing_is_not_published(bench: Bench) -> None:
     """A learning rate below what fp32 can add leaves every B at zero."""
-    result = subprocess.run(
-        bench.command("untrained", learning_rate=1e-60, ranks_per_node=1),
-        env=project_environment(ROOT),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = bench.start("untrained", learning_rate=1e-60, ranks_per_node=1)
     assert result.returncode == 2
     assert "is all zero, so it was never trained" in result.stderr
     assert not (bench.folder / "untrained/adapter").exists()
@@ -206,15 +204,7 @@ def test_an_adapter_that_learned_nothing_is_not_published(bench: Bench) -> None:
 
 
 def test_a_users_mistake_in_training_is_one_line(bench: Bench) -> None:
-    result = subprocess.run(
-        bench.command(
-            "mistake", ranks_per_node=1, lora={"r": 4, "targets": "all-linear"}, global_batch=1000, micro_batch=1000
-        ),
-        env=project_environment(ROOT),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = bench.start("mistake", ranks_per_node=1, global_batch=1000, micro_batch=1000)
     assert result.returncode == 2
     assert "zerolora train: train.global_batch is 1000, but 1 epochs have only 16 rows; lower it" in result.stderr
     assert "Traceback" not in result.stderr

@@ -62,6 +62,7 @@ MISTAKES = [
     ("runs.default.train.nodes", 3, ["runs.default.train.nodes", "3 nodes of 1"]),
     ("runs.default.prepare", {}, ["runs.default.prepare", "shared by all runs", "add another entry"]),
     ("runs.data", {"dataset": "rows"}, ["runs.data", "choose another name"]),
+    ("runs.logs", {"dataset": "rows"}, ["runs.logs", "choose another name"]),
 ]
 
 

@@ -101,6 +101,14 @@ def test_preparing_twice_gives_the_same_bytes(tmp_path: Path, tiny_model: Path) 
     assert first == second
 
 
+@pytest.mark.parametrize("kept", [0, 10, 400])
+def test_a_truncated_split_is_named(prepared: Path, kept: int) -> None:
+    path = prepared / "train.arrow"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora prepare` again"):
+        open_split(prepared, "train")
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
