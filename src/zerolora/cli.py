@@ -31,6 +31,7 @@ Output = Annotated[Path, typer.Option(help="Where the result goes.")]
 ModelDirectory = Annotated[Path, typer.Option("--model", help="resources/models/NAME, as fetch wrote it.")]
 Data = Annotated[Path, typer.Option(help="Directory of the prepared data set.")]
 Weights = Annotated[Path, typer.Option(help="resources/weights/NAME: where downloaded weights lie.")]
+Packing = Annotated[Path, typer.Option(help="Directory of the run's packing plan.")]
 Stamp = Annotated[Path, typer.Option("--weights", help="The file that says where the weights are.")]
 Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]
 
@@ -47,7 +48,7 @@ def start(
         handlers.append(logging.FileHandler(log, mode="w", encoding="utf-8"))
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers)
     REPORT.setLevel(logging.INFO)
-    if context.invoked_subcommand not in ("fetch", "weights"):
+    if context.invoked_subcommand not in ("fetch", "fetch-data", "weights"):
         os.environ["HF_HUB_OFFLINE"] = "1"
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     for name, value in quiet.items():
@@ -98,6 +99,14 @@ def fetch(settings: Settings, weights: Weights, output: Output) -> None:
 
 
 @app.command()
+def fetch_data(settings: Settings, output: Output) -> None:
+    """Bring the pinned data files of a hub repository here."""
+    from zerolora.fetch_data import fetch_data as stage
+
+    stage(settings, output)
+
+
+@app.command()
 def weights(model: ModelDirectory, weights: Weights) -> None:
     """Make sure the base weights are on this machine and are those that fetch wrote down."""
     from zerolora.fetch import restore
@@ -110,21 +119,30 @@ def prepare(
     settings: Settings,
     model: Annotated[Path, typer.Option(help="manifest.json of the model whose tokenizer is used.")],
     output: Output,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that tokenize; all cores if left out.")] = None,
 ) -> None:
     """Turn rows into tokens and masked labels, in three splits."""
     from zerolora.data.prepare import prepare as stage
 
-    stage(settings, model, output)
+    stage(settings, model, output, workers)
 
 
 @app.command()
-def estimate(settings: Settings, model: ModelDirectory, data: Data, output: Output) -> None:
+def pack(settings: Settings, data: Data, output: Output) -> None:
+    """Decide which rows share a packed row."""
+    from zerolora.data.pack import pack_rows
+
+    pack_rows(settings, data, output)
+
+
+@app.command()
+def estimate(settings: Settings, model: ModelDirectory, packing: Packing, output: Output) -> None:
     """Predict the bytes per GPU and per host of every strategy."""
     from zerolora.files import write_json
     from zerolora.memory.estimate import estimate as stage
     from zerolora.memory.estimate import table
 
-    result = stage(settings, model, data)
+    result = stage(settings, model, packing)
     write_json(output, result)
     REPORT.info(table(result))
 
@@ -151,6 +169,7 @@ def render(
 def train(
     settings: Settings,
     data: Data,
+    packing: Packing,
     zero: Annotated[Path, typer.Option(help="The run's DeepSpeed JSON.")],
     weights: Stamp,
     output: Output,
@@ -161,7 +180,7 @@ def train(
     from zerolora.train.launcher import launch, place
 
     where = place(os.environ, settings["nodes"], settings["ranks_per_node"])
-    paths = {"data": data, "zero": zero, "weights": weights, "output": output}
+    paths = {"data": data, "packing": packing, "zero": zero, "weights": weights, "output": output}
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
     launch(where, ["--settings", canonical(settings), *arguments], settings["device"], logs)
 
@@ -214,6 +233,7 @@ def report(
     run: Annotated[str, typer.Option(help="Name of the run.")],
     model: ModelDirectory,
     data: Data,
+    packing: Packing,
     base: Annotated[Path, typer.Option(help="Directory of the base model's evaluation.")],
     results: Annotated[Path, typer.Option(help="Directory of the run's results.")],
     lock: Annotated[Path, typer.Option(help="The lock file of the environment.")],
@@ -223,7 +243,7 @@ def report(
     """Write the run's page: before and after, loss, memory, provenance."""
     from zerolora.report.report import report as stage
 
-    stage(settings, run, model, data, base, results, config, lock, output)
+    stage(settings, run, model, data, packing, base, results, config, lock, output)
 
 
 @app.command()

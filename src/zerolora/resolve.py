@@ -16,8 +16,8 @@ from zerolora.units import parse_bytes
 
 
 def resolve(config: Config) -> dict[str, Any]:
-    """Return the settings of every stage: `{"fetch": {model: …}, "prepare": {data set: …}, "evaluate":
-    {data set: …}, "runs": {run: {stage: …}}}`.
+    """Return the settings of every stage: `{"fetch": {model: …}, "fetch_data": {data: …}, "prepare": {data set: …},
+    "evaluate": {data set: …}, "runs": {run: {stage: …}}}`.
 
     A stage finds here exactly what it reads, so a key that it does not read cannot make it run again.
     """
@@ -27,12 +27,17 @@ def resolve(config: Config) -> dict[str, Any]:
             for source, models in models_by_source(config)
             for name, model in models.items()
         },
+        "fetch_data": {name: data.model_dump() for name, data in config.fetch.data.items()},
         "prepare": {name: data.model_dump(exclude={"check"}) for name, data in config.prepare.items()},
         "evaluate": {
             name: {**config.evaluate.model_dump(), "check": data.check} for name, data in config.prepare.items()
         },
         "runs": {
-            name: {"dataset": run.dataset, **_stages(run_settings(config, name))} for name, run in config.runs.items()
+            name: {
+                "dataset": run.dataset,
+                **_stages(run_settings(config, name), config.prepare[run.dataset].max_length),
+            }
+            for name, run in config.runs.items()
         },
     }
 
@@ -64,10 +69,10 @@ def own_json(strategy: str) -> dict[str, Any] | None:
 
 def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
     """Return (source, {name: model}) for each group of `fetch`."""
-    return [(source, getattr(config.fetch, source)) for source in Fetch.model_fields]
+    return [(source, getattr(config.fetch, source)) for source in Fetch.model_fields if source != "data"]
 
 
-def _stages(settings: RunSettings) -> dict[str, Any]:
+def _stages(settings: RunSettings, max_length: int) -> dict[str, Any]:
     hardware, train = settings.hardware, settings.train
     precision = device_precision(hardware) if train.precision == "auto" else train.precision
     ranks = train.nodes * train.ranks_per_node
@@ -81,7 +86,9 @@ def _stages(settings: RunSettings) -> dict[str, Any]:
         "gpu_memory": parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None,
         "host_memory": parse_bytes(hardware.host_memory),
     }
+    capacity = settings.pack.capacity or max_length
     return {
+        "pack": {"packing": settings.pack.packing, "capacity": capacity if settings.pack.packing else None},
         "estimate": {
             **memory,
             "reserve": parse_bytes(settings.estimate.reserve),

@@ -14,6 +14,7 @@ import yaml
 from conftest import BIN, ROOT, TINY_CONFIG, project_environment
 
 from zerolora.config_file import load
+from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
 from zerolora.fetch import fetch, restore
@@ -24,6 +25,10 @@ from zerolora.resolve import resolve
 from zerolora.zero.render import render
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+# Packing off, packed rows of a row or two, and all rows of the data in one packed row.
+PLANS = {"unpacked": None, "packed": 160, "whole": 4096}
 
 
 class Bench:
@@ -37,6 +42,8 @@ class Bench:
         write_json(folder / "rows.json", records("tens", 0)[:24])
         rows = self.settings["prepare"]["rows"] | {"path": str(folder / "rows.json")}
         prepare(rows, folder / "m/tiny/manifest.json", folder / "data")
+        for packing, capacity in PLANS.items():
+            pack_rows({"packing": bool(capacity), "capacity": capacity}, folder / "data", folder / packing)
 
     def resolved(self, **train: Any) -> dict[str, Any]:
         config = json.loads(json.dumps(TINY_CONFIG))
@@ -45,12 +52,12 @@ class Bench:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
         return resolve(load(self.folder / "config.yaml"))
 
-    def command(self, name: str, strategy: str = "zero2", **train: Any) -> list[str]:
+    def command(self, name: str, strategy: str = "zero2", packing: str = "unpacked", **train: Any) -> list[str]:
         """Render a run's JSON and return the command that trains it."""
         run = self.resolved(**train)["runs"]["default"]
         write_json(
             self.folder / name / "estimate.json",
-            estimate(run["estimate"], self.folder / "m/tiny", self.folder / "data"),
+            estimate(run["estimate"], self.folder / "m/tiny", self.folder / packing),
         )
         own = json.loads((ROOT / strategy).read_text()) if strategy.endswith(".json") else None
         chosen = run["render"] | {"strategy": strategy, "own_json": own}
@@ -58,6 +65,7 @@ class Bench:
         write_json(self.folder / name / "zero.json", config)
         paths = {
             "data": self.folder / "data",
+            "packing": self.folder / packing,
             "zero": self.folder / name / "zero.json",
             "weights": self.folder / "w/tiny.json",
             "output": self.folder / name,

@@ -38,12 +38,12 @@ def test_estimate_and_render_never_load_torch(tmp_path: Path, tiny_model: Path) 
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(TINY_CONFIG))
     run = resolve(load(config))["runs"]["default"]
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "stats.json").write_text(json.dumps({"longest_row": 100}))
+    packing = tmp_path / "packing"
+    packing.mkdir()
+    (packing / "stats.json").write_text(json.dumps({"longest_packed_row": 100}))
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text((tiny_model / "config.json").read_text())
-    estimate = ["--model", "model", "--data", "data", "--output", "e.json"]
+    estimate = ["--model", "model", "--packing", "packing", "--output", "e.json"]
     render = ["--estimate", "e.json", "--output", "z.json", "--reasons", "r.json"]
     commands = [
         ["estimate", "--settings", json.dumps(run["estimate"]), *estimate],

@@ -3,14 +3,15 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from conftest import ROOT, TINY_CONFIG
 
-from zerolora.config import Config
+from zerolora.config import Config, Format, RowField
 from zerolora.config_file import load
+from zerolora.data.formats import FIELDS
 from zerolora.errors import UserError
 from zerolora.resolve import resolve
 
@@ -54,7 +55,33 @@ MISTAKES = [
     ("render.strategy", "zero4", ["render.strategy", "'zero4'", "zero3_offload"]),
     ("render.strategy", "config/deepspeed/none.json", ["render.strategy", "none.json", "no such file"]),
     ("prepare.rows.model", "huge", ["prepare.rows.model", "'huge'", "tiny"]),
-    ("prepare.rows.split.test", 0, ["prepare.rows.split.test", "1 or more"]),
+    ("prepare.rows.split.test", -1, ["prepare.rows.split.test", "0 or more"]),
+    ("prepare.rows.split.test", 0, ["prepare.rows.split.test", "0 rows, and no source is the test split", "1 or more"]),
+    ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "'alpaca', 'sharegpt'"]),
+    ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "'instruction'"]),
+    ("prepare.rows.loss", "all", ["prepare.rows.loss", "'all'", "'assistant', 'last' or 'everything'"]),
+    ("prepare.rows.loss", ["robot"], ["prepare.rows.loss", "'robot'", "'assistant'"]),
+    ("prepare.rows.too_long", "cut", ["prepare.rows.too_long", "'cut'", "truncate_left"]),
+    ("prepare.rows.bad_row", "skip", ["prepare.rows.bad_row", "'skip'", "'fail' or 'drop'"]),
+    ("prepare.rows.sources", {"a": {"weight": 1.0, "rows": 2}}, ["prepare.rows.sources.a.weight", "one of the two"]),
+    ("prepare.rows.sources", {"a": {"weight": 1.0}, "b": {}}, ["prepare.rows.sources.b", "give it a weight or rows"]),
+    ("prepare.rows.sources", {"a": {"weight": 0.0}}, ["prepare.rows.sources.a.weight", "more than 0"]),
+    ("prepare.rows.sources", {"../a": {}}, ["prepare.rows.sources.../a", "leads out of"]),
+    ("prepare.rows.sources", {"a": {"split": "test", "rows": 2}}, ["prepare.rows.sources.a", "taken whole"]),
+    ("pack.packing", "yes please", ["pack.packing", "true or false"]),
+    ("pack.capacity", 0, ["pack.capacity", "0", "1 or more"]),
+    ("runs.default.pack", {"packing": 3}, ["runs.default.pack.packing", "true or false"]),
+    ("train.attention", "flash", ["train.attention", "'flash'", "'sdpa' or 'eager'"]),
+    (
+        "fetch.data.chat",
+        {"repository": "a/b", "revision": "0" * 40, "files": ["*.json"], "license": "MIT"},
+        ["fetch.data.chat", "data/hub/chat"],
+    ),
+    (
+        "fetch.data.chat",
+        {"repository": "a/b", "revision": "main", "files": ["*.json"], "license": "MIT"},
+        ["fetch.data.chat.revision", "'main'", "40-digit commit"],
+    ),
     ("fetch.directory.spare", {"path": "x", "license": "MIT"}, ["fetch.directory.spare", "no data set uses"]),
     ("runs.default.dataset", "other", ["runs.default.dataset", "'other'", "rows"]),
     ("runs.../evil", {"dataset": "rows"}, ["runs", "lower-case letters"]),
@@ -82,6 +109,11 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(
     assert len(lines) == 1
     for text in [*said, "config.yaml"]:
         assert text in lines[0], lines[0]
+
+
+def test_the_fields_that_columns_may_map_are_those_of_the_formats() -> None:
+    assert set(get_args(RowField)) == {field for fields in FIELDS.values() for field in fields}
+    assert set(get_args(Format)) == {*FIELDS, "auto"}
 
 
 @pytest.mark.parametrize("name", ["a b", "a;rm", "$(x)", "A", "", "-x", "a.b"])

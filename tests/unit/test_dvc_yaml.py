@@ -12,14 +12,17 @@ SOURCE = ROOT / "src"
 # They carry settings, files and messages, and cannot change what a stage computes; config.py's values reach a stage
 # through results/config.json.
 PLUMBING = {
-    f"src/zerolora/{name}.py" for name in ("__init__", "cli", "config", "config_messages", "errors", "files", "units")
+    f"src/zerolora/{name}.py"
+    for name in ("__init__", "cli", "config", "config_messages", "data/progress", "errors", "files", "units")
 }
 ENTRY = {
     "resolve": ["resolve", "config_file"],
     "fetch_package": ["fetch"],
     "fetch_hub": ["fetch"],
     "fetch_directory": ["fetch"],
+    "fetch_data": ["fetch_data"],
     "prepare": ["data.prepare"],
+    "pack": ["data.pack"],
     "estimate": ["memory.estimate"],
     "render": ["zero.render"],
     "train": ["train.launcher", "train.rank"],
@@ -83,6 +86,7 @@ def test_every_stage_is_known_here() -> None:
 @pytest.mark.parametrize(
     ("module", "lower"),
     [
+        ("data", set()),
         ("train", {"data", "model"}),
         ("merge", {"model"}),
         ("evaluate", {"data"}),

@@ -155,7 +155,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    (tmp_path / "stats.json").write_text(json.dumps({"longest_row": 512}))
+    (tmp_path / "stats.json").write_text(json.dumps({"longest_packed_row": 512}))
     return write_config(tmp_path, SMALL | FAMILIES[0])
 
 

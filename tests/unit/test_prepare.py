@@ -1,145 +1,384 @@
-"""Rows become tokens; only the answer and its stop token are learned."""
+"""Rows become tokens; what is learned is proven, what is dropped or cut is counted."""
 
+import gzip
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from conftest import BIN, project_environment
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zerolora.data.prepare import prepare, read_rows, split
+from zerolora.config import Prepare
+from zerolora.data.mask import Proof
+from zerolora.data.prepare import prepare
 from zerolora.data.reference import PREFIX, records
-from zerolora.data.rows import IGNORED, open_split
-from zerolora.data.template import render
+from zerolora.data.rows import IGNORED, SPLITS, open_split
 from zerolora.errors import UserError
 from zerolora.evaluate.checks import judge
+from zerolora.files import canonical
 
-SETTINGS = {
-    "model": "tiny",
-    "path": "",
-    "template": "chat",
-    "system": "",
-    "split": {"validation": 4, "test": 4},
-    "seed": 1,
-    "max_length": 128,
-}
+ROWS = records("tens", 0)[:20]
+
+
+class Folder:
+    """A folder with the tiny model's tokenizer, data files, and what prepare makes of them."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.path, self.output = folder, folder / "out"
+        self.manifest = folder / "model" / "manifest.json"
+        self.manifest.parent.mkdir()
+        for path in (*model.glob("*token*"), model / "config.json", model / "chat_template.jinja"):
+            (self.manifest.parent / path.name).write_bytes(path.read_bytes())
+        self.manifest.write_text("{}")
+
+    def settings(self, **changed: Any) -> dict[str, Any]:
+        defaults = {"model": "tiny", "path": "rows.json", "split": {"validation": 4, "test": 4}, "max_length": 128}
+        values = {**defaults, **changed}
+        settings = Prepare.model_validate(values).model_dump(exclude={"check"})
+        return {**settings, "path": str(self.path / settings["path"])}
+
+    def prepare(self, rows: Any = None, workers: int = 1, **changed: Any) -> Path:
+        if rows is not None:
+            self.write("rows.json", rows)
+        prepare(self.settings(**changed), self.manifest, self.output, workers)
+        return self.output
+
+    def write(self, name: str, rows: Any) -> None:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if ".jsonl" in name:
+            text = "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
+        else:
+            text = json.dumps(rows, indent=0)
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+
+    def stats(self) -> dict[str, Any]:
+        return json.loads((self.output / "stats.json").read_text())
+
+    def all_rows(self) -> list[dict[str, Any]]:
+        return [row for name in SPLITS for row in open_split(self.output, name)]
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, tiny_model: Path) -> Path:
-    return prepare_rows(tmp_path, tiny_model, records("tens", 0)[:20])
+def folder(tmp_path: Path, tiny_model: Path) -> Folder:
+    return Folder(tmp_path, tiny_model)
 
 
-def prepare_rows(folder: Path, model: Path, rows: Any, **settings: Any) -> Path:
-    (folder / "rows.json").write_text(json.dumps(rows))
-    manifest = folder / "model" / "manifest.json"
-    if not manifest.exists():
-        (folder / "model").mkdir()
-        for path in model.glob("*token*"):
-            (folder / "model" / path.name).write_bytes(path.read_bytes())
-        for name in ("config.json", "chat_template.jinja"):
-            (folder / "model" / name).write_bytes((model / name).read_bytes())
-        manifest.write_text("{}")
-    prepare({**SETTINGS, "path": str(folder / "rows.json"), **settings}, manifest, folder / "out")
-    return folder / "out"
-
-
-def test_the_answer_and_its_stop_token_are_learned_and_nothing_else(prepared: Path, tiny_model: Path) -> None:
+@pytest.fixture
+def tokenizer(tiny_model: Path) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    for name in ("train", "validation", "test"):
-        for row in open_split(prepared, name):
-            learned = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != IGNORED]
-            hidden = row["input_ids"][: -len(learned)]
-            assert tokenizer.decode(learned) == row["output"] + "<|im_end|>"
-            assert (
-                tokenizer.decode(hidden) == f"<|im_start|>user\n{row['instruction']}<|im_end|>\n<|im_start|>assistant\n"
-            )
+    return AutoTokenizer.from_pretrained(tiny_model)
 
 
-def test_plain_template(tiny_model: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    row = {"instruction": "5=", "input": "now", "output": "1 + 4"}
-    assert render(tokenizer, "plain", "Add.", row) == ("<|im_start|>Add.\n5=\nnow", "1 + 4<|im_end|>")
+def learned(row: dict[str, Any]) -> list[int]:
+    return [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != IGNORED]
 
 
-def test_a_chat_template_whose_prompt_is_no_prefix_is_refused(tiny_model: Path) -> None:
-    from transformers import AutoTokenizer
+def test_the_answer_and_its_stop_token_are_learned_and_nothing_else(folder: Folder, tokenizer: Any) -> None:
+    folder.prepare(ROWS)
+    answers = {row["instruction"]: row["output"] for row in ROWS}
+    for name in ("validation", "test"):
+        for row in open_split(folder.output, name):
+            assert tokenizer.decode(learned(row)) == answers[row["question"]] + "<|im_end|>"
+            prompt = tokenizer.decode(row["input_ids"][: row["prompt"]])
+            assert prompt == f"<|im_start|>user\n{row['question']}<|im_end|>\n<|im_start|>assistant\n"
+            assert row["prompt"] + len(learned(row)) == row["length"] == len(row["input_ids"])
+            assert row["supervised"] == len(learned(row))
+    taught = {tokenizer.decode(learned(row)) for row in open_split(folder.output, "train")}
+    assert taught <= {answer + "<|im_end|>" for answer in answers.values()}
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with pytest.raises(UserError, match="template: plain"):
-        render(tokenizer, "chat", "", {"instruction": "5=", "input": "", "output": "x"})
+
+def test_the_splits_hold_every_row_once(folder: Folder, tokenizer: Any) -> None:
+    folder.prepare(ROWS)
+    taught = sorted(tokenizer.decode(learned(row)).removesuffix("<|im_end|>") for row in folder.all_rows())
+    assert taught == sorted(row["output"] for row in ROWS)
+    assert [len(open_split(folder.output, name)) for name in SPLITS] == [12, 4, 4]
 
 
-def test_the_splits_hold_every_row_once(prepared: Path) -> None:
-    asked = [row["instruction"] for name in ("train", "validation", "test") for row in open_split(prepared, name)]
-    assert sorted(asked) == sorted(row["instruction"] for row in records("tens", 0)[:20])
+MANY = [{"instruction": f"{number}=", "input": "", "output": str(number)} for number in range(3500)]
 
 
-@given(
-    st.integers(min_value=1, max_value=30), st.integers(min_value=1, max_value=30), st.integers(), st.integers(1, 50)
+def test_workers_change_no_byte(folder: Folder) -> None:
+    """Two processes on four chunks, one process, and one process again."""
+    folder.write("rows.jsonl", MANY)
+    seen = []
+    for workers in (2, 1, 1):
+        folder.prepare(workers=workers, path="rows.jsonl")
+        seen.append({path.name: path.read_bytes() for path in folder.output.iterdir()})
+    assert seen[0] == seen[1] == seen[2]
+    assert folder.stats()["read_rows"] == 3500
+
+
+FORMATS: list[tuple[str, dict[str, Any], str]] = [
+    ("alpaca", {"instruction": "a", "input": "b", "output": "c"}, "c<|im_end|>"),
+    ("sharegpt", {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "c"}]}, "c<|im_end|>"),
+    (
+        "messages",
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]},
+        "c<|im_end|>",
+    ),
+    ("prompt", {"prompt": "a", "completion": "c"}, "c<|im_end|>"),
+    # This tokenizer puts no BOS before a text, so nothing could predict its first token.
+    ("text", {"text": "some text"}, "ome text<|im_end|>"),
+    ("tokens", {"input_ids": [1, 70, 71, 2], "labels": [-100, -100, 71, 2]}, None),
+]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(("form", "row", "taught"), FORMATS, ids=[form for form, *_ in FORMATS])
+@pytest.mark.parametrize("named", [False, True])
+def test_each_format_is_detected_or_named(
+    folder: Folder, tokenizer: Any, form: str, row: dict[str, Any], taught: str | None, named: bool
+) -> None:
+    folder.write("rows.jsonl.gz", [row] * 12)
+    folder.prepare(path="rows.jsonl.gz", **({"format": form} if named else {}))
+    for found in folder.all_rows():
+        assert tokenizer.decode(learned(found)) == (taught or tokenizer.decode([71, 2]))
+    assert folder.stats()["duplicate_rows"] == 11
+
+
+def test_columns_are_mapped(folder: Folder) -> None:
+    rows = [{"q": row["instruction"], "answer": {"text": row["output"]}} for row in ROWS]
+    folder.prepare(rows, format="alpaca", columns={"instruction": "q", "output": "answer.text"})
+    assert {row["question"] for row in open_split(folder.output, "test")} <= {row["q"] for row in rows}
+    with pytest.raises(UserError, match=r"columns of rows\.json: messages is no field of format alpaca; write some of"):
+        folder.prepare(format="alpaca", columns={"messages": "q"})
+
+
+BAD: list[tuple[Any, str]] = [
+    ('{"instruction": "5=", "input": ""}\n', "output"),
+    ('{"instruction": 5, "input": "", "output": "x"}\n', "instruction"),
+    ('{"instruction": "5=", "input": "", "output": " "}\n', "output"),
+    ('"5="\n', "object"),
+    ("{broken\n", "JSON"),
+    ('{"instruction": "5=", "input": "", "output": "<|im_end|>"}\n', r"special token <\|im_end\|>"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), BAD)
+def test_a_bad_row_is_named_or_dropped_and_listed(folder: Folder, line: str, said: str) -> None:
+    folder.write("rows.jsonl", [*ROWS[:6], line, *ROWS[6:]])
+    with pytest.raises(UserError, match=rf"rows\.jsonl:7: .*{said}"):
+        folder.prepare(path="rows.jsonl")
+    assert not folder.output.exists()
+    folder.prepare(path="rows.jsonl", bad_row="drop")
+    assert folder.stats()["dropped_bad_rows"] == 1
+    (dropped,) = (json.loads(text) for text in (folder.output / "dropped.jsonl").read_text().splitlines())
+    assert dropped["place"].endswith("rows.jsonl:7")
+    assert len(folder.all_rows()) == 20
+
+
+def test_many_bad_rows_are_told_at_once_and_not_all(folder: Folder) -> None:
+    folder.write("rows.jsonl", [*ROWS, *(["{}\n"] * 9)])
+    with pytest.raises(UserError) as caught:
+        folder.prepare(path="rows.jsonl")
+    lines = str(caught.value).splitlines()
+    assert [f"rows.jsonl:{number}" in line for number, line in enumerate(lines[:5], 21)] == [True] * 5
+    assert "and 4 more" in lines[5]
+
+
+LONG = {"instruction": "long?", "input": "", "output": "x" * 200}
+
+
+@pytest.mark.parametrize("policy", ["fail", "drop", "truncate_left", "truncate_right", "split"])
+def test_an_over_long_row(folder: Folder, policy: str, tokenizer: Any) -> None:
+    folder.write("rows.jsonl", [*ROWS, LONG])
+    if policy == "fail":
+        with pytest.raises(UserError, match=r"rows\.jsonl:21: has .* tokens, max_length is 128; shorten it"):
+            folder.prepare(path="rows.jsonl")
+        return
+    folder.prepare(path="rows.jsonl", too_long=policy)
+    stats = folder.stats()
+    kept = [tokenizer.decode(learned(row)) for row in folder.all_rows()]
+    kept = [text for text in kept if text.startswith("x")]
+    assert stats["longest_row"] <= 128
+    assert all(row["labels"][0] == IGNORED for row in folder.all_rows())
+    if policy == "drop":
+        assert (kept, stats["dropped_too_long_rows"]) == ([], 1)
+    elif policy == "truncate_right":
+        assert kept == [
+            "x" * (128 - len(tokenizer("<|im_start|>user\nlong?<|im_end|>\n<|im_start|>assistant\n").input_ids))
+        ]
+        assert stats["truncated_rows"] == 1
+    elif policy == "truncate_left":
+        assert kept == ["x" * 126 + "<|im_end|>"]
+        assert stats["truncated_rows"] == 1
+    else:
+        # The first token of the second part is context for the rest of it.
+        assert "".join(kept).count("x") == 199
+        assert stats["split_rows"] == 1
+
+
+def test_a_long_text_is_split_into_rows_that_hold_all_of_it(folder: Folder, tokenizer: Any) -> None:
+    folder.write("rows.jsonl", [{"text": "".join(chr(97 + place % 26) for place in range(1000))}] * 3)
+    folder.prepare(path="rows.jsonl", too_long="split", split={"validation": 1, "test": 1}, duplicates="drop")
+    text = "".join(tokenizer.decode(row["input_ids"]) for row in folder.all_rows())
+    assert len(text.replace("<|im_start|>", "").replace("<|im_end|>", "")) == 1000
+    assert folder.stats()["split_rows"] == 3
+
+
+def test_a_truncated_row_that_teaches_nothing_is_dropped_and_counted(folder: Folder) -> None:
+    rows = [*ROWS, {"instruction": "y" * 200, "input": "", "output": "z"}]
+    folder.prepare(rows, too_long="truncate_right")
+    stats = folder.stats()
+    assert (stats["dropped_too_long_rows"], stats["truncated_rows"]) == (1, 0)
+
+
+CHAT = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "ONE"},
+    {"role": "user", "content": "two"},
+    {"role": "assistant", "content": "TWO"},
+]
+
+
+@pytest.mark.parametrize(
+    ("loss", "taught"),
+    [
+        ("assistant", "ONE<|im_end|>TWO<|im_end|>"),
+        ("last", "TWO<|im_end|>"),
+        (["user"], "one<|im_end|>two<|im_end|>"),
+        (["system", "assistant"], "Be kind.<|im_end|>ONE<|im_end|>TWO<|im_end|>"),
+        ("everything", None),
+    ],
 )
-def test_split_loses_nothing_and_depends_on_the_seed_alone(validation: int, test: int, seed: int, train: int) -> None:
-    rows = [{"instruction": str(number)} for number in range(validation + test + train)]
-    settings = {"split": {"validation": validation, "test": test}, "seed": seed}
-    parts = split(rows, settings, Path("rows.json"))
-    assert [len(parts[name]) for name in ("train", "validation", "test")] == [train, validation, test]
-    assert sorted(number for part in parts.values() for number, _ in part) == list(range(1, len(rows) + 1))
-    assert split(rows, settings, Path("rows.json")) == parts
+def test_the_loss_is_on_the_turns_that_were_asked_for(
+    folder: Folder, tokenizer: Any, loss: Any, taught: str | None
+) -> None:
+    folder.prepare([{"messages": CHAT}] * 12, loss=loss)
+    row = open_split(folder.output, "test")[0]
+    whole = tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert tokenizer.decode(learned(row)) == (taught or whole.removeprefix("<|im_start|>"))
+    if loss != ["user"]:
+        assert tokenizer.decode(row["input_ids"][: row["prompt"]]).endswith("two<|im_end|>\n<|im_start|>assistant\n")
+        assert (row["question"], row["expected"]) == ("two", "TWO")
+    roles = json.loads((folder.output / "mask.json").read_text())["roles"]
+    assert roles["assistant"]["turns"] == 24
+    assert roles["system"]["turns"] == 12
 
 
-def test_preparing_twice_gives_the_same_bytes(tmp_path: Path, tiny_model: Path) -> None:
-    rows = records("tens", 0)[:20]
-    first, second = (
-        {path.name: path.read_bytes() for path in prepare_rows(tmp_path, tiny_model, rows).iterdir()} for _ in range(2)
+def test_a_mixture_keeps_count_of_its_sources(folder: Folder) -> None:
+    folder.write("mix/a.jsonl", MANY[:100])
+    folder.write("mix/b/part-1.json", ROWS)
+    folder.write("mix/b/part-2.jsonl.gz", [{**row, "input": "again"} for row in ROWS])
+    folder.write("mix/test.jsonl", MANY[200:210])
+    sources = {"a.jsonl": {"weight": 1.0}, "b": {"weight": 1.0}, "test.jsonl": {"split": "test"}}
+    folder.prepare(path="mix", sources=sources, split={"validation": 4, "test": 0})
+    stats = folder.stats()["sources"]
+    assert [stats[name]["read_rows"] for name in sources] == [100, 40, 10]
+    assert stats["a.jsonl"]["train_rows"] == stats["b"]["train_rows"] > 30
+    assert sum(stats[name]["train_supervised_share"] for name in sources) == pytest.approx(1, abs=1e-5)
+    assert {row["source"] for row in open_split(folder.output, "test")} == {2}
+    manifest = json.loads((folder.output / "manifest.json").read_text())
+    assert manifest["sources"] == list(sources)
+    assert len(manifest["read"]) == 4
+
+
+def test_sources_that_share_a_file_or_are_not_there_are_refused(folder: Folder) -> None:
+    folder.write("mix/b/rows.json", ROWS)
+    with pytest.raises(UserError, match=r"b/rows\.json: belongs to two sources, b and b/rows\.json"):
+        folder.prepare(path="mix", sources={"b": {}, "b/rows.json": {}})
+    with pytest.raises(UserError, match=r"mix/c"):
+        folder.prepare(path="mix", sources={"c": {}})
+    with pytest.raises(UserError, match="is not a directory, so it cannot hold the sources c"):
+        folder.prepare(path="mix/b/rows.json", sources={"c": {}})
+
+
+@hypothesis_settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), min_size=12, max_size=20))
+def test_any_text_is_learned_whole_or_named(folder: Folder, tokenizer: Any, texts: list[tuple[str, str]]) -> None:
+    """Whatever people write: either it is learned exactly, or the row is dropped with a reason."""
+    rows = [{"instruction": question, "output": answer} for question, answer in texts]
+    good = [{"instruction": "q", "output": "a"}] * 9
+    folder.prepare([*good, *rows], bad_row="drop", too_long="drop", max_length=100000)
+    dropped = [json.loads(line)["row"] for line in (folder.output / "dropped.jsonl").read_text().splitlines()]
+    taught = sorted(tokenizer.decode(learned(row)) for row in folder.all_rows())
+    kept = [row for row in [*good, *rows] if row not in dropped]
+    assert taught == sorted(row["output"] + "<|im_end|>" for row in kept)
+
+
+def test_the_proof_sees_what_is_wrong_in_the_columns() -> None:
+    import pyarrow
+
+    def look(ids: list[list[int]], labels: list[list[int]], **changed: Any) -> Proof:
+        proof = Proof()
+        columns = {
+            "input_ids": pyarrow.array(ids, pyarrow.list_(pyarrow.int32())),
+            "labels": pyarrow.array(labels, pyarrow.list_(pyarrow.int32())),
+            "length": [len(row) for row in ids],
+            "supervised": [len(row) - row.count(IGNORED) for row in labels],
+            **changed,
+        }
+        proof.look(pyarrow.record_batch(columns))
+        return proof
+
+    look([[1, 2, 3], [4, 5]], [[IGNORED, 2, 3], [IGNORED, 5]]).check()
+    for broken, said in [
+        (look([[1, 2], [4, 5]], [[IGNORED, IGNORED], [IGNORED, 5]]), "rows without supervised token: 1"),
+        (look([[1, 2]], [[1, 2]]), "rows whose first token is supervised: 1"),
+        (look([[1, 2]], [[IGNORED, 3]]), "labels that are not their token: 1"),
+        (look([[1, 2]], [[IGNORED, 2]], supervised=[2]), "rows with wrong counts: 1"),
+    ]:
+        with pytest.raises(UserError, match=f"{said}.*nothing was published"):
+            broken.check()
+
+
+def test_the_page_shows_what_is_learned(folder: Folder) -> None:
+    folder.prepare([{"instruction": f"<b>{number}", "output": "王 & co"} for number in range(12)])
+    page = (folder.output / "mask.html").read_text()
+    assert '<span class="l">王</span>' in page
+    assert '<span class="l">&amp;</span>' in page
+    assert "<b>" not in page
+    assert '<span class="l">&lt;|im_end|&gt;</span>' in page
+    assert '<span class="c">&lt;|im_start|&gt;</span>' in page
+
+
+def test_the_histogram_counts_every_row_once(folder: Folder) -> None:
+    folder.prepare(ROWS)
+    header, *lines = (folder.output / "lengths.csv").read_text().splitlines()
+    assert header == "tokens,train,validation,test"
+    counts = np.array([[int(cell) for cell in line.split(",")] for line in lines])
+    assert counts[:, 1:].sum(0).tolist() == [12, 4, 4]
+    lengths = [row["length"] for row in folder.all_rows()]
+    for end, before in zip(counts[:, 0], [0, *counts[:-1, 0]], strict=True):
+        assert counts[counts[:, 0] == end, 1:].sum() == sum(before < length <= end for length in lengths)
+
+
+def test_a_users_mistake_is_one_line_without_a_traceback(folder: Folder) -> None:
+    folder.write("rows.json", [*ROWS, {"instruction": "5="}])
+    result = subprocess.run(
+        [
+            str(BIN / "zerolora"),
+            *("prepare", "--settings", canonical(folder.settings()), "--model", str(folder.manifest)),
+            *("--output", str(folder.output), "--workers", "1"),
+        ],
+        env=project_environment(folder.path),
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert first == second
+    assert result.returncode == 2
+    assert "rows.json:" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("kept", [0, 10, 400])
-def test_a_truncated_split_is_named(prepared: Path, kept: int) -> None:
-    path = prepared / "train.arrow"
+def test_a_truncated_split_is_named(folder: Folder, kept: int) -> None:
+    path = folder.prepare(ROWS) / "train.arrow"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora prepare` again"):
-        open_split(prepared, "train")
+        open_split(folder.output, "train")
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"instruction": "5=", "input": ""}, "row 2: output is None"),
-        ({"instruction": 5, "input": "", "output": "x"}, "row 2: instruction is 5"),
-        ({"instruction": "5=", "input": "", "output": " "}, "row 2: output is empty"),
-        ("5=", "row 2: is '5='"),
-        ({"instruction": "5=", "input": "", "output": "x" * 200}, "row 2: has .* tokens, max_length is 128"),
-    ],
-)
-def test_a_bad_row_is_named(tmp_path: Path, tiny_model: Path, row: Any, said: str) -> None:
-    rows: list[Any] = records("tens", 0)[:20]
-    rows[1] = row
-    with pytest.raises(UserError, match=rf"rows\.json: {said}"):
-        prepare_rows(tmp_path, tiny_model, rows)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [(b"[{]", r"rows\.json:1"), (b"{}", "list of rows"), (b'["\xff"]', "byte 2 is not UTF-8")],
-)
-def test_a_bad_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
-    (tmp_path / "rows.json").write_bytes(content)
-    with pytest.raises(UserError, match=said):
-        read_rows(tmp_path / "rows.json")
-
-
-def test_too_few_rows(tmp_path: Path, tiny_model: Path) -> None:
+def test_too_few_rows(folder: Folder) -> None:
     with pytest.raises(UserError, match="has 8 rows, and split takes 8"):
-        prepare_rows(tmp_path, tiny_model, records("tens", 0)[:8])
+        folder.prepare(ROWS[:8])
 
 
 @pytest.mark.parametrize("rule", ["tens", "random"])
@@ -147,7 +386,7 @@ def test_the_reference_task_has_the_seeds_counts_and_right_answers(rule: Any) ->
     rows = records(rule, 42)
     assert len(rows) == 1798 + 200 + 200
     assert len({row["instruction"] for row in rows}) == len(rows)
-    assert all(judge("sum", row, row["output"]) == (True, True) for row in rows)
+    assert all(judge("sum", {"question": row["instruction"]}, row["output"]) == (True, True) for row in rows)
     assert records(rule, 42) == rows
     assert records(rule, 43) != rows
 
@@ -165,11 +404,11 @@ def test_the_reference_task_has_the_seeds_counts_and_right_answers(rule: Any) ->
     ],
 )
 def test_judging_the_reference_task(answer: str, verdict: tuple[bool, bool]) -> None:
-    assert judge("sum", {"instruction": "5=", "input": "", "output": ""}, answer) == verdict
+    assert judge("sum", {"question": "5=", "expected": ""}, answer) == verdict
 
 
 def test_judging_by_equality() -> None:
-    row = {"instruction": "capital of France?", "input": "", "output": "Paris"}
+    row = {"question": "capital of France?", "expected": "Paris"}
     assert judge("exact", row, "Paris ") == (True, True)
     assert judge("exact", row, "paris") == (True, False)
     assert judge("exact", row, "") == (False, False)

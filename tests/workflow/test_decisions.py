@@ -14,9 +14,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NEEDS: dict[str, list[str]] = {
     "fetch": [],
     "prepare": ["fetch"],
-    "estimate": ["prepare"],
+    "pack": ["prepare"],
+    "estimate": ["pack"],
     "render": ["estimate"],
-    "train": ["prepare", "render"],
+    "train": ["prepare", "pack", "render"],
     "merge": ["train"],
     "evaluate": ["prepare", "merge"],
     "report": ["estimate", "train", "evaluate"],

@@ -17,7 +17,7 @@ from zerolora.config import Config, Fetch
 pytestmark = pytest.mark.slow
 
 # Config key: (another value, the stages that read it). What comes after those follows from the DAG.
-E, R, T, M, P = "estimate@default", "render@default", "train@default", "merge@default", "report@default"
+K, E, R, T, M, P = (f"{stage}@default" for stage in ("pack", "estimate", "render", "train", "merge", "report"))
 JUDGE = {"evaluate_base@rows", "evaluate@default"}
 KEYS: dict[str, tuple[Any, set[str]]] = {
     "hardware.host_memory": ("25GiB", {E}),
@@ -29,7 +29,16 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "prepare.rows.split.test": (5, {"prepare@rows"}),
     "prepare.rows.seed": (2, {"prepare@rows"}),
     "prepare.rows.max_length": (127, {"prepare@rows"}),
+    "prepare.rows.format": ("alpaca", {"prepare@rows"}),
+    "prepare.rows.columns": ({"input": "instruction"}, {"prepare@rows"}),
+    "prepare.rows.loss": ("last", {"prepare@rows"}),
+    "prepare.rows.too_long": ("drop", {"prepare@rows"}),
+    "prepare.rows.bad_row": ("drop", {"prepare@rows"}),
+    "prepare.rows.duplicates": ("drop", {"prepare@rows"}),
+    "prepare.rows.leakage": ("drop", {"prepare@rows"}),
     "prepare.rows.check": ("exact", JUDGE),
+    "pack.packing": (True, {K}),
+    "pack.capacity": (256, set()),
     "estimate.reserve": ("2GiB", {E}),
     "render.strategy": ("zero1", {R, P}),
     "train.ranks_per_node": (2, {E, R, T}),
@@ -44,6 +53,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.gradient_clipping": (0.5, {R}),
     "train.precision": ("bf16", {E, R}),
     "train.activation_checkpointing": (True, {E, T}),
+    "train.attention": ("eager", {T}),
     "train.seed": (7, {T}),
     "train.lora.r": (2, {E, T}),
     "train.lora.alpha": (8.0, {T}),
@@ -56,6 +66,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "evaluate.max_new_tokens": (5, JUDGE),
     "report.examples": (1, {P}),
     "runs.default.hardware": ({"host_memory": "25GiB"}, {E}),
+    "runs.default.pack": ({"packing": True}, {K}),
     "runs.default.render": ({"strategy": "zero1"}, {R, P}),
     "runs.default.train": ({"learning_rate": 2e-2}, {T}),
     "runs.default.report": ({"examples": 1}, {P}),
@@ -69,6 +80,7 @@ ELSEWHERE = {
     "fetch.directory.tiny.path": "test_a_whole_section_that_changes",
     "prepare.rows.model": "test_a_whole_section_that_changes",
     "prepare.rows.path": "test_a_whole_section_that_changes",
+    "prepare.rows.sources": "test_a_whole_section_that_changes",
     "train.nodes": "test_a_whole_section_that_changes",
     "runs": "test_each_edit_runs_the_same_stages_in_both_engines",
 }
@@ -83,7 +95,7 @@ def finished(make_project: Callable[[str], Project]) -> Project:
     return project
 
 
-ONE_RUN = {"estimate", "render", "train", "merge", "evaluate", "report"}
+ONE_RUN = {"pack", "estimate", "render", "train", "merge", "evaluate", "report"}
 EVERYTHING = {
     "resolve",
     "fetch@tiny",
@@ -104,8 +116,8 @@ def _leaves(model: Any, prefix: str = "") -> list[str]:
     names = {"fetch": "directory.tiny", "prepare": "rows"}
     leaves = []
     for name, field in model.model_fields.items():
-        if not prefix and name == "runs":
-            leaves.append(name)
+        if name in ("runs", "sources"):
+            leaves.append(f"{prefix}{name}")
             continue
         inner = _section_of(field.annotation)
         if name == "fetch" and not prefix:
@@ -153,6 +165,9 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
     before = resolved.read_bytes()
     shutil.copytree(directory / "model", directory / "model2")
     shutil.copy(directory / "rows.json", directory / "rows2.json")
+    (directory / "folder").mkdir()
+    for name in ("a.json", "b.json"):
+        shutil.copy(directory / "rows.json", directory / "folder" / name)
     gpu = {
         "hardware.device": "cuda",
         "hardware.gpus_per_node": 1,
@@ -164,6 +179,7 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
         ({"hardware.nodes": 2, "train.nodes": 2}, {E, R, T}),
         ({"fetch.directory.tiny.path": "model2"}, {"fetch@tiny"}),
         ({"prepare.rows.path": "rows2.json"}, {"prepare@rows"}),
+        ({"prepare.rows.path": "folder", "prepare.rows.sources": {"a.json": {}, "b.json": {}}}, {"prepare@rows"}),
         (
             {
                 "fetch.directory": {"other": {"path": "model", "license": "MIT"}},
@@ -185,6 +201,7 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
         resolved.unlink()
         resolved.write_bytes(before)
     shutil.rmtree(directory / "model2")
+    shutil.rmtree(directory / "folder")
     (directory / "rows2.json").unlink()
 
 
@@ -254,12 +271,14 @@ EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
     ("a remark in a module", _module, {E, R}),
     ("a remark in a rule file", _rule_file, {"prepare@rows"}),
     ("the learning rate", _set(**{"train.learning_rate": 2e-2}), {"resolve", *AFTER_TRAIN}),
-    ("a data row", _row, {"prepare@rows", "evaluate_base@rows", E, *AFTER_TRAIN}),
+    ("a data row", _row, {"prepare@rows", "evaluate_base@rows", K, E, *AFTER_TRAIN}),
     (
         "the base model's file",
         _base_model,
-        {"fetch@tiny", "prepare@rows", "evaluate_base@rows", E, *AFTER_TRAIN},
+        {"fetch@tiny", "prepare@rows", "evaluate_base@rows", K, E, *AFTER_TRAIN},
     ),
+    ("packing", _set(**{"pack.packing": True}), {"resolve", K, E, R, *AFTER_TRAIN}),
+    ("another capacity", _set(**{"pack.capacity": 192}), {"resolve", K, E, R, *AFTER_TRAIN}),
     ("a second run", _second_run, {"resolve", *(f"{stage}@second" for stage in ONE_RUN)}),
     (
         "merged weights unversioned",

@@ -8,6 +8,7 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import agreement
 
+from zerolora.config import HUB_DATA
 from zerolora.config_file import load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
@@ -38,6 +39,7 @@ wildcard_constraints:
     run="|".join(CONFIG.runs),
     dataset="|".join(CONFIG.prepare),
     model="|".join(SETTINGS["fetch"]),
+    source="|".join(SETTINGS["fetch_data"]) or "none",
 
 
 def settings(section, wildcard, stage=None):
@@ -70,6 +72,13 @@ def fetched(wildcards):
 def prepared(wildcards):
     return [
         f"{data_directory(wildcards)}/{name}"
+        for name in ("manifest.json", "stats.json")
+    ]
+
+
+def packed(wildcards):
+    return [
+        f"{packing_directory(wildcards)}/{name}"
         for name in ("manifest.json", "stats.json")
     ]
 
@@ -107,8 +116,35 @@ def source_files(wildcards):
     )
 
 
-def data_file(wildcards):
-    return CONFIG.prepare[wildcards.dataset].path
+def data_files(wildcards):
+    """The files of a data set, but for fetched ones: those are pinned, and stand for themselves by their manifest."""
+    path = Path(CONFIG.prepare[wildcards.dataset].path)
+    if not path.is_dir():
+        return [] if fetched_data(wildcards) else [str(path)]
+    folders = [Path(HUB_DATA) / name for name in SETTINGS["fetch_data"]]
+    return sorted(
+        str(file)
+        for file in path.rglob("*")
+        if file.is_file()
+        and not any(part[0] == "." for part in file.relative_to(path).parts)
+        and not any(file.is_relative_to(folder) for folder in folders)
+    )
+
+
+def fetched_data(wildcards):
+    """The manifests of the fetched data sets that a data set's path holds, is, or lies in."""
+    path = Path(CONFIG.prepare[wildcards.dataset].path)
+    folders = [Path(HUB_DATA) / name for name in SETTINGS["fetch_data"]]
+    return [
+        str(folder / "manifest.json")
+        for folder in folders
+        if folder.is_relative_to(path) or path.is_relative_to(folder)
+    ]
+
+
+def all_cores(wildcards):
+    """The cores that the profile grants; where each job asks for its own, a good many."""
+    return workflow.cores or 16
 
 
 def ranks_here(wildcards):
@@ -137,6 +173,10 @@ def merged_place(wildcards):
 
 def evaluate_settings(wildcards):
     return canonical(SETTINGS["evaluate"][dataset_of(wildcards)])
+
+
+def packing_directory(wildcards):
+    return f"results/{wildcards.run}/packing"
 
 
 def run_directory(wildcards):

@@ -1,6 +1,6 @@
 checkpoint estimate:
     input:
-        data=prepared,
+        packing=packed,
         code=code("estimate"),
     output:
         estimate="results/{run}/estimate.json",
@@ -11,8 +11,8 @@ checkpoint estimate:
         "../../envs/conda.yaml"
     params:
         settings=settings("runs", "run", "estimate"),
-        data=data_directory,
+        packing=packing_directory,
         model=model_directory,
     shell:
         "zerolora --log {log} estimate --settings {params.settings:q}"
-        " --model {params.model} --data {params.data} --output {output.estimate}"
+        " --model {params.model} --packing {params.packing} --output {output.estimate}"

@@ -1,6 +1,7 @@
 checkpoint prepare:
     input:
-        rows=data_file,
+        rows=data_files,
+        fetched=fetched_data,
         model=fetched,
         code=code("prepare"),
     output:
@@ -10,13 +11,28 @@ checkpoint prepare:
             caption="../report/stats.rst",
             category="Data",
         ),
+        mask=report(
+            "results/data/{dataset}/mask.html",
+            caption="../report/mask.rst",
+            category="Data",
+        ),
+        others=multiext(
+            "results/data/{dataset}/",
+            "train.arrow",
+            "validation.arrow",
+            "test.arrow",
+            "mask.json",
+            "lengths.csv",
+            "dropped.jsonl",
+        ),
     log:
         "results/logs/prepare/{dataset}.log",
     conda:
         "../../envs/conda.yaml"
+    threads: all_cores
     params:
         settings=settings("prepare", "dataset"),
         output="results/data/{dataset}",
     shell:
         "zerolora --log {log} prepare --settings {params.settings:q}"
-        " --model {input.model} --output {params.output}"
+        " --model {input.model} --output {params.output} --workers {threads}"

@@ -1,6 +1,7 @@
 rule report:
     input:
         data=prepared,
+        packing=packed,
         estimate="results/{run}/estimate.json",
         render=multiext("results/{run}/", "zero.json", "render.json"),
         adapter="results/{run}/adapter/manifest.json",
@@ -28,11 +29,12 @@ rule report:
     params:
         settings=settings("runs", "run", "report"),
         data=data_directory,
+        packing=packing_directory,
         base=base_directory,
         model=model_directory,
         config=CONFIG_FILE,
         results=run_directory,
     shell:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
-        " --data {params.data} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
+        " --data {params.data} --packing {params.packing} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
         " --output {output}"

@@ -1,6 +1,7 @@
 checkpoint train:
     input:
         data=prepared,
+        packing=packed,
         zero="results/{run}/zero.json",
         code=code("train"),
     output:
@@ -24,6 +25,7 @@ checkpoint train:
     params:
         settings=settings("runs", "run", "train"),
         data=data_directory,
+        packing=packing_directory,
         model=model_directory,
         weights=weights_directory,
         output=run_directory,
@@ -31,4 +33,4 @@ checkpoint train:
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
         " {resources.launcher} zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
-        " --zero {input.zero} --weights {params.weights}.json --output {params.output} --logs {params.logs}"
+        " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json --output {params.output} --logs {params.logs}"

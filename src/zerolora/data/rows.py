@@ -5,8 +5,23 @@ from typing import Any
 
 from zerolora.errors import UserError
 
-FIELDS = ("instruction", "input", "output")
+FIELDS = ("question", "expected")  # of held-out rows: what the user asked last, and the answer that the data gives
 IGNORED = -100  # the label that cross-entropy skips
+SPLITS = ("train", "validation", "test")
+
+
+def schema(held_out: bool) -> Any:
+    """Return the Arrow schema of a split: input_ids and labels (token numbers), length and supervised (tokens),
+    source (its number in the manifest); of held-out rows also prompt (tokens before the answer) and FIELDS (texts).
+    """
+    import pyarrow
+
+    tokens, number = pyarrow.list_(pyarrow.int32()), pyarrow.int32()
+    columns = [("input_ids", tokens), ("labels", tokens), ("length", number), ("supervised", number)]
+    columns.append(("source", pyarrow.int16()))
+    if held_out:
+        columns += [("prompt", number), *((field, pyarrow.string()) for field in FIELDS)]
+    return pyarrow.schema(columns)
 
 
 def open_split(data: Path, split: str) -> Any:

@@ -1,33 +1,295 @@
-"""From a row to text: prompt and answer as the model will see them."""
+"""From a conversation to text in pieces: what the model sees, and which of it is learned.
 
-from typing import Any
+The tokenizer's own chat template writes the text. Where a turn begins and ends in it is found by writing it again with
+a mark in the turn's place, which holds for any template: none needs `{% generation %}` markers.
+"""
 
-from zerolora.errors import UserError
+import datetime
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zerolora.data.example import BadRow, Example
+from zerolora.errors import UserError, shown
+
+# Private-use characters, which no text of a language holds: one that stands for a message, and one for each message.
+MARK, MARKS = "\U00100000", 0xF0000
+# Templates may write today's date. Data must not change overnight, so it is always the day that Llama 3's names.
+DATE = datetime.datetime(2024, 7, 26)
+# template: plain, written as a template of its own.
+PLAIN = """\
+{%- for message in messages if message.content or message.tool_calls -%}
+{%- if message.tool_calls %}{{ raise_exception("tool calls have no plain form; write template: chat") }}{% endif -%}
+{%- if loop.previtem and "assistant" not in (message.role, loop.previtem.role) %}{{ "\\n" }}{% endif -%}
+{{- message.content + eos_token * (message.role == "assistant") -}}
+{%- endfor -%}"""
 
 
-def render(tokenizer: Any, template: str, system: str, row: dict[str, str]) -> tuple[str, str]:
-    """Return (prompt, answer) texts; the answer ends with the stop token, and only the answer is learned.
+class Piece(NamedTuple):
+    """A part of a row's text. `role` is that of the turn it is, None for what stands between turns."""
 
-    template "chat": the tokenizer's own chat template. "plain": BOS, system, instruction and input joined by
-    line breaks. Raises UserError if the tokenizer has no chat template, or one whose prompt does not begin the
-    whole conversation (then prompt and answer cannot be told apart).
+    text: str
+    role: str | None
+    learned: bool
+
+
+class Template:
+    """Writes conversations with a tokenizer's chat template, or plainly.
+
+    settings: `template` (chat or plain), `system` (put before conversations without one), `loss` (assistant, last,
+    everything, or a list of roles). `stops` are the tokens that end an answer: the end-of-sequence token, those of the
+    model's generation_config.json, and the one that the template puts there. Raises UserError if the tokenizer has no
+    chat template or no end-of-sequence token.
     """
-    question = "\n".join(part for part in (row["instruction"], row["input"]) if part)
-    stop = tokenizer.eos_token
-    if stop is None:
-        raise UserError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
-    if template == "plain":
-        prompt = (tokenizer.bos_token or "") + "\n".join(part for part in (system, question) if part)
-        return prompt, row["output"] + stop
-    if not tokenizer.chat_template:
-        raise UserError("the model's tokenizer has no chat template; write template: plain")
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": question})
-    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": row["output"]}], tokenize=False)
-    if not whole.startswith(prompt):
-        raise UserError("the model's chat template writes the prompt differently once answered; write template: plain")
-    answer = whole[len(prompt) :]
-    end = answer.find(stop)
-    # Templates write more after the stop token (a line break); the model never gets to say that.
-    return prompt, (answer if end < 0 else answer[:end]) + stop
+
+    def __init__(self, tokenizer: Any, settings: dict[str, Any], model: Path | None = None) -> None:
+        self.tokenizer, self.plain = tokenizer, settings["template"] == "plain"
+        self.system, self.loss = settings["system"], settings["loss"]
+        if tokenizer.eos_token is None:
+            raise UserError("the model's tokenizer has no eos_token; set it in tokenizer_config.json")
+        if not self.plain and not tokenizer.chat_template:
+            raise UserError("the model's tokenizer has no chat template; write template: plain")
+        # Some tokenizers name a BOS that they never put before a text.
+        self.bos = tokenizer.bos_token if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id else ""
+        added = tokenizer.added_tokens_decoder.values()
+        self.special = re.compile(_any_of(token.content for token in added if token.special))
+        self.added = _any_of(token.content for token in added)
+        self.stops = {tokenizer.eos_token, *_generation_stops(tokenizer, model)}
+        self.stops |= self._own_stop()
+        self.stop = re.compile(_any_of(self.stops))
+        self.ending = re.compile(rf"(?:\s*(?:{self.added}))*?\s*({self.stop.pattern})")
+        # By roles: what stands before each message, by its number; at the end; and turns, counted from their contents.
+        self.frames: dict[tuple[str, ...], tuple[list[tuple[int, str]], str, dict[int, _Turn]] | None] = {}
+
+    def pieces(self, example: Example) -> list[Piece]:
+        """Return a conversation's or text's pieces; joined they are the text, up to the last that is learned.
+
+        Every learned turn of the assistant ends with its stop token. Raises BadRow if the template refuses the
+        conversation, leaves part of it out, or has no stop token where one is needed.
+        """
+        everything = self.loss == "everything"
+        pieces = [Piece(self.bos, None, everything)] if self.plain or example.text is not None else []
+        if example.text is not None:
+            text = example.text.removeprefix(self.bos).removesuffix(self.tokenizer.eos_token)
+            return self._trimmed([*pieces, Piece(text + self.tokenizer.eos_token, "text", True)])
+        assert example.messages is not None
+        messages = example.messages
+        if self.system and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.system}, *messages]
+        self._check_no_special_token(messages, example.tools)
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        learned = {number for number, message in enumerate(messages) if everything or message["role"] in self.loss}
+        if self.loss in ("assistant", "last"):
+            learned = set(answers[-1:] if self.loss == "last" else answers)
+        # Also where the last answer begins, learned or not: there the model is asked.
+        wanted = set(answers) if everything else learned | set(answers[-1:])
+        row = _Row(messages, example.tools, self.write(messages, example.tools))
+        turns = self._by_frames(row, wanted) or self._by_marks(row, wanted)
+        return self._trimmed([*pieces, *self._cut(row, turns, learned)])
+
+    def write(self, messages: list[dict[str, Any]], tools: list[Any] | None = None, prompt: bool = False) -> str:
+        """Return what the template writes; with `prompt` it ends where the model begins to answer."""
+        try:
+            source = PLAIN if self.plain else _undated(self.tokenizer.get_chat_template(tools=tools))
+            return self.tokenizer.apply_chat_template(
+                messages, tools=tools, chat_template=source, tokenize=False, add_generation_prompt=prompt
+            )
+        except Exception as error:
+            # Templates are programs of their own: whatever they raise, they refuse these messages.
+            raise BadRow(f"the chat template refuses it: {' '.join(str(error).split())[:200]}") from None
+
+    def _writes(self, *arguments: Any) -> str | None:
+        try:
+            return self.write(*arguments)
+        except BadRow:
+            return None
+
+    def _check_no_special_token(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
+        for number, message in enumerate([*messages, {"tools": tools}] if tools else messages):
+            text = message["content"] if len(message) == 2 else json.dumps(message, ensure_ascii=False)
+            if held := self.special.search(text):
+                name = _name(messages, number) if number < len(messages) else "the list of tools"
+                raise BadRow(f"{name} holds the special token {held[0]}, which would end or begin a turn; remove it")
+
+    def _cut(self, row: "_Row", turns: "dict[int, _Turn]", learned: set[int]) -> Iterator[Piece]:
+        everything, position = self.loss == "everything", 0
+        for number, turn in sorted(turns.items(), key=lambda item: item[1].start):
+            last = number == max(learned, default=0)
+            if turn.wrong and number in learned:
+                other = "template: plain, or give the model another chat template" if last else "loss: last"
+                raise BadRow(f"{turn.wrong}; write {other}")
+            if turn.wrong:
+                continue
+            yield Piece(row.text[position : turn.start], None, everything)
+            content, position = row.text[turn.start : turn.end], turn.end
+            role = row.messages[number]["role"]
+            if role == "assistant" and number in learned and not turn.stopped:
+                if not last:
+                    raise BadRow("the chat template writes no stop token behind an earlier answer; write loss: last")
+                content, position = content + self.tokenizer.eos_token, len(row.text)
+            yield Piece(content, role, number in learned)
+        yield Piece(row.text[position:], None, everything)
+
+    def _trimmed(self, pieces: list[Piece]) -> list[Piece]:
+        """Return the pieces that are not empty, up to the last that is learned."""
+        while pieces and not (pieces[-1].learned and pieces[-1].text):
+            pieces.pop()
+        if not pieces:
+            raise BadRow(f"nothing of it is learned with loss {shown(self.loss)}; remove it, or add a role to loss")
+        return [piece for piece in pieces if piece.text]
+
+    def _by_frames(self, row: "_Row", wanted: set[int]) -> "dict[int, _Turn] | None":
+        """Return the turns if the text is what stands around such messages, with their contents put in; else None."""
+        if row.tools is not None or any(message.keys() != {"role", "content"} for message in row.messages):
+            return None
+        roles = tuple(message["role"] for message in row.messages)
+        if roles not in self.frames:
+            self._frame(roles)
+        if not (frames := self.frames[roles]):
+            return None
+        around, rest, turns = frames
+        for trim in (str, str.strip):
+            contents = [trim(message["content"]) for message in row.messages]
+            if "".join([part for number, before in around for part in (before, contents[number])]) + rest == row.text:
+                break
+        else:
+            return None
+        result, end = {}, 0
+        for number, before in around:
+            begin, end = end + len(before), end + len(before) + len(contents[number])
+            if number in wanted:
+                result[number] = turns[number]._replace(start=begin + turns[number].start, end=end + turns[number].end)
+        return result
+
+    def _frame(self, roles: tuple[str, ...]) -> None:
+        """Keep what the template writes around messages of these roles, None if that depends on their contents."""
+        row = _Row(_marked(*roles), None, self._writes(_marked(*roles)) or "")
+        parts = re.split(f"([{chr(MARKS)}-{chr(MARKS + len(roles))}])", row.text)
+        order = [ord(mark) - MARKS for mark in parts[1::2]]
+        self.frames[roles] = None
+        if sorted(order) == list(range(len(roles))):
+            turns = self._by_marks(row, order)
+            for number, turn in turns.items():
+                place = row.text.index(chr(MARKS + number))
+                turns[number] = turn._replace(start=turn.start - place, end=turn.end - place - 1)
+            self.frames[roles] = list(zip(order, parts[::2], strict=False)), parts[-1], turns
+
+    def _by_marks(self, row: "_Row", wanted: Iterable[int]) -> "dict[int, _Turn]":
+        """Return the turns by what changes in the text when a mark stands for a message."""
+        if row.tools is not None and self._writes(row.messages) == row.text:
+            raise BadRow("the chat template leaves out the tools; choose a model whose template has them")
+        places = [self._place(row, number) for number in range(len(row.messages))]
+        return {number: self._turn(row, number, places) for number in wanted}
+
+    def _place(self, row: "_Row", number: int) -> tuple[int | None, int | None]:
+        """Return where a message's content, or the name in its last tool call, begins and ends, None if unknown."""
+        message = row.messages[number]
+        calls, marked = message.get("tool_calls"), {**message, "content": MARK}
+        if calls:
+            called = {**calls[-1], "function": {**calls[-1]["function"], "name": MARK}}
+            marked = {**message, "tool_calls": [*calls[:-1], called]}
+        text = self._writes([*row.messages[:number], marked, *row.messages[number + 1 :]], row.tools)
+        if text is None:
+            return None, None
+        parts = text.split(MARK)
+        if len(parts) == 1 and (calls or message["content"]):
+            name = "the tool calls of " * bool(calls) + _name(row.messages, number)
+            raise BadRow(f"the chat template leaves out {name}; remove it")
+        begin = len(parts[0]) if row.text.startswith(parts[0]) else None
+        if calls:
+            # Templates may write the name again with the tool's answer.
+            return begin, None if begin is None else begin + len(calls[-1]["function"]["name"])
+        end = len(row.text) - len(parts[-1]) if row.text.endswith(parts[-1]) else None
+        known = len(parts) == 2 and (begin is None or end is None or begin <= end)
+        return (begin, end) if known else (None, None)
+
+    def _turn(self, row: "_Row", number: int, places: list[tuple[int | None, int | None]]) -> "_Turn":
+        message, (begin, end) = row.messages[number], places[number]
+        name, calls, answers = _name(row.messages, number), message.get("tool_calls"), message["role"] == "assistant"
+        start = self._start(row, number, begin) if answers else begin
+        following = places[number + 1][0] if number + 1 < len(row.messages) else len(row.text)
+        if begin is not None and start is None and not calls:
+            return _Turn(wrong=f"the chat template asks for {name} with words that do not stand before it")
+        if start is None or end is None or following is None:
+            return _Turn(wrong=f"what the chat template writes around {name} depends on its content")
+        # A call's name stands somewhere in its turn, which ends with the next stop token.
+        found = self.stop.search(row.text, end, following) if calls else self.ending.match(row.text, end)
+        end = found.end() if found else len(row.text.rstrip()) if calls else end
+        if answers and "".join(message["content"].split()) not in "".join(row.text[start:end].split()):
+            return _Turn(wrong=f"the chat template leaves out part of {name}; remove that part")
+        return _Turn(start, end, found is not None)
+
+    def _start(self, row: "_Row", number: int, begin: int | None) -> int | None:
+        """Return where the model begins to say an answer whose content begins at `begin`: behind the generation prompt.
+
+        A template without one leaves the answer's header to the prompt, but a blank behind it to the answer, as a
+        tokenizer joins it to the word that follows. None if the template asks in other words.
+        """
+        asked, calls = row.messages[:number], row.messages[number].get("tool_calls")
+        unasked = None if begin is None or calls else len(row.text[:begin].rstrip(" "))
+        without, prompt = self._writes(asked, row.tools), self._writes(asked, row.tools, True)
+        if prompt is None:
+            return unasked
+        if row.text.startswith(prompt) and (begin is None or len(prompt) <= begin):
+            header = "" if calls or without != prompt else row.text[len(prompt) : begin]
+            return unasked if header.strip() else len(prompt)
+        # It writes what comes before in another way once there is an answer, but must not from the question on.
+        question = prompt[max(prompt.rfind(asked[-1]["content"].strip()), 0) :]
+        place = -1 if unasked is None else row.text.rfind(question, 0, begin)
+        return None if place < 0 else place + len(question)
+
+    def _own_stop(self) -> set[str]:
+        """Return the token that the template puts behind every answer, if none of those there is a known stop token."""
+        behind = re.compile(rf"{chr(MARKS + 1)}((?:\s*(?:{self.added}))*)")
+        roles = ("user", "assistant", "user")
+        last, between = (behind.search(self._writes(_marked(*roles[:end])) or "") for end in (2, 3))
+        tokens = re.findall(self.added, last[1]) if last else []
+        always = [token for token in tokens if between is None or token in between[1]]
+        return set(always[:1]) if self.stops.isdisjoint(always) else set()
+
+
+class _Row(NamedTuple):
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    text: str
+
+
+class _Turn(NamedTuple):
+    """A turn up to the end of its stop token, if it is `stopped` by one; `wrong` says why it cannot be learned."""
+
+    start: int = 0
+    end: int = 0
+    stopped: bool = False
+    wrong: str = ""
+
+
+def _marked(*roles: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": chr(MARKS + number)} for number, role in enumerate(roles)]
+
+
+def _name(messages: list[dict[str, Any]], number: int) -> str:
+    return f"the {messages[number]['role']} message {number + 1}"
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """Return a pattern of any of the words, the longest first; one that never matches if there is none."""
+    return "|".join(map(re.escape, sorted(filter(None, words), key=len, reverse=True))) or r"(?!)"
+
+
+@functools.cache
+def _undated(source: str) -> str:
+    """Return a template whose `strftime_now` tells DATE."""
+    told = "".join(f"|replace('%{code}', '{DATE.strftime('%' + code)}')" for code in "aAbBdeHIjmMpSyY")
+    macro = f"{{% macro strftime_now(format) %}}{{{{ format{told} }}}}{{% endmacro %}}{{{{ '' }}}}"
+    return macro + source if "strftime_now" in source else source
+
+
+def _generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
+    """Return the tokens that the model's generation_config.json ends an answer with."""
+    if model is None or not (path := model / "generation_config.json").is_file():
+        return set()
+    found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
+    return set(filter(None, tokenizer.convert_ids_to_tokens(found if isinstance(found, list) else [found])))

@@ -1,9 +1,10 @@
-"""Ask a model the held-out rows, in batches, and judge its answers.
+"""Ask a model the held-out rows, in batches, judge its answers, and measure its loss on them.
 
     zerolora evaluate --settings JSON --data results/data/NAME --weights resources/weights/MODEL.json
                       --output results/base/NAME --answers results/base/NAME/answers.json
 
-Writes evaluate.json (rates), evaluate_resources.json (speed, memory) and every answer.
+Writes evaluate.json (rates, loss), evaluate_resources.json (speed, memory) and every answer. Rows that ask nothing,
+such as plain texts, have a loss only.
 """
 
 import time
@@ -15,8 +16,10 @@ from tqdm import tqdm
 
 from zerolora.data.rows import FIELDS, IGNORED, open_split
 from zerolora.evaluate.checks import judge
-from zerolora.files import write_json
+from zerolora.files import MANIFEST, read_json, write_json
 from zerolora.telemetry import PeakMemory
+
+LOSS_TOKENS = 2048  # of one forward pass without generation
 
 
 def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, answers_file: Path) -> None:
@@ -28,18 +31,21 @@ def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, 
     model, tokenizer = load(weights, device)
     loading = {"host": memory.host(), "gpu": memory.gpu()}
     memory.restart()
+    stops = tokenizer.convert_tokens_to_ids(read_json(data / MANIFEST, "zerolora prepare")["stop_tokens"])
+    asked = [row for row in rows if row["prompt"]]
     started = time.monotonic()
-    answers, generated = generate(model, tokenizer, rows, settings)
+    answers, generated = generate(model, tokenizer, asked, {*stops, tokenizer.eos_token_id}, settings)
     seconds = time.monotonic() - started
-    judged = [judge(settings["check"], row, answer) for row, answer in zip(rows, answers, strict=True)]
-    write_json(
-        output / "evaluate.json",
+    judged = [judge(settings["check"], row, answer) for row, answer in zip(asked, answers, strict=True)]
+    rates = (
         {
-            "rows": len(rows),
-            "format_rate": sum(formatted for formatted, _ in judged) / len(rows),
-            "accuracy": sum(right for _, right in judged) / len(rows),
-        },
+            "format_rate": sum(formatted for formatted, _ in judged) / len(asked),
+            "accuracy": sum(right for _, right in judged) / len(asked),
+        }
+        if asked
+        else {}
     )
+    write_json(output / "evaluate.json", {"rows": len(rows), **rates, "loss": loss(model, rows)})
     write_json(
         output / "evaluate_resources.json",
         {
@@ -55,7 +61,7 @@ def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, 
         answers_file,
         [
             {**{field: row[field] for field in FIELDS}, "answer": answer, "format": formatted, "right": right}
-            for row, answer, (formatted, right) in zip(rows, answers, judged, strict=True)
+            for row, answer, (formatted, right) in zip(asked, answers, judged, strict=True)
         ],
     )
 
@@ -75,30 +81,59 @@ def load(weights: Path, device: torch.device) -> tuple[Any, Any]:
     return model.eval().to(device=device), tokenizer
 
 
-def generate(model: Any, tokenizer: Any, rows: Any, settings: dict[str, Any]) -> tuple[list[str], int]:
-    """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens."""
-    prompts = [prompt_of(row) for row in rows]
+def generate(model: Any, tokenizer: Any, rows: Any, stops: set[int], settings: dict[str, Any]) -> tuple[list[str], int]:
+    """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens.
+
+    An answer ends with any token of `stops`: the stop tokens that training taught.
+    """
+    prompts = [row["input_ids"][: row["prompt"]] for row in rows]
     answers = [""] * len(prompts)
     generated = 0
     # Prompts of like length together, so that little is padded.
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
     for start in tqdm(range(0, len(order), settings["batch"]), desc="evaluate", unit="batch", disable=None):
         members = order[start : start + settings["batch"]]
-        tokens = _continue(model, tokenizer, [prompts[index] for index in members], settings["max_new_tokens"])
+        tokens = _continue(model, tokenizer, [prompts[index] for index in members], stops, settings["max_new_tokens"])
         for index, answer in zip(members, tokens, strict=True):
-            ended = answer.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in answer else len(answer)
+            ended = next((place + 1 for place, token in enumerate(answer) if token in stops), len(answer))
             generated += ended
             answers[index] = tokenizer.decode(answer[:ended], skip_special_tokens=True)
     return answers, generated
 
 
-def prompt_of(row: dict[str, Any]) -> list[int]:
-    """Return the tokens of a prepared row that come before its answer."""
-    length = next(position for position, label in enumerate(row["labels"]) if label != IGNORED)
-    return row["input_ids"][:length]
+def loss(model: Any, rows: Any) -> float:
+    """Return the mean cross-entropy per supervised token of the rows."""
+    lengths = list(rows["length"])
+    order = sorted(range(len(rows)), key=lambda index: (lengths[index], index))
+    total, tokens = 0.0, 0
+    while order:
+        # As many rows of like length as make up LOSS_TOKENS with their padding, at least one.
+        longest = lengths[order[-1]]
+        members = [rows[order.pop()] for _ in range(max(1, min(len(order), LOSS_TOKENS // longest)))]
+        ids, labels, mask = torch.zeros(3, len(members), longest, dtype=torch.long)
+        labels[:] = IGNORED
+        for place, row in enumerate(members):
+            ids[place, : row["length"]] = torch.tensor(row["input_ids"])
+            labels[place, : row["length"]] = torch.tensor(row["labels"])
+            mask[place, : row["length"]] = 1
+        # Logits from the position before the first supervised token on; prompts cost none.
+        kept = longest - 1 - int((labels[:, 1:] != IGNORED).any(0).float().argmax())
+        with torch.no_grad():
+            output = model(
+                input_ids=ids.to(model.device),
+                attention_mask=mask.to(model.device),
+                use_cache=False,
+                logits_to_keep=kept + 1,
+            )
+        targets = labels[:, -kept:].to(model.device)
+        total += torch.nn.functional.cross_entropy(
+            output.logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        ).item()
+        tokens += int((targets != IGNORED).sum())
+    return total / tokens
 
 
-def _continue(model: Any, tokenizer: Any, prompts: list[list[int]], limit: int) -> list[list[int]]:
+def _continue(model: Any, tokenizer: Any, prompts: list[list[int]], stops: set[int], limit: int) -> list[list[int]]:
     longest = max(map(len, prompts))
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     tokens = torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts])
@@ -113,7 +148,7 @@ def _continue(model: Any, tokenizer: Any, prompts: list[list[int]], limit: int) 
             top_p=None,
             top_k=None,
             repetition_penalty=1.0,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=sorted(stops),
             pad_token_id=padding,
         )
     return result[:, longest:].tolist()

@@ -1,6 +1,6 @@
 """Stage estimate: bytes per GPU and per host of every strategy, before anything runs.
 
-zerolora estimate --settings JSON --model resources/models/MODEL --data results/data/DATASET
+zerolora estimate --settings JSON --model resources/models/MODEL --packing results/NAME/packing
                   --output results/NAME/estimate.json
 """
 
@@ -18,13 +18,13 @@ from zerolora.units import gib
 PROCESS_BYTES = 375 * 1024**2
 
 
-def estimate(settings: dict[str, Any], model: Path, data: Path) -> dict[str, Any]:
-    """Return the estimate of every strategy for this model directory, LoRA and prepared data, in bytes.
+def estimate(settings: dict[str, Any], model: Path, packing: Path) -> dict[str, Any]:
+    """Return the estimate of every strategy for this model directory, LoRA and packing plan, in bytes.
 
     Only config.json and stats.json are read. Raises UserError if they are missing or say too little.
     """
     shape = read_shape(model)
-    longest = read_json(data / "stats.json", "zerolora prepare")["longest_row"]
+    longest = read_json(packing / "stats.json", "zerolora pack")["longest_packed_row"]
     trainable = adapter_parameters(shape, settings["lora"]["r"], settings["lora"]["targets"])
     return {
         "model": {
@@ -33,7 +33,7 @@ def estimate(settings: dict[str, Any], model: Path, data: Path) -> dict[str, Any
             "hidden": shape.hidden,
             "counted_from": shape.counted,
         },
-        "longest_row": longest,
+        "longest_packed_row": longest,
         "capacity": {"gpu": settings["gpu_memory"], "host": settings["host_memory"]},
         "strategies": [
             _one(name, sharding, shape, trainable, longest, settings) for name, sharding in STRATEGIES.items()
@@ -89,7 +89,7 @@ def table(result: dict[str, Any]) -> str:
     model = result["model"]
     lines = [
         f"{model['frozen_parameters']:,} frozen and {model['trainable_parameters']:,} trainable parameters, "
-        f"longest row {result['longest_row']} tokens (GiB)",
+        f"longest packed row {result['longest_packed_row']} tokens (GiB)",
         f"{'strategy':<15}{'states':>9}{'activations':>13}{'logits':>9}{'GPU':>9}{'host':>9}  fits",
     ]
     for entry in result["strategies"]:

@@ -21,6 +21,21 @@ def loss_curve(table: Path) -> str:
     return _svg(figure)
 
 
+def length_histogram(table: Path) -> str:
+    """Return the rows of each split by length, of a lengths.csv."""
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    ends = [int(row["tokens"]) for row in rows]
+    width = ends[0]
+    figure, axes = _figure(7, 2.5)
+    for name, colour in zip(("train", "validation", "test"), COLOURS, strict=False):
+        counts = [int(row[name]) for row in rows]
+        axes.stairs(counts, [end - width for end in ends] + [ends[-1]], label=name, color=colour, fill=name == "train")
+    axes.set(xlabel="tokens of a row", ylabel="rows", yscale="symlog")
+    axes.legend(fontsize=8)
+    return _svg(figure)
+
+
 def memory_bars(estimate: dict[str, Any], where: str) -> str:
     """Return the predicted bytes of every strategy, stacked term by term, with the capacity as a line.
 

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from zerolora.files import MANIFEST, read_json, sha256, write_text
-from zerolora.report.plots import loss_curve, memory_bars
+from zerolora.report.plots import length_histogram, loss_curve, memory_bars
 from zerolora.units import gib
 
 
@@ -19,6 +19,7 @@ def report(
     run: str,
     model: Path,
     data: Path,
+    packing: Path,
     base: Path,
     results: Path,
     config: Path,
@@ -50,6 +51,9 @@ def report(
         used=used,
         train=read_json(metrics / "train.json", "zerolora train"),
         stats=read_json(data / "stats.json", "zerolora prepare"),
+        mask=read_json(data / "mask.json", "zerolora prepare"),
+        packing=read_json(packing / "stats.json", "zerolora pack"),
+        lengths=length_histogram(data / "lengths.csv"),
         estimate=estimate,
         render=read_json(results / "render.json", "zerolora render"),
         zero=(results / "zero.json").read_text(encoding="utf-8"),
@@ -73,8 +77,7 @@ def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, 
         "base model's licence": base["license"],
         "base model's parameters": f"{base['parameters']:,}",
         **{f"base {name} sha256": digest for name, digest in weights.items()},
-        "data file": prepared["source"]["path"],
-        "data file sha256": prepared["source"]["sha256"],
+        **{f"data file {path} sha256": digest for path, digest in prepared["read"].items()},
         **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
         "adapter sha256": sha256(results / "adapter" / "adapter_model.safetensors"),
         "config sha256": sha256(config),

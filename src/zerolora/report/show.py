@@ -18,6 +18,10 @@ def table(results: Path) -> str:
         if not all(path.is_file() for path in files):
             lines.append(f"{name:<{width}}  not evaluated yet")
             continue
-        before, after = (read_json(path, "zerolora evaluate")["accuracy"] for path in files)
-        lines.append(f"{name:<{width}}  {before:>15.3f}  {after:.3f}  {results / name / 'report.html'}")
+        before, after = (read_json(path, "zerolora evaluate") for path in files)
+        page = results / name / "report.html"
+        if "accuracy" in after:
+            lines.append(f"{name:<{width}}  {before['accuracy']:>15.3f}  {after['accuracy']:.3f}  {page}")
+        else:
+            lines.append(f"{name:<{width}}  nothing is asked; loss {before['loss']:.3f} -> {after['loss']:.3f}  {page}")
     return "\n".join(lines)

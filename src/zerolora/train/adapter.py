@@ -28,7 +28,11 @@ def adapt(weights: Path, settings: dict[str, Any], zero: dict[str, Any]) -> Any:
     # Alive while the model loads, this makes from_pretrained partition as it reads (a weak reference is kept).
     partitioning = HfDeepSpeedConfig(zero) if zero["zero_optimization"]["stage"] == 3 else None
     model = AutoModelForCausalLM.from_pretrained(
-        weights, dtype=_dtype(zero), use_safetensors=True, attn_implementation="sdpa", local_files_only=True
+        weights,
+        dtype=_dtype(zero),
+        use_safetensors=True,
+        attn_implementation=settings["attention"],
+        local_files_only=True,
     )
     del partitioning
     model.config.use_cache = False

@@ -1,101 +1,138 @@
-"""Which rows a rank sees when, and the loss of a batch of them."""
+"""Which packed rows a rank sees when, and the loss of a micro-batch of them."""
 
-from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
+from zerolora.data.plan import Plan
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
+from zerolora.train.order import deal, global_batches, spread
+
+PackedRow = list[dict[str, Any]]  # the rows that share it: input_ids, labels, source
 
 
 class Batches:
-    """The rows of every optimizer step, in an order that depends on seed and global batch only.
+    """The packed rows of every optimizer step, in an order that depends on seed and global batch only (order.py)."""
 
-    Epoch after epoch is one shuffled row of rows, cut into global batches; a rank takes its micro-batches
-    out of each. Rows left over after the last whole global batch are not seen.
-    """
-
-    def __init__(self, rows: Any, settings: dict[str, Any], rank: int, world: int) -> None:
-        self.rows, self.rank, self.world = rows, rank, world
-        self.micro_batch, self.global_batch = settings["micro_batch"], settings["global_batch"]
-        order = [
-            torch.randperm(len(rows), generator=torch.Generator().manual_seed(settings["seed"] + epoch))
-            for epoch in range(settings["epochs"])
-        ]
-        self.order = torch.cat(order).tolist()
-        whole = len(self.order) // self.global_batch
-        if whole == 0:
+    def __init__(self, rows: Any, plan: Plan, settings: dict[str, Any], rank: int, world: int) -> None:
+        self.rows, self.plan, self.rank, self.world = rows, plan, rank, world
+        self.micro_batch = settings["micro_batch"]
+        length, supervised, source = (_column(rows, name) for name in ("length", "supervised", "source"))
+        lengths = length[plan.members].astype(np.float64)
+        self.tokens, self.work = _sums(lengths, plan), _sums(lengths**2, plan)
+        # The first row token is nobody's target, so prepare has not counted it either.
+        self._supervised = _sums(supervised[plan.members], plan)
+        self.order = global_batches(self.work, settings["seed"], settings["global_batch"], settings["epochs"])
+        if len(self.order) == 0:
             raise UserError(
-                f"train.global_batch is {self.global_batch}, but {settings['epochs']} epochs have only "
-                f"{len(self.order)} rows; lower it"
+                f"train.global_batch is {settings['global_batch']}, but {settings['epochs']} epochs have only "
+                f"{len(self.work) * settings['epochs']} rows; lower it"
             )
-        self.steps = min(whole, settings["max_steps"] or whole)
-        seen = self.order[: self.steps * self.global_batch]
-        lengths, supervised = _counts(rows)
-        self._tokens = torch.tensor([lengths[row] for row in seen]).view(self.steps, -1).sum(1).cumsum(0).tolist()
-        self._supervised = torch.tensor([supervised[row] for row in seen]).view(self.steps, -1).sum(1).tolist()
-        self.supervised_tokens = sum(self._supervised)
+        self.order = self.order[: settings["max_steps"]]
+        self.steps = len(self.order)
+        self._length, self._source = length, source
 
-    def at(self, step: int) -> tuple[list[dict[str, list[list[int]]]], int]:
+    def at(self, step: int) -> tuple[list[list[PackedRow]], int]:
         """Return this rank's micro-batches of a step, and the supervised tokens of the whole global batch."""
-        first = step * self.global_batch
-        batch = self.order[first : first + self.global_batch]
-        share = self.micro_batch * self.world
+        batch = self.order[step]
         micro_batches = [
-            self.rows[batch[start + self.rank * self.micro_batch :][: self.micro_batch]]
-            for start in range(0, self.global_batch, share)
+            [packed_row(self.rows, self.plan, number) for number in batch[places[self.rank]].tolist()]
+            for places in deal(self.work[batch], self.world, self.micro_batch)
         ]
-        return micro_batches, self._supervised[step]
+        return micro_batches, int(self._supervised[batch].sum())
 
     def tokens_until(self, steps: int) -> int:
         """Return the tokens of the first `steps` steps over all ranks, padding not counted."""
-        return self._tokens[steps - 1]
+        return int(self.tokens[self.order[:steps]].sum())
+
+    @property
+    def supervised_tokens(self) -> int:
+        """Return the supervised tokens of all steps over all ranks."""
+        return int(self._supervised[self.order].sum())
+
+    def balance(self) -> dict[str, float]:
+        """Return how much ranks differ in tokens and in attention work, in the mean and in the worst global batch, and
+        the share of padding among all positions that they compute."""
+        found: dict[str, list[float]] = {"tokens": [], "attention": []}
+        positions = 0.0
+        for batch in self.order:
+            dealt = deal(self.work[batch], self.world, self.micro_batch)
+            found["tokens"].append(spread(self.tokens[batch], dealt))
+            found["attention"].append(spread(self.work[batch], dealt))
+            positions += self.tokens[batch][dealt].max(2).sum() * self.micro_batch
+        result = {"padding_share": 1 - self.tokens_until(self.steps) / positions}
+        for name, values in found.items():
+            result[f"rank_{name}_spread_mean"] = sum(values) / len(values)
+            result[f"rank_{name}_spread_worst"] = max(values)
+        return {name: round(float(value), 6) for name, value in result.items()}
+
+    def tokens_by_source(self, sources: int) -> list[int]:
+        """Return the tokens of all steps over all ranks, by source."""
+        seen = np.repeat(np.arange(len(self.work)), np.diff(self.plan.starts))
+        times = np.bincount(self.order.ravel(), minlength=len(self.work))[seen]
+        members = self.plan.members
+        return np.bincount(self._source[members], times * self._length[members], sources).astype(int).tolist()
 
 
-def _counts(rows: Any) -> tuple[list[int], list[int]]:
-    lengths, supervised = [], []
-    for labels in _column(rows, "labels"):
-        lengths.append(len(labels))
-        supervised.append(sum(label != IGNORED for label in labels))
-    return lengths, supervised
+def packed_row(rows: Any, plan: Plan, number: int) -> PackedRow:
+    """Return the rows of packed row `number`."""
+    columns = rows[plan.members[plan.starts[number] : plan.starts[number + 1]].tolist()]
+    names = ("input_ids", "labels", "source")
+    return [dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)]
 
 
-def _column(rows: Any, name: str) -> Iterator[list[int]]:
-    for start in range(0, len(rows), 1000):
-        yield from rows[start : start + 1000][name]
+def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return input_ids, labels and source of packed rows, [packed rows, longest], padded on the right.
 
-
-def collate(rows: dict[str, list[list[int]]], device: torch.device) -> dict[str, torch.Tensor]:
-    """Return input_ids, attention_mask and labels [rows, longest] of rows, padded on the right."""
-    longest = max(len(row) for row in rows["input_ids"])
-    shape = (len(rows["input_ids"]), longest)
-    batch = {
-        "input_ids": torch.zeros(shape, dtype=torch.long),
-        "attention_mask": torch.zeros(shape, dtype=torch.long),
-        "labels": torch.full(shape, IGNORED),
-    }
-    for index, (tokens, labels) in enumerate(zip(rows["input_ids"], rows["labels"], strict=True)):
-        batch["input_ids"][index, : len(tokens)] = torch.tensor(tokens)
-        batch["attention_mask"][index, : len(tokens)] = 1
-        batch["labels"][index, : len(labels)] = torch.tensor(labels)
+    Without packing attention_mask marks the padding. With packing there is none, as models take one for the whole of
+    what a token may see; position_ids that begin anew at every row, and at the padding, keep rows apart, and no row's
+    first token is a target.
+    """
+    longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
+    shape = (len(packed_rows), longest)
+    names = ("input_ids", "labels", "source", "position_ids" if packing else "attention_mask")
+    batch = {name: torch.zeros(shape, dtype=torch.long) for name in names}
+    batch["labels"].fill_(IGNORED)
+    for index, packed in enumerate(packed_rows):
+        start = 0
+        for row in packed:
+            end = start + len(row["input_ids"])
+            batch["input_ids"][index, start:end] = torch.tensor(row["input_ids"])
+            batch["labels"][index, start + 1 : end] = torch.tensor(row["labels"][1:])
+            batch["source"][index, start:end] = row["source"]
+            if packing:
+                batch["position_ids"][index, start:end] = torch.arange(end - start)
+            else:
+                batch["attention_mask"][index, start:end] = 1
+            start = end
+        if packing:
+            batch["position_ids"][index, start:] = torch.arange(longest - start)
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def loss_sum(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the summed cross-entropy of the batch's supervised tokens, fp32.
+def loss_sum(model: Any, batch: dict[str, torch.Tensor], sources: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the summed cross-entropy of the batch's supervised tokens, fp32, and its parts by source, detached.
 
     Logits are made only from the position before the first supervised token on: prompts cost none.
     """
     targets = batch["labels"][:, 1:]
     kept = targets.shape[1] - int((targets != IGNORED).any(0).float().argmax())
-    output = model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        use_cache=False,
-        logits_to_keep=kept + 1,
-    )
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    output = model(**inputs, use_cache=False, logits_to_keep=kept + 1)
     logits = output.logits[:, :-1].float()
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets[:, -kept:].flatten(), ignore_index=IGNORED, reduction="sum"
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets[:, -kept:].flatten(), ignore_index=IGNORED, reduction="none"
     )
+    parts = torch.zeros(sources, dtype=torch.float32, device=losses.device)
+    parts.index_add_(0, batch["source"][:, 1:][:, -kept:].flatten(), losses.detach())
+    return losses.sum(), parts
+
+
+def _column(rows: Any, name: str) -> np.ndarray:
+    return np.asarray(rows.with_format("numpy")[name][:])
+
+
+def _sums(values: np.ndarray, plan: Plan) -> np.ndarray:
+    return np.add.reduceat(values, plan.starts[:-1])

@@ -18,26 +18,30 @@ import torch
 import torch.distributed
 from tqdm import tqdm
 
+from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
-from zerolora.files import read_json, write_json, write_text
+from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.model.manifest import located
 from zerolora.telemetry import PeakMemory
 from zerolora.train import schedule
 from zerolora.train.adapter import adapt, expected_tensors, save
-from zerolora.train.batch import Batches, collate, loss_sum
+from zerolora.train.batch import Batches, collate, loss_sum, packed_row
+from zerolora.train.isolation import check_isolation
 
 LOG_SECONDS = 15  # between two lines where there is no terminal for a bar
 
 
-def train(settings: dict[str, Any], data: Path, zero: Path, weights: Path, output: Path) -> None:
+def train(settings: dict[str, Any], data: Path, packing: Path, zero: Path, weights: Path, output: Path) -> None:
     """Train one adapter and write `output`/adapter, metrics/train.json, metrics/train_resources.json, metrics/loss.csv.
 
     Collective: every rank calls it; rank 0 writes. Raises UserError if the device is not what the config says,
-    a loss is not finite, or the finished adapter is not whole.
+    packed rows would see each other, a loss is not finite, or the finished adapter is not whole.
     """
     started = time.monotonic()
     config = read_json(zero, "zerolora render")
+    packed = read_json(packing / "stats.json", "zerolora pack")["packing"]
+    sources = read_json(data / MANIFEST, "zerolora prepare")["sources"]
     device = claim_device(settings, config)
     # DeepSpeed would compile this shared-memory transport on first use, for minutes; gloo needs no compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -50,9 +54,11 @@ def train(settings: dict[str, Any], data: Path, zero: Path, weights: Path, outpu
     optimizer = torch.optim.AdamW(trainable, lr=settings["learning_rate"], weight_decay=settings["weight_decay"])
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
-    rows = open_split(data, "train")
-    batches = Batches(rows, settings, rank, world)
+    if packed:
+        check_isolation(engine, model.config, device)
+    batches = Batches(open_split(data, "train"), open_plan(packing / "train.arrow"), settings, rank, world)
     history = []
+    loss_by_source = torch.zeros(len(sources), dtype=torch.float64)
     torch.manual_seed(settings["seed"] + rank)  # dropout differs between ranks and repeats between runs
     engine.train()
     training_started = time.monotonic()
@@ -64,11 +70,12 @@ def train(settings: dict[str, Any], data: Path, zero: Path, weights: Path, outpu
             micro_batches, tokens = batches.at(step)
             total = torch.zeros((), dtype=torch.float64)
             for micro_batch in micro_batches:
-                loss = loss_sum(engine, collate(micro_batch, device))
+                loss, parts = loss_sum(engine, collate(micro_batch, packed, device), len(sources))
                 # DeepSpeed divides by ranks and by accumulation; a token must count the same in every batch.
                 engine.backward(loss * (world * len(micro_batches) / tokens))
                 engine.step()
                 total += loss.detach().cpu()
+                loss_by_source += parts.cpu()
             mean = _summed(total, device) / tokens
             if not torch.isfinite(torch.tensor(mean)):
                 raise UserError(f"loss is {mean} at step {step + 1}; lower train.learning_rate")
@@ -76,7 +83,9 @@ def train(settings: dict[str, Any], data: Path, zero: Path, weights: Path, outpu
             bar.update(mean, batches.tokens_until(step + 1))
     seconds = time.monotonic() - training_started
 
-    validation = _validate(engine, open_split(data, "validation"), settings, device, rank, world)
+    validation = _validate(engine, data, packing, packed, settings["micro_batch"], device)
+    loss_by_source = loss_by_source.to(device)
+    torch.distributed.all_reduce(loss_by_source)
     save(engine, output / "adapter", rank, expected_tensors(located(weights), settings["lora"]))
     peaks = memory.of_all_ranks()
     if rank == 0:
@@ -92,6 +101,8 @@ def train(settings: dict[str, Any], data: Path, zero: Path, weights: Path, outpu
                 "loss_first": history[0]["loss"],
                 "loss_last": history[-1]["loss"],
                 "loss_validation": validation,
+                **batches.balance(),
+                **_by_source(sources, loss_by_source.tolist(), batches.tokens_by_source(len(sources))),
             },
             {
                 "ranks": world,
@@ -123,22 +134,32 @@ def claim_device(settings: dict[str, Any], zero: dict[str, Any]) -> torch.device
     return torch.device("cuda", local_rank)
 
 
-def _validate(engine: Any, rows: Any, settings: dict[str, Any], device: torch.device, rank: int, world: int) -> float:
+def _validate(engine: Any, data: Path, packing: Path, packed: bool, micro_batch: int, device: torch.device) -> float:
     """Return the mean loss per supervised token of the validation rows, over all ranks."""
+    rows, plan = open_split(data, "validation"), open_plan(packing / "validation.arrow")
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     engine.eval()
     total, tokens = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    size = settings["micro_batch"]
-    # Every rank makes the same number of forward passes (stage 3 gathers in each); a rank out of rows repeats one.
-    starts = range(0, len(rows), size * world)
+    count = len(plan.starts) - 1
     with torch.no_grad():
-        for start in starts:
-            first = start + rank * size
-            batch = collate(rows[first : first + size] if first < len(rows) else rows[:1], device)
-            loss = loss_sum(engine, batch)
-            if first < len(rows):
+        # Every rank makes the same number of forward passes (stage 3 gathers in each); a rank out of rows repeats one.
+        for start in range(0, count, micro_batch * world):
+            first = start + rank * micro_batch
+            numbers = range(first, min(first + micro_batch, count)) if first < count else [0]
+            batch = collate([packed_row(rows, plan, number) for number in numbers], packed, device)
+            loss, _ = loss_sum(engine, batch)
+            if first < count:
                 total += loss.cpu()
                 tokens += (batch["labels"] >= 0).sum().cpu()
     return _summed(total, device) / _summed(tokens, device)
+
+
+def _by_source(sources: list[str], losses: list[float], tokens: list[int]) -> dict[str, float]:
+    """Return each source's share of the summed training loss and its tokens, if there are several."""
+    if len(sources) == 1:
+        return {}
+    shares = {f"loss_share.{name}": loss / sum(losses) for name, loss in zip(sources, losses, strict=True)}
+    return shares | {f"tokens.{name}": number for name, number in zip(sources, tokens, strict=True)}
 
 
 def _summed(value: torch.Tensor, device: torch.device) -> float:
@@ -195,7 +216,7 @@ def _write_metrics(
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--settings", type=json.loads, required=True)
-    for name in ("data", "zero", "weights", "output"):
+    for name in ("data", "packing", "zero", "weights", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     return parser.parse_args()
 
@@ -204,7 +225,14 @@ def main() -> None:
     """Run one rank; a user's mistake ends it with one line and exit code 2."""
     arguments = _arguments()
     try:
-        train(arguments.settings, arguments.data, arguments.zero, arguments.weights, arguments.output)
+        train(
+            arguments.settings,
+            arguments.data,
+            arguments.packing,
+            arguments.zero,
+            arguments.weights,
+            arguments.output,
+        )
     except UserError as error:
         print(f"zerolora train: {error}", file=sys.stderr)
         # Other ranks may wait in a collective: leave at once, the launcher ends them.

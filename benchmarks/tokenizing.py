@@ -1,0 +1,179 @@
+"""Measure prepare's throughput against `datasets.map` and against the tokenizer alone, on the same rows, in one run.
+
+    .venv/bin/python benchmarks/tokenizing.py [rows]
+
+Needs a tokenizer: run `make run` first (or `zerolora fetch`). Rows are cut from the text files that Python packages
+bring along, lengths lognormal as those of instruction data. Each is timed three times in turn; the best counts. Writes
+benchmarks/results/tokenizing.json.
+"""
+
+import json
+import os
+import random
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+
+from zerolora.config import Prepare
+from zerolora.data.prepare import prepare
+from zerolora.files import write_json
+
+RESULT = Path("benchmarks/results/tokenizing.json")
+MODEL = Path("resources/models/smollm2-135m-instruct")
+ROUNDS = 3
+
+
+def main() -> None:
+    """Time the three, and write their rows and tokens a second and the ratios."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 40_000
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = folder / "rows.jsonl"
+        rows.write_text("".join(json.dumps(row) + "\n" for row in texts(count)), encoding="utf-8")
+        runners: dict[str, Callable[[], tuple[int, float]]] = {
+            "tokenizer alone": lambda: tokenizer_alone(rows),
+            "datasets.map": lambda: datasets_map(rows, folder / "map", cores),
+            "zerolora prepare": lambda: ours(rows, folder / "ours", cores),
+        }
+        best: dict[str, float] = {}
+        tokens: dict[str, int] = {}
+        for _ in range(ROUNDS):
+            for runner, run in runners.items():
+                tokens[runner], seconds = run()
+                best[runner] = min(best.get(runner, seconds), seconds)
+                print(f"{runner}: {seconds:.1f} s", flush=True)
+    speed = {
+        runner: {
+            "rows_per_second": round(count / best[runner]),
+            "tokens_per_second": round(tokens[runner] / best[runner]),
+        }
+        for runner in runners
+    }
+    assert tokens["zerolora prepare"] == tokens["datasets.map"], tokens
+    result = {
+        "machine": machine(),
+        "rows": count,
+        "mean_tokens": round(tokens["zerolora prepare"] / count, 1),
+        "cores": cores,
+        "best_of": ROUNDS,
+        "speed": speed,
+        "ratio_to_datasets_map": round(best["datasets.map"] / best["zerolora prepare"], 3),
+        "ratio_to_tokenizer_alone": round(best["tokenizer alone"] / best["zerolora prepare"], 3),
+    }
+    write_json(RESULT, result)
+    print(json.dumps(result, indent=2))
+
+
+def texts(count: int) -> list[dict[str, str]]:
+    """Return rows of an instruction and an answer cut from the text files of installed packages."""
+    packages = Path(sysconfig.get_paths()["purelib"])
+    files = sorted(path for pattern in ("*.md", "*.rst", "*.txt", "*.py") for path in packages.glob(f"*/**/{pattern}"))
+    draw = random.Random(0)  # noqa: S311 - data, not secrets
+    draw.shuffle(files)
+    result: list[dict[str, str]] = []
+    for path in files:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        start = 0
+        while start < len(text) - 200 and "<|" not in text:
+            question, answer = (int(draw.lognormvariate(mean, 0.7)) for mean in (4.4, 5.6))
+            part = text[start : start + question + answer]
+            start += question + answer
+            if part[:question].strip() and part[question:].strip():
+                result.append({"instruction": part[:question], "output": part[question:]})
+            if len(result) == count:
+                return result
+    raise SystemExit(f"there is text for {len(result)} rows only")
+
+
+def tokenizer_alone(rows: Path) -> tuple[int, float]:
+    """Return tokens and seconds of the tokenizer's own batch call alone, on all its threads."""
+    from transformers import AutoTokenizer
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    written = [tokenizer.apply_chat_template(messages(row), tokenize=False) for row in read(rows)]
+    started = time.perf_counter()
+    tokens = 0
+    for start in range(0, len(written), 1000):
+        found = tokenizer.backend_tokenizer.encode_batch_fast(written[start : start + 1000], add_special_tokens=False)
+        tokens += sum(map(len, found))
+    return tokens, time.perf_counter() - started
+
+
+def datasets_map(rows: Path, output: Path, cores: int) -> tuple[int, float]:
+    """Return tokens and seconds of what trainers do: load, template, tokenize and mask in `datasets.map`."""
+    from datasets import load_dataset
+    from datasets.utils.logging import disable_progress_bar
+    from transformers import AutoTokenizer
+
+    disable_progress_bar()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    shutil.rmtree(output, ignore_errors=True)
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, Any]:
+        columns: dict[str, list[Any]] = {"input_ids": [], "labels": []}
+        pairs = [
+            messages({"instruction": question, "output": answer})
+            for question, answer in zip(batch["instruction"], batch["output"], strict=True)
+        ]
+        prompts = [
+            tokenizer.apply_chat_template(pair[:1], tokenize=False, add_generation_prompt=True) for pair in pairs
+        ]
+        wholes = [tokenizer.apply_chat_template(pair, tokenize=False) for pair in pairs]
+        answers = [whole[len(prompt) :].removesuffix("\n") for prompt, whole in zip(prompts, wholes, strict=True)]
+        asked, said = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, answers))
+        for prompt, answer in zip(asked, said, strict=True):
+            columns["input_ids"].append(prompt + answer)
+            columns["labels"].append([-100] * len(prompt) + answer)
+        return columns
+
+    started = time.perf_counter()
+    data = load_dataset("json", data_files=str(rows), cache_dir=str(output / "cache"), split="train")
+    data = data.map(encode, batched=True, num_proc=cores, remove_columns=data.column_names)
+    seconds = time.perf_counter() - started
+    batches = (data[start : start + 1000]["input_ids"] for start in range(0, len(data), 1000))
+    return sum(len(row) for batch in batches for row in batch), seconds
+
+
+def ours(rows: Path, output: Path, cores: int) -> tuple[int, float]:
+    """Return tokens and seconds of the whole stage: mask proven, splits drawn, statistics and page written."""
+    settings = Prepare.model_validate(
+        {
+            "model": "smollm2",
+            "path": str(rows),
+            "split": {"validation": 100, "test": 100},
+            "max_length": 100_000,
+        }
+    ).model_dump(exclude={"check"})
+    started = time.perf_counter()
+    prepare(settings, MODEL / "manifest.json", output, cores)
+    seconds = time.perf_counter() - started
+    stats = json.loads((output / "stats.json").read_text())
+    return sum(stats[f"{name}_tokens"] for name in ("train", "validation", "test")), seconds
+
+
+def messages(row: dict[str, str]) -> list[dict[str, str]]:
+    """Return a row as a conversation."""
+    return [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["output"]}]
+
+
+def read(rows: Path) -> list[dict[str, str]]:
+    """Return the rows of a JSONL file."""
+    with rows.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+if __name__ == "__main__":
+    main()

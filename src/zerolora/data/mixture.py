@@ -1,0 +1,106 @@
+"""Which rows go where: duplicates, splits, leakage, and how often each source's rows are taken."""
+
+import random
+from array import array
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerolora.data.rows import SPLITS
+from zerolora.errors import UserError
+
+
+class Index(NamedTuple):
+    """What is known of every row without its tokens: arrays [rows] of source numbers, row and prompt hashes."""
+
+    source: np.ndarray
+    row: np.ndarray
+    prompt: np.ndarray
+
+
+class Mixture(NamedTuple):
+    """times: how often each row is taken for training [rows]. validation, test: row numbers, in the order drawn.
+    counts: what was found and dropped."""
+
+    times: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    counts: dict[str, int]
+
+
+def mix(index: Index, settings: dict[str, Any], sources: list[dict[str, Any]], path: str) -> Mixture:
+    """Return what becomes of each row, by the seed.
+
+    Held-out rows are drawn before sources are weighed, so no row that repeats can be on both sides. Raises UserError
+    if a split would be empty.
+    """
+    rows = len(index.source)
+    kept = np.ones(rows, dtype=bool)
+    _, first = np.unique(index.row, return_index=True)
+    counts = {"duplicate_rows": rows - len(first)}
+    if settings["duplicates"] == "drop":
+        kept[:] = False
+        kept[first] = True
+    split = _split(index, settings, sources, kept, path)
+    counts |= _leaks(index, split, drop=settings["leakage"] == "drop")
+    for number, name in enumerate(SPLITS):
+        if name != "train" and len(split[number]) == 0:
+            raise UserError(f"{path}: no row is left for {name}; raise split.{name}, or give a source `split: {name}`")
+    times = np.zeros(rows, dtype=np.int32)
+    times[split[0]] = 1
+    _weigh(times, index.source, sources, settings["seed"])
+    if not times.any():
+        raise UserError(f"{path}: no row is left to train on; lower split, or drop less")
+    return Mixture(times, split[1], split[2], counts)
+
+
+def _split(
+    index: Index, settings: dict[str, Any], sources: list[dict[str, Any]], kept: np.ndarray, path: str
+) -> list[np.ndarray]:
+    """Return the row numbers of train, validation and test: drawn rows first, then those of sources with a split."""
+    own = np.array([SPLITS.index(source["split"]) if source["split"] else -1 for source in sources])[index.source]
+    drawn = array("I", np.flatnonzero(kept & (own < 0)).astype(np.uint32).tobytes())
+    random.Random(settings["seed"]).shuffle(drawn)  # noqa: S311 - data, not secrets
+    validation, test = settings["split"]["validation"], settings["split"]["test"]
+    if len(drawn) < validation + test or (len(drawn) == validation + test and not (kept & (own == 0)).any()):
+        raise UserError(f"{path}: has {len(drawn)} rows, and split takes {validation + test} of them; lower it")
+    order = np.frombuffer(drawn, dtype=np.uint32) if len(drawn) else np.zeros(0, np.uint32)
+    train = len(order) - validation - test
+    parts = np.split(order, [train, train + validation])
+    return [np.concatenate([part, np.flatnonzero(kept & (own == number))]) for number, part in enumerate(parts)]
+
+
+def _leaks(index: Index, split: list[np.ndarray], drop: bool) -> dict[str, int]:
+    """Count, and with `drop` take out of `split`, rows whose prompt is asked in a later split too."""
+    train, validation, test = split
+    held_out = np.concatenate([validation, test])
+    in_both = np.isin(index.prompt[train], index.prompt[held_out])
+    in_test = np.isin(index.prompt[validation], index.prompt[test])
+    counts = {
+        "leaked_rows": int(np.isin(index.row[train], index.row[held_out]).sum()),
+        "leaked_prompts": int(in_both.sum()),
+        "leaked_validation_prompts": int(in_test.sum()),
+    }
+    if drop:
+        split[0], split[1] = train[~in_both], validation[~in_test]
+    return counts
+
+
+def _weigh(times: np.ndarray, source: np.ndarray, sources: list[dict[str, Any]], seed: int) -> None:
+    """Set how often each training row is taken, in place, by its source's `rows` or `weight`."""
+    members = {number: np.flatnonzero((source == number) & (times > 0)) for number in range(len(sources))}
+    weights = {number: entry["weight"] for number, entry in enumerate(sources) if entry["weight"]}
+    weights = {number: weight for number, weight in weights.items() if len(members[number])}
+    total = sum(weights.values())
+    whole = min((len(members[number]) * total / weight for number, weight in weights.items()), default=0)
+    for number, entry in enumerate(sources):
+        found = members[number]
+        wanted = entry["rows"] or len(found)
+        if number in weights:
+            # A little is added since a share such as 0.1 x 10 rows may come out just below a whole row.
+            wanted = min(len(found), int(whole * weights[number] / total + 1e-6))
+        if len(found) == 0 or wanted == len(found):
+            continue
+        draw = np.random.default_rng([seed, number]).permutation(found)
+        times[found] = wanted // len(found)
+        times[draw[: wanted % len(found)]] += 1

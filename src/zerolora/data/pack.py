@@ -1,0 +1,70 @@
+"""Stage pack: which prepared rows share a packed row.
+
+    zerolora pack --settings JSON --data results/data/NAME --output results/RUN/packing
+
+Tokens stay where prepare put them; a plan says which rows are joined, so another capacity tokenizes nothing again.
+train.arrow and validation.arrow hold the plans (plan.py), stats.json says how full the packed rows are.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zerolora.data.packing import lower_bound, pack
+from zerolora.data.plan import open_plan, write_plan
+from zerolora.data.rows import open_split
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
+
+REPORT = logging.getLogger("zerolora")
+
+
+def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
+    """Write the plan of a prepared data set: packed rows of `capacity` tokens, or with packing off each row by itself.
+
+    Raises UserError if a row is longer than the capacity.
+    """
+    capacity = settings["capacity"]
+    stats: dict[str, Any] = dict(settings)
+    with staged_directory(output) as staged:
+        for split in ("train", "validation"):
+            lengths = open_split(data, split).with_format("numpy")["length"][:]
+            if settings["packing"]:
+                if lengths.max() > capacity:
+                    raise UserError(
+                        f"pack.capacity is {capacity}, but a row of {split} has {lengths.max()} tokens; raise it, or "
+                        "cut rows with prepare's max_length and too_long"
+                    )
+                packed = pack(lengths, capacity)
+            else:
+                packed = [[row] for row in range(len(lengths))]
+            write_plan(staged / f"{split}.arrow", packed)
+            plan = open_plan(staged / f"{split}.arrow")
+            stats |= {f"{split}_{name}": value for name, value in _count(plan, lengths, settings).items()}
+        stats["longest_packed_row"] = max(stats["train_longest_packed_row"], stats["validation_longest_packed_row"])
+        write_json(staged / "stats.json", stats)
+        write_json(staged / MANIFEST, {"data_manifest_sha256": sha256(data / MANIFEST), "files": describe(staged)})
+    if settings["packing"]:
+        REPORT.info(
+            f"{stats['train_rows']:,} rows in {stats['train_packed_rows']:,} packed rows of {capacity:,} tokens, "
+            f"{stats['train_efficiency']:.2%} full"
+        )
+
+
+def _count(plan: Any, lengths: np.ndarray, settings: dict[str, Any]) -> dict[str, Any]:
+    tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
+    counts: dict[str, Any] = {
+        "rows": len(lengths),
+        "tokens": int(tokens.sum()),
+        "packed_rows": len(tokens),
+        "longest_packed_row": int(tokens.max()),
+    }
+    if settings["packing"]:
+        capacity = settings["capacity"]
+        counts |= {
+            "fewest_possible": lower_bound(lengths, capacity),
+            "efficiency": round(int(tokens.sum()) / (len(tokens) * capacity), 6),
+        }
+    return counts

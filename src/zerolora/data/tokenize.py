@@ -1,0 +1,273 @@
+"""Rows to tokens, on all cores, in the order of the files.
+
+Chunks of a file go to worker processes; what comes back is taken in their order, so the number of workers changes
+no byte.
+"""
+
+import collections
+import concurrent.futures
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zerolora.data.encode import Encoded, Encoder
+from zerolora.data.example import BadRow, Example
+from zerolora.data.formats import parse
+from zerolora.data.readers import Chunk
+from zerolora.data.rows import FIELDS, IGNORED, schema
+from zerolora.data.template import Piece, Template
+from zerolora.errors import UserError
+
+
+class Job(NamedTuple):
+    """A chunk of rows: the number of its source, the form of its rows, their columns by field."""
+
+    source: int
+    format: str
+    columns: dict[str, str]
+    chunk: Chunk
+
+
+class Dropped(NamedTuple):
+    """A row that is not used: where it stands, why (bad_row or too_long, and the reason), and the row."""
+
+    source: int
+    place: str
+    kind: str
+    reason: str
+    row: Any
+
+
+class Result(NamedTuple):
+    """What became of a chunk.
+
+    batch: an Arrow record batch of `rows.schema(held_out=True)`, in the bytes of Arrow's IPC. hashes: of each row and
+    of its prompt, uint64 [rows, 2]. counts: rows that were cut, turns and learned tokens by role, stop tokens.
+    progress: bytes of the file that the chunk stands for.
+    """
+
+    batch: bytes
+    hashes: Any
+    source: int
+    read: int
+    dropped: list[Dropped]
+    counts: dict[str, int]
+    progress: int
+
+
+def tokenize(jobs: Iterable[Job], model: Path, settings: dict[str, Any], workers: int) -> Iterator[Result]:
+    """Yield the result of every job, in the order of the jobs, from `workers` processes.
+
+    Raises UserError if the model's tokenizer does not fit the settings, or a worker dies.
+    """
+    # Workers share out the rows; threads inside each would only get into each other's way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    work = Work(model, settings)
+    jobs = iter(jobs)
+    first = list(itertools.islice(jobs, 2))
+    jobs = itertools.chain(first, jobs)
+    if workers == 1 or len(first) < 2:
+        yield from map(work, jobs)
+        return
+    # Workers are forked, so that each has the tokenizer without loading it again.
+    _WORK[:] = [work]
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(workers, context) as pool:
+        waiting: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(_run, job))
+                if len(waiting) > 2 * workers:  # no more than the workers can chew: memory stays flat
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except concurrent.futures.process.BrokenProcessPool:
+            raise UserError(
+                "a tokenizing process died, most likely for lack of memory; give the machine or the job more, "
+                "or fewer cores"
+            ) from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+_WORK: list["Work"] = []
+
+
+def _run(job: Job) -> Result:
+    return _WORK[0](job)
+
+
+class Work:
+    """Turns a chunk of rows into a Result."""
+
+    def __init__(self, model: Path, settings: dict[str, Any]) -> None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        self.max_length, self.too_long = settings["max_length"], settings["too_long"]
+        self.template = Template(tokenizer, settings, model)
+        self.encoder = Encoder(tokenizer)
+        self.bos, self.vocabulary = tokenizer.bos_token_id, len(tokenizer)
+
+    def __call__(self, job: Job) -> Result:
+        """Return a chunk's rows as tokens."""
+        import numpy as np
+
+        read: list[tuple[str, Any, Example, list[Piece] | BadRow]] = []  # no pieces: the row came as tokens
+        for place, value in job.chunk.records():
+            try:
+                if isinstance(value, BadRow):
+                    raise value
+                example = parse(value, job.format, job.columns)
+                read.append((place, value, example, [] if example.tokens else self.template.pieces(example)))
+            except BadRow as error:
+                read.append((place, value, Example(), error))
+        encoded = iter(self.encoder.encode([pieces for *_, pieces in read if isinstance(pieces, list) and pieces]))
+        rows: list[tuple[Encoded, tuple[str, str]]] = []
+        hashes: list[tuple[int, int]] = []
+        dropped: list[Dropped] = []
+        counts: collections.Counter[str] = collections.Counter()
+        for place, value, example, pieces in read:
+            if isinstance(pieces, BadRow):
+                dropped.append(Dropped(job.source, place, "bad_row", str(pieces), value))
+                continue
+            found: Encoded | BadRow = next(encoded) if pieces else self._given(example)
+            if isinstance(found, BadRow):
+                dropped.append(Dropped(job.source, place, "bad_row", str(found), value))
+                continue
+            parts = fitted(found, self.max_length, self.too_long, self.bos)
+            if not parts:
+                reason = (
+                    f"has {len(found.input_ids)} tokens, max_length is {self.max_length}; shorten it, raise "
+                    "max_length, or say too_long: drop, truncate_left, truncate_right or split"
+                )
+                dropped.append(Dropped(job.source, place, "too_long", reason, value))
+                continue
+            texts = _texts(example)
+            rows += [(part, texts) for part in parts]
+            row, prompt = _hashes(found, pieces)
+            # The parts of a row that was cut are no duplicates of each other.
+            hashes += [((row + part) % 2**64, (prompt + part) % 2**64) for part in range(len(parts))]
+            counts.update(self._counts(example, pieces, found, parts))
+        numbers = np.array(hashes, dtype=np.uint64).reshape(-1, 2)
+        return Result(
+            _batch(rows, job.source), numbers, job.source, len(read), dropped, dict(counts), job.chunk.progress
+        )
+
+    def _given(self, example: Example) -> Encoded | BadRow:
+        """Return a row that came as tokens."""
+        assert example.tokens is not None and example.labels is not None
+        largest = max(example.tokens)
+        if largest >= self.vocabulary:
+            return BadRow(
+                f"input_ids holds {largest}, but the model's tokenizer knows {self.vocabulary} tokens only; "
+                "tokenize it with this model's tokenizer"
+            )
+        labels = [IGNORED, *example.labels[1:]]
+        learned = [place for place, label in enumerate(labels) if label != IGNORED]
+        if not learned:
+            return BadRow("it has no token that the loss would see; remove it")
+        start = learned[-1]
+        while start and labels[start - 1] != IGNORED:
+            start -= 1
+        return Encoded(example.tokens, labels, start, {"tokens": len(learned)})
+
+    def _counts(
+        self, example: Example, pieces: list[Piece], row: Encoded, parts: list[Encoded]
+    ) -> collections.Counter[str]:
+        counts: collections.Counter[str] = collections.Counter()
+        for message in example.messages or []:
+            counts[f"turns.{message['role']}"] += 1
+        for piece in pieces:
+            if piece.learned and piece.role:
+                counts[f"learned_turns.{piece.role}"] += 1
+                stop = next((stop for stop in self.template.stops if piece.text.endswith(stop)), None)
+                if stop:
+                    counts[f"stop.{stop}"] += 1
+        if parts == [row]:
+            counts.update({f"learned_tokens.{role}": number for role, number in row.learned.items()})
+        else:
+            counts["rows.split" if self.too_long == "split" else "rows.truncated"] += 1
+            role = next(iter(row.learned)) if len(row.learned) == 1 else "several roles"
+            counts[f"learned_tokens.{role}"] += sum(_supervised(part.labels) for part in parts)
+        return counts
+
+
+def fitted(row: Encoded, longest: int, policy: str, bos: int | None) -> list[Encoded]:
+    """Return a row as rows of at most `longest` tokens, by the policy too_long; those that teach nothing are left out.
+
+    truncate_left keeps BOS. A row that is cut can no longer be asked if its prompt was cut.
+    """
+    if len(row.input_ids) <= longest:
+        return [row]
+    ids, labels = row.input_ids, row.labels
+    match policy:
+        case "truncate_right":
+            kept = [(ids[:longest], labels[:longest], row.prompt if row.prompt < longest else 0)]
+        case "truncate_left" if bos is not None and ids[0] == bos and longest > 1:
+            kept = [([bos, *ids[1 - longest :]], [IGNORED, *labels[1 - longest :]], 0)]
+        case "truncate_left":
+            kept = [(ids[-longest:], labels[-longest:], 0)]
+        case "split":
+            starts = range(0, len(ids), longest)
+            kept = [(ids[start : start + longest], labels[start : start + longest], 0) for start in starts]
+        case _:
+            return []
+    # A row's first token has nothing before it that could predict it.
+    parts = [Encoded(part, [IGNORED, *learned[1:]], prompt, {}) for part, learned, prompt in kept]
+    return [part for part in parts if _supervised(part.labels)]
+
+
+def _supervised(labels: list[int]) -> int:
+    return len(labels) - labels.count(IGNORED)
+
+
+def _texts(example: Example) -> tuple[str, str]:
+    """Return the last question of a conversation and the answer to it."""
+    messages = example.messages or []
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers:
+        return "", ""
+    questions = [message for message in messages[: answers[-1]] if message["role"] == "user"]
+    question, answer = questions[-1].get("content") if questions else "", messages[answers[-1]]
+    return question or "", answer.get("content") or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
+
+
+def _hashes(row: Encoded, pieces: list[Piece]) -> tuple[int, int]:
+    """Return a 64-bit hash of the row and one of what comes before its last answer (of the row if nothing does)."""
+    if pieces:
+        last = max((place for place, piece in enumerate(pieces) if piece.role == "assistant"), default=0)
+        before = "".join(piece.text for piece in pieces[:last]).encode()
+        behind = "".join(piece.text for piece in pieces[last:]).encode()
+    else:
+        before = repr(row.input_ids[: row.prompt]).encode() if row.prompt > 1 else b""
+        behind = repr((row.input_ids[row.prompt :], row.labels)).encode()
+    whole = hashlib.blake2b(before, digest_size=8)
+    prompt = whole.copy() if before else None
+    whole.update(b"\0" + behind)
+    number = int.from_bytes(whole.digest())
+    return number, int.from_bytes(prompt.digest()) if prompt else number
+
+
+def _batch(rows: list[tuple[Encoded, tuple[str, str]]], source: int) -> bytes:
+    import pyarrow
+
+    encoded = [row for row, _ in rows]
+    columns: dict[str, list[Any]] = {
+        "input_ids": [row.input_ids for row in encoded],
+        "labels": [row.labels for row in encoded],
+        "length": [len(row.input_ids) for row in encoded],
+        "supervised": [_supervised(row.labels) for row in encoded],
+        "source": [source] * len(rows),
+        "prompt": [row.prompt for row in encoded],
+        **{field: [texts[number] for _, texts in rows] for number, field in enumerate(FIELDS)},
+    }
+    kind = schema(held_out=True)
+    arrays = [pyarrow.array(columns[field.name], field.type) for field in kind]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=kind).serialize().to_pybytes()

@@ -1,0 +1,613 @@
+"""Every form of row becomes the same Example, and every bad row says what to write."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from zerolora.data.example import BadRow, Example
+from zerolora.data.formats import FIELDS, FORMATS, detect, parse
+from zerolora.data.readers import chunks
+
+USER = {"role": "user", "content": "Add 1 and 4."}
+ANSWER = {"role": "assistant", "content": "5"}
+SYSTEM = {"role": "system", "content": "You add."}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [4]}}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "5"}
+
+EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
+    (
+        "alpaca",
+        {"instruction": "Add", "input": "1 and 4.", "output": "5"},
+        Example(messages=[{"role": "user", "content": "Add\n1 and 4."}, ANSWER]),
+    ),
+    ("alpaca", {"instruction": "Add 1 and 4.", "input": "", "output": "5"}, Example(messages=[USER, ANSWER])),
+    ("alpaca", {"instruction": "Add 1 and 4.", "input": " \n", "output": "5"}, Example(messages=[USER, ANSWER])),
+    ("alpaca", {"instruction": "Add 1 and 4.", "input": None, "output": "5"}, Example(messages=[USER, ANSWER])),
+    ("alpaca", {"instruction": "Add 1 and 4.", "output": "5"}, Example(messages=[USER, ANSWER])),
+    (
+        "alpaca",
+        {"instruction": "Add 1 and 4.", "output": "5", "system": "You add.", "history": [["Hi", "Hello"], ["?", "!"]]},
+        Example(
+            messages=[
+                SYSTEM,
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello"},
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "content": "!"},
+                USER,
+                ANSWER,
+            ]
+        ),
+    ),
+    (
+        "alpaca",
+        {"instruction": "Add 1 and 4.", "output": "5", "system": "", "history": []},
+        Example(messages=[USER, ANSWER]),
+    ),
+    (
+        "sharegpt",
+        {"conversations": [{"from": "human", "value": "Add 1 and 4."}, {"from": "gpt", "value": "5"}]},
+        Example(messages=[USER, ANSWER]),
+    ),
+    (
+        "sharegpt",
+        {
+            "system": "You add.",
+            "tools": json.dumps([TOOL]),
+            "conversations": [
+                {"from": "user", "value": "Add 1 and 4."},
+                {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1, "b": [4]}}'},
+                {"from": "observation", "value": "5"},
+                {"from": "assistant", "value": "5"},
+                {"from": "human", "value": "Thanks"},
+            ],
+        },
+        Example(
+            messages=[SYSTEM, USER, CALLING, RESULT, ANSWER, {"role": "user", "content": "Thanks"}],
+            tools=[TOOL],
+        ),
+    ),
+    ("messages", {"messages": [SYSTEM, USER, ANSWER]}, Example(messages=[SYSTEM, USER, ANSWER])),
+    ("messages", {"conversations": [USER, ANSWER]}, Example(messages=[USER, ANSWER])),
+    ("messages", {"messages": [USER, ANSWER, USER], "tools": []}, Example(messages=[USER, ANSWER, USER])),
+    ("messages", {"messages": [USER, ANSWER], "tools": [TOOL]}, Example(messages=[USER, ANSWER], tools=[TOOL])),
+    (
+        "messages",
+        {
+            "messages": [
+                {"role": "developer", "content": [{"type": "text", "text": "You "}, {"type": "text", "text": "add."}]},
+                USER,
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [
+                        {
+                            "id": "call1",
+                            "type": "function",
+                            "function": {"name": "add", "arguments": '{"a": 1, "b": [4]}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "content": "5", "tool_call_id": "call1", "name": "add"},
+                {"role": "function", "content": "", "name": "other"},
+                {"role": "assistant", "content": "5", "refusal": None},
+            ]
+        },
+        Example(
+            messages=[
+                SYSTEM,
+                USER,
+                {"role": "assistant", "content": "", "tool_calls": [{"id": "call1", **CALL}]},
+                {**RESULT, "tool_call_id": "call1", "name": "add"},
+                {"role": "tool", "content": "", "name": "other"},
+                ANSWER,
+            ]
+        ),
+    ),
+    (
+        "messages",
+        {"messages": [USER, {"role": "assistant", "function_call": {"name": "add", "arguments": ""}}]},
+        Example(
+            messages=[
+                USER,
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}],
+                },
+            ]
+        ),
+    ),
+    ("prompt", {"prompt": "Add 1 and 4.", "completion": "5"}, Example(messages=[USER, ANSWER])),
+    ("prompt", {"prompt": [SYSTEM, USER], "completion": [ANSWER]}, Example(messages=[SYSTEM, USER, ANSWER])),
+    (
+        "prompt",
+        {"prompt": [USER], "completion": [ANSWER], "tools": [TOOL]},
+        Example(messages=[USER, ANSWER], tools=[TOOL]),
+    ),
+    ("text", {"text": " Once upon a time\n"}, Example(text=" Once upon a time\n")),
+    ("tokens", {"input_ids": [5, 0, 7]}, Example(tokens=[5, 0, 7], labels=[5, 0, 7])),
+    (
+        "tokens",
+        {"input_ids": [5, 0, 7], "labels": [-100, -100, 7], "attention_mask": [1, 1, 1]},
+        Example(tokens=[5, 0, 7], labels=[-100, -100, 7]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "row", "example"), EXAMPLES)
+def test_each_form_is_detected_and_read(form: str, row: dict[str, Any], example: Example) -> None:
+    assert detect(row, {}) == form
+    assert parse(row, form, {}) == example
+
+
+@pytest.mark.parametrize(("form", "row", "example"), EXAMPLES)
+def test_lists_may_be_json_as_in_cells_of_csv(form: str, row: dict[str, Any], example: Example) -> None:
+    cells = {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
+    if form == "prompt" and isinstance(row["prompt"], list):
+        return  # there a text is a text
+    assert detect(cells, {}) == form
+    assert parse(cells, form, {}) == example
+
+
+def _tool(name: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+def _called(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize(
+    ("form", "rows"),
+    [
+        (
+            "messages",
+            [
+                {"messages": [USER, ANSWER]},
+                {
+                    "messages": [SYSTEM, USER, _called("add", a=1, b=4), {**RESULT, "tool_call_id": "x"}, ANSWER],
+                    "tools": [_tool("add", a={"type": "integer"}, b={"type": "integer"})],
+                },
+                {"messages": [USER, _called("say", text="x")], "tools": [_tool("say", text={"type": "string"})]},
+            ],
+        ),
+        (
+            "alpaca",
+            [
+                {"instruction": "a", "output": "b"},
+                {"instruction": "a", "output": "b", "input": "c", "system": "d", "history": [["e", "f"]]},
+            ],
+        ),
+        (
+            "sharegpt",
+            [
+                {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y", "weight": 1}]},
+                {
+                    "conversations": [{"from": "gpt", "value": "y"}],
+                    "system": "s",
+                    "tools": [_tool("f", a={"type": "x"})],
+                },
+            ],
+        ),
+        (
+            "prompt",
+            [{"prompt": [USER], "completion": [ANSWER]}, {"prompt": [USER], "completion": [{**ANSWER, "name": "x"}]}],
+        ),
+        ("tokens", [{"input_ids": [1, 2]}, {"input_ids": [3, 4, 5], "labels": [-100, 4, 5]}]),
+    ],
+)
+def test_a_row_is_the_same_from_json_and_from_parquet(tmp_path: Path, form: str, rows: list[dict[str, Any]]) -> None:
+    """Parquet fills in null where a row lacks what another has."""
+    parquet.write_table(pyarrow.Table.from_pylist(rows, _schema(rows)), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = [
+        [
+            (detect(value, {}), parse(value, form, {}))
+            for chunk in chunks(tmp_path / name)
+            for _, value in chunk.records()
+        ]
+        for name in ("rows.jsonl", "rows.parquet")
+    ]
+    assert [name for name, _ in found[0]] == [form] * len(rows)
+    assert found[0] == found[1]
+
+
+def _schema(rows: list[dict[str, Any]]) -> Any:
+    """Return a schema with every field of every row; Arrow's own guess has those of the first."""
+    return pyarrow.unify_schemas(
+        [pyarrow.Table.from_pylist([row]).schema for row in rows], promote_options="permissive"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        *[(name, "user") for name in ("human", "user")],
+        *[(name, "assistant") for name in ("gpt", "chatgpt", "bing", "bard", "assistant", "model")],
+        ("system", "system"),
+        *[(name, "tool") for name in ("tool", "observation", "function_response", "ipython")],
+    ],
+)
+def test_names_of_sharegpt_speakers(name: str, role: str) -> None:
+    row = {"conversations": [{"from": name, "value": "x"}, {"from": "gpt", "value": "y"}]}
+    messages = parse(row, "sharegpt", {}).messages
+    assert messages is not None
+    assert messages[0] == {"role": role, "content": "x"}
+
+
+# Detection and columns
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"question": "a", "answer": "b"},
+            "its fields (question, answer) fit none of the formats alpaca, sharegpt, messages, prompt, text, tokens; "
+            "say which columns hold what, as in columns: {instruction: question, output: answer}",
+        ),
+        ({}, "its fields (none) fit none"),
+        ({"instruction": "a", "output": None}, "its fields (instruction, output (null)) fit none"),
+        (
+            {"instruction": "a", "input": "", "output": "b", "text": "c"},
+            "its fields (instruction, input, output, text) fit alpaca and text; write format: alpaca or format: text",
+        ),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "its fields (prompt, chosen, rejected) fit none"),
+        ({"a\n\ud800": 1}, r"its fields ('a\n\ud800') fit none"),
+        ({f"column{number}": 1 for number in range(30)}, "its fields (column0, column1, "),
+    ],
+)
+def test_what_fits_no_form_or_several(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRow) as caught:
+        detect(row, {})
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "form"),
+    [
+        ({"question": "q", "answer": "a"}, {"instruction": "question", "output": "answer"}, "alpaca"),
+        ({"question": "q", "text": "a"}, {"instruction": "question", "output": "text"}, "alpaca"),
+        ({"data": {"q": "q", "a": {"text": "a"}}}, {"instruction": "data.q", "output": "data.a.text"}, "alpaca"),
+        ({"data.q": "q", "a": "a"}, {"instruction": "data.q", "output": "a"}, "alpaca"),
+        ({"output": "q", "instruction": "a"}, {"instruction": "output", "output": "instruction"}, "alpaca"),
+        ({"input": "q", "output": "a"}, {"instruction": "input"}, "alpaca"),
+        ({"q": "q", "a": "a"}, {"prompt": "q", "completion": "a"}, "prompt"),
+        (
+            {"chat": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+            {"messages": "chat"},
+            "messages",
+        ),
+        (
+            {"chat": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+            {"conversations": "chat"},
+            "messages",
+        ),
+        (
+            {"chat": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            {"conversations": "chat"},
+            "sharegpt",
+        ),
+    ],
+)
+def test_columns_of_other_names(row: dict[str, Any], columns: dict[str, str], form: str) -> None:
+    assert detect(row, columns) == form
+    assert set(columns) <= set(FIELDS[form])
+    assert parse(row, form, columns).messages == [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+    ]
+
+
+def test_a_column_inside_what_is_no_object_is_missing() -> None:
+    with pytest.raises(BadRow, match=r"a.b is missing \(the row has a\); fill it in, or write columns: \{text: ...\}"):
+        parse({"a": "x"}, "text", {"text": "a.b"})
+
+
+def test_fields_name_what_each_form_reads() -> None:
+    """Every field of FIELDS can be renamed; the config checks the keys of `columns` against it."""
+    for form, row, example in EXAMPLES:
+        columns = {field: f"my {field}" for field in FIELDS[form]}
+        renamed = {columns.get(name, name): value for name, value in row.items()}
+        assert parse(renamed, form, columns) == example
+
+
+# Bad rows
+
+
+def _chat(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [USER, *messages]}
+
+
+def _share(*turns: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"conversations": [{"from": "human", "value": "x"}, *turns], **more}
+
+
+def _calls(*calls: Any) -> dict[str, Any]:
+    return _chat({"role": "assistant", "tool_calls": list(calls)})
+
+
+GPT = {"from": "gpt", "value": "y"}
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    # alpaca
+    (
+        "alpaca",
+        {"instruction": "a"},
+        "output is missing (the row has instruction); fill it in, or write columns: {output: ...}",
+    ),
+    ("alpaca", {"instruction": "a", "output": None}, "output is missing (the row has instruction, output (null));"),
+    ("alpaca", {"instruction": " ", "output": "b"}, "instruction is empty; fill it in or remove the row"),
+    ("alpaca", {"instruction": "a", "output": "\n"}, "output is empty; fill it in or remove the row"),
+    ("alpaca", {"instruction": 5, "output": "b"}, "instruction is 5; write a text"),
+    ("alpaca", {"instruction": "a", "output": ["b"]}, "output is ['b']; write a text"),
+    ("alpaca", {"instruction": "a", "output": "b", "input": {"c": 1}}, "input is {'c': 1}; write a text"),
+    ("alpaca", {"instruction": "a", "output": "b", "system": 0}, "system is 0; write a text"),
+    ("alpaca", {"instruction": "a", "output": "b", "history": "x"}, "history is 'x'; write a list"),
+    (
+        "alpaca",
+        {"instruction": "a", "output": "b", "history": [["q"]]},
+        "history[0] is ['q']; write [question, answer]",
+    ),
+    ("alpaca", {"instruction": "a", "output": "b", "history": [["q", ""]]}, "history[0][1] is empty; fill it in"),
+    ("alpaca", {"instruction": "a", "output": "b", "history": [["q", None]]}, "history[0][1] is missing; write a text"),
+    (
+        "alpaca",
+        {"instruction": "a\ud83d", "output": "b"},
+        r"instruction holds half a character ('\ud83d', at 2), which UTF-8 cannot hold; remove it",
+    ),
+    # sharegpt
+    ("sharegpt", {"a": 1}, "conversations is missing (the row has a);"),
+    ("sharegpt", {"conversations": "x"}, "conversations is 'x'; write a list"),
+    ("sharegpt", {"conversations": "[x"}, "conversations is '[x', which is not JSON (Expecting value: line 1 column 2"),
+    ("sharegpt", {"conversations": []}, "conversations has no message of the assistant, so nothing to learn;"),
+    ("sharegpt", {"conversations": ["x"]}, "conversations[0] is 'x'; write an object"),
+    ("sharegpt", _share(), "conversations has no message of the assistant"),
+    (
+        "sharegpt",
+        _share({"from": "gpt", "value": " "}),
+        "conversations[1].value is empty; fill it in or remove the row",
+    ),
+    ("sharegpt", _share({"from": "gpt", "value": None}), "conversations[1].value is missing; write a text"),
+    ("sharegpt", _share({"from": "gpt"}), "conversations[1].value is missing; write a text"),
+    ("sharegpt", _share({"from": "gpt", "value": 5}), "conversations[1].value is 5; write a text"),
+    (
+        "sharegpt",
+        _share({"from": "Alice", "value": "x"}),
+        "conversations[1].from is 'Alice'; write one of human, user,",
+    ),
+    ("sharegpt", _share({"from": ["gpt"], "value": "x"}), "conversations[1].from is ['gpt']; write one of human"),
+    (
+        "sharegpt",
+        _share({"role": "assistant", "content": "x"}),
+        "conversations[1].from is missing (it has 'role', 'content'); write one of human, user, gpt,",
+    ),
+    (
+        "sharegpt",
+        _share({"from": "function_call", "value": "add(1)"}),
+        "conversations[1].value is 'add(1)', which is not",
+    ),
+    ("sharegpt", _share({"from": "function_call", "value": "[]"}), 'conversations[1].value is []; write {"name": ...'),
+    ("sharegpt", _share({"from": "function_call", "value": None}), "conversations[1].value is None; write"),
+    (
+        "sharegpt",
+        _share({"from": "function_call", "value": '{"name": 1}'}),
+        "conversations[1].value is {'name': 1}; write",
+    ),
+    (
+        "sharegpt",
+        _share({"from": "function_call", "value": '{"name": "f", "arguments": [1]}'}),
+        "conversations[1].value.arguments is [1]; write an object",
+    ),
+    ("sharegpt", _share(GPT, tools="add"), "tools is 'add'; write a list"),
+    ("sharegpt", _share(GPT, tools=["add"]), "tools[0] is 'add'; write an object"),
+    ("sharegpt", _share(GPT, tools=[{"name": "\udc00"}]), "tools[0].name holds half a character"),
+    ("sharegpt", _share(GPT, tools=[{"\udc00": 1}]), "a key of tools[0] holds half a character"),
+    ("sharegpt", _share(GPT, system=[]), "system is []; write a text"),
+    (
+        "sharegpt",
+        {"conversations": [{"from": "system", "value": "a"}, GPT], "system": "b"},
+        "system and conversations[0] are both system prompts; keep one",
+    ),
+    # messages
+    ("messages", {"text": "x"}, "messages is missing (the row has text);"),
+    ("messages", {"messages": {"role": "user"}}, "messages is {'role': 'user'}; write a list"),
+    ("messages", _chat(), "messages has no message of the assistant, so nothing to learn; add one or remove the row"),
+    ("messages", _chat({"role": "bot", "content": "x"}), "messages[1].role is 'bot'; write one of system, developer,"),
+    ("messages", _chat({"content": "x"}), "messages[1].role is missing (it has 'content'); write one of"),
+    ("messages", _chat({}), "messages[1].role is missing (it has no fields); write one of"),
+    ("messages", _chat({"role": "assistant", "content": ""}), "messages[1].content is empty; fill it in"),
+    ("messages", _chat({"role": "assistant", "content": None}), "messages[1].content is missing; write a text"),
+    ("messages", _chat({"role": "assistant", "content": []}), "messages[1].content is empty; fill it in"),
+    ("messages", _chat({"role": "assistant", "content": "", "tool_calls": []}), "messages[1].content is empty;"),
+    ("messages", _chat({"role": "user"}), "messages[1].content is missing; write a text"),
+    ("messages", _chat({"role": "tool", "content": {"a": 1}}), "messages[1].content is {'a': 1}; write a text"),
+    (
+        "messages",
+        _chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
+        "messages[1].content[0] is {'type': 'image_url', 'image_url': {'url': 'x'}}; only text can be learned",
+    ),
+    ("messages", _chat({"role": "user", "content": ["x"]}), "messages[1].content[0] is 'x'; only text can be learned"),
+    ("messages", _chat({"role": "user", "content": [{"type": "text"}]}), "messages[1].content[0].text is missing;"),
+    (
+        "messages",
+        _chat({"role": "user", "content": "x", "tool_calls": [CALL]}),
+        "messages[1].tool_calls stands in a message of 'user'; only the assistant calls tools",
+    ),
+    ("messages", _calls("x"), "messages[1].tool_calls[0] is 'x'; write an object"),
+    ("messages", _calls({"name": "f"}), "messages[1].tool_calls[0].function is None; write"),
+    (
+        "messages",
+        _calls({"function": {"arguments": {}}}),
+        "messages[1].tool_calls[0].function is {'arguments': {}}; write",
+    ),
+    (
+        "messages",
+        _calls(CALL, {"function": {"name": "f", "arguments": "{"}}),
+        "messages[1].tool_calls[1].function.arguments is '{', which is not JSON",
+    ),
+    (
+        "messages",
+        _calls({"function": {"name": "f", "arguments": 0}}),
+        "messages[1].tool_calls[0].function.arguments is 0; write an object",
+    ),
+    (
+        "messages",
+        _calls({"function": {"name": "f", "arguments": {"a": ["\ud800"]}}}),
+        "messages[1].tool_calls[0].function.arguments.a[0] holds half a character",
+    ),
+    ("messages", _calls({"id": 5, **CALL}), "messages[1].tool_calls[0].id is 5; write a text"),
+    ("messages", _chat({"role": "assistant", "function_call": "f"}), "messages[1].function_call is 'f'; write"),
+    ("messages", _chat({"role": "tool", "content": "x", "name": 1}), "messages[1].name is 1; write a text"),
+    (
+        "messages",
+        _chat({"role": "user", "content": "a \udfff"}),
+        r"messages[1].content holds half a character ('\udfff', at 3)",
+    ),
+    ("messages", {**_chat(ANSWER), "tools": {"name": "f"}}, "tools is {'name': 'f'}; write a list"),
+    ("messages", {**_chat(ANSWER), "tools": "[{]"}, "tools is '[{]', which is not JSON"),
+    # prompt
+    ("prompt", {"prompt": "a"}, "completion is missing (the row has prompt);"),
+    ("prompt", {"prompt": "a", "completion": " "}, "completion is empty; fill it in"),
+    ("prompt", {"prompt": "", "completion": "b"}, "prompt is empty; fill it in"),
+    ("prompt", {"prompt": "a", "completion": [ANSWER]}, "prompt is 'a' and completion is [{'role': 'assistant', "),
+    (
+        "prompt",
+        {"prompt": 1, "completion": 2},
+        "prompt is 1 and completion is 2; write two texts, or two lists of messages",
+    ),
+    ("prompt", {"prompt": [USER], "completion": [USER]}, "completion has no message of the assistant"),
+    ("prompt", {"prompt": [{"role": "x"}], "completion": [ANSWER]}, "prompt[0].role is 'x'; write one of"),
+    ("prompt", {"prompt": "\ud800", "completion": "x"}, "prompt holds half a character"),
+    # text
+    ("text", {"text": ""}, "text is empty; fill it in or remove the row"),
+    ("text", {"text": 1.5}, "text is 1.5; write a text"),
+    ("text", {"content": "x"}, "text is missing (the row has content);"),
+    ("text", {"text": "x" * 9 + "\ud800"}, r"text holds half a character ('\ud800', at 10)"),
+    # tokens
+    ("tokens", {"labels": [1]}, "input_ids is missing (the row has labels);"),
+    ("tokens", {"input_ids": [1]}, "input_ids has 1 tokens; a row needs 2"),
+    ("tokens", {"input_ids": []}, "input_ids has 0 tokens; a row needs 2"),
+    ("tokens", {"input_ids": "1 2"}, "input_ids is '1 2'; write a list"),
+    ("tokens", {"input_ids": [1, -2, -1]}, "input_ids[1] is -2; token numbers begin at 0"),
+    ("tokens", {"input_ids": [1, 2.0]}, "input_ids[1] is 2.0; write a token number"),
+    ("tokens", {"input_ids": [True, 2]}, "input_ids[0] is True; write a token number"),
+    ("tokens", {"input_ids": [1, "2"]}, "input_ids[1] is '2'; write a token number"),
+    ("tokens", {"input_ids": [1, None]}, "input_ids[1] is None; write a token number"),
+    ("tokens", {"input_ids": [1, 2], "labels": [1]}, "labels has 1 entries for 2 tokens; write one for each"),
+    ("tokens", {"input_ids": [1, 2], "labels": [1, 3]}, "labels[1] is 3 where the token is 2; write 2, or -100"),
+    ("tokens", {"input_ids": [1, 2], "labels": [-100, None]}, "labels[1] is None; write a token number"),
+    (
+        "tokens",
+        {"input_ids": [1, 2], "labels": [1, -100]},
+        "labels are -100 behind the first token, so nothing is learned",
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "row", "message"), BAD)
+def test_bad_rows(form: str, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRow) as caught:
+        parse(row, form, {})
+    assert str(caught.value).startswith(message)
+
+
+def test_reasons_name_the_columns_of_the_file() -> None:
+    with pytest.raises(BadRow, match="^answer is empty"):
+        parse({"q": "a", "answer": ""}, "alpaca", {"instruction": "q", "output": "answer"})
+    with pytest.raises(BadRow, match=r"^chat.turns\[0\].value is empty"):
+        parse({"chat": {"turns": [{"from": "gpt", "value": ""}]}}, "sharegpt", {"conversations": "chat.turns"})
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(BadRow) as caught:
+        parse({"text": ["x" * 10_000]}, "text", {})
+    assert len(str(caught.value)) < 120
+
+
+def test_deep_nesting_is_a_bad_row() -> None:
+    deep: Any = {}
+    for _ in range(2000):
+        deep = {"a": deep}
+    for row in ({"messages": [deep]}, {"messages": [USER, ANSWER], "tools": [deep]}):
+        with pytest.raises(BadRow, match="is nested too deep"):
+            parse(row, "messages", {})
+    assert detect({"conversations": [deep]}, {}) == "sharegpt"
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    tokens = parse({"input_ids": [np.int64(5), np.uint16(6)], "labels": [np.int64(-100), 6]}, "tokens", {})
+    assert tokens == Example(tokens=[5, 6], labels=[-100, 6])
+    assert {type(token) for token in [*(tokens.tokens or []), *(tokens.labels or [])]} == {int}
+
+
+def test_arguments_written_as_json_keep_their_nulls() -> None:
+    """Only what Arrow may have filled in is dropped."""
+    call = {"function": {"name": "f", "arguments": '{"a": null}'}, "type": None}
+    messages = parse(_calls(call), "messages", {}).messages
+    assert messages is not None
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
+
+
+KEYS = sorted({field for fields in FIELDS.values() for field in fields} | {"from", "value", "role", "content", "a"})
+WORDS = st.sampled_from(["user", "assistant", "gpt", "function_call", "text", "[1]", "{}", "\ud800", "", " ", "x\n"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-101, 3) | st.floats() | WORDS | st.binary(max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from([*KEYS, "tool_calls", "function", "name", "arguments", "type"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@st.composite
+def _spoilt(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """Return a good row in which something, somewhere, is replaced by whatever."""
+    form, row, _ = draw(st.sampled_from(EXAMPLES))
+    row = copy.deepcopy(row)
+    inside: Any = row
+    while True:
+        keys = sorted(inside) if isinstance(inside, dict) else range(len(inside))
+        key = draw(st.sampled_from(keys))
+        if not (isinstance(inside[key], dict | list) and inside[key] and draw(st.booleans())):
+            inside[key] = draw(VALUES)
+            return form, row
+        inside = inside[key]
+
+
+@given(
+    _spoilt()
+    | st.tuples(st.sampled_from(FORMATS), st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), VALUES))
+)
+def test_whatever_a_row_holds_it_is_read_or_bad(case: tuple[str, dict[str, Any]]) -> None:
+    form, row = case
+    for action in (lambda: detect(row, {}), lambda: parse(row, form, {})):
+        try:
+            found = action()
+        except BadRow as error:
+            assert "\n" not in str(error)
+            str(error).encode()
+            continue
+        if isinstance(found, str):
+            assert found in FORMATS
+            continue
+        assert [found.messages, found.text, found.tokens].count(None) == 2
+        json.dumps([found.messages, found.text, found.tokens], ensure_ascii=False, default=str).encode()
+        if found.messages is not None:
+            answers = [message for message in found.messages if message["role"] == "assistant"]
+            assert answers
+            assert all(message["content"].strip() or message["tool_calls"] for message in answers)

@@ -1,0 +1,15 @@
+checkpoint fetch_data:
+    input:
+        code=code("fetch_data"),
+    output:
+        manifest="data/hub/{source}/manifest.json",
+    log:
+        "results/logs/fetch_data/{source}.log",
+    localrule: True
+    conda:
+        "../../envs/conda.yaml"
+    params:
+        settings=settings("fetch_data", "source"),
+        output="data/hub/{source}",
+    shell:
+        "zerolora --log {log} fetch-data --settings {params.settings:q} --output {params.output}"
