@@ -9,11 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+
+# Machines are shared: how long an example takes says nothing.
+hypothesis.settings.register_profile("zerolora", deadline=None)
+hypothesis.settings.load_profile("zerolora")
 
 # What a newcomer's config looks like, with a model that trains in seconds.
 TINY_CONFIG: dict[str, Any] = {

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from conftest import BIN, ROOT, TINY_CONFIG, project_environment
+from safetensors.torch import load_file
 
 from zerolora.config_file import load
 from zerolora.data.pack import pack_rows
@@ -129,6 +131,39 @@ def test_a_json_of_ones_own_trains_to_the_same_losses(bench: Bench, reference: d
 def test_the_number_of_ranks_changes_no_loss(bench: Bench, reference: dict[str, Any], ranks: int) -> None:
     found = metrics(bench.run(f"ranks{ranks}", ranks_per_node=ranks))
     assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def packed(bench: Bench) -> dict[str, Any]:
+    return metrics(bench.run("packed-reference", "zero2", packing="packed", ranks_per_node=1))
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("zero2", 2), ("zero3", 2), ("zero3_offload", 4)])
+def test_packed_rows_give_the_same_losses_on_any_ranks(
+    bench: Bench, packed: dict[str, Any], strategy: str, ranks: int
+) -> None:
+    found = metrics(bench.run(f"packed-{strategy}-{ranks}", strategy, packing="packed", ranks_per_node=ranks))
+    assert found["losses"] == pytest.approx(packed["losses"], rel=1e-5)
+    assert found["loss_validation"] == pytest.approx(packed["loss_validation"], rel=1e-5)
+    assert 0 < found["rank_attention_spread_mean"] <= found["rank_attention_spread_worst"]
+
+
+def test_all_rows_in_one_packed_row_give_the_loss_of_all_rows(bench: Bench) -> None:
+    """One step on the whole data, packed into one row and as sixteen padded ones: the same loss, the same adapter."""
+    whole = {"max_steps": 1, "ranks_per_node": 1}
+    packed = bench.run("whole-packed", "zero2", packing="whole", global_batch=1, **whole)
+    padded = bench.run("whole-padded", "zero2", global_batch=16, micro_batch=4, **whole)
+    assert metrics(packed)["losses"] == pytest.approx(metrics(padded)["losses"], rel=1e-5)
+    one, other = (load_file(run / "adapter/adapter_model.safetensors") for run in (packed, padded))
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, other[name], rtol=1e-3, atol=1e-4), name
+    assert metrics(packed)["tokens"] == metrics(padded)["tokens"]
+    assert metrics(packed)["padding_share"] == 0 <= metrics(padded)["padding_share"]
+
+
+def test_eager_attention_gives_the_same_losses(bench: Bench, packed: dict[str, Any]) -> None:
+    found = metrics(bench.run("packed-eager", "zero2", packing="packed", ranks_per_node=2, attention="eager"))
+    assert found["losses"] == pytest.approx(packed["losses"], rel=1e-5)
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])

@@ -1,12 +1,16 @@
 """Pieces of training: schedule, order of the data, loss, adapter gate, places of ranks."""
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerolora.data.plan import Plan, open_plan, write_plan
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.adapter import expected_tensors, faults_of
@@ -18,14 +22,31 @@ BATCH = {"micro_batch": 1, "global_batch": 4, "epochs": 2, "max_steps": None, "s
 
 
 def rows_of(count: int) -> Any:
+    """Return rows of two and three tokens, the first of them context."""
     from datasets import Dataset
 
+    ids = [[number, number + 1, number + 2][: 2 + number % 2] for number in range(count)]
     return Dataset.from_dict(
         {
-            "input_ids": [[number, number + 1, number + 2][: 2 + number % 2] for number in range(count)],
-            "labels": [[IGNORED, number + 1, number + 2][: 2 + number % 2] for number in range(count)],
+            "input_ids": ids,
+            "labels": [[IGNORED, *row[1:]] for row in ids],
+            "length": [len(row) for row in ids],
+            "supervised": [len(row) - 1 for row in ids],
+            "source": [number % 2 for number in range(count)],
         }
     )
+
+
+def plan_of(count: int, together: int = 1) -> Plan:
+    """Return a plan that joins rows by so many."""
+    starts = [*range(0, count, together), count]
+    return Plan(np.array(starts), np.arange(count, dtype=np.int32))
+
+
+def seen(batches: Batches, step: int) -> list[int]:
+    """Return the first tokens of the rows of a step, which name the rows."""
+    micro_batches, _ = batches.at(step)
+    return [row["input_ids"][0] for micro_batch in micro_batches for packed in micro_batch for row in packed]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
@@ -39,47 +60,99 @@ def test_the_learning_rate_rises_to_its_peak_and_ends_low(schedule: str) -> None
     assert rates[-1] == 2.0 if schedule == "constant" else rates[-1] < 0.1
 
 
-@given(st.integers(4, 60), st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1)]), st.integers(0, 9))
-def test_the_order_of_rows_depends_on_seed_and_global_batch_alone(count: int, ways: tuple[int, int], seed: int) -> None:
+@given(
+    st.integers(12, 60),
+    st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1)]),
+    st.integers(0, 9),
+    st.integers(1, 3),
+)
+def test_the_order_of_rows_depends_on_seed_and_global_batch_alone(
+    count: int, ways: tuple[int, int], seed: int, together: int
+) -> None:
     """However a global batch is dealt out to ranks and micro-batches, it holds the same rows."""
     ranks, micro_batch = ways
-    rows = rows_of(count)
+    rows, plan = rows_of(count), plan_of(count, together)
     settings = {**BATCH, "seed": seed, "micro_batch": micro_batch}
-    alone = Batches(rows, {**BATCH, "seed": seed}, 0, 1)
-    parts = [Batches(rows, settings, rank, ranks) for rank in range(ranks)]
+    alone = Batches(rows, plan, {**BATCH, "seed": seed}, 0, 1)
+    parts = [Batches(rows, plan, settings, rank, ranks) for rank in range(ranks)]
     for step in range(alone.steps):
-        expected, tokens = alone.at(step)
-        seen = [part.at(step) for part in parts]
-        assert all(each[1] == tokens for each in seen)
-        firsts = sorted(row[0] for micro_batches, _ in seen for batch in micro_batches for row in batch["input_ids"])
-        assert firsts == sorted(row[0] for batch in expected for row in batch["input_ids"])
+        assert all(part.at(step)[1] == alone.at(step)[1] for part in parts)
+        assert sorted(row for part in parts for row in seen(part, step)) == sorted(seen(alone, step))
 
 
-def test_an_epoch_sees_every_row_once() -> None:
-    batches = Batches(rows_of(8), {**BATCH, "epochs": 1}, 0, 1)
-    seen = [row[0] for step in range(batches.steps) for batch in batches.at(step)[0] for row in batch["input_ids"]]
-    assert sorted(seen) == list(range(8))
+@pytest.mark.parametrize("together", [1, 2])
+def test_an_epoch_sees_every_row_once(together: int) -> None:
+    batches = Batches(rows_of(8), plan_of(8, together), {**BATCH, "epochs": 1}, 0, 1)
+    assert sorted(row for step in range(batches.steps) for row in seen(batches, step)) == list(range(8))
     assert batches.tokens_until(batches.steps) == 4 * 2 + 4 * 3
     assert batches.supervised_tokens == 4 * 1 + 4 * 2
+    assert batches.tokens_by_source(2) == [4 * 2, 4 * 3]
+
+
+def test_a_shorter_run_is_the_beginning_of_a_longer_one() -> None:
+    long, short = (Batches(rows_of(60), plan_of(60), {**BATCH, "max_steps": steps}, 0, 1) for steps in (None, 7))
+    assert short.steps == 7
+    assert [seen(short, step) for step in range(7)] == [seen(long, step) for step in range(7)]
+
+
+def test_padding_and_spread_are_what_the_ranks_compute() -> None:
+    rows, plan = rows_of(8), plan_of(8)
+    batches = [Batches(rows, plan, {**BATCH, "epochs": 1, "micro_batch": 2}, rank, 2) for rank in range(2)]
+    positions = tokens = 0
+    for step in range(batches[0].steps):
+        for batch in batches:
+            for micro_batch in batch.at(step)[0]:
+                collated = collate(micro_batch, False, torch.device("cpu"))
+                positions += collated["input_ids"].numel()
+                tokens += int(collated["attention_mask"].sum())
+    balance = batches[0].balance()
+    assert balance["padding_share"] == pytest.approx(1 - tokens / positions, abs=1e-6)
+    by_rank = [sum(len(row["input_ids"]) for m in b.at(0)[0] for p in m for row in p) for b in batches]
+    assert balance["rank_tokens_spread_worst"] >= (max(by_rank) - min(by_rank)) / (sum(by_rank) / 2) - 1e-6
 
 
 def test_a_global_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(UserError, match="global_batch is 100, but 2 epochs have only 16 rows"):
-        Batches(rows_of(8), {**BATCH, "global_batch": 100}, 0, 1)
+        Batches(rows_of(8), plan_of(8), {**BATCH, "global_batch": 100}, 0, 1)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4), max_size=20))
+def test_a_plan_comes_back_as_it_was_written(packed: list[list[int]]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_plan(Path(folder) / "train.arrow", packed)
+        plan = open_plan(Path(folder) / "train.arrow")
+    found = [plan.members[start:end].tolist() for start, end in pairwise(plan.starts)]
+    assert found == packed
+
+
+@pytest.mark.parametrize("kept", [0, 10, 200])
+def test_a_torn_plan_is_named(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "train.arrow"
+    write_plan(path, [[row] for row in range(100)])
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora pack` again"):
+        open_plan(path)
+    path.unlink()
+    with pytest.raises(UserError, match="there is no such file; `zerolora pack` writes it"):
+        open_plan(path)
 
 
 def test_the_loss_is_transformers_own(tiny_model: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    rows = {
-        "input_ids": [[5, 6, 7, 8, 9, 10], [5, 6, 11, 12]],
-        "labels": [[IGNORED, IGNORED, IGNORED, 8, 9, 10], [IGNORED, IGNORED, 11, 12]],
-    }
-    batch = collate(rows, torch.device("cpu"))
+    rows = [
+        [{"input_ids": [5, 6, 7, 8, 9, 10], "labels": [IGNORED, IGNORED, IGNORED, 8, 9, 10], "source": 0}],
+        [{"input_ids": [5, 6, 11, 12], "labels": [IGNORED, IGNORED, 11, 12], "source": 1}],
+    ]
+    batch = collate(rows, False, torch.device("cpu"))
     with torch.no_grad():
-        ours = loss_sum(model, batch)
-        theirs = model(**batch).loss * 5
+        ours, by_source = loss_sum(model, batch, 2)
+        theirs = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "labels")}).loss * 5
+    assert by_source.sum().item() == pytest.approx(ours.item(), rel=1e-6)
+    assert (by_source > 0).all()
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
 
 

@@ -27,13 +27,21 @@ def adapt(weights: Path, settings: dict[str, Any], zero: dict[str, Any]) -> Any:
     """
     # Alive while the model loads, this makes from_pretrained partition as it reads (a weak reference is kept).
     partitioning = HfDeepSpeedConfig(zero) if zero["zero_optimization"]["stage"] == 3 else None
-    model = AutoModelForCausalLM.from_pretrained(
-        weights,
-        dtype=_dtype(zero),
-        use_safetensors=True,
-        attn_implementation=settings["attention"],
-        local_files_only=True,
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            weights,
+            dtype=_dtype(zero),
+            use_safetensors=True,
+            attn_implementation=settings["attention"],
+            local_files_only=True,
+        )
+    except ValueError as error:
+        if "attention implementation" not in str(error):
+            raise
+        raise UserError(
+            f"train.attention is {settings['attention']}, which this model does not have "
+            f"({str(error).splitlines()[0]:.120}); write attention: eager"
+        ) from None
     del partitioning
     model.config.use_cache = False
     if settings["activation_checkpointing"]:

@@ -71,4 +71,4 @@ def _logits(model: Any, config: Any, rows: list[torch.Tensor], device: torch.dev
 
 
 def _name(config: Any) -> str:
-    return f"a {config.model_type} model with {config._attn_implementation} attention"
+    return f"the {config.model_type} model with {config._attn_implementation} attention"

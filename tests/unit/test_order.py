@@ -1,0 +1,68 @@
+"""The order of packed rows: fixed by seed and global batch, alike within a batch, even between ranks."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerolora.train.order import deal, global_batches, spread
+
+WORKS = st.lists(st.integers(1, 10**6), min_size=1, max_size=300).map(lambda values: np.array(values, dtype=float))
+
+
+@given(WORKS, st.integers(0, 99), st.integers(1, 16), st.integers(1, 3))
+def test_an_epoch_sees_every_row_once_but_for_what_is_left_over(
+    work: np.ndarray, seed: int, global_batch: int, epochs: int
+) -> None:
+    order = global_batches(work, seed, global_batch, epochs)
+    assert order.shape == (len(work) * epochs // global_batch, global_batch)
+    seen = np.bincount(order.ravel(), minlength=len(work))
+    assert seen.max(initial=0) <= epochs
+    assert epochs * len(work) - seen.sum() < global_batch
+    assert np.array_equal(order, global_batches(work, seed, global_batch, epochs))
+
+
+def test_another_seed_gives_another_order() -> None:
+    work = np.arange(100.0)
+    assert not np.array_equal(global_batches(work, 1, 4, 1), global_batches(work, 2, 4, 1))
+    epochs = global_batches(work, 1, 4, 2)
+    assert not np.array_equal(epochs[:25], epochs[25:])
+
+
+@given(WORKS, st.integers(0, 99), st.integers(1, 16))
+def test_the_heaviest_global_batch_comes_first(work: np.ndarray, seed: int, global_batch: int) -> None:
+    order = global_batches(work, seed, global_batch, 1)
+    if len(order):
+        assert work[order].max() == work[order[0]].max()
+
+
+def test_rows_of_a_global_batch_are_alike() -> None:
+    work = np.random.default_rng(0).lognormal(6, 1, 20_000) ** 2
+    order = global_batches(work, 0, 16, 1)
+    within = (work[order].max(1) / work[order].min(1)).mean()
+    shuffled = work[np.random.default_rng(1).permutation(20_000)].reshape(-1, 16)
+    assert within < 0.1 * (shuffled.max(1) / shuffled.min(1)).mean()
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_each_row_goes_to_one_rank(ranks: int, micro_batch: int, accumulation: int, data: st.DataObject) -> None:
+    rows = ranks * micro_batch * accumulation
+    work = np.array(data.draw(st.lists(st.integers(1, 1000), min_size=rows, max_size=rows)), dtype=float)
+    dealt = deal(work, ranks, micro_batch)
+    assert dealt.shape == (accumulation, ranks, micro_batch)
+    assert sorted(dealt.ravel()) == list(range(rows))
+    # A micro-step holds rows that follow each other by work, so that its ranks end at about the same time.
+    by_step = work[dealt].reshape(accumulation, -1)
+    assert all(one.min() >= other.max() for one, other in pairwise(by_step))
+
+
+def test_ranks_are_even_and_the_spread_says_so() -> None:
+    assert spread(np.array([4.0, 1.0, 3.0, 2.0]), deal(np.array([4.0, 1.0, 3.0, 2.0]), 2, 1)) == 0
+    assert spread(np.array([3.0, 1.0]), np.array([[[0], [1]]])) == pytest.approx(1.0)
+    assert spread(np.array([3.0, 1.0]), np.array([[[0]], [[1]]])) == 0
+    work = np.random.default_rng(0).lognormal(6, 1, 64)
+    dealt = deal(work, 8, 1)
+    in_order = np.arange(64).reshape(8, 8, 1)
+    assert spread(work, dealt) < 0.25 * spread(work, in_order)
