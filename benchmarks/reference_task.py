@@ -15,6 +15,7 @@ from typing import Any
 from machine import machine
 
 from zerolora.config_file import load
+from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
 from zerolora.evaluate.evaluate import evaluate
@@ -57,9 +58,11 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
     write_json(folder / "rows.json", records(rule, 42))
     data = folder / "data"
     prepare({**data_settings, "path": str(folder / "rows.json")}, model / "manifest.json", data)
-    write_json(folder / "estimate.json", estimate(run["estimate"], model, data))
+    packing = folder / "packing"
+    pack_rows(run["pack"], data, packing)
+    write_json(folder / "estimate.json", estimate(run["estimate"], model, packing))
     write_json(folder / "zero.json", render(run["render"], folder / "estimate.json")[0])
-    paths = {"data": data, "zero": folder / "zero.json", "weights": weights, "output": folder}
+    paths = {"data": data, "packing": packing, "zero": folder / "zero.json", "weights": weights, "output": folder}
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
     where = place(os.environ, train["nodes"], train["ranks_per_node"])
     launch(where, ["--settings", canonical(train), *arguments], train["device"], folder / "logs")
