@@ -80,7 +80,7 @@ def _convert_gguf(file: Path, directory: Path) -> None:
 
 def _from_hub(settings: dict[str, Any], weights: Path) -> None:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     name = f"{settings['repository']} at {settings['revision']}"
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
@@ -92,6 +92,7 @@ def _from_hub(settings: dict[str, Any], weights: Path) -> None:
         )
     except RepositoryNotFoundError:
         raise UserError(f"hub model {name}: no such repository, or it needs `hf auth login`") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:
+        # The client, and the HTTP library below it, raise errors of many kinds for a network that fails.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"hub model {name} cannot be downloaded: {reason}") from None

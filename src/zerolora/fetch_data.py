@@ -1,0 +1,167 @@
+"""Stage fetch_data: bring the pinned data files of a Hugging Face dataset repository here.
+
+    zerolora fetch-data --settings JSON --output data/hub/NAME
+
+The output holds the files under their paths in the repository, byte for byte, and `manifest.json` with the hash of
+each. Files of rows are all that is taken: no code, no pickle, no archive; nothing that is fetched is run.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, describe, staged_directory, write_json
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile
+
+# What `prepare` reads.
+DATA = re.compile(r".+\.((json|jsonl|ndjson|csv|tsv|txt)(\.(gz|bz2|xz|zst))?|parquet|arrow)", re.IGNORECASE)
+KINDS = ".json, .jsonl, .ndjson, .csv, .tsv, .txt (each also .gz, .bz2, .xz, .zst), .parquet, .arrow"
+LISTED = 10
+TOKEN = "put a token that may read it into the environment variable HF_TOKEN"  # noqa: S105
+
+
+def fetch_data(settings: dict[str, Any], output: Path) -> None:
+    """Download the files that `settings` pins and write them and their manifest to `output`, whole or not at all.
+
+    `settings` holds the repository, its revision (a 40-digit commit), files (patterns, in which `*` matches `/` too)
+    and the license. Raises UserError if a pattern matches no file, or one that holds no rows, if the repository cannot
+    be reached, or if what came is not what it lists.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _explained(settings):
+        listed = _list(settings)
+    chosen = _choose(settings, listed)
+    with staged_directory(output) as staged:
+        with _explained(settings):
+            snapshot_download(
+                settings["repository"],
+                repo_type="dataset",
+                revision=settings["revision"],
+                allow_patterns=settings["files"],
+                local_dir=staged,
+            )
+        # The client's notes on this download, with dates in them.
+        shutil.rmtree(staged / ".cache")
+        files = describe(staged)
+        for file in chosen:
+            _check(settings, file, files[file.path])
+        write_json(
+            staged / MANIFEST,
+            {
+                "source": {name: settings[name] for name in ("repository", "revision")},
+                "license": settings["license"],
+                "files": files,
+            },
+        )
+
+
+def _list(settings: dict[str, Any]) -> "list[RepoFile]":
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    entries = HfApi().list_repo_tree(
+        settings["repository"], repo_type="dataset", revision=settings["revision"], recursive=True
+    )
+    return sorted((entry for entry in entries if isinstance(entry, RepoFile)), key=lambda file: file.path)
+
+
+def _choose(settings: dict[str, Any], listed: "list[RepoFile]") -> "list[RepoFile]":
+    """Return the files that the patterns match, in order of their paths."""
+    from huggingface_hub.utils import filter_repo_objects
+
+    chosen = {}
+    for pattern in settings["files"]:
+        # The function that the download chooses by.
+        matching = list(filter_repo_objects(listed, allow_patterns=pattern, key=lambda file: file.path))
+        if not matching:
+            there = [file.path for file in sorted(listed, key=lambda file: _unfit(file.path) is not None)]
+            raise UserError(
+                f"{_named(settings)}: no file matches {pattern!r}; write a pattern for one of: {_some(there)}"
+            )
+        unfit = [f"{file.path} ({_unfit(file.path)})" for file in matching if _unfit(file.path)]
+        if unfit:
+            raise UserError(
+                f"{_named(settings)}: {pattern!r} matches what is not fetched: {_some(unfit)}; "
+                f"write patterns that match nothing but {KINDS}"
+            )
+        chosen.update({file.path: file for file in matching})
+    return [chosen[path] for path in sorted(chosen)]
+
+
+def _unfit(path: str) -> str | None:
+    """Return why a file is not fetched, or None if it is."""
+    *_, name = parts = path.split("/")
+    if any(part.startswith(".") for part in parts):
+        return "hidden, so it would not be read"
+    if name.lower() == MANIFEST:
+        return f"{MANIFEST} is the name of the list that this stage writes"
+    if not DATA.fullmatch(name):
+        return "no file of rows; code, pickles and archives are never taken"
+    return None
+
+
+def _check(settings: dict[str, Any], file: "RepoFile", found: dict[str, Any]) -> None:
+    """Raise UserError if a downloaded file has not the size that the hub lists, nor, where it lists one, the sha256."""
+    expected = {"bytes": file.size} | ({"sha256": file.lfs.sha256} if file.lfs else {})
+    for key, value in expected.items():
+        if found[key] != value:
+            raise UserError(
+                f"{_named(settings)}: {file.path} came with {key} {found[key]}, where the hub lists {value}; "
+                "run it again, and if it stays so, ask the owner of the repository"
+            )
+
+
+@contextmanager
+def _explained(settings: dict[str, Any]) -> Iterator[None]:
+    """Turn what the hub's client raises into a UserError."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name = _named(settings)
+    try:
+        yield
+    # A broken connection is an HTTPError and no OSError; the Xet client raises RuntimeError.
+    except (HTTPError, OSError, ValueError, RuntimeError) as raised:
+        # The client looks for a file on this machine when the hub fails, and says that there is none.
+        error = raised.__cause__ if isinstance(raised, LocalEntryNotFoundError) and raised.__cause__ else raised
+        if isinstance(error, OfflineModeIsEnabled):
+            message = f"{name} must be downloaded, and HF_HUB_OFFLINE is set; unset it (and TRANSFORMERS_OFFLINE)"
+        elif isinstance(error, RevisionNotFoundError):
+            message = f"{name}: the repository has no such commit; copy one from its history on the hub"
+        elif isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
+            message = f"{name}: no such data set, or a private one; correct its name, or {TOKEN}"
+        elif isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+            reason = f"{error.response.status_code}: {_line(error.server_message or 'no reason given')}"
+            message = f"{name}: access is refused ({reason}); accept its terms on the hub if it has any, and {TOKEN}"
+        else:
+            reason = _line(str(error)) or type(error).__name__
+            message = f"{name} cannot be downloaded: {reason}; check the network, then run it again"
+        raise UserError(message) from None
+
+
+def _named(settings: dict[str, Any]) -> str:
+    return f"data set {settings['repository']} at {settings['revision']}"
+
+
+def _line(text: str) -> str:
+    """Return the first line of a text that is not empty."""
+    return next(iter(text.strip().splitlines()), "").rstrip(".")
+
+
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more if names else "none, since it holds no file"
