@@ -53,6 +53,7 @@ def project(make_project: Callable[[str], Project], hub: Hub) -> Project:
             },
             "prepare.rows.split": {"validation": 4, "test": 0},
             "pack": {"packing": True, "capacity": 160},
+            "train.max_steps": None,
         },
     )
     project.commit("three sources")

@@ -112,7 +112,7 @@ def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def loss_sum(model: Any, batch: dict[str, torch.Tensor], sources: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def loss_sum(model: Any, batch: dict[str, torch.Tensor], sources: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the summed cross-entropy of the batch's supervised tokens, fp32, and its parts by source, detached.
 
     Logits are made only from the position before the first supervised token on: prompts cost none.

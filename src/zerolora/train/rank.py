@@ -83,7 +83,7 @@ def train(settings: dict[str, Any], data: Path, packing: Path, zero: Path, weigh
             bar.update(mean, batches.tokens_until(step + 1))
     seconds = time.monotonic() - training_started
 
-    validation = _validate(engine, data, packing, packed, settings["micro_batch"], device)
+    validation = _validate(engine, data, packing, packed, settings["micro_batch"], len(sources), device)
     loss_by_source = loss_by_source.to(device)
     torch.distributed.all_reduce(loss_by_source)
     save(engine, output / "adapter", rank, expected_tensors(located(weights), settings["lora"]))
@@ -134,7 +134,9 @@ def claim_device(settings: dict[str, Any], zero: dict[str, Any]) -> torch.device
     return torch.device("cuda", local_rank)
 
 
-def _validate(engine: Any, data: Path, packing: Path, packed: bool, micro_batch: int, device: torch.device) -> float:
+def _validate(
+    engine: Any, data: Path, packing: Path, packed: bool, micro_batch: int, sources: int, device: torch.device
+) -> float:
     """Return the mean loss per supervised token of the validation rows, over all ranks."""
     rows, plan = open_split(data, "validation"), open_plan(packing / "validation.arrow")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -147,7 +149,7 @@ def _validate(engine: Any, data: Path, packing: Path, packed: bool, micro_batch:
             first = start + rank * micro_batch
             numbers = range(first, min(first + micro_batch, count)) if first < count else [0]
             batch = collate([packed_row(rows, plan, number) for number in numbers], packed, device)
-            loss, _ = loss_sum(engine, batch)
+            loss, _ = loss_sum(engine, batch, sources)
             if first < count:
                 total += loss.cpu()
                 tokens += (batch["labels"] >= 0).sum().cpu()
