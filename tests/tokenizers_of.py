@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+UNKNOWN = "<unk>"
 TEMPLATES = Path(__file__).parent / "templates"
 TEXT = [
     "Hello world, hello you. Who are you? I am an assistant, and now I rest.",
@@ -19,17 +20,15 @@ TEXT = [
     "And now? Be brief. Hi Bo. It is 3 degrees in Oslo.\t\tWeather\n",
     "王大丫丫的回答是 你好。你好。",
 ] * 3
-QWEN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class Family(NamedTuple):
     """How a family builds its tokenizer.
 
-    kind: gpt2, qwen or llama3 (bytes), or legacy, first, always or gemma (SentencePiece, by how it treats a blank before
-    the first word). special: its tokens, the first three in the order of bos, eos, pad. opens: it puts BOS before a
-    text. plain: tokens that are added, but not special. greedy: special tokens take the blanks behind them.
+    kind: gpt2, qwen or llama3 (bytes), or legacy, first, always or gemma (SentencePiece, by how a text gets its first
+    blank). special: its special tokens, the first of them for padding. opens: it puts BOS before a text. plain: tokens
+    that are added, but not special. greedy: special tokens take the blanks behind them.
     """
 
     kind: str
@@ -61,6 +60,7 @@ MISTRAL_TOOLS = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
                  "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[CALL_ID]", "[ARGS]")  # fmt: skip
 PHI3 = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
 SENTENCEPIECE = ("<s>", "</s>")
+KIMI = ("<|end_of_msg|>", "<|open|>", "<|close|>", "<|sep|>")
 HARMONY = ("<|startoftext|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>")
 
 THINKING = ("<think>", "</think>")
@@ -86,6 +86,8 @@ FAMILIES = {
     "granite-3.0": Family(
         "gpt2", "<|end_of_text|>", "<|end_of_text|>", ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>")
     ),
+    "hermes-3": Family("llama3", LLAMA3[0], "<|im_end|>", (*LLAMA3[:2], *CHATML[1:]), opens=True, plain=CALLS),
+    "kimi-k3": Family("qwen", None, "<|end_of_msg|>", KIMI),
     "llama-2": Family("legacy", "<s>", "</s>", SENTENCEPIECE, opens=True),
     "llama-3": Family("llama3", LLAMA3[0], "<|end_of_text|>", LLAMA3, opens=True),
     "llama-3.2": Family("llama3", LLAMA3[0], "<|eot_id|>", LLAMA3, opens=True),
@@ -109,9 +111,10 @@ FAMILIES = {
 
 @functools.cache
 def tokenizer_of(name: str) -> Any:
-    """Return the tokenizer that goes with tests/templates/<name>.jinja."""
+    """Return the tokenizer that goes with tests/templates/<name>.jinja. It is shared: do not change it."""
+    family = FAMILIES[name.removesuffix(".training")]
     # Not read_text, which turns other line ends into \n.
-    return tokenizer_like(FAMILIES[name], (TEMPLATES / f"{name}.jinja").read_bytes().decode())
+    return tokenizer_like(family, (TEMPLATES / f"{name}.jinja").read_bytes().decode())
 
 
 def tokenizer_like(family: Family, template: str | None) -> Any:
@@ -129,7 +132,7 @@ def tokenizer_like(family: Family, template: str | None) -> Any:
         bos_token=family.bos,
         eos_token=family.eos,
         pad_token=family.special[0],
-        unk_token="<unk>" if backend.token_to_id("<unk>") is not None else None,
+        unk_token=UNKNOWN if backend.token_to_id(UNKNOWN) is not None else None,
     )
     wrapped.chat_template = template
     return wrapped
@@ -159,7 +162,7 @@ def _pieces(family: Family) -> Tokenizer:
     learning.pre_tokenizer = pre_tokenizers.Metaspace()
     learning.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=300, show_progress=False))
     learned = json.loads(learning.to_str())["model"]
-    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens = [UNKNOWN, *(f"<0x{byte:02X}>" for byte in range(256))]
     if family.kind == "gemma":
         tokens += ["\n", "\n\n", "\n\n\n"]
     words = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
@@ -170,7 +173,7 @@ def _pieces(family: Family) -> Tokenizer:
     merges = [tuple(pair) for pair in learned["merges"] if not any("\n" in part for part in pair)]
     if family.kind == "gemma":
         merges += [("\n", "\n"), ("\n\n", "\n")]
-    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token=UNKNOWN, byte_fallback=True, fuse_unk=True))
     blank = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     match family.kind:
         case "legacy":

@@ -1,15 +1,24 @@
 """From pieces of text to tokens and labels, each row checked by reading its tokens back."""
 
+import json
 import unicodedata
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.data.example import BadRow
 from zerolora.data.rows import IGNORED
-from zerolora.data.template import Piece
 from zerolora.errors import UserError, shown
 
 # Put before a piece that does not begin its text, where a tokenizer would add a blank to it; taken off again.
 ANCHORS = ("\n", ")", "a", "0")
+
+
+class Piece(NamedTuple):
+    """A part of a row's text. `role` is that of the turn it is, None for what stands between turns."""
+
+    text: str
+    role: str | None
+    learned: bool
 
 
 class Encoded(NamedTuple):
@@ -87,7 +96,7 @@ class Encoder:
     def _anchor(self, piece: Piece, before: list[int]) -> str:
         """Return a text that makes a piece's tokens what they are behind these."""
         token = self.added.get(before[-1]) if before else None
-        if token is None or (token.rstrip and piece.learned and piece.text[0].isspace()):
+        if token is None or (token.rstrip and piece.role and piece.text[0].isspace()):
             return ANCHORS[0]
         return str(token.content)
 
@@ -101,6 +110,14 @@ class Encoder:
         )
 
 
+def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
+    """Return the tokens that the generation_config.json in a model's directory ends an answer with."""
+    if model is None or not (path := model / "generation_config.json").is_file():
+        return set()
+    found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
+    return set(filter(None, tokenizer.convert_ids_to_tokens(found if isinstance(found, list) else [found])))
+
+
 def _row(row: list[Piece], parts: list[list[int]], back: list[str | None]) -> Encoded | BadRow:
     input_ids: list[int] = []
     labels: list[int] = []
@@ -111,25 +128,30 @@ def _row(row: list[Piece], parts: list[list[int]], back: list[str | None]) -> En
             prompt = len(input_ids)
         if text is None:
             labels += [IGNORED] * len(ids)
-        elif not _same(text, piece.text):
+        elif not _same(text, piece):
             return BadRow(
                 f"the tokenizer reads {shown(piece.text)} back as {shown(text)}; remove the characters it does not know"
             )
         else:
-            first = 0 if input_ids else 1
-            labels += [IGNORED] * first + ids[first:]
-            learned[piece.role or "context"] = learned.get(piece.role or "context", 0) + len(ids) - first
+            labels += ids
+            learned[piece.role or "context"] = learned.get(piece.role or "context", 0) + len(ids)
         input_ids += ids
-    if all(label == IGNORED for label in labels):
+    if labels and labels[0] != IGNORED:
+        labels[0] = IGNORED
+        learned[next(iter(learned))] -= 1
+    if labels.count(IGNORED) == len(labels):
         return BadRow("it has no token that the loss would see; remove it")
     return Encoded(input_ids, labels, prompt, learned)
 
 
-def _same(text: str, written: str) -> bool:
+def _same(text: str, piece: Piece) -> bool:
     """Tell whether decoded text is what was written.
 
-    Decoders of some tokenizers drop one blank at the start, and some tokenizers write accents in Unicode's normal form.
+    Decoders of some tokenizers drop one blank at the start. Around special tokens, which a turn has at its end only,
+    some add or take blanks. Some tokenizers write accents in Unicode's normal form.
     """
-    if written in (text, f" {text}"):
+    if piece.text in (text, f" {text}"):
         return True
-    return unicodedata.normalize("NFC", written) in (text, f" {text}")
+    written = unicodedata.normalize("NFC", piece.text)
+    whole = piece.role in (None, "text") and "".join(written.split()) == "".join(text.split())
+    return whole or written in (text, f" {text}")

@@ -1,7 +1,7 @@
-"""Which rows share a packed row: as few packed rows as seconds of one core can find."""
+"""Which rows share a packed row, so that next to nothing of it is padding."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ class Dual(NamedTuple):
     whole: int
 
 
-# The first is best by far on most data; no two of the others are bad at the same lengths.
+# The first does best on most data, the others where it misses the bound. Repair takes them in turn.
 STYLES = (
     Style(),
     Style(spread=True),
@@ -48,9 +48,11 @@ STYLES = (
     Style(slack=128),
     Style(slack=512),
     Style(spread=True, slack=128),
+    Style(alternate=True, slack=128),
+    Style(slack=8),
 )
-ROUNDS = 36  # of repair; later ones seldom gain anything
-TAKEN = 20  # of the packed rows that cannot be better, a round of repair packs one in TAKEN again
+ROUNDS = 40  # of repair; later ones seldom gain anything
+ONE_IN = (40, 20, 10, 5, 3)  # of packed rows that waste nothing, a round packs one in so many again
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
@@ -72,9 +74,10 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
         return []
     values, counts = np.unique(tokens, return_counts=True)
     reachable = _reachable(values, counts, capacity)
-    patterns = _search(dict(zip(values.tolist(), counts.tolist(), strict=True)), reachable, _dual(values, counts, reachable))
-    order = np.argsort(tokens, kind="stable")
-    rows = {int(value): iter(part.tolist()) for value, part in zip(values, np.split(order, np.cumsum(counts)[:-1]), strict=True)}
+    histogram = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    patterns = _search(histogram, reachable, _dual(values, counts, reachable))
+    in_order = np.split(np.argsort(tokens, kind="stable"), np.cumsum(counts)[:-1])
+    rows = {length: iter(part.tolist()) for length, part in zip(histogram, in_order, strict=True)}
     return sorted(
         sorted([next(rows[length]) for length in pattern.lengths]) for pattern in patterns for _ in range(pattern.times)
     )
@@ -87,7 +90,7 @@ def lower_bound(lengths: Sequence[int] | np.ndarray, capacity: int) -> int:
     Applied Mathematics 28, 1990), Fekete and Schepers' u^(k) (Mathematical Programming 91, 2001), Carlier, Clautiaux
     and Moukrim's f_CCM1 (Computers & Operations Research 34, 2007), Burdet and Johnson's f_BJ1 (1977), both as in
     Clautiaux, Alves and Valério de Carvalho's survey (Annals of Operations Research 179, 2010). The capacity is first
-    lowered to the largest sum that any rows have. L2 with its parameter 0 is ceil(tokens / capacity).
+    lowered to the largest sum that any rows have. Never below ceil(tokens / capacity).
 
     Raises UserError as `pack` does.
     """
@@ -106,8 +109,10 @@ def _checked(lengths: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
     wrong = np.flatnonzero((tokens < 1) | (tokens > capacity))
     if len(wrong):
         row = int(wrong[0])
-        remedy = "raise the capacity, or cut the row" if tokens[row] > capacity else "leave the row out"
-        raise UserError(f"row {row} has {tokens[row]} tokens, the capacity is {capacity}; {remedy}")
+        remedy = "leave it out"
+        if tokens[row] > capacity:
+            remedy = "raise pack.capacity, or cut rows with prepare's max_length and too_long"
+        raise UserError(f"row {row} has {tokens[row]} tokens, and pack.capacity is {capacity}; {remedy}")
     return tokens.astype(np.int64)
 
 
@@ -150,7 +155,8 @@ def _count(patterns: list[Pattern]) -> int:
 
 def _judged(patterns: list[Pattern], dual: Dual) -> tuple[list[Pattern], list[Pattern]]:
     """Return the patterns that are worth a whole packed row, which is the most there is, and the others."""
-    full, wasteful = [], []
+    full: list[Pattern] = []
+    wasteful: list[Pattern] = []
     for pattern in patterns:
         worth = sum([dual.worth[length] for length in pattern.lengths])
         (full if worth == dual.whole else wasteful).append(pattern)
@@ -158,11 +164,12 @@ def _judged(patterns: list[Pattern], dual: Dual) -> tuple[list[Pattern], list[Pa
 
 
 def _divided(patterns: list[Pattern], round_: int) -> tuple[list[Pattern], list[Pattern]]:
-    """Return the packed rows that stay, and one in TAKEN to be packed again: others in every round."""
+    """Return the packed rows that stay, and a share to pack again: in each round other ones."""
     kept, taken = [], []
-    due = round_ * 7 % TAKEN
+    one_in = ONE_IN[round_ % len(ONE_IN)]
+    due = round_ * 7 % one_in
     for pattern in patterns:
-        leaving, due = divmod(due + pattern.times, TAKEN)
+        leaving, due = divmod(due + pattern.times, one_in)
         if not leaving:
             kept.append(pattern)
             continue
@@ -178,8 +185,18 @@ def _fill(left: dict[int, int], capacity: int, style: Style) -> list[Pattern]:
     present = _bits(left, capacity)
     mirrored = _bits((capacity - length for length in left), capacity)
     patterns: list[Pattern] = []
+
+    def use(length: int, rows: int) -> None:
+        nonlocal present, mirrored
+        left[length] -= rows
+        if not left[length]:
+            present ^= 1 << length
+            mirrored ^= 1 << (capacity - length)
+
+    shortest = min(left, default=0)
     while present:
-        shortest = (present & -present).bit_length() - 1
+        if not left[shortest]:
+            shortest = (present & -present).bit_length() - 1
         chosen = [shortest if style.alternate and len(patterns) % 2 else present.bit_length() - 1]
         lengths: list[int] = []
         uses: dict[int, int] = {}
@@ -187,20 +204,14 @@ def _fill(left: dict[int, int], capacity: int, style: Style) -> list[Pattern]:
         while chosen:
             for length in chosen:
                 uses[length] = uses.get(length, 0) + 1
-                left[length] -= 1
-                if not left[length]:
-                    present ^= 1 << length
-                    mirrored ^= 1 << (capacity - length)
+                use(length, 1)
             lengths += chosen
             rest -= sum(chosen)
             chosen = _next(present, mirrored, left, capacity, rest, style) if rest >= shortest else []
         more = min([left[length] // used for length, used in uses.items()])
         if more:
             for length, used in uses.items():
-                left[length] -= more * used
-                if not left[length]:
-                    present ^= 1 << length
-                    mirrored ^= 1 << (capacity - length)
+                use(length, more * used)
         patterns.append(Pattern(lengths, 1 + more))
     return patterns
 
@@ -235,6 +246,7 @@ def _bits(places: Iterable[int], highest: int) -> int:
 
 def _reachable(values: np.ndarray, counts: np.ndarray, capacity: int) -> int:
     """Return the largest number of tokens that a packed row can hold, at most `capacity`."""
+    capacity -= capacity % int(np.gcd.reduce(values))
     sums, within = 1, (2 << capacity) - 1
     # The longest rows may not even fit beside the shortest.
     beside = int(np.searchsorted(values, capacity - values[0], side="right"))
@@ -250,7 +262,7 @@ def _reachable(values: np.ndarray, counts: np.ndarray, capacity: int) -> int:
     return max(sums.bit_length() - 1, int(values[-1]))
 
 
-# A family of dual feasible functions gives the worth of each length for a parameter, and what a whole packed row is worth.
+# A family of dual feasible functions gives, for a parameter, the worth of each length and that of a whole packed row.
 Family = Callable[[np.ndarray, int, int], tuple[np.ndarray, int]]
 
 
@@ -261,20 +273,14 @@ def _dual(values: np.ndarray, counts: np.ndarray, capacity: int) -> Dual:
     places = np.unique(np.concatenate([values, capacity - values, breaks]))
     places = places[(places > 0) & (places <= capacity)]
     half = places[2 * places <= capacity]
-    best = None
-    for family, parameters in (
-        (_l2, np.concatenate([[0], half])),
-        (_u, np.arange(1, 41)),
-        (_ccm1, half),
-        (_bj1, places),
-    ):
+    total, whole, worth = int(values @ counts), capacity, values
+    families: list[tuple[Family, np.ndarray]] = [(_l2, half), (_u, np.arange(1, 41)), (_ccm1, half), (_bj1, places)]
+    for family, parameters in families:
         for parameter in _promising(family, parameters, values, counts, capacity):
-            worth, whole = family(values, capacity, int(parameter))
-            total = int(worth @ counts)
-            if best is None or total * best[1] > best[0] * whole:
-                best = total, whole, worth
-    assert best
-    total, whole, worth = best
+            its_worth, its_whole = family(values, capacity, int(parameter))
+            its_total = int(its_worth @ counts)
+            if its_total * whole > total * its_whole:
+                total, whole, worth = its_total, its_whole, its_worth
     return Dual(-(-total // whole), dict(zip(values.tolist(), worth.tolist(), strict=True)), whole)
 
 
@@ -284,7 +290,7 @@ def _promising(
     """Return the parameters around the best of a few hundred, as they do on a thousand of the lengths."""
     step = -(-len(values) // 1024)
     few, many = values[::step], np.add.reduceat(counts, np.arange(0, len(values), step))
-    stride = -(-len(parameters) // 400)
+    stride = 1 + len(parameters) // 400
     best, highest = 0, (0, 1)
     for place in range(0, len(parameters), stride):
         worth, whole = family(few, capacity, int(parameters[place]))

@@ -5,19 +5,20 @@ a mark in the turn's place, which holds for any template: none needs `{% generat
 """
 
 import datetime
-import functools
 import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.data.encode import Piece, generation_stops
 from zerolora.data.example import BadRow, Example
 from zerolora.errors import UserError, shown
 
+Messages = list[dict[str, Any]]
 # Private-use characters, which no text of a language holds: one that stands for a message, and one for each message.
 MARK, MARKS = "\U00100000", 0xF0000
-# Templates may write today's date. Data must not change overnight, so it is always the day that Llama 3's names.
+# What templates write as today's date. Data must not change overnight, so it is always the day that Llama 3's names.
 DATE = datetime.datetime(2024, 7, 26)
 # template: plain, written as a template of its own.
 PLAIN = """\
@@ -28,24 +29,17 @@ PLAIN = """\
 {%- endfor -%}"""
 
 
-class Piece(NamedTuple):
-    """A part of a row's text. `role` is that of the turn it is, None for what stands between turns."""
-
-    text: str
-    role: str | None
-    learned: bool
-
-
 class Template:
     """Writes conversations with a tokenizer's chat template, or plainly.
 
     settings: `template` (chat or plain), `system` (put before conversations without one), `loss` (assistant, last,
     everything, or a list of roles). `stops` are the tokens that end an answer: the end-of-sequence token, those of the
-    model's generation_config.json, and the one that the template puts there. Raises UserError if the tokenizer has no
-    chat template or no end-of-sequence token.
+    model's generation_config.json, and the one that the template puts there. Raises UserError without them.
     """
 
     def __init__(self, tokenizer: Any, settings: dict[str, Any], model: Path | None = None) -> None:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
         self.tokenizer, self.plain = tokenizer, settings["template"] == "plain"
         self.system, self.loss = settings["system"], settings["loss"]
         if tokenizer.eos_token is None:
@@ -53,16 +47,19 @@ class Template:
         if not self.plain and not tokenizer.chat_template:
             raise UserError("the model's tokenizer has no chat template; write template: plain")
         # Some tokenizers name a BOS that they never put before a text.
-        self.bos = tokenizer.bos_token if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id else ""
+        self.bos = tokenizer.bos_token if tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id] else ""
         added = tokenizer.added_tokens_decoder.values()
         self.special = re.compile(_any_of(token.content for token in added if token.special))
         self.added = _any_of(token.content for token in added)
-        self.stops = {tokenizer.eos_token, *_generation_stops(tokenizer, model)}
-        self.stops |= self._own_stop()
+        # The sandboxed template itself: apply_chat_template takes twice as long, and tells templates today's date.
+        self.compile, self.tokens = _compile_jinja_template, tokenizer.special_tokens_map
+        self.stops = {tokenizer.eos_token, *generation_stops(tokenizer, model)}
+        self.tail = self._tail()
         self.stop = re.compile(_any_of(self.stops))
-        self.ending = re.compile(rf"(?:\s*(?:{self.added}))*?\s*({self.stop.pattern})")
+        tail = re.escape(self.tail) or "(?!)"
+        self.ending = re.compile(rf"{tail}|(?:\s*(?:{self.added}))*?\s*(?:{self.stop.pattern})")
         # By roles: what stands before each message, by its number; at the end; and turns, counted from their contents.
-        self.frames: dict[tuple[str, ...], tuple[list[tuple[int, str]], str, dict[int, _Turn]] | None] = {}
+        self.frames: dict[tuple[str, ...], tuple[list[tuple[int, str]], str, dict[int, _Turn]]] = {}
 
     def pieces(self, example: Example) -> list[Piece]:
         """Return a conversation's or text's pieces; joined they are the text, up to the last that is learned.
@@ -74,9 +71,8 @@ class Template:
         pieces = [Piece(self.bos, None, everything)] if self.plain or example.text is not None else []
         if example.text is not None:
             text = example.text.removeprefix(self.bos).removesuffix(self.tokenizer.eos_token)
-            return self._trimmed([*pieces, Piece(text + self.tokenizer.eos_token, "text", True)])
-        assert example.messages is not None
-        messages = example.messages
+            return [*pieces[not self.bos :], Piece(text + self.tokenizer.eos_token, "text", True)]
+        messages = example.messages or []
         if self.system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
         self._check_no_special_token(messages, example.tools)
@@ -87,27 +83,33 @@ class Template:
         # Also where the last answer begins, learned or not: there the model is asked.
         wanted = set(answers) if everything else learned | set(answers[-1:])
         row = _Row(messages, example.tools, self.write(messages, example.tools))
-        turns = self._by_frames(row, wanted) or self._by_marks(row, wanted)
-        return self._trimmed([*pieces, *self._cut(row, turns, learned)])
+        turns = self._by_frames(row, wanted)
+        if turns is None:
+            row, turns = self._by_prompt(row, wanted) or (row, self._by_marks(row, wanted))
+        pieces += self._cut(row, turns, learned)
+        while pieces and not (pieces[-1].learned and pieces[-1].text):
+            pieces.pop()
+        if not pieces:
+            raise BadRow(f"nothing of it is learned with loss {shown(self.loss)}; remove it, or add a role to loss")
+        return [piece for piece in pieces if piece.text]
 
-    def write(self, messages: list[dict[str, Any]], tools: list[Any] | None = None, prompt: bool = False) -> str:
+    def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
         """Return what the template writes; with `prompt` it ends where the model begins to answer."""
         try:
-            source = PLAIN if self.plain else _undated(self.tokenizer.get_chat_template(tools=tools))
-            return self.tokenizer.apply_chat_template(
-                messages, tools=tools, chat_template=source, tokenize=False, add_generation_prompt=prompt
-            )
+            source = PLAIN if self.plain else self.tokenizer.get_chat_template(tools=tools)
+            values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
+            return self.compile(source).render(values, strftime_now=DATE.strftime, **self.tokens, **others)
         except Exception as error:
             # Templates are programs of their own: whatever they raise, they refuse these messages.
             raise BadRow(f"the chat template refuses it: {' '.join(str(error).split())[:200]}") from None
 
-    def _writes(self, *arguments: Any) -> str | None:
+    def _writes(self, *arguments: Any, **others: Any) -> str | None:
         try:
-            return self.write(*arguments)
+            return self.write(*arguments, **others)
         except BadRow:
             return None
 
-    def _check_no_special_token(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
+    def _check_no_special_token(self, messages: Messages, tools: list[Any] | None) -> None:
         for number, message in enumerate([*messages, {"tools": tools}] if tools else messages):
             text = message["content"] if len(message) == 2 else json.dumps(message, ensure_ascii=False)
             if held := self.special.search(text):
@@ -133,14 +135,6 @@ class Template:
             yield Piece(content, role, number in learned)
         yield Piece(row.text[position:], None, everything)
 
-    def _trimmed(self, pieces: list[Piece]) -> list[Piece]:
-        """Return the pieces that are not empty, up to the last that is learned."""
-        while pieces and not (pieces[-1].learned and pieces[-1].text):
-            pieces.pop()
-        if not pieces:
-            raise BadRow(f"nothing of it is learned with loss {shown(self.loss)}; remove it, or add a role to loss")
-        return [piece for piece in pieces if piece.text]
-
     def _by_frames(self, row: "_Row", wanted: set[int]) -> "dict[int, _Turn] | None":
         """Return the turns if the text is what stands around such messages, with their contents put in; else None."""
         if row.tools is not None or any(message.keys() != {"role", "content"} for message in row.messages):
@@ -148,9 +142,7 @@ class Template:
         roles = tuple(message["role"] for message in row.messages)
         if roles not in self.frames:
             self._frame(roles)
-        if not (frames := self.frames[roles]):
-            return None
-        around, rest, turns = frames
+        around, rest, turns = self.frames[roles]
         for trim in (str, str.strip):
             contents = [trim(message["content"]) for message in row.messages]
             if "".join([part for number, before in around for part in (before, contents[number])]) + rest == row.text:
@@ -165,11 +157,11 @@ class Template:
         return result
 
     def _frame(self, roles: tuple[str, ...]) -> None:
-        """Keep what the template writes around messages of these roles, None if that depends on their contents."""
+        """Keep what the template writes around messages of these roles, nothing if that depends on their contents."""
         row = _Row(_marked(*roles), None, self._writes(_marked(*roles)) or "")
         parts = re.split(f"([{chr(MARKS)}-{chr(MARKS + len(roles))}])", row.text)
         order = [ord(mark) - MARKS for mark in parts[1::2]]
-        self.frames[roles] = None
+        self.frames[roles] = [], "", {}
         if sorted(order) == list(range(len(roles))):
             turns = self._by_marks(row, order)
             for number, turn in turns.items():
@@ -209,10 +201,12 @@ class Template:
     def _turn(self, row: "_Row", number: int, places: list[tuple[int | None, int | None]]) -> "_Turn":
         message, (begin, end) = row.messages[number], places[number]
         name, calls, answers = _name(row.messages, number), message.get("tool_calls"), message["role"] == "assistant"
-        start = self._start(row, number, begin) if answers else begin
+        start = self._start(row, number, begin, places[number - 1][1] if number else None)
         following = places[number + 1][0] if number + 1 < len(row.messages) else len(row.text)
         if begin is not None and start is None and not calls:
-            return _Turn(wrong=f"the chat template asks for {name} with words that do not stand before it")
+            asked = self._writes(row.messages[:number], row.tools, True) or ""
+            words = shown(asked[len(_common(asked, row.text)) :])
+            return _Turn(wrong=f"the chat template asks for {name} with {words}, which does not stand before it")
         if start is None or end is None or following is None:
             return _Turn(wrong=f"what the chat template writes around {name} depends on its content")
         # A call's name stands somewhere in its turn, which ends with the next stop token.
@@ -222,37 +216,53 @@ class Template:
             return _Turn(wrong=f"the chat template leaves out part of {name}; remove that part")
         return _Turn(start, end, found is not None)
 
-    def _start(self, row: "_Row", number: int, begin: int | None) -> int | None:
-        """Return where the model begins to say an answer whose content begins at `begin`: behind the generation prompt.
+    def _start(self, row: "_Row", number: int, begin: int | None, since: int | None) -> int | None:
+        """Return where a turn begins whose content begins at `begin`: an answer behind the generation prompt.
 
-        A template without one leaves the answer's header to the prompt, but a blank behind it to the answer, as a
-        tokenizer joins it to the word that follows. None if the template asks in other words.
+        Without one its header is left out, but not a blank behind that, which tokenizers join to the next word. None if
+        the template asks for the answer, with thoughts or without, in words that it does not write.
         """
         asked, calls = row.messages[:number], row.messages[number].get("tool_calls")
         unasked = None if begin is None or calls else len(row.text[:begin].rstrip(" "))
-        without, prompt = self._writes(asked, row.tools), self._writes(asked, row.tools, True)
-        if prompt is None:
+        without = self._writes(asked, row.tools)
+        if without is None or row.messages[number]["role"] != "assistant":
             return unasked
-        if row.text.startswith(prompt) and (begin is None or len(prompt) <= begin):
-            header = "" if calls or without != prompt else row.text[len(prompt) : begin]
-            return unasked if header.strip() else len(prompt)
-        # It writes what comes before in another way once there is an answer, but must not from the question on.
-        question = prompt[max(prompt.rfind(asked[-1]["content"].strip()), 0) :]
-        place = -1 if unasked is None else row.text.rfind(question, 0, begin)
-        return None if place < 0 else place + len(question)
+        for options in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+            prompt = self._writes(asked, row.tools, True, **options) or without
+            header = prompt[len(_common(without, prompt)) :]
+            if row.text.startswith(prompt) and (begin is None or len(prompt) <= begin):
+                return len(prompt) if header or calls or not row.text[len(prompt) : begin].strip() else unasked
+            if not header:
+                return unasked
+            # It may write what comes before in another way once there is an answer.
+            place = row.text.rfind(header, since, begin)
+            if begin is not None and place >= 0:
+                return place + len(header)
+        return None
 
-    def _own_stop(self) -> set[str]:
-        """Return the token that the template puts behind every answer, if none of those there is a known stop token."""
-        behind = re.compile(rf"{chr(MARKS + 1)}((?:\s*(?:{self.added}))*)")
-        roles = ("user", "assistant", "user")
-        last, between = (behind.search(self._writes(_marked(*roles[:end])) or "") for end in (2, 3))
-        tokens = re.findall(self.added, last[1]) if last else []
-        always = [token for token in tokens if between is None or token in between[1]]
-        return set(always[:1]) if self.stops.isdisjoint(always) else set()
+    def _by_prompt(self, row: "_Row", wanted: set[int]) -> "tuple[_Row, dict[int, _Turn]] | None":
+        """Return the row going on from its last prompt, if the answer begins as only that ends: with a thought."""
+        number = len(row.messages) - 1
+        prompt, content = self._writes(row.messages[:number], row.tools, True) or "", row.messages[number]["content"]
+        opened = prompt[len(_common(prompt, row.text)) :]
+        if wanted != {number} or not opened or not content.startswith(opened):
+            return None
+        self._by_marks(row, ())  # raises BadRow if a message is left out
+        text = prompt + content[len(opened) :] + (self.tail or self.tokenizer.eos_token)
+        return row._replace(text=text), {number: _Turn(len(prompt), len(text), True)}
+
+    def _tail(self) -> str:
+        """Return what the template writes behind every answer, up to the stop token, which is added to `stops`."""
+        last, between = (self._writes(_marked("user", "assistant", "user")[:end]) for end in (2, 3))
+        behind = [text.partition(chr(MARKS + 1))[2] for text in (last, between or last) if text]
+        shared = _common(*behind) if behind else ""
+        found = re.search(_any_of(self.stops), shared) or re.match(rf"\s*(?:{self.added})", shared)
+        self.stops |= {found[0].strip()} if found else set()
+        return shared[: found.end()] if found else ""
 
 
 class _Row(NamedTuple):
-    messages: list[dict[str, Any]]
+    messages: Messages
     tools: list[Any] | None
     text: str
 
@@ -266,30 +276,19 @@ class _Turn(NamedTuple):
     wrong: str = ""
 
 
-def _marked(*roles: str) -> list[dict[str, Any]]:
+def _marked(*roles: str) -> Messages:
     return [{"role": role, "content": chr(MARKS + number)} for number, role in enumerate(roles)]
 
 
-def _name(messages: list[dict[str, Any]], number: int) -> str:
+def _name(messages: Messages, number: int) -> str:
     return f"the {messages[number]['role']} message {number + 1}"
+
+
+def _common(one: str, other: str) -> str:
+    differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one if other.startswith(one) else one[: next(differing, len(other))]
 
 
 def _any_of(words: Iterable[str]) -> str:
     """Return a pattern of any of the words, the longest first; one that never matches if there is none."""
     return "|".join(map(re.escape, sorted(filter(None, words), key=len, reverse=True))) or r"(?!)"
-
-
-@functools.cache
-def _undated(source: str) -> str:
-    """Return a template whose `strftime_now` tells DATE."""
-    told = "".join(f"|replace('%{code}', '{DATE.strftime('%' + code)}')" for code in "aAbBdeHIjmMpSyY")
-    macro = f"{{% macro strftime_now(format) %}}{{{{ format{told} }}}}{{% endmacro %}}{{{{ '' }}}}"
-    return macro + source if "strftime_now" in source else source
-
-
-def _generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
-    """Return the tokens that the model's generation_config.json ends an answer with."""
-    if model is None or not (path := model / "generation_config.json").is_file():
-        return set()
-    found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
-    return set(filter(None, tokenizer.convert_ids_to_tokens(found if isinstance(found, list) else [found])))

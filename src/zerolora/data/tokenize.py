@@ -6,6 +6,7 @@ no byte.
 
 import collections
 import concurrent.futures
+import gc
 import hashlib
 import itertools
 import json
@@ -77,7 +78,8 @@ def tokenize(jobs: Iterable[Job], model: Path, settings: dict[str, Any], workers
     # Workers are forked, so that each has the tokenizer without loading it again.
     _WORK[:] = [work]
     context = multiprocessing.get_context("fork")
-    with concurrent.futures.ProcessPoolExecutor(workers, context) as pool:
+    # Frozen, since collecting garbage would look through all that was loaded, again and again.
+    with concurrent.futures.ProcessPoolExecutor(workers, context, gc.freeze) as pool:
         waiting: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
         try:
             for job in jobs:

@@ -1,0 +1,224 @@
+"""Tokens and labels over tokenizers built as those of real models are."""
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from goldens import CONVERSATIONS, Golden, answer, goldens, user
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers_of import FAMILIES, UNKNOWN, Family, tokenizer_like, tokenizer_of
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from zerolora.data.encode import Encoded, Encoder
+from zerolora.data.example import BadRow, Example
+from zerolora.data.rows import IGNORED
+from zerolora.data.template import Piece, Template
+from zerolora.errors import UserError
+
+END = "</s>"
+# Their prompts are not what they write before an answer: one has a thought, the other one line break less.
+QUIRKS = ("command-r7b", "hermes-3")
+GOLDENS = [golden for golden in goldens() if not golden.refusal]
+# Templates that the tokenizer of each kind goes with.
+KINDS = ("deepseek-v2", "qwen2.5", "llama-3", "llama-2", "mistral-v0.3", "mistral-v0.2", "gemma-2", "phi-3", "zephyr")
+CONTENT = st.text(st.sampled_from("ab H\n\t.é你王\u00a0_«0"), min_size=1, max_size=12)
+
+
+def row_of(template: Template, example: Example) -> Encoded:
+    (row,) = Encoder(template.tokenizer).encode([template.pieces(example)])
+    assert isinstance(row, Encoded), row
+    return row
+
+
+def runs(row: Encoded) -> list[list[int]]:
+    """Return the learned tokens, those that stand together as one list."""
+    found: list[list[int]] = []
+    previous = IGNORED
+    for label in row.labels:
+        if label != IGNORED:
+            if previous == IGNORED:
+                found.append([])
+            found[-1].append(label)
+        previous = label
+    return found
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def read(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def stops_of(golden: Golden, directory: Path) -> Template:
+    tokenizer = tokenizer_of(golden.template)
+    config = {"eos_token_id": tokenizer.convert_tokens_to_ids(golden.stops)}
+    (directory / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return Template(tokenizer, {"template": "chat", "system": "", "loss": golden.loss}, directory)
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=str)
+def test_labels_of_golden_rows(golden: Golden, tmp_path: Path) -> None:
+    template = stops_of(golden, tmp_path)
+    tokenizer, row = template.tokenizer, row_of(template, golden.example)
+    assert len(row.labels) == len(row.input_ids)
+    assert all(label in (IGNORED, token) for label, token in zip(row.labels, row.input_ids, strict=True))
+    assert row.labels[0] == IGNORED
+    assert sum(row.learned.values()) == sum(label != IGNORED for label in row.labels)
+    if golden.loss == "everything":
+        assert row.labels[1:] == row.input_ids[1:]
+        return
+    pieces = [piece for piece in template.pieces(golden.example) if piece.learned]
+    for piece, ids in zip(pieces, runs(row), strict=True):
+        # A decoder of SentencePiece takes off one blank at the start.
+        assert piece.text in (read(tokenizer, ids), f" {read(tokenizer, ids)}")
+        if piece.role == "assistant":
+            assert tokenizer.convert_ids_to_tokens(ids[-1]) in template.stops
+            assert piece.text.endswith(tokenizer.convert_ids_to_tokens(ids[-1]))
+
+
+@pytest.mark.parametrize("golden", [golden for golden in GOLDENS if isinstance(golden.loss, str)], ids=str)
+def test_prompt_has_the_tokens_that_the_model_is_asked_with(golden: Golden, tmp_path: Path) -> None:
+    template, example = stops_of(golden, tmp_path), golden.example
+    assert example.messages is not None
+    last = max(number for number, message in enumerate(example.messages) if message["role"] == "assistant")
+    prompt = template.write(example.messages[:last], example.tools, prompt=True)
+    row = row_of(template, example)
+    same = row.input_ids[: row.prompt] == ids_of(template.tokenizer, prompt)
+    assert same == (golden.template not in QUIRKS)
+
+
+# Where no token could span a prompt and its answer: this answer begins with a line break, which joins that of prompts.
+@pytest.mark.parametrize("golden", [golden for golden in GOLDENS if golden.conversation != "blanks"], ids=str)
+def test_tokens_are_those_of_the_whole_text(golden: Golden, tmp_path: Path) -> None:
+    template = stops_of(golden, tmp_path)
+    text = "".join(piece.text for piece in template.pieces(golden.example))
+    assert row_of(template, golden.example).input_ids == ids_of(template.tokenizer, text)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(question=CONTENT, said=CONTENT)
+@settings(max_examples=60, deadline=None)
+def test_any_answer_is_learned_whole_and_its_prompt_is_the_model_s(name: str, question: str, said: str) -> None:
+    template = Template(tokenizer_of(name), {"template": "chat", "system": "", "loss": "assistant"})
+    messages = [user(question), answer(said)]
+    pieces = template.pieces(Example(messages))
+    (row,) = Encoder(template.tokenizer).encode([pieces])
+    assert isinstance(row, Encoded), row
+    assert row.labels == [IGNORED] * row.prompt + row.input_ids[row.prompt :]
+    assert row.input_ids[: row.prompt] == ids_of(template.tokenizer, template.write(messages[:1], prompt=True))
+    back = read(template.tokenizer, row.input_ids[row.prompt :])
+    assert pieces[-1].text in (back, f" {back}")
+    assert template.tokenizer.convert_ids_to_tokens(row.input_ids[-1]) in template.stops
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(contents=st.lists(CONTENT.map(lambda text: text.strip() or "a"), min_size=4, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_prompt_of_several_turns_is_the_model_s(name: str, contents: list[str]) -> None:
+    """Answers without blanks at their start cannot join what stands before them."""
+    template = Template(tokenizer_of(name), {"template": "chat", "system": "", "loss": "assistant"})
+    messages = [
+        (answer if number % 2 else user)(text) for number, text in enumerate(contents[: len(contents) // 2 * 2])
+    ]
+    row = row_of(template, Example(messages))
+    asked = template.write(messages[:-1], prompt=True)
+    assert row.input_ids[: row.prompt] == ids_of(template.tokenizer, asked)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_texts_and_plain_rows_begin_as_the_tokenizer_begins_a_text(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    plain = Template(tokenizer, {"template": "plain", "system": "", "loss": "assistant"})
+    eos = tokenizer.eos_token_id
+    assert row_of(plain, Example(text="Hello world")).input_ids == [*tokenizer("Hello world")["input_ids"], eos]
+    row = row_of(plain, Example(CONVERSATIONS["single"]))
+    assert row.input_ids[: row.prompt] == tokenizer("Hi")["input_ids"]
+    assert read(tokenizer, row.input_ids[row.prompt :]) == f"Hello{tokenizer.eos_token}"
+
+
+def test_first_token_of_a_text_is_not_learned() -> None:
+    template = Template(tokenizer_of("qwen2.5"), {"template": "chat", "system": "", "loss": "assistant"})
+    row = row_of(template, Example(text="Hello world"))
+    assert row.labels == [IGNORED, *row.input_ids[1:]]
+    assert (row.prompt, row.learned) == (0, {"text": len(row.input_ids) - 1})
+
+
+def test_learned_tokens_by_role() -> None:
+    template = Template(tokenizer_of("phi-3"), {"template": "chat", "system": "", "loss": "everything"})
+    row = row_of(template, Example(CONVERSATIONS["multi"]))
+    said = ids_of(template.tokenizer, "I am Bo.<|end|>") + ids_of(template.tokenizer, "Now I rest.<|end|>")
+    assert row.learned == {"context": len(row.input_ids) - 1 - len(said), "assistant": len(said)}
+
+
+def test_rows_keep_their_order_and_one_that_is_wrong_its_place() -> None:
+    rows = [[Piece("Hi", None, False), Piece(text, "assistant", True)] for text in ("one", "你", "two")]
+    backend = Tokenizer(models.WordLevel({UNKNOWN: 0, "Hi": 1, "one": 2, "two": 3, END: 4}, UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=UNKNOWN, eos_token=END)
+    first, bad, last = Encoder(tokenizer).encode(rows)
+    assert first == Encoded([1, 2], [IGNORED, 2], 1, {"assistant": 1})
+    assert last == Encoded([1, 3], [IGNORED, 3], 1, {"assistant": 1})
+    assert isinstance(bad, BadRow)
+    assert str(bad) == "the tokenizer reads '你' back as '<unk>'; remove the characters it does not know"
+    assert Encoder(tokenizer).encode([]) == []
+
+
+def test_end_of_sequence_may_stand_for_unknown() -> None:
+    """As in GPT-2: its token is no sign of an unknown character."""
+    tokenizer = tokenizer_like(FAMILIES["falcon-180b"], tokenizer_of("falcon-180b").chat_template)
+    tokenizer.unk_token = tokenizer.eos_token
+    template = Template(tokenizer, {"template": "chat", "system": "", "loss": "assistant"})
+    assert row_of(template, Example(CONVERSATIONS["single"])).input_ids[-1] == tokenizer.eos_token_id
+
+
+def test_accents_apart_are_learned_as_the_tokenizer_writes_them() -> None:
+    template = Template(tokenizer_of("qwen2.5"), {"template": "chat", "system": "", "loss": "assistant"})
+    rows = [
+        row_of(template, Example([user("Hi"), answer(unicodedata.normalize(form, "é ñ"))])) for form in ("NFC", "NFD")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_row_that_teaches_nothing() -> None:
+    (row,) = Encoder(tokenizer_of("qwen2.5")).encode([[Piece("a", "assistant", True)]])
+    assert str(row) == "it has no token that the loss would see; remove it"
+
+
+def test_tokenizer_in_python_is_refused() -> None:
+    with pytest.raises(UserError, match=r"\(ByT5Tokenizer\) has no tokenizer.json; choose a model that has one"):
+        Encoder(ByT5Tokenizer())
+
+
+def test_tokenizer_that_joins_everything_is_refused() -> None:
+    """Anchors cannot hold apart what a tokenizer makes one token of."""
+    joined = [("\n", "b"), (")", "b"), ("a", "b"), ("0", "b")]
+    tokens = [UNKNOWN, END, "▁", "x", "b", *(first for first, _ in joined), *map("".join, joined)]
+    backend = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, joined))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=UNKNOWN, eos_token=END)
+    with pytest.raises(UserError, match="does not keep 'b' apart from what stands before it; write template: plain"):
+        Encoder(tokenizer).encode([[Piece("x", None, False), Piece("b", "assistant", True)]])
+
+
+def test_character_that_sentencepiece_writes_a_blank_with_is_refused() -> None:
+    template = Template(tokenizer_of("llama-2"), {"template": "chat", "system": "", "loss": "assistant"})
+    (row,) = Encoder(template.tokenizer).encode([template.pieces(Example([user("a▁b"), answer("a▁b")]))])
+    assert str(row) == "the tokenizer reads ' a▁b </s>' back as 'a b </s>'; remove the characters it does not know"
+
+
+@pytest.mark.parametrize("kind", ["legacy", "first", "always"])
+def test_blank_of_sentencepiece(kind: str) -> None:
+    """A blank that the template writes before an answer is part of its first word; if it writes none, none is added."""
+    tokenizer = tokenizer_like(Family(kind, "<s>", END, ("<s>", END), opens=True), None)
+    prompt = "<s>USER: Hi ASSISTANT:"
+    rows = [[Piece(prompt, None, False), Piece(said, "assistant", True)] for said in (" answer</s>", "answer</s>")]
+    joined, apart = (row for row in Encoder(tokenizer).encode(rows) if isinstance(row, Encoded))
+    assert joined.input_ids == ids_of(tokenizer, f"{prompt} answer</s>")
+    assert tokenizer.convert_ids_to_tokens(joined.input_ids[joined.prompt]).startswith("▁")
+    assert "▁" not in "".join(tokenizer.convert_ids_to_tokens(apart.input_ids[apart.prompt :]))

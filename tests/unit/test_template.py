@@ -1,0 +1,434 @@
+"""The mask against golden texts written by hand, and against other ways to find it, over real chat templates."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from goldens import CONVERSATIONS, TOOLS, Golden, answer, goldens, marked, user
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers_of import CHATML, FAMILIES, TEMPLATES, Family, tokenizer_like, tokenizer_of
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from zerolora.data.example import BadRow, Example
+from zerolora.data.template import Piece, Template
+from zerolora.errors import UserError
+
+GOLDENS = goldens()
+# What ends every answer, by template; the others end the last answer with the end-of-sequence token only.
+STOPS = {
+    "alphamonarch": "</s>",
+    "chatml": "<|im_end|>",
+    "command-r": "<|END_OF_TURN_TOKEN|>",
+    "deepseek-coder": "<|EOT|>",
+    "deepseek-v2": "<｜end▁of▁sentence｜>",
+    "deepseek-v3.1": "<｜end▁of▁sentence｜>",
+    "exaone-3": "[|endofturn|]",
+    "gemma-2": "<end_of_turn>",
+    "gemma-3": "<end_of_turn>",
+    "granite-3.0": "<|end_of_text|>",
+    "kimi-k3": "<|end_of_msg|>",
+    "llama-2": "</s>",
+    "llama-3": "<|eot_id|>",
+    "llama-3.2": "<|eot_id|>",
+    "mistral-nemo": "</s>",
+    "mistral-small-3.2": "</s>",
+    "mistral-v0.1": "</s>",
+    "mistral-v0.2": "</s>",
+    "mistral-v0.3": "</s>",
+    "openchat-3.5": "<|end_of_turn|>",
+    "phi-3": "<|end|>",
+    "phi-4": "<|im_end|>",
+    "qwen2.5": "<|im_end|>",
+    "qwen3": "<|im_end|>",
+    "smollm2": "<|im_end|>",
+    "vicuna": "</s>",
+    "zephyr": "</s>",
+}
+STOPLESS = ("chatglm3", "chatml-open", "falcon-180b", "glm-4", "glm-edge", "gpt-oss", "metharme")
+NO_SYSTEM = ("gemma-2", "mistral-v0.1", "mistral-v0.3", "mistral-nemo")
+DATED = ("gpt-oss", "llama-3.2", "mistral-small-3.2")
+TRAINING = ("command-r", "gemma-2", "gemma-3", "llama-3", "phi-3", "phi-4", "qwen3")
+
+WORDS = [
+    *(
+        "assistant",
+        "user",
+        "ASSISTANT:",
+        "USER: ",
+        "Falcon:",
+        "### Response:\n",
+        "<<SYS>>",
+        "{{ x }}",
+        "{% if %}",
+        "\\n",
+    ),
+    *("</s", "[INST", "[/INST", "<|im_end", "<|im_", "|>", "<｜User", "<start_of", "<0x0A>", "▁", "<think>", "«", '"'),
+    *(
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\t",
+        "\r\n",
+        "\u00a0",
+        "a",
+        "word",
+        "É",
+        "e\u0301",
+        "王大",
+        "你好。",
+        "\u200d",
+        "\U0001d400",
+    ),
+]
+CONTENT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map("".join)
+
+
+def template_of(name: str, loss: str | list[str] = "assistant", **others: str) -> Template:
+    return Template(tokenizer_of(name), {"template": "chat", "system": "", "loss": loss} | others)
+
+
+def template_for(golden: Golden, directory: Path) -> Template:
+    """Return the template of a golden, its stop tokens in a model's generation_config.json."""
+    tokenizer = tokenizer_of(golden.template)
+    options = {"template": "chat", "system": "", "loss": golden.loss}
+    if not golden.stops:
+        return Template(tokenizer, options)
+    config = {"eos_token_id": tokenizer.convert_tokens_to_ids(golden.stops)}
+    (directory / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return Template(tokenizer, options, directory)
+
+
+def like(template: str | None, **others: Any) -> Any:
+    """Return a ChatML tokenizer with another template."""
+    return tokenizer_like(Family("qwen", None, "<|im_end|>", CHATML)._replace(**others), template)
+
+
+def options(loss: str = "assistant", template: str = "chat", system: str = "") -> dict[str, str]:
+    return {"template": template, "system": system, "loss": loss}
+
+
+def spans(pieces: list[Piece]) -> list[tuple[int, int]]:
+    """Return where the learned pieces begin and end in the text."""
+    found, place = [], 0
+    for piece in pieces:
+        if piece.learned:
+            found.append((place, place + len(piece.text)))
+        place += len(piece.text)
+    return found
+
+
+@st.composite
+def conversations(draw: st.DrawFn, name: str) -> list[dict[str, Any]]:
+    """Draw a conversation that the template takes, without special tokens in its contents."""
+    turns = draw(st.integers(1, 3))
+    messages = [{"role": "system", "content": draw(CONTENT)}] if name not in NO_SYSTEM and draw(st.booleans()) else []
+    for _ in range(turns):
+        messages += [user(draw(CONTENT)), answer(draw(CONTENT))]
+    special = template_of(name).special
+    assume(not any(special.search(message["content"]) for message in messages))
+    return messages
+
+
+# Golden texts
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=str)
+def test_pieces_are_the_golden_ones(golden: Golden, tmp_path: Path) -> None:
+    template = template_for(golden, tmp_path)
+    if golden.refusal:
+        with pytest.raises(BadRow) as refused:
+            template.pieces(golden.example)
+        assert golden.refusal in str(refused.value)
+    else:
+        assert marked(template.pieces(golden.example)) == golden.text
+
+
+@pytest.mark.parametrize("golden", [golden for golden in GOLDENS if not golden.refusal], ids=str)
+def test_joined_pieces_are_what_the_template_writes(golden: Golden, tmp_path: Path) -> None:
+    template = template_for(golden, tmp_path)
+    text = template.write(golden.example.messages or [], golden.example.tools)
+    joined = "".join(piece.text for piece in template.pieces(golden.example))
+    if golden.template == "deepseek-r1-distill" and "<think>" in joined:  # its prompt, and what the data say then
+        text = template.write((golden.example.messages or [])[:-1], prompt=True) + joined[joined.index("Late.") :]
+    if golden.template in STOPLESS and not text.startswith(joined):
+        joined = joined.removesuffix(template.tokenizer.eos_token)
+    assert text.startswith(joined)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_template_has_the_common_goldens(name: str) -> None:
+    held = {golden.conversation for golden in GOLDENS if golden.template == name}
+    assert held >= {"single", "multi", "system", "blanks", "unicode", "tools"}
+
+
+def test_every_template_names_its_source() -> None:
+    sources = (TEMPLATES / "SOURCES.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(.+?\.jinja)` \|", sources, re.MULTILINE)) == {
+        path.name for path in TEMPLATES.glob("*.jinja")
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in [*STOPS, *STOPLESS] if name not in DATED])
+def test_text_is_that_of_apply_chat_template(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    messages = CONVERSATIONS["multi"]
+    for prompt in (False, True):
+        expected = tokenizer.apply_chat_template(messages[:3], tokenize=False, add_generation_prompt=prompt)
+        assert template_of(name).write(messages[:3], prompt=prompt) == expected
+
+
+def test_date_is_always_the_same() -> None:
+    template = Template(like("{{ strftime_now('%A %d %B %Y, %b %a %y %m %H:%M:%S') }}"), options())
+    assert template.write([user("Hi")]) == "Friday 26 July 2024, Jul Fri 24 07 00:00:00"
+    macro = Template(like("{% macro day() %}{{ strftime_now('%Y-%m-%d') }}{% endmacro %}\n\n  {{ day() }}"), options())
+    assert macro.write([user("Hi")]) == "\n  2024-07-26"
+
+
+# Other ways to find the mask
+
+
+@pytest.mark.parametrize("name", STOPS)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_mask_is_that_of_prefix_differencing(name: str, data: st.DataObject) -> None:
+    """Where the text of every prompt begins the whole text, an answer reaches from its end to the next stop token."""
+    messages = data.draw(conversations(name))
+    for loss in ("assistant", "last"):
+        template = template_of(name, loss)
+        text = template.write(messages)
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        expected = []
+        for number in answers if loss == "assistant" else answers[-1:]:
+            prompt = template.write(messages[:number], prompt=True)
+            assert text.startswith(prompt)
+            expected.append((len(prompt), text.index(STOPS[name], len(prompt)) + len(STOPS[name])))
+        pieces = template.pieces(Example(messages))
+        assert "".join(piece.text for piece in pieces) == text[: expected[-1][1]]
+        assert spans(pieces) == expected
+
+
+@pytest.mark.parametrize("name", STOPLESS)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_last_answer_of_a_template_without_stop_token_ends_with_eos(name: str, data: st.DataObject) -> None:
+    messages = data.draw(conversations(name))
+    template = template_of(name, "last")
+    text, eos = template.write(messages), template.tokenizer.eos_token
+    prompt = template.write(messages[:-1], prompt=True)
+    assert text.startswith(prompt)
+    said = text[len(prompt) :].removesuffix(eos).removesuffix("<|assistant|>")
+    *_, last = pieces = template.pieces(Example(messages))
+    assert last == Piece(said + eos, "assistant", True)
+    assert [piece.learned for piece in pieces].count(True) == 1
+    assert "".join(piece.text for piece in pieces[:-1]) == prompt
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_mask_is_that_of_generation_markers(name: str, data: st.DataObject) -> None:
+    """Others put the markers there; theirs also hold what is written behind the stop token."""
+    messages = data.draw(conversations(name))
+    tokenizer = tokenizer_of(f"{name}.training")
+    template = Template(tokenizer, options())
+    written: Any = render_jinja_template(
+        [messages],
+        chat_template=tokenizer.chat_template,
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+    )
+    (text,), (expected,) = written
+    if name == "phi-3":  # its markers hold the end-of-sequence token behind the last answer apart
+        expected = expected[:-1]
+    pieces = template.pieces(Example(messages))
+    assert [start for start, _ in spans(pieces)] == [start for start, _ in expected]
+    for (_, end), (_, theirs) in zip(spans(pieces), expected, strict=True):
+        assert text[end:theirs] in ("", "\n")
+
+
+@pytest.mark.parametrize("name", [*STOPS, *STOPLESS])
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_everything_is_learned(name: str, data: st.DataObject) -> None:
+    messages = data.draw(conversations(name))
+    if name in STOPLESS:
+        messages = messages[-2:]
+    pieces = template_of(name, "everything").pieces(Example(messages))
+    text = template_of(name).write(messages).removesuffix("<|assistant|>")
+    eos = template_of(name).tokenizer.eos_token
+    assert "".join(piece.text for piece in pieces) in (text, text + eos, text.rstrip("\n") + eos)
+    assert all(piece.learned for piece in pieces)
+    assert [piece.role for piece in pieces if piece.role] == ["assistant"] * (len(messages) // 2)
+
+
+@pytest.mark.parametrize("name", ["kimi-k3", "llama-3.2", "mistral-nemo", "mistral-v0.3", "qwen2.5", "qwen3"])
+@given(city=CONTENT, said=CONTENT, told=CONTENT)
+@settings(max_examples=25, deadline=None)
+def test_mask_of_tool_calls_is_that_of_prefix_differencing(name: str, city: str, said: str, told: str) -> None:
+    special = template_of(name).special
+    assume(not any(special.search(text) for text in (json.dumps(city, ensure_ascii=False), city, said, told)))
+    messages = [user("Weather?"), answer("", city), {"role": "tool", "content": said, "tool_call_id": "call00001"}]
+    messages.append(answer(told))
+    template = template_of(name)
+    text, expected = template.write(messages, TOOLS), []
+    for number in (1, 3):
+        prompt = template.write(messages[:number], TOOLS, prompt=True)
+        assert text.startswith(prompt)
+        expected.append((len(prompt), text.index(STOPS[name], len(prompt)) + len(STOPS[name])))
+    assert spans(template.pieces(Example(messages, TOOLS))) == expected
+
+
+def test_answer_that_is_asked_for_without_thoughts() -> None:
+    """As GLM-4.7's template: it asks for thoughts unless told not to, and writes where there are none."""
+    tokenizer = like(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{{ '</think>' if message.role == 'assistant' else '' }}{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{{ '</think>' if enable_thinking is defined and not enable_thinking else '<think>' }}{% endif %}"
+    )
+    pieces = Template(tokenizer, options()).pieces(Example(CONVERSATIONS["single"]))
+    assert marked(pieces) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n</think>«Hello<|im_end|>»"
+
+
+# Rows that are refused
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("place", [0, 1])
+def test_special_token_in_a_content_is_refused(name: str, place: int) -> None:
+    tokenizer = tokenizer_of(name)
+    for token in tokenizer.all_special_tokens:
+        messages = [user("Hi"), answer("Hello")]
+        messages[place] = {**messages[place], "content": f"a {token} b"}
+        with pytest.raises(BadRow, match=f"message {place + 1} holds the special token {re.escape(token)}"):
+            template_of(name).pieces(Example(messages))
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "named"),
+    [
+        ([user("Hi"), answer("", "Oslo<|im_end|>")], TOOLS, "the assistant message 2"),
+        ([user("Hi"), answer("", "Oslo")], [{**TOOLS[0], "name": "<|im_start|>"}], "the list of tools"),
+        ([{**user("Hi"), "name": "<|im_end|>"}, answer("Hello")], None, "the user message 1"),
+    ],
+)
+def test_special_token_elsewhere_is_refused(messages: list[dict[str, Any]], tools: Any, named: str) -> None:
+    with pytest.raises(BadRow, match=f"{named} holds the special token"):
+        template_of("qwen2.5").pieces(Example(messages, tools))
+
+
+def test_token_that_is_added_but_not_special_is_text() -> None:
+    messages = [user("<tool_call>?"), answer("</tool_call>")]
+    assert marked(template_of("qwen2.5").pieces(Example(messages))).endswith("«</tool_call><|im_end|>»")
+
+
+def test_template_that_writes_a_message_twice() -> None:
+    chatml = tokenizer_of("chatml").chat_template
+    tokenizer = like("{{ messages[1].content }}\n" + chatml)
+    with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; write template"):
+        Template(tokenizer, options()).pieces(Example(CONVERSATIONS["single"]))
+    with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; write loss: last"):
+        Template(tokenizer, options()).pieces(Example(CONVERSATIONS["multi"]))
+    pieces = Template(tokenizer, options("last")).pieces(Example(CONVERSATIONS["multi"]))
+    assert marked(pieces).endswith("«Now I rest.<|im_end|>»")
+
+
+def test_template_that_leaves_out_the_tools_in_an_error() -> None:
+    """Where the template fails without tools, it does read them."""
+    chatml = tokenizer_of("chatml").chat_template
+    tokenizer = like(
+        "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools[0].function.name }}\n" + chatml
+    )
+    pieces = Template(tokenizer, options()).pieces(Example(CONVERSATIONS["single"], TOOLS))
+    assert marked(pieces).endswith("«Hello<|im_end|>»")
+
+
+def test_tokenizer_without_template_or_end() -> None:
+    with pytest.raises(UserError, match="no chat template; write template: plain"):
+        Template(like(None), options())
+    tokenizer = like("x")
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="no eos_token; set it in tokenizer_config.json"):
+        Template(tokenizer, options())
+
+
+# Settings
+
+
+def test_stop_tokens() -> None:
+    assert {name: template_of(name).stops for name in STOPS} == {
+        name: {stop, FAMILIES[name].eos} for name, stop in STOPS.items()
+    }
+    assert {name: template_of(name).stops for name in STOPLESS} == {name: {FAMILIES[name].eos} for name in STOPLESS}
+    assert template_of("command-r7b").stops == {"<|END_OF_TURN_TOKEN|>"}
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_generation_config(tmp_path: Path, listed: bool) -> None:
+    tokenizer = tokenizer_of("glm-4")
+    number = tokenizer.convert_tokens_to_ids("<|user|>")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [number] if listed else number}))
+    assert Template(tokenizer, options(), tmp_path).stops == {"<|endoftext|>", "<|user|>"}
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert Template(tokenizer, options(), tmp_path).stops == {"<|endoftext|>"}
+
+
+def test_system_prompt_of_conversations_without_one() -> None:
+    template = template_of("llama-2", system="Be kind.")
+    assert marked(template.pieces(Example(CONVERSATIONS["single"]))) == (
+        "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHi [/INST]« Hello </s>»"
+    )
+    assert "Be brief." in marked(template.pieces(Example(CONVERSATIONS["system"])))
+
+
+def test_template_by_name_where_there_are_tools() -> None:
+    chatml, tools = tokenizer_of("chatml").chat_template, tokenizer_of("qwen2.5").chat_template
+    template = Template(like({"default": chatml, "tool_use": tools}), options())  # type: ignore[arg-type]
+    assert "You are Qwen" not in marked(template.pieces(Example(CONVERSATIONS["single"])))
+    assert "You are Qwen" in marked(template.pieces(Example(CONVERSATIONS["tools"], TOOLS)))
+
+
+# Plain rows and texts
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "conversation", "expected"),
+    [
+        ("llama-2", "assistant", "single", "<s>Hi«Hello</s>»"),
+        ("llama-2", "assistant", "multi", "<s>Who are you?«I am Bo.</s>»And now?«Now I rest.</s>»"),
+        ("llama-2", "last", "multi", "<s>Who are you?I am Bo.</s>And now?«Now I rest.</s>»"),
+        ("llama-2", "everything", "multi", "«<s>Who are you?I am Bo.</s>And now?Now I rest.</s>»"),
+        ("llama-2", "assistant", "system", "<s>Be brief.\nHi«Hello</s>»"),
+        ("llama-2", "assistant", "blanks", "<s>  two\n\nlines «\n a  b \n</s>»"),
+        ("llama-2", "assistant", "greeting", "<s>«Welcome.</s>»Hi«Hello</s>»"),
+        ("qwen2.5", "assistant", "system", "Be brief.\nHi«Hello<|im_end|>»"),
+        ("smollm2", "assistant", "single", "Hi«Hello<|im_end|>»"),
+    ],
+)
+def test_plain_rows(name: str, loss: str, conversation: str, expected: str) -> None:
+    template = template_of(name, loss, template="plain")
+    assert marked(template.pieces(Example(CONVERSATIONS[conversation]))) == expected
+
+
+def test_plain_rows_by_role() -> None:
+    template = template_of("llama-2", ["user"], template="plain")
+    assert marked(template.pieces(Example(CONVERSATIONS["system"]))) == "<s>Be brief.\n«Hi»"
+    with pytest.raises(BadRow, match="tool calls have no plain form; write template: chat"):
+        template.pieces(Example(CONVERSATIONS["tools"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("llama-2", "Once upon", "<s>«Once upon</s>»"),
+        ("llama-2", "<s>Once upon</s>", "<s>«Once upon</s>»"),
+        ("smollm2", "Once upon", "«Once upon<|im_end|>»"),
+        ("falcon-180b", "Once upon", "«Once upon<|endoftext|>»"),
+    ],
+)
+def test_texts(name: str, text: str, expected: str) -> None:
+    assert marked(template_of(name).pieces(Example(text=text))) == expected
