@@ -132,7 +132,7 @@ def datasets_map(rows: Path, output: Path, cores: int) -> tuple[int, float]:
             tokenizer.apply_chat_template(pair[:1], tokenize=False, add_generation_prompt=True) for pair in pairs
         ]
         wholes = [tokenizer.apply_chat_template(pair, tokenize=False) for pair in pairs]
-        answers = [whole[len(prompt) :].removesuffix("\n") for prompt, whole in zip(prompts, wholes, strict=True)]
+        answers = [str(whole[len(prompt) :]).removesuffix("\n") for prompt, whole in zip(prompts, wholes, strict=True)]
         asked, said = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, answers))
         for prompt, answer in zip(asked, said, strict=True):
             columns["input_ids"].append(prompt + answer)

@@ -115,7 +115,7 @@ def test_workers_change_no_byte(folder: Folder) -> None:
     assert folder.stats()["read_rows"] == 3500
 
 
-FORMATS: list[tuple[str, dict[str, Any], str]] = [
+FORMATS: list[tuple[str, dict[str, Any], str | None]] = [
     ("alpaca", {"instruction": "a", "input": "b", "output": "c"}, "c<|im_end|>"),
     ("sharegpt", {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "c"}]}, "c<|im_end|>"),
     (
@@ -127,7 +127,7 @@ FORMATS: list[tuple[str, dict[str, Any], str]] = [
     # This tokenizer puts no BOS before a text, so nothing could predict its first token.
     ("text", {"text": "some text"}, "ome text<|im_end|>"),
     ("tokens", {"input_ids": [1, 70, 71, 2], "labels": [-100, -100, 71, 2]}, None),
-]  # type: ignore[list-item]
+]
 
 
 @pytest.mark.parametrize(("form", "row", "taught"), FORMATS, ids=[form for form, *_ in FORMATS])
@@ -136,7 +136,7 @@ def test_each_format_is_detected_or_named(
     folder: Folder, tokenizer: Any, form: str, row: dict[str, Any], taught: str | None, named: bool
 ) -> None:
     folder.write("rows.jsonl.gz", [row] * 12)
-    folder.prepare(path="rows.jsonl.gz", **({"format": form} if named else {}))
+    folder.prepare(path="rows.jsonl.gz", format=form if named else "auto")
     for found in folder.all_rows():
         assert tokenizer.decode(learned(found)) == (taught or tokenizer.decode([71, 2]))
     assert folder.stats()["duplicate_rows"] == 11
@@ -146,6 +146,8 @@ def test_columns_are_mapped(folder: Folder) -> None:
     rows = [{"q": row["instruction"], "answer": {"text": row["output"]}} for row in ROWS]
     folder.prepare(rows, format="alpaca", columns={"instruction": "q", "output": "answer.text"})
     assert {row["question"] for row in open_split(folder.output, "test")} <= {row["q"] for row in rows}
+    with pytest.raises(UserError, match=r"columns of rows\.json: no row has a column contxt for input"):
+        folder.prepare(format="alpaca", columns={"instruction": "q", "output": "answer.text", "input": "contxt"})
     with pytest.raises(UserError, match=r"columns of rows\.json: messages is no field of format alpaca; write some of"):
         folder.prepare(format="alpaca", columns={"messages": "q"})
 

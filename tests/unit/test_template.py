@@ -172,13 +172,19 @@ def test_every_template_names_its_source() -> None:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in [*STOPS, *STOPLESS] if name not in DATED])
-def test_text_is_that_of_apply_chat_template(name: str) -> None:
-    tokenizer = tokenizer_of(name)
-    messages = CONVERSATIONS["multi"]
+@pytest.mark.parametrize("golden", [golden for golden in GOLDENS if golden.template not in DATED], ids=str)
+def test_text_is_that_of_apply_chat_template(golden: Golden, tmp_path: Path) -> None:
+    template, messages, tools = template_for(golden, tmp_path), golden.example.messages or [], golden.example.tools
     for prompt in (False, True):
-        expected = tokenizer.apply_chat_template(messages[:3], tokenize=False, add_generation_prompt=prompt)
-        assert template_of(name).write(messages[:3], prompt=prompt) == expected
+        try:
+            expected = template.tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=prompt
+            )
+        except Exception as error:
+            with pytest.raises(BadRow, match=re.escape(str(error).split("\n")[0][:100])):
+                template.write(messages, tools, prompt)
+        else:
+            assert template.write(messages, tools, prompt) == expected
 
 
 def test_date_is_always_the_same() -> None:

@@ -29,7 +29,7 @@ class Proof:
             what, _, which = name.partition(".")
             if what == "stop":
                 self.stops[which] += number
-            elif what != "rows":
+            elif what not in ("rows", "column"):
                 self.roles[which][what] += number
 
     def look(self, batch: Any) -> None:

@@ -55,6 +55,12 @@ def prepare(settings: dict[str, Any], model: Path, output: Path, workers: int | 
         proof = Proof()
         with bar:
             index = _collect(results, every, staged / "dropped.jsonl", settings, statistics, proof, bar)
+        for source, seen in zip(sources, statistics.columns, strict=True):
+            for field, column in source.settings["columns"].items():
+                if statistics.read and not seen[f"column.{field}"]:
+                    raise UserError(
+                        f"prepare: columns of {source.name}: no row has a column {column} for {field}; correct its name"
+                    )
         mixture = mix(index, settings, [source.settings for source in sources], settings["path"])
         statistics.counts |= mixture.counts
         _write_splits(every, staged, mixture, statistics, proof)

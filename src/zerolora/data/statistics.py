@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ BINS = 40
 
 
 class Statistics:
-    """Counts that grow chunk by chunk. `lengths`: tokens of each row, by split."""
+    """Counts that grow chunk by chunk. `lengths`: tokens of each row, by split. `columns`: rows of each source that
+    have a column which the config maps."""
 
     def __init__(self, sources: list[str]) -> None:
         self.sources = sources
         self.counts: dict[str, int] = {}
         self.by_source = [dict.fromkeys(("read_rows", "dropped_rows"), 0) for _ in sources]
+        self.columns: list[Counter[str]] = [Counter() for _ in sources]
         self.read = 0
         self.dropped = {"bad_row": 0, "too_long": 0}
         self.cut = {"rows.truncated": 0, "rows.split": 0}
@@ -33,6 +36,9 @@ class Statistics:
         self.read += result.read
         self.by_source[result.source]["read_rows"] += result.read
         self.by_source[result.source]["dropped_rows"] += len(result.dropped)
+        self.columns[result.source].update(
+            {name: number for name, number in result.counts.items() if name.startswith("column.")}
+        )
         for row in result.dropped:
             self.dropped[row.kind] += 1
         for name in self.cut:

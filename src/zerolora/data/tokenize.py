@@ -121,11 +121,13 @@ class Work:
         """Return a chunk's rows as tokens."""
         import numpy as np
 
+        counts: collections.Counter[str] = collections.Counter()
         read: list[tuple[str, Any, Example, list[Piece] | BadRow]] = []  # no pieces: the row came as tokens
         for place, value in job.chunk.records():
             try:
                 if isinstance(value, BadRow):
                     raise value
+                counts.update(f"column.{field}" for field, column in job.columns.items() if _holds(value, column))
                 example = parse(value, job.format, job.columns)
                 read.append((place, value, example, [] if example.tokens else self.template.pieces(example)))
             except BadRow as error:
@@ -134,7 +136,6 @@ class Work:
         rows: list[tuple[Encoded, tuple[str, str]]] = []
         hashes: list[tuple[int, int]] = []
         dropped: list[Dropped] = []
-        counts: collections.Counter[str] = collections.Counter()
         for place, value, example, pieces in read:
             if isinstance(pieces, BadRow):
                 dropped.append(Dropped(job.source, place, "bad_row", str(pieces), value))
@@ -224,6 +225,15 @@ def fitted(row: Encoded, longest: int, policy: str, bos: int | None) -> list[Enc
     # A row's first token has nothing before it that could predict it.
     parts = [Encoded(part, [IGNORED, *learned[1:]], prompt, {}) for part, learned, prompt in kept]
     return [part for part in parts if _supervised(part.labels)]
+
+
+def _holds(value: Any, column: str) -> bool:
+    """Tell whether a row has a column, a.b being a column inside a column."""
+    for name in [column] if isinstance(value, dict) and column in value else column.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return False
+        value = value[name]
+    return True
 
 
 def _supervised(labels: list[int]) -> int:
