@@ -1,11 +1,10 @@
 """Compare packers: how many packed rows they need, against the proven least, and for how long they take.
 
-    .venv/bin/pip install --no-deps trl==1.16.0
     .venv/bin/python benchmarks/packing.py
 
 Drawn lengths of eighteen kinds, on one core. TRL packs 1,000 rows at a time, as its trainer calls it; its seconds hold
 the copying of tokens, of one byte each here. First-fit takes rows as they come. Then 100,000 and 1,000,000 rows for
-time and memory of ours alone. Writes benchmarks/results/packing.json and packing.svg, prints Markdown. Takes about three
+time and memory of ours alone. Writes benchmarks/results/packing.json and packing.svg, prints Markdown. Takes some
 minutes.
 """
 

@@ -1,96 +1,179 @@
-"""As much of a Hugging Face hub as a download at a fixed commit asks for, on the loopback address."""
+"""A hub of one dataset repository on 127.0.0.1: as much of the real one as its client asks for, and its failures."""
 
-import contextlib
 import hashlib
 import http.server
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+REPOSITORY = "some/data"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
+PAGE = 3
 
 
-class Hub:
-    """A dataset repository some/data of the files in a directory. `asked` are the paths that were asked for."""
+class Asked(NamedTuple):
+    """A request: its path is unquoted, its query left out."""
 
-    def __init__(self, files: Path) -> None:
-        self.files, self.asked = files, list[str]()
-        self.gated = False
-        self.breaks: str | None = None  # the file at which the connection breaks
-        self.endpoint = ""
+    method: str
+    path: str
+    token: str | None
+    range: str | None
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    hub: Hub
+class Hub(http.server.ThreadingHTTPServer):
+    """Serves `files`; those in `large` as Git LFS does, from a place of their own. What else is set goes wrong.
+
+    listed: sizes and hashes are those of these files instead. token: files need it. private: the listing too.
+    refusal: status and error code of an answer without the token. failures: what becomes of the next downloads, in
+    order: "break" (the connection ends half way), "reset" (so, and roughly), "error" (status 500), "stall" (nothing
+    after one half until `released` is set).
+    """
+
+    def __init__(self, files: dict[str, bytes], large: frozenset[str] = frozenset()) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.large = files, large
+        self.listed: dict[str, bytes] = {}
+        self.token: str | None = None
+        self.private = False
+        self.refusal: tuple[int, str | None] = (401, "GatedRepo")
+        self.failures: list[str] = []
+        self.stalled, self.released = threading.Event(), threading.Event()
+        self.asked: list[Asked] = []
+
+    @property
+    def endpoint(self) -> str:
+        """What HF_ENDPOINT is to be."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def downloads(self) -> list[str]:
+        """Return the files that were asked for, each once, in order of their names."""
+        prefix = f"/datasets/{REPOSITORY}/resolve/{REVISION}/"
+        return sorted({asked.path.removeprefix(prefix) for asked in self.asked if asked.path.startswith(prefix)})
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing: a client that goes away is part of the tests."""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    protocol_version = "HTTP/1.1"
+    server: Hub
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        self.hub.asked.append(path)
-        files = {file.relative_to(self.hub.files).as_posix(): file for file in self.hub.files.rglob("*")}
-        files = {name: file for name, file in files.items() if file.is_file()}
-        if not path.startswith(("/api/datasets/some/data", "/datasets/some/data")):
-            self.refuse(404, "RepoNotFound")
-        elif self.hub.gated:
-            self.refuse(403, "GatedRepo")
-        elif REVISION not in path:
-            self.refuse(404, "RevisionNotFound")
-        elif path == f"/api/datasets/some/data/revision/{REVISION}":
-            siblings = [{"rfilename": name, "size": file.stat().st_size} for name, file in files.items()]
-            self.answer(json.dumps({"id": "some/data", "sha": REVISION, "siblings": siblings}).encode())
-        elif path.startswith(f"/api/datasets/some/data/tree/{REVISION}"):
-            entries = [
-                {"type": "file", "path": name, "size": file.stat().st_size, "oid": "0" * 40}
-                for name, file in files.items()
-            ]
-            self.answer(json.dumps(entries).encode())
+        url = urlsplit(self.path)
+        path = unquote(url.path)
+        token = (self.headers["Authorization"] or "").removeprefix("Bearer ") or None
+        self.server.asked.append(Asked(self.command, path, token, self.headers["Range"]))
+        kind, _, rest = path.removeprefix("/api").removeprefix(f"/datasets/{REPOSITORY}/").partition("/")
+        revision, _, name = rest.partition("/")
+        may = self.server.token in (None, token)
+        if path.startswith("/lfs/"):
+            self.send_file(path.removeprefix("/lfs/"))
+        elif kind not in ("tree", "resolve"):
+            self.answer(404, {"X-Error-Code": "RepoNotFound"})
+        elif revision != REVISION:
+            self.answer(404, {"X-Error-Code": "RevisionNotFound"})
+        elif not may and (kind == "resolve" or self.server.private):
+            status, code = self.server.refusal
+            self.answer(status, {"X-Error-Message": "Terms first"} | ({"X-Error-Code": code} if code else {}))
+        elif kind == "tree":
+            self.send_tree(int(parse_qs(url.query).get("cursor", ["0"])[0]))
+        elif name in self.server.large:
+            self.redirect(name)
+        elif name in self.server.files:
+            self.send_file(name)
         else:
-            name = path.removeprefix(f"/datasets/some/data/resolve/{REVISION}/")
-            if name in files:
-                self.answer(files[name].read_bytes(), breaks=name == self.hub.breaks)
-            else:
-                self.refuse(404, "EntryNotFound")
+            self.answer(404, {"X-Error-Code": "EntryNotFound"})
 
-    def answer(self, content: bytes, breaks: bool = False) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", REVISION)
-        self.end_headers()
+    def send_tree(self, first: int) -> None:
+        """Answer with a page of the listing: folders and files."""
+        entries: list[dict[str, Any]] = []
+        for folder in {name.rpartition("/")[0] for name in self.server.files} - {""}:
+            entries.append({"type": "directory", "path": folder, "size": 0, "oid": "0" * 40})
+        for name, data in (self.server.files | self.server.listed).items():
+            entry = {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}  # noqa: S324
+            if name in self.server.large:
+                entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+            entries.append(entry)
+        more = {}
+        if first + PAGE < len(entries):
+            more["Link"] = f'<{self.server.endpoint}{self.path.partition("?")[0]}?cursor={first + PAGE}>; rel="next"'
+        self.answer(200, more, json.dumps(entries[first : first + PAGE]).encode())
+
+    def redirect(self, name: str) -> None:
+        """Answer where a large file lies."""
+        data = self.server.files[name]
+        self.answer(
+            302,
+            {
+                "Location": f"{self.server.endpoint}/lfs/{quote(name)}",
+                "X-Linked-ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+                "X-Linked-Size": str(len(data)),
+                "X-Repo-Commit": REVISION,
+            },
+        )
+
+    def send_file(self, name: str) -> None:
+        """Answer with a file, from the byte that is asked for, unless a failure is due."""
+        data = self.server.files[name]
+        failure = self.server.failures.pop(0) if self.command == "GET" and self.server.failures else None
+        if failure == "error":
+            self.answer(500, {})
+            return
+        start = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": REVISION}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        part = data[start:]
+        if not failure:
+            self.answer(206 if start else 200, headers, part)
+            return
+        self.send_head(206 if start else 200, headers | {"Content-Length": str(len(part))})
+        self.wfile.write(part[: len(part) // 2])
+        self.close_connection = True
+        if failure == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        if failure == "stall":
+            self.server.stalled.set()
+            self.server.released.wait()
+
+    def answer(self, status: int, headers: dict[str, str], content: bytes = b"") -> None:
+        """Send a whole answer."""
+        self.send_head(status, headers | {"Content-Length": str(len(content))})
         if self.command == "GET":
-            self.wfile.write(content[: len(content) // 2] if breaks else content)
+            self.wfile.write(content)
 
-    def refuse(self, code: int, reason: str) -> None:
-        self.send_response(code)
-        self.send_header("X-Error-Code", reason)
-        self.send_header("Content-Length", "0")
+    def send_head(self, status: int, headers: dict[str, str]) -> None:
+        """Send the status and the headers."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
 
 
-def hub_environment(hub: Hub, home: Path) -> dict[str, str]:
-    """Return the environment in which the real client talks to this hub, as nobody in particular."""
-    return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home / "home"), "HF_TOKEN": ""}
-
-
-@contextlib.contextmanager
-def serve(files: Path) -> Iterator[Hub]:
-    """Run a hub with the files of a directory; `endpoint` is its address."""
-    hub = Hub(files)
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    """Serve until the block ends."""
+    thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
+    hub.daemon_threads = True
     thread.start()
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     try:
         yield hub
     finally:
-        server.shutdown()
+        hub.released.set()
+        hub.shutdown()
         thread.join()
-        server.server_close()
+        hub.server_close()

@@ -83,12 +83,12 @@ def _choose(settings: dict[str, Any], listed: "list[RepoFile]") -> "list[RepoFil
         if not matching:
             there = [file.path for file in sorted(listed, key=lambda file: _unfit(file.path) is not None)]
             raise UserError(
-                f"{_named(settings)}: no file matches {pattern!r}; write a pattern for one of: {_some(there)}"
+                f"{_named(settings)}: `files`: nothing matches {pattern!r}; write a pattern for one of: {_some(there)}"
             )
         unfit = [f"{file.path} ({_unfit(file.path)})" for file in matching if _unfit(file.path)]
         if unfit:
             raise UserError(
-                f"{_named(settings)}: {pattern!r} matches what is not fetched: {_some(unfit)}; "
+                f"{_named(settings)}: `files`: {pattern!r} matches what is not fetched: {_some(unfit)}; "
                 f"write patterns that match nothing but {KINDS}"
             )
         chosen.update({file.path: file for file in matching})
@@ -141,9 +141,9 @@ def _explained(settings: dict[str, Any]) -> Iterator[None]:
         if isinstance(error, OfflineModeIsEnabled):
             message = f"{name} must be downloaded, and HF_HUB_OFFLINE is set; unset it (and TRANSFORMERS_OFFLINE)"
         elif isinstance(error, RevisionNotFoundError):
-            message = f"{name}: the repository has no such commit; copy one from its history on the hub"
+            message = f"{name}: the repository has no such commit; copy `revision` from its history on the hub"
         elif isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
-            message = f"{name}: no such data set, or a private one; correct its name, or {TOKEN}"
+            message = f"{name}: no such data set, or a private one; correct `repository`, or {TOKEN}"
         elif isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             reason = f"{error.response.status_code}: {_line(error.server_message or 'no reason given')}"
             message = f"{name}: access is refused ({reason}); accept its terms on the hub if it has any, and {TOKEN}"

@@ -1,100 +1,349 @@
-"""Data sets of the hub: exactly the pinned files, nothing that could be run, whole or not at all."""
+"""Data sets of the hub: what is asked of it, what is written, and what is said when it fails."""
 
+import gzip
 import json
+import logging
+import os
+import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, project_environment
-from loopback_hub import REVISION, Hub, hub_environment, serve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
-from zerolora.files import canonical, sha256
+from zerolora.data import readers
+from zerolora.errors import UserError
+from zerolora.fetch_data import fetch_data
+from zerolora.files import describe, sha256
+
+SETTINGS: dict[str, Any] = {
+    "repository": REPOSITORY,
+    "revision": REVISION,
+    "files": ["data/train-*.parquet", "extra.jsonl"],
+    "license": "MIT",
+}
+WANTED = {
+    "data/train-0.parquet": bytes(range(256)) * 400,
+    "data/train-1.parquet": b"PAR1" * 30_000,
+    "extra.jsonl": b'{"text": "\xe7\x8e\x8b"}\r\n',
+}
+OTHERS = {
+    "README.md": b"---\nlicense: mit\n---\n",
+    "data.py": b"raise SystemExit",
+    "data/test-0.parquet": b"PAR1",
+    "data/train.pkl": b"\x80\x04.",
+    "extra.json": b"[]",
+}
+LARGE = frozenset({"data/train-0.parquet", "data/train-1.parquet"})
+TOKEN = "hf_1234567890abcdef"  # noqa: S105
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    files = tmp_path / "hub"
-    (files / "data").mkdir(parents=True)
-    for part in range(2):
-        rows = [{"instruction": f"{part}-{number}", "output": "x" * 100} for number in range(200)]
-        (files / f"data/train-{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (files / "data/notes.md").write_text("notes")
-    (files / "evil.py").write_text("raise SystemExit")
-    with serve(files) as served:
-        yield served
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Keep the hub's client to itself: no token and no cache of the user, and no pause before it tries again."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    return monkeypatch
 
 
-def fetch(hub: Hub, folder: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """Fetch with the real client, in a process of its own: the hub's address is read once."""
-    settings = {"repository": "some/data", "revision": REVISION, "files": ["data/*.jsonl"], "license": "MIT"} | settings
-    return subprocess.run(
-        [str(BIN / "zerolora"), "fetch-data", "--settings", canonical(settings), "--output", str(folder / "out")],
-        env=project_environment(folder) | hub_environment(hub, folder),
-        capture_output=True,
-        text=True,
-        check=False,
+def use(client: pytest.MonkeyPatch, endpoint: str) -> None:
+    client.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    client.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     )
 
 
-def test_only_the_pinned_files_are_asked_for_and_written(hub: Hub, tmp_path: Path) -> None:
-    result = fetch(hub, tmp_path)
-    assert result.returncode == 0, result.stderr
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert sorted(manifest["files"]) == ["data/train-0.jsonl", "data/train-1.jsonl"]
-    assert manifest["source"] == {"repository": "some/data", "revision": REVISION}
-    for name, entry in manifest["files"].items():
-        assert entry["sha256"] == sha256(tmp_path / "out" / name) == sha256(hub.files / name)
-    assert all("main" not in path and "evil" not in path and "notes" not in path for path in hub.asked)
-    written = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*")}
-    assert written == {"data", "manifest.json", *manifest["files"]}
-    before = (tmp_path / "out/manifest.json").read_bytes()
-    assert fetch(hub, tmp_path).returncode == 0
-    assert (tmp_path / "out/manifest.json").read_bytes() == before
+@pytest.fixture
+def hub(client: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(OTHERS | WANTED, LARGE)) as server:
+        use(client, server.endpoint)
+        yield server
 
 
-def test_a_connection_that_breaks_leaves_nothing(hub: Hub, tmp_path: Path) -> None:
-    hub.breaks = "data/train-1.jsonl"
-    result = fetch(hub, tmp_path)
-    assert result.returncode == 2
-    assert "cannot be downloaded" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "out").exists()
-    hub.breaks = None
-    assert fetch(hub, tmp_path).returncode == 0
+def tree(directory: Path) -> dict[str, bytes]:
+    """Return everything below a directory, hidden or not."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+def test_what_is_asked_of_the_hub_and_what_is_written(hub: Hub, tmp_path: Path) -> None:
+    fetch_data(SETTINGS, tmp_path / "hub/out")
+    assert hub.downloads() == sorted(WANTED)
+    assert all(f"/{REVISION}" in asked.path or asked.path.startswith("/lfs/") for asked in hub.asked)
+    assert {asked.token for asked in hub.asked} == {None}
+    written = tree(tmp_path / "hub/out")
+    manifest = json.loads(written.pop("manifest.json"))
+    assert written == WANTED
+    assert [path.name for path in (tmp_path / "hub").iterdir()] == ["out"]
+    assert not (tmp_path / "hub/out/.cache").exists()
+    assert manifest == {
+        "source": {"repository": REPOSITORY, "revision": REVISION},
+        "license": "MIT",
+        "files": {
+            name: {"bytes": len(data), "sha256": sha256(tmp_path / "hub/out" / name)} for name, data in WANTED.items()
+        },
+    }
+
+
+def test_a_second_fetch_gives_the_same_bytes(hub: Hub, tmp_path: Path) -> None:
+    fetch_data(SETTINGS, tmp_path / "one")
+    first = tree(tmp_path / "one")
+    (tmp_path / "one/data/stray.json").write_text("[]")
+    (tmp_path / "one/extra.jsonl").write_text("changed")
+    fetch_data(SETTINGS, tmp_path / "one")
+    fetch_data({**SETTINGS, "files": SETTINGS["files"][::-1]}, tmp_path / "two")
+    assert tree(tmp_path / "one") == first
+    assert tree(tmp_path / "two") == first
+
+
+NAMES = st.lists(
+    st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/\\:"), min_size=1, max_size=8).filter(
+        lambda part: part[0] != "."
+    ),
+    min_size=1,
+    max_size=3,
+).map("/".join)
+
+
+@given(files=st.dictionaries(NAMES, st.binary(max_size=200), min_size=1, max_size=3), large=st.booleans())
+@settings(max_examples=25)
+def test_any_bytes_under_any_name_arrive(files: dict[str, bytes], large: bool) -> None:
+    served = {f"{name} 100%?#.csv": data for name, data in files.items()}
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as client:
+        client.setattr("huggingface_hub.constants.HF_HUB_CACHE", f"{folder}/cache")
+        with serving(Hub(served, frozenset(served) if large else frozenset())) as server:
+            use(client, server.endpoint)
+            fetch_data({**SETTINGS, "files": ["*.csv"]}, Path(folder, "out"))
+        written = tree(Path(folder, "out"))
+        assert json.loads(written.pop("manifest.json"))["files"] == describe(Path(folder, "out"))
+        assert written == served
+
+
+PACKINGS = ["", *(f".{packing}" for packing in readers.PACKED)]
+READABLE = [f"rows.{kind}{packing}" for kind in readers.TEXTS for packing in PACKINGS]
+READABLE += [f"rows.{kind}" for kind in readers.TABLES] + ["ROWS.Parquet", "a.b.JSON.GZ"]
+
+
+def test_whatever_prepare_reads_is_taken(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with serving(Hub({name: gzip.compress(name.encode()) for name in READABLE})) as server:
+        use(client, server.endpoint)
+        fetch_data({**SETTINGS, "files": ["*"]}, tmp_path / "out")
+    assert [path.name for path in readers.files_of(tmp_path / "out")] == sorted(READABLE)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("name", "why"),
     [
-        ({"files": ["*.parquet"]}, "no file matches *.parquet; there are data/notes.md, data/train-0.jsonl"),
-        ({"files": ["*"]}, "data/notes.md is no data file, so it is not taken"),
-        ({"files": ["*.py"]}, "evil.py is no data file, so it is not taken"),
-        ({"revision": "f" * 40}, "no such commit"),
-        ({"repository": "some/other"}, "no such repository, or it is private: then set HF_TOKEN"),
+        ("rows.py", "no file of rows"),
+        ("data/rows.json.py", "no file of rows"),
+        ("rows.pkl", "no file of rows"),
+        ("model.bin", "no file of rows"),
+        ("rows.zip", "no file of rows"),
+        ("rows.tar.gz", "no file of rows"),
+        ("rows.parquet.gz", "no file of rows"),
+        ("rows.json.gz.zip", "no file of rows"),
+        ("json", "no file of rows"),
+        ("README.md", "no file of rows"),
+        (".rows.json", "hidden"),
+        (".cache/huggingface/rows.json", "hidden"),
+        ("../rows.json", "hidden"),
+        ("manifest.json", "manifest.json is the name of the list"),
+        ("data/Manifest.JSON", "manifest.json is the name of the list"),
     ],
 )
-def test_what_cannot_be_had_is_one_line(hub: Hub, tmp_path: Path, settings: dict[str, Any], said: str) -> None:
-    result = fetch(hub, tmp_path, **settings)
-    assert result.returncode == 2
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
+def test_what_holds_no_rows_is_refused_by_name(client: pytest.MonkeyPatch, tmp_path: Path, name: str, why: str) -> None:
+    with serving(Hub({"a.json": b"[]", name: b"raise SystemExit", "z.json": b"[]"})) as server:
+        use(client, server.endpoint)
+        with pytest.raises(UserError) as caught:
+            fetch_data({**SETTINGS, "files": ["a.json", "*"]}, tmp_path / "out")
+        assert f"'*' matches what is not fetched: {name} ({why}" in str(caught.value)
+        assert "a.json" not in str(caught.value)
+        assert server.downloads() == []
+        assert not (tmp_path / "out").exists()
+        fetch_data({**SETTINGS, "files": ["?.json"]}, tmp_path / "out")
+        assert sorted(tree(tmp_path / "out")) == ["a.json", "manifest.json", "z.json"]
+
+
+def test_a_path_that_leads_out_of_the_directory_is_refused(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.json"
+    with serving(Hub({str(outside): b"[]"})) as server:
+        use(client, server.endpoint)
+        with pytest.raises(UserError, match="cannot be an absolute"):
+            fetch_data({**SETTINGS, "files": ["*"]}, tmp_path / "hub/out")
+    assert not outside.exists()
+    assert not list((tmp_path / "hub").iterdir())
+
+
+@pytest.mark.parametrize("files", [["data/trian-*.parquet"], ["extra.jsonl", "data/trian-*.parquet"]])
+def test_a_pattern_without_a_match_is_told_what_is_there(hub: Hub, tmp_path: Path, files: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        fetch_data({**SETTINGS, "files": files}, tmp_path / "out")
+    message = str(caught.value)
+    assert message.startswith(f"data set {REPOSITORY} at {REVISION}: `files`: nothing matches 'data/trian-*.parquet'")
+    data, other = message.partition("README.md")[::2]
+    assert all(name in data for name in [*WANTED, "data/test-0.parquet", "extra.json"]), "data files come first"
+    assert "data.py" in other
+    assert hub.downloads() == []
     assert not (tmp_path / "out").exists()
 
 
-def test_a_gated_repository_says_what_to_set(hub: Hub, tmp_path: Path) -> None:
-    hub.gated = True
-    result = fetch(hub, tmp_path)
-    assert result.returncode == 2
-    assert "is gated; accept its terms and set HF_TOKEN" in result.stderr
+@pytest.mark.parametrize(("count", "end"), [(0, "none, since it holds no file"), (10, "9.json"), (12, ", and 2 more")])
+def test_no_more_than_ten_files_are_listed(client: pytest.MonkeyPatch, tmp_path: Path, count: int, end: str) -> None:
+    with serving(Hub({f"{number:2}.json": b"[]" for number in range(count)})) as server:
+        use(client, server.endpoint)
+        with pytest.raises(UserError) as caught:
+            fetch_data({**SETTINGS, "files": ["*.csv"]}, tmp_path / "out")
+    assert str(caught.value).endswith(end)
+    assert str(caught.value).count(".json") == min(count, 10)
 
 
-@pytest.mark.slow  # the client tries again for twenty seconds
-def test_no_network_is_one_line_and_leaves_nothing(hub: Hub, tmp_path: Path) -> None:
-    hub.endpoint = "http://127.0.0.1:9"
-    result = fetch(hub, tmp_path)
-    assert result.returncode == 2
-    assert "cannot be downloaded" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"repository": "no/such"},
+            f"no/such at {REVISION}: no such data set, or a private one.*`repository`.*HF_TOKEN",
+        ),
+        ({"repository": "no--such"}, f"no--such at {REVISION} cannot be downloaded: Cannot have --"),
+        ({"revision": "f" * 40}, f"some/data at {'f' * 40}: the repository has no such commit; copy `revision`"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_what_is_not_on_the_hub(tmp_path: Path, change: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        fetch_data({**SETTINGS, **change}, tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("refusal", [(401, "GatedRepo"), (403, "GatedRepo"), (403, None), (401, "RepoNotFound")])
+@pytest.mark.parametrize("wrong", [None, "hf_wrong"])
+def test_a_gated_repository_needs_the_token_and_keeps_it_secret(
+    hub: Hub,
+    client: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    private: bool,
+    refusal: tuple[int, str | None],
+    wrong: str | None,
+) -> None:
+    hub.token, hub.private, hub.refusal = TOKEN, private, refusal
+    caplog.set_level(logging.DEBUG)
+    if wrong:
+        client.setenv("HF_TOKEN", wrong)
+    with pytest.raises(UserError) as caught:
+        fetch_data(SETTINGS, tmp_path / "out")
+    message = str(caught.value)
+    assert message.startswith(f"data set {REPOSITORY} at {REVISION}: ")
+    assert message.endswith("put a token that may read it into the environment variable HF_TOKEN")
+    if refusal[1] != "RepoNotFound":
+        assert f"access is refused ({refusal[0]}: Terms first)" in message
+    assert not list(tmp_path.glob("*out*"))
+
+    client.setenv("HF_TOKEN", TOKEN)
+    fetch_data(SETTINGS, tmp_path / "out")
+    assert TOKEN in {asked.token for asked in hub.asked}
+    told = message + caplog.text + "".join(capfd.readouterr())
+    assert "hf_" not in told.replace("hf_hub", "")
+    assert not any(TOKEN.encode() in data for data in tree(tmp_path).values())
+
+
+def test_no_network(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with serving(Hub({})) as server:
+        use(client, server.endpoint)
+    with pytest.raises(
+        UserError, match=f"{REPOSITORY} at {REVISION} cannot be downloaded: .*refused; check the network"
+    ):
+        fetch_data(SETTINGS, tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_offline_on_purpose(hub: Hub, client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=f"{REPOSITORY} at {REVISION} must .*HF_HUB_OFFLINE is set; unset it"):
+        fetch_data(SETTINGS, tmp_path / "out")
+    assert hub.asked == []
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(
+    hub: Hub, client: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1024)
+    hub.failures = ["break", "break"]
+    fetch_data({**SETTINGS, "files": ["data/train-0.parquet"]}, tmp_path / "out")
+    half = len(WANTED["data/train-0.parquet"]) // 2
+    got = [asked.range for asked in hub.asked if asked.method == "GET" and asked.path.startswith("/lfs/")]
+    assert got == [None, f"bytes={half}-", f"bytes={half + half // 2}-"]
+    assert tree(tmp_path / "out")["data/train-0.parquet"] == WANTED["data/train-0.parquet"]
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("failures", [["reset"], ["break", "error"]])
+def test_a_download_that_fails_leaves_what_was_there(
+    hub: Hub, tmp_path: Path, failures: list[str], older: bool
+) -> None:
+    if older:
+        fetch_data({**SETTINGS, "files": ["extra.json"]}, tmp_path / "hub/out")
+    before = tree(tmp_path / "hub")
+    hub.failures = failures * 3
+    with pytest.raises(UserError, match=f"{REPOSITORY} at {REVISION} cannot be downloaded: .+; check the network"):
+        fetch_data(SETTINGS, tmp_path / "hub/out")
+    assert tree(tmp_path / "hub") == before
+    assert [path.name for path in (tmp_path / "hub").iterdir()] == ["out"] * older
+
+
+@pytest.mark.parametrize(
+    ("name", "listed", "said"),
+    [
+        ("data/train-1.parquet", WANTED["data/train-1.parquet"][::-1], "came with sha256"),
+        ("extra.jsonl", b"{}", "came with bytes 17, where the hub lists 2"),
+    ],
+)
+def test_a_file_that_is_not_what_the_commit_holds(
+    hub: Hub, tmp_path: Path, name: str, listed: bytes, said: str
+) -> None:
+    hub.listed = {name: listed}
+    with pytest.raises(UserError, match=f"{REPOSITORY} at {REVISION}: {name} {said}"):
+        fetch_data(SETTINGS, tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_an_interrupted_command_leaves_nothing_and_can_be_called_again(hub: Hub, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+    }
+    output = tmp_path / "hub/out"
+    command = [
+        sys.executable,
+        "-m",
+        "zerolora",
+        "fetch-data",
+        "--settings",
+        json.dumps(SETTINGS),
+        "--output",
+        str(output),
+    ]
+    hub.failures = ["stall"] * 3
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        assert hub.stalled.wait(60)
+        assert not output.exists()
+        process.send_signal(signal.SIGINT)
+        hub.released.set()
+        process.communicate(timeout=60)
+    assert process.returncode not in (0, 2)
+    assert not list((tmp_path / "hub").iterdir())
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert {name: data for name, data in tree(output).items() if name != "manifest.json"} == WANTED
