@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -28,7 +29,8 @@ class Asked(NamedTuple):
 class Hub(http.server.ThreadingHTTPServer):
     """Serves `files`; those in `large` as Git LFS does, from a place of their own. What else is set goes wrong.
 
-    listed: sizes and hashes are those of these files instead. token: files need it. private: the listing too.
+    listed: sizes and hashes are those of these files instead. xet: large files are in Xet storage, which has lost them.
+    token: files need it. private: the listing too.
     refusal: status and error code of an answer without the token. failures: what becomes of the next downloads, in
     order: "break" (the connection ends half way), "reset" (so, and roughly), "error" (status 500), "stall" (nothing
     after one half until `released` is set).
@@ -38,6 +40,7 @@ class Hub(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.large = files, large
         self.listed: dict[str, bytes] = {}
+        self.xet = False
         self.token: str | None = None
         self.private = False
         self.refusal: tuple[int, str | None] = (401, "GatedRepo")
@@ -78,15 +81,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         may = self.server.token in (None, token)
         if path.startswith("/lfs/"):
             self.send_file(path.removeprefix("/lfs/"))
-        elif kind not in ("tree", "resolve"):
+        elif "/reconstructions/" in path:
+            self.answer(404, {})
+        elif kind not in ("tree", "resolve", "xet-read-token"):
             self.answer(404, {"X-Error-Code": "RepoNotFound"})
         elif revision != REVISION:
             self.answer(404, {"X-Error-Code": "RevisionNotFound"})
-        elif not may and (kind == "resolve" or self.server.private):
+        elif not may and (kind != "tree" or self.server.private):
             status, code = self.server.refusal
             self.answer(status, {"X-Error-Message": "Terms first"} | ({"X-Error-Code": code} if code else {}))
         elif kind == "tree":
             self.send_tree(int(parse_qs(url.query).get("cursor", ["0"])[0]))
+        elif kind == "xet-read-token":
+            headers = {"X-Xet-Cas-Url": self.server.endpoint, "X-Xet-Access-Token": "pass"}
+            self.answer(200, headers | {"X-Xet-Token-Expiration": str(int(time.time()) + 3600)})
         elif name in self.server.large:
             self.redirect(name)
         elif name in self.server.files:
@@ -103,6 +111,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             entry = {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}  # noqa: S324
             if name in self.server.large:
                 entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+                entry |= {"xetHash": hashlib.sha256(data).hexdigest()} if self.server.xet else {}
             entries.append(entry)
         more = {}
         if first + PAGE < len(entries):

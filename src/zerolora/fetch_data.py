@@ -19,11 +19,11 @@ from zerolora.files import MANIFEST, describe, staged_directory, write_json
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
-# What `prepare` reads.
+# What `prepare` reads; said again here, so that a change to its readers does not fetch anything anew.
 DATA = re.compile(r".+\.((json|jsonl|ndjson|csv|tsv|txt)(\.(gz|bz2|xz|zst))?|parquet|arrow)", re.IGNORECASE)
 KINDS = ".json, .jsonl, .ndjson, .csv, .tsv, .txt (each also .gz, .bz2, .xz, .zst), .parquet, .arrow"
 LISTED = 10
-TOKEN = "put a token that may read it into the environment variable HF_TOKEN"  # noqa: S105
+ACCESS = "put a token that may read it into the environment variable HF_TOKEN"
 
 
 def fetch_data(settings: dict[str, Any], output: Path) -> None:
@@ -143,10 +143,10 @@ def _explained(settings: dict[str, Any]) -> Iterator[None]:
         elif isinstance(error, RevisionNotFoundError):
             message = f"{name}: the repository has no such commit; copy `revision` from its history on the hub"
         elif isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
-            message = f"{name}: no such data set, or a private one; correct `repository`, or {TOKEN}"
+            message = f"{name}: no such data set, or a private one; correct `repository`, or {ACCESS}"
         elif isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             reason = f"{error.response.status_code}: {_line(error.server_message or 'no reason given')}"
-            message = f"{name}: access is refused ({reason}); accept its terms on the hub if it has any, and {TOKEN}"
+            message = f"{name}: access is refused ({reason}); accept its terms on the hub if it has any, and {ACCESS}"
         else:
             reason = _line(str(error)) or type(error).__name__
             message = f"{name} cannot be downloaded: {reason}; check the network, then run it again"

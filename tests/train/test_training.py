@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ import yaml
 from conftest import BIN, ROOT, TINY_CONFIG, project_environment
 from safetensors.torch import load_file
 
+from zerolora.config import Source
 from zerolora.config_file import load
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
+from zerolora.data.rows import open_split
 from zerolora.fetch import fetch, restore
 from zerolora.files import canonical, write_json
 from zerolora.memory.estimate import estimate
@@ -47,6 +50,18 @@ class Bench:
         for packing, capacity in PLANS.items():
             pack_rows({"packing": bool(capacity), "capacity": capacity}, folder / "data", folder / packing)
 
+    def mix(self) -> None:
+        """Add a data set of two sources, one with longer answers than the other, and its packing."""
+        folder = self.folder
+        short = records("tens", 0)[:16]
+        long = [row | {"output": row["output"] * 3} for row in records("tens", 1)[:8]]
+        for name, rows in {"short.json": short, "long.json": long}.items():
+            write_json(folder / "mixture" / name, rows)
+        sources = {name: Source().model_dump() for name in ("short.json", "long.json")}
+        rows = self.settings["prepare"]["rows"] | {"path": str(folder / "mixture"), "sources": sources}
+        prepare(rows | {"max_length": 160}, folder / "m/tiny/manifest.json", folder / "mixed")
+        pack_rows({"packing": True, "capacity": 300}, folder / "mixed", folder / "mixed-packing")
+
     def resolved(self, **train: Any) -> dict[str, Any]:
         config = json.loads(json.dumps(TINY_CONFIG))
         config["train"] |= {"ranks_per_node": 2, "max_steps": 3, "micro_batch": 1} | train
@@ -54,7 +69,9 @@ class Bench:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
         return resolve(load(self.folder / "config.yaml"))
 
-    def command(self, name: str, strategy: str = "zero2", packing: str = "unpacked", **train: Any) -> list[str]:
+    def command(
+        self, name: str, strategy: str = "zero2", packing: str = "unpacked", data: str = "data", **train: Any
+    ) -> list[str]:
         """Render a run's JSON and return the command that trains it."""
         run = self.resolved(**train)["runs"]["default"]
         write_json(
@@ -66,7 +83,7 @@ class Bench:
         config, _ = render(chosen, self.folder / name / "estimate.json")
         write_json(self.folder / name / "zero.json", config)
         paths = {
-            "data": self.folder / "data",
+            "data": self.folder / data,
             "packing": self.folder / packing,
             "zero": self.folder / name / "zero.json",
             "weights": self.folder / "w/tiny.json",
@@ -96,6 +113,27 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Bench:
     return Bench(tmp_path_factory.mktemp("training"), tiny_model)
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Bench:
+    """A bench with OPT, whose attention takes no notice of position_ids."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    model = tmp_path_factory.mktemp("opt") / "model"
+    shutil.copytree(tiny_model, model)
+    config = OPTConfig(
+        vocab_size=json.loads((tiny_model / "config.json").read_text())["vocab_size"],
+        hidden_size=32,
+        ffn_dim=48,
+        word_embed_proj_dim=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        pad_token_id=0,
+    )
+    OPTForCausalLM(config).save_pretrained(model)
+    return Bench(tmp_path_factory.mktemp("leaking"), model)
 
 
 @pytest.fixture(scope="module")
@@ -138,14 +176,20 @@ def packed(bench: Bench) -> dict[str, Any]:
     return metrics(bench.run("packed-reference", "zero2", packing="packed", ranks_per_node=1))
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("zero2", 2), ("zero3", 2), ("zero3_offload", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [("zero2", 2), ("zero2", 4), ("zero3", 1), ("zero3", 2), ("zero3", 4), ("zero3_offload", 2)],
+)
 def test_packed_rows_give_the_same_losses_on_any_ranks(
     bench: Bench, packed: dict[str, Any], strategy: str, ranks: int
 ) -> None:
     found = metrics(bench.run(f"packed-{strategy}-{ranks}", strategy, packing="packed", ranks_per_node=ranks))
     assert found["losses"] == pytest.approx(packed["losses"], rel=1e-5)
     assert found["loss_validation"] == pytest.approx(packed["loss_validation"], rel=1e-5)
-    assert 0 < found["rank_attention_spread_mean"] <= found["rank_attention_spread_worst"]
+    spreads = {name: value for name, value in found.items() if name.startswith("rank_")}
+    assert len(spreads) == 4
+    assert any(spreads.values()) == (ranks > 1)
+    assert spreads["rank_attention_spread_mean"] <= spreads["rank_attention_spread_worst"]
 
 
 def test_all_rows_in_one_packed_row_give_the_loss_of_all_rows(bench: Bench) -> None:
@@ -159,6 +203,46 @@ def test_all_rows_in_one_packed_row_give_the_loss_of_all_rows(bench: Bench) -> N
         assert torch.allclose(tensor, other[name], rtol=1e-3, atol=1e-4), name
     assert metrics(packed)["tokens"] == metrics(padded)["tokens"]
     assert metrics(packed)["padding_share"] == 0 <= metrics(padded)["padding_share"]
+
+
+def test_padded_micro_batches_of_packed_rows_give_the_same_losses(bench: Bench, packed: dict[str, Any]) -> None:
+    found = metrics(bench.run("packed-padded", "zero3", packing="packed", ranks_per_node=1, micro_batch=4))
+    assert found["losses"] == pytest.approx(packed["losses"], rel=1e-5)
+    assert found["loss_validation"] == pytest.approx(packed["loss_validation"], rel=1e-5)
+    assert found["padding_share"] > packed["padding_share"] == 0
+
+
+def test_shares_of_sources_are_those_of_the_data_on_any_ranks(bench: Bench) -> None:
+    bench.mix()
+    whole: dict[str, Any] = {
+        "packing": "mixed-packing",
+        "data": "mixed",
+        "global_batch": 2,
+        "epochs": 2,
+        "max_steps": None,
+    }
+    found = [metrics(bench.run(f"mixed-{ranks}", **whole, ranks_per_node=ranks)) for ranks in (1, 2)]
+    columns = open_split(bench.folder / "mixed", "train").to_pandas().groupby("source").sum(numeric_only=True)
+    for number, name in enumerate(["short.json", "long.json"]):
+        for run in found:
+            assert run[f"tokens.{name}"] == 2 * columns["length"][number]
+            supervised = columns["supervised"][number] / columns["supervised"].sum()
+            assert run[f"supervised_share.{name}"] == pytest.approx(supervised)
+        assert found[0][f"loss_share.{name}"] == pytest.approx(found[1][f"loss_share.{name}"], rel=1e-5)
+    assert sum(value for name, value in found[0].items() if name.startswith("loss_share.")) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("zero2", 1), ("zero3", 2)])
+def test_a_model_whose_packed_rows_see_each_other_is_not_trained(leaking: Bench, strategy: str, ranks: int) -> None:
+    result = leaking.start(f"packed-{strategy}", strategy, packing="packed", ranks_per_node=ranks)
+    assert result.returncode == 2
+    assert "in the opt model with sdpa attention the second row of a packed row sees the first" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (leaking.folder / f"packed-{strategy}/adapter").exists()
+
+
+def test_the_same_model_is_trained_on_rows_by_themselves(leaking: Bench) -> None:
+    assert metrics(leaking.run("unpacked-run"))["padding_share"] >= 0
 
 
 def test_eager_attention_gives_the_same_losses(bench: Bench, packed: dict[str, Any]) -> None:

@@ -46,13 +46,20 @@ TOKEN = "hf_1234567890abcdef"  # noqa: S105
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Keep the hub's client to itself: no token and no cache of the user, and no pause before it tries again."""
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    """Have a client that keeps to itself and does not pause before it tries again."""
+    isolate(monkeypatch, tmp_path)
     monkeypatch.setattr("time.sleep", lambda _: None)
     return monkeypatch
+
+
+def isolate(client: pytest.MonkeyPatch, home: Path) -> None:
+    """Keep the client from the user's token, caches and wish to be offline."""
+    client.delenv("HF_TOKEN", raising=False)
+    client.setenv("HF_XET_CACHE", str(home / "xet"))
+    client.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(home / "token"))
+    client.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "cache"))
+    client.setattr("huggingface_hub.constants.AGENT_HARNESSES_PATH", str(home / "agents"), raising=False)
+    client.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
 
 
 def use(client: pytest.MonkeyPatch, endpoint: str) -> None:
@@ -120,7 +127,7 @@ NAMES = st.lists(
 def test_any_bytes_under_any_name_arrive(files: dict[str, bytes], large: bool) -> None:
     served = {f"{name} 100%?#.csv": data for name, data in files.items()}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as client:
-        client.setattr("huggingface_hub.constants.HF_HUB_CACHE", f"{folder}/cache")
+        isolate(client, Path(folder))
         with serving(Hub(served, frozenset(served) if large else frozenset())) as server:
             use(client, server.endpoint)
             fetch_data({**SETTINGS, "files": ["*.csv"]}, Path(folder, "out"))
@@ -255,7 +262,25 @@ def test_a_gated_repository_needs_the_token_and_keeps_it_secret(
     fetch_data(SETTINGS, tmp_path / "out")
     assert TOKEN in {asked.token for asked in hub.asked}
     told = message + caplog.text + "".join(capfd.readouterr())
-    assert "hf_" not in told.replace("hf_hub", "")
+    assert TOKEN not in told
+    assert wrong is None or wrong not in told
+    assert not any(TOKEN.encode() in data for data in tree(tmp_path).values())
+
+
+def test_gated_files_in_xet_storage(hub: Hub, tmp_path: Path) -> None:
+    hub.xet, hub.token = True, TOKEN
+    with pytest.raises(UserError, match="access is refused .* HF_TOKEN"):
+        fetch_data({**SETTINGS, "files": ["*.parquet"]}, tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_xet_storage_that_fails(hub: Hub, client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hub.xet, hub.token = True, TOKEN
+    client.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(UserError, match=f"{REPOSITORY} at {REVISION} cannot be downloaded: .*404"):
+        fetch_data(SETTINGS, tmp_path / "out")
+    assert any("/reconstructions/" in asked.path for asked in hub.asked)
+    assert not list(tmp_path.glob("*out*"))
     assert not any(TOKEN.encode() in data for data in tree(tmp_path).values())
 
 

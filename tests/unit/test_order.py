@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.train.order import deal, global_batches, spread
+from zerolora.train.order import WINDOW, deal, global_batches, spread
 
 WORKS = st.lists(st.integers(1, 10**6), min_size=1, max_size=300).map(lambda values: np.array(values, dtype=float))
 
@@ -22,6 +22,17 @@ def test_an_epoch_sees_every_row_once_but_for_what_is_left_over(
     assert seen.max(initial=0) <= epochs
     assert epochs * len(work) - seen.sum() < global_batch
     assert np.array_equal(order, global_batches(work, seed, global_batch, epochs))
+    # The run of an epoch more begins with it.
+    longer = global_batches(work, seed, global_batch, epochs + 1)
+    assert np.array_equal(order, longer[: len(order)])
+
+
+@given(st.integers(1, 80), st.integers(1, 16), st.integers(0, 99))
+def test_no_epoch_begins_before_the_last_has_seen_every_row(batches: int, global_batch: int, seed: int) -> None:
+    rows = batches * global_batch
+    order = global_batches(np.arange(rows), seed, global_batch, 3)
+    for epoch in order.reshape(3, rows):
+        assert sorted(epoch) == list(range(rows))
 
 
 def test_another_seed_gives_another_order() -> None:
@@ -31,11 +42,15 @@ def test_another_seed_gives_another_order() -> None:
     assert not np.array_equal(epochs[:25], epochs[25:])
 
 
-@given(WORKS, st.integers(0, 99), st.integers(1, 16))
-def test_the_heaviest_global_batch_comes_first(work: np.ndarray, seed: int, global_batch: int) -> None:
-    order = global_batches(work, seed, global_batch, 1)
-    if len(order):
-        assert work[order].max() == work[order[0]].max()
+@given(WORKS, st.integers(0, 99), st.integers(1, 16), st.data())
+def test_the_row_that_needs_most_memory_is_in_the_first_global_batch(
+    work: np.ndarray, seed: int, global_batch: int, data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, len(work) - 1))
+    order = global_batches(work, seed, global_batch, 2, first)
+    assert not len(order) or first in order[0]
+    order = global_batches(work, seed, global_batch, 2)
+    assert not len(order) or work.argmax() in order[0]
 
 
 def test_rows_of_a_global_batch_are_alike() -> None:
@@ -44,6 +59,14 @@ def test_rows_of_a_global_batch_are_alike() -> None:
     within = (work[order].max(1) / work[order].min(1)).mean()
     shuffled = work[np.random.default_rng(1).permutation(20_000)].reshape(-1, 16)
     assert within < 0.1 * (shuffled.max(1) / shuffled.min(1)).mean()
+
+
+@pytest.mark.parametrize("over", [0, 1, 25])
+def test_no_global_batch_is_uneven_for_standing_in_a_short_window(over: int) -> None:
+    """Whatever number of global batches is over after whole windows."""
+    work = np.minimum(np.random.default_rng(0).lognormal(6.66, 0.8, (3 * WINDOW + over) * 64), 4096) ** 2
+    order = global_batches(work, 0, 64, 1)
+    assert max(spread(work[batch], deal(work[batch], 8, 1)) for batch in order) < 0.06
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.data())

@@ -332,6 +332,67 @@ def test_token_that_is_added_but_not_special_is_text() -> None:
     assert marked(template_of("qwen2.5").pieces(Example(messages))).endswith("«</tool_call><|im_end|>»")
 
 
+THINKING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+def test_answer_that_begins_with_what_its_prompt_ends_with() -> None:
+    template = Template(like(THINKING), options())
+    assert marked(template.pieces(Example(CONVERSATIONS["thinking"]))) == (
+        "<|im_start|>user\nWho are you?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n«My name?\n</think>\n\nI am Bo.<|im_end|>»\n"
+        "<|im_start|>user\nAnd now?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n«Late.\n</think>\n\nNow I rest.<|im_end|>»"
+    )
+    with pytest.raises(
+        BadRow, match=r"asks for the assistant message 2 with '<think>\\n', which does not stand before it"
+    ):
+        template.pieces(Example(CONVERSATIONS["single"]))
+
+
+def test_thought_that_the_template_drops_is_kept_only_if_nothing_else_is_left_out() -> None:
+    with pytest.raises(BadRow, match="leaves out the tools"):
+        template_of("deepseek-r1-distill").pieces(Example(CONVERSATIONS["pondering"], TOOLS))
+
+
+def test_question_that_the_template_leaves_out_because_it_is_empty() -> None:
+    messages = [user(""), user("Hi"), answer("Hello")]
+    assert marked(template_of("glm-4").pieces(Example(messages))).endswith("Hi<|assistant|>\n«Hello<|endoftext|>»")
+    with pytest.raises(BadRow, match="writes around the user message 1 depends on its content; write loss: last"):
+        template_of("glm-4", ["user"]).pieces(Example(messages))
+
+
+def test_tool_call_without_stop_token() -> None:
+    """Only the last message can be one, and the end-of-sequence token stands right behind it."""
+    source = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+        "{% for call in message.tool_calls %}{{ call.function.name }}({{ call.function.arguments.city }}){% endfor %}"
+        "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    template = Template(like(source), options())
+    pieces = template.pieces(Example(CONVERSATIONS["tools"][:2]))
+    assert marked(pieces) == "user: Weather in Oslo?\nassistant:« weather(Oslo)<|im_end|>»"
+    with pytest.raises(BadRow, match="no stop token behind an earlier answer"):
+        template.pieces(Example(CONVERSATIONS["tools"]))
+
+
+def test_tool_call_before_a_message_that_is_written_twice() -> None:
+    """Where the next message begins is not known, so neither is where the call ends."""
+    source = (
+        "{% for message in messages %}<|im_start|>{{ message.content * (2 if message.role == 'tool' else 1) }}"
+        "{% for call in message.tool_calls %}{{ call.function.name }}{% endfor %}<|im_end|>{% endfor %}"
+    )
+    with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; write loss: last"):
+        Template(like(source), options()).pieces(Example(CONVERSATIONS["tools"]))
+
+
+def test_template_knows_all_that_others_give_it() -> None:
+    source = "{{ documents is none }} {{ tools is none }} {{ add_generation_prompt }} {{ eos_token }}"
+    assert Template(like(source), options()).write([user("Hi")]) == "True True False <|im_end|>"
+
+
 def test_template_that_writes_a_message_twice() -> None:
     chatml = tokenizer_of("chatml").chat_template
     tokenizer = like("{{ messages[1].content }}\n" + chatml)
@@ -371,6 +432,9 @@ def test_stop_tokens() -> None:
     }
     assert {name: template_of(name).stops for name in STOPLESS} == {name: {FAMILIES[name].eos} for name in STOPLESS}
     assert template_of("command-r7b").stops == {"<|END_OF_TURN_TOKEN|>"}
+    coder = tokenizer_of("deepseek-coder").chat_template
+    base = tokenizer_like(FAMILIES["deepseek-coder"]._replace(eos="<｜end▁of▁sentence｜>"), coder)
+    assert Template(base, options()).stops == {"<｜end▁of▁sentence｜>", "<|EOT|>"}
 
 
 @pytest.mark.parametrize("listed", [True, False])

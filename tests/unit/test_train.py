@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.data.plan import Plan, open_plan, write_plan
+from zerolora.data.plan import CHUNK, Plan, open_plan, write_plan
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.adapter import expected_tensors, faults_of
@@ -23,8 +24,6 @@ BATCH = {"micro_batch": 1, "global_batch": 4, "epochs": 2, "max_steps": None, "s
 
 def rows_of(count: int) -> Any:
     """Return rows of two and three tokens, the first of them context."""
-    from datasets import Dataset
-
     ids = [[number, number + 1, number + 2][: 2 + number % 2] for number in range(count)]
     return Dataset.from_dict(
         {
@@ -87,6 +86,7 @@ def test_an_epoch_sees_every_row_once(together: int) -> None:
     assert batches.tokens_until(batches.steps) == 4 * 2 + 4 * 3
     assert batches.supervised_tokens == 4 * 1 + 4 * 2
     assert batches.tokens_by_source(2) == [4 * 2, 4 * 3]
+    assert batches.supervised_by_source(2) == [4 * 1, 4 * 2]
 
 
 def test_a_shorter_run_is_the_beginning_of_a_longer_one() -> None:
@@ -111,6 +111,36 @@ def test_padding_and_spread_are_what_the_ranks_compute() -> None:
     assert balance["rank_tokens_spread_worst"] >= (max(by_rank) - min(by_rank)) / (sum(by_rank) / 2) - 1e-6
 
 
+def test_the_longest_packed_row_comes_first() -> None:
+    """Not the one of most attention work, [4, 3], which needs less memory."""
+    lengths = [4, 3, *[2] * 22]
+    rows = Dataset.from_dict(
+        {"length": lengths, "supervised": [1] * 24, "source": [0] * 24}
+        | dict.fromkeys(("input_ids", "labels"), lengths)
+    )
+    packed = [[0, 1], [2, 3, 4, 5], *[[row] for row in range(6, 24)]]
+    plan = Plan(np.cumsum([0, *map(len, packed)]), np.concatenate(packed).astype(np.int32))
+    for seed in range(9):
+        batches = Batches(rows, plan, {**BATCH, "seed": seed, "global_batch": 1}, 0, 1)
+        assert batches.tokens_until(1) == 8
+
+
+def test_tokens_are_counted_as_they_are_seen() -> None:
+    batches = Batches(rows_of(30), plan_of(30, 2), {**BATCH, "micro_batch": 2}, 0, 1)
+    tokens = 0
+    for step in range(batches.steps):
+        micro_batches, _ = batches.at(step)
+        tokens += sum(
+            len(row["input_ids"]) for micro_batch in micro_batches for packed in micro_batch for row in packed
+        )
+        assert batches.tokens_until(step + 1) == tokens
+
+
+def test_a_plan_of_other_data_is_refused() -> None:
+    with pytest.raises(UserError, match="plan is of 8 rows, but the data has 9; run `zerolora pack` again"):
+        Batches(rows_of(9), plan_of(8), BATCH, 0, 1)
+
+
 def test_a_global_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(UserError, match="global_batch is 100, but 2 epochs have only 16 rows"):
         Batches(rows_of(8), plan_of(8), {**BATCH, "global_batch": 100}, 0, 1)
@@ -123,11 +153,26 @@ def test_a_plan_comes_back_as_it_was_written(packed: list[list[int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_plan(Path(folder) / "train.arrow", packed)
         plan = open_plan(Path(folder) / "train.arrow")
+        write_plan(Path(folder) / "again.arrow", plan)
+        again = open_plan(Path(folder) / "again.arrow")
     found = [plan.members[start:end].tolist() for start, end in pairwise(plan.starts)]
     assert found == packed
+    assert all(np.array_equal(one, other) for one, other in zip(plan, again, strict=True))
+    assert (plan.starts.dtype, plan.members.dtype) == (np.int64, np.int32)
 
 
-@pytest.mark.parametrize("kept", [0, 10, 200])
+def test_a_large_plan_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    """Larger than what is written at once, from lists and from a plan."""
+    count = CHUNK + 3
+    plan = Plan(np.arange(0, 2 * count + 1, 2), np.arange(2 * count, dtype=np.int32)[::-1].copy())
+    write_plan(tmp_path / "plan", plan)
+    write_plan(tmp_path / "lists", ([row, row - 1] for row in range(2 * count - 1, 0, -2)))
+    assert (tmp_path / "plan").read_bytes() == (tmp_path / "lists").read_bytes()
+    found = open_plan(tmp_path / "plan")
+    assert all(np.array_equal(one, other) for one, other in zip(found, plan, strict=True))
+
+
+@pytest.mark.parametrize("kept", [0, 10, 200, -1, -8])
 def test_a_torn_plan_is_named(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "train.arrow"
     write_plan(path, [[row] for row in range(100)])

@@ -1,5 +1,6 @@
 """Which rows share a packed row, so that next to nothing of it is padding."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -51,7 +52,7 @@ STYLES = (
     Style(alternate=True, slack=128),
     Style(slack=8),
 )
-ROUNDS = 40  # of repair; later ones seldom gain anything
+PATIENCE = 16  # rounds of repair without a gain, after which there seldom is one
 ONE_IN = (40, 20, 10, 5, 3)  # of packed rows that waste nothing, a round packs one in so many again
 
 
@@ -119,33 +120,40 @@ def _checked(lengths: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
 def _search(histogram: dict[int, int], capacity: int, dual: Dual) -> list[Pattern]:
     """Return a packing of the rows counted by length in `histogram`: the best that the work allowed finds."""
     # In patterns made or looked at; a pattern takes longer where the sets of lengths have more bits.
-    work = (100_000 + sum(histogram.values())) // (1 + capacity // 8192)
+    work = (60_000 + sum(histogram.values())) // (1 + capacity // 8192)
+    enough = dual.bound + dual.bound // 10_000
     best: list[Pattern] = []
     for style in STYLES:
         found = _fill(dict(histogram), capacity, style)
         work -= len(found)
         if not best or _count(found) < _count(best):
             best = found
-        if _count(best) == dual.bound or work < 0:
+        if _count(best) <= enough or work < 0:
             return best
-    count = _count(best)
-    full, wasteful = _judged(best, dual)
-    for round_ in range(ROUNDS):
+    return _repaired(best, capacity, dual, enough, work)
+
+
+def _repaired(patterns: list[Pattern], capacity: int, dual: Dual, enough: int, work: int) -> list[Pattern]:
+    """Return a packing of the same rows, with `enough` packed rows or as few as the work allowed reaches."""
+    count, in_vain = _count(patterns), 0
+    full, wasteful = _judged(patterns, dual)
+    for round_ in itertools.count():
+        if count <= enough or work < 0 or in_vain == PATIENCE:
+            break
         kept, taken = _divided(full, round_)
         freed: Counter[int] = Counter()
         for lengths, times in wasteful + taken:
             for length in lengths:
                 freed[length] += times
         again = _fill(freed, capacity, STYLES[round_ % len(STYLES)])
+        work -= len(full) // 8 + len(again)
         gained = _count(wasteful) + _count(taken) - _count(again)
-        work -= len(full) // 16 + len(again)
+        in_vain = 0 if gained > 0 else in_vain + 1
         # As good is good enough: the next round then starts from somewhere else.
         if gained >= 0:
             count -= gained
             full, wasteful = _judged(again, dual)
             full = kept + full
-        if count == dual.bound or work < 0:
-            break
     return full + wasteful
 
 

@@ -1,15 +1,16 @@
 """The packing plan on disk: which prepared rows make up each packed row."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerolora.errors import UserError
 
-CHUNK = 100_000  # packed rows written at once
+CHUNK = 2**20  # packed rows written at once: what of a plan is in memory twice
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that was written to its end
 
 
 class Plan(NamedTuple):
@@ -22,31 +23,53 @@ class Plan(NamedTuple):
     members: np.ndarray
 
 
-def write_plan(path: Path, packed: Iterable[list[int]]) -> None:
-    """Write packed rows, each a list of row numbers, as an Arrow stream with one column, `rows`."""
+def write_plan(path: Path, packed: Iterable[list[int]] | Plan) -> None:
+    """Write packed rows, each a list of row numbers, or a plan, as an Arrow stream with one column, `rows`."""
     import pyarrow
 
-    kind = pyarrow.list_(pyarrow.int32())
-    schema = pyarrow.schema([("rows", kind)])
-    waiting = iter(packed)
+    schema = pyarrow.schema([("rows", pyarrow.list_(pyarrow.int32()))])
+    chunks = _slices(packed) if isinstance(packed, Plan) else _lists(packed)
     with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, schema) as writer:
-        while chunk := list(islice(waiting, CHUNK)):
-            writer.write_batch(pyarrow.record_batch([pyarrow.array(chunk, kind)], schema=schema))
+        for chunk in chunks:
+            writer.write_batch(pyarrow.record_batch([chunk], schema=schema))
 
 
 def open_plan(path: Path) -> Plan:
-    """Return the plan in `path`. Raises UserError if it is not there or not whole."""
+    """Return the plan in `path`; up to CHUNK packed rows, its members are the mapped file itself.
+
+    Raises UserError if it is not there or not whole.
+    """
     import pyarrow
 
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; `zerolora pack` writes it")
     try:
-        with pyarrow.memory_map(str(path)) as source:
-            columns = [batch["rows"] for batch in pyarrow.ipc.open_stream(source)]
+        source = pyarrow.memory_map(str(path))
+        columns = [batch["rows"] for batch in pyarrow.ipc.open_stream(source)]
+        # Arrow takes a file that was cut off between two batches for a whole one.
+        if source.read_at(len(END), source.size() - len(END)) != END:
+            raise pyarrow.ArrowInvalid("its end is missing")
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: is not a whole Arrow file ({reason}); run `zerolora pack` again") from None
     lengths = [np.diff(column.offsets.to_numpy()) for column in columns]
-    starts = np.concatenate([[0], np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))]).astype(np.int64)
     members = [column.flatten().to_numpy() for column in columns]
-    return Plan(starts, np.concatenate([np.zeros(0, np.int32), *members]))
+    starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]), dtype=np.int64)
+    return Plan(starts, members[0] if len(members) == 1 else np.concatenate([np.zeros(0, np.int32), *members]))
+
+
+def _lists(packed: Iterable[list[int]]) -> Iterator[Any]:
+    import pyarrow
+
+    waiting = iter(packed)
+    while chunk := list(islice(waiting, CHUNK)):
+        yield pyarrow.array(chunk, pyarrow.list_(pyarrow.int32()))
+
+
+def _slices(plan: Plan) -> Iterator[Any]:
+    import pyarrow
+
+    for start in range(0, len(plan.starts) - 1, CHUNK):
+        starts = plan.starts[start : start + CHUNK + 1]
+        members = plan.members[starts[0] : starts[-1]].astype(np.int32, copy=False)
+        yield pyarrow.ListArray.from_arrays((starts - starts[0]).astype(np.int32), members)

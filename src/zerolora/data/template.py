@@ -143,6 +143,8 @@ class Template:
         if roles not in self.frames:
             self._frame(roles)
         around, rest, turns = self.frames[roles]
+        if any(turns[number].wrong for number in wanted if turns):
+            return None
         for trim in (str, str.strip):
             contents = [trim(message["content"]) for message in row.messages]
             if "".join([part for number, before in around for part in (before, contents[number])]) + rest == row.text:
@@ -212,7 +214,8 @@ class Template:
         # A call's name stands somewhere in its turn, which ends with the next stop token.
         found = self.stop.search(row.text, end, following) if calls else self.ending.match(row.text, end)
         end = found.end() if found else len(row.text.rstrip()) if calls else end
-        if answers and "".join(message["content"].split()) not in "".join(row.text[start:end].split()):
+        written = row.text[min(start, begin or start) : end]
+        if answers and "".join(message["content"].split()) not in "".join(written.split()):
             return _Turn(wrong=f"the chat template leaves out part of {name}; remove that part")
         return _Turn(start, end, found is not None)
 
@@ -230,7 +233,7 @@ class Template:
         for options in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
             prompt = self._writes(asked, row.tools, True, **options) or without
             header = prompt[len(_common(without, prompt)) :]
-            if row.text.startswith(prompt) and (begin is None or len(prompt) <= begin):
+            if row.text.startswith(prompt):
                 return len(prompt) if header or calls or not row.text[len(prompt) : begin].strip() else unasked
             if not header:
                 return unasked

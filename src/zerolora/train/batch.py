@@ -19,12 +19,18 @@ class Batches:
     def __init__(self, rows: Any, plan: Plan, settings: dict[str, Any], rank: int, world: int) -> None:
         self.rows, self.plan, self.rank, self.world = rows, plan, rank, world
         self.micro_batch = settings["micro_batch"]
+        if len(plan.members) != len(rows):
+            raise UserError(
+                f"the packing plan is of {len(plan.members)} rows, but the data has {len(rows)}; "
+                "run `zerolora pack` again"
+            )
         length, supervised, source = (_column(rows, name) for name in ("length", "supervised", "source"))
-        lengths = length[plan.members].astype(np.float64)
-        self.tokens, self.work = _sums(lengths, plan), _sums(lengths**2, plan)
-        # The first row token is nobody's target, so prepare has not counted it either.
-        self._supervised = _sums(supervised[plan.members], plan)
-        self.order = global_batches(self.work, settings["seed"], settings["global_batch"], settings["epochs"])
+        self.tokens, self.work = _sums(length, plan), _sums(length**2, plan)
+        # A row's first token is nobody's target, so prepare has not counted it either.
+        self._supervised = _sums(supervised, plan)
+        # Memory goes by the tokens of a packed row, whatever they attend to.
+        largest = int(np.lexsort((self.work, self.tokens))[-1])
+        self.order = global_batches(self.work, settings["seed"], settings["global_batch"], settings["epochs"], largest)
         if len(self.order) == 0:
             raise UserError(
                 f"train.global_batch is {settings['global_batch']}, but {settings['epochs']} epochs have only "
@@ -32,7 +38,8 @@ class Batches:
             )
         self.order = self.order[: settings["max_steps"]]
         self.steps = len(self.order)
-        self._length, self._source = length, source
+        self._tokens_until = self.tokens[self.order].sum(1).cumsum()
+        self._length, self._supervised_of_row, self._source = length, supervised, source
 
     def at(self, step: int) -> tuple[list[list[PackedRow]], int]:
         """Return this rank's micro-batches of a step, and the supervised tokens of the whole global batch."""
@@ -45,7 +52,7 @@ class Batches:
 
     def tokens_until(self, steps: int) -> int:
         """Return the tokens of the first `steps` steps over all ranks, padding not counted."""
-        return int(self.tokens[self.order[:steps]].sum())
+        return int(self._tokens_until[steps - 1])
 
     @property
     def supervised_tokens(self) -> int:
@@ -70,10 +77,17 @@ class Batches:
 
     def tokens_by_source(self, sources: int) -> list[int]:
         """Return the tokens of all steps over all ranks, by source."""
-        seen = np.repeat(np.arange(len(self.work)), np.diff(self.plan.starts))
-        times = np.bincount(self.order.ravel(), minlength=len(self.work))[seen]
+        return self._by_source(self._length, sources)
+
+    def supervised_by_source(self, sources: int) -> list[int]:
+        """Return the supervised tokens of all steps over all ranks, by source."""
+        return self._by_source(self._supervised_of_row, sources)
+
+    def _by_source(self, counts: np.ndarray, sources: int) -> list[int]:
+        times = np.bincount(self.order.ravel(), minlength=len(self.work))
         members = self.plan.members
-        return np.bincount(self._source[members], times * self._length[members], sources).astype(int).tolist()
+        seen = np.repeat(times, np.diff(self.plan.starts)) * counts[members]
+        return np.bincount(self._source[members], seen, sources).astype(int).tolist()
 
 
 def packed_row(rows: Any, plan: Plan, number: int) -> PackedRow:
@@ -119,9 +133,7 @@ def loss_sum(model: Any, batch: dict[str, torch.Tensor], sources: int) -> tuple[
     """
     targets = batch["labels"][:, 1:]
     kept = targets.shape[1] - int((targets != IGNORED).any(0).float().argmax())
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-    output = model(**inputs, use_cache=False, logits_to_keep=kept + 1)
-    logits = output.logits[:, :-1].float()
+    logits = last_logits(model, batch, kept + 1)[:, :-1].float()
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets[:, -kept:].flatten(), ignore_index=IGNORED, reduction="none"
     )
@@ -130,9 +142,17 @@ def loss_sum(model: Any, batch: dict[str, torch.Tensor], sources: int) -> tuple[
     return losses.sum(), parts
 
 
+def last_logits(model: Any, batch: dict[str, torch.Tensor], kept: int) -> torch.Tensor:
+    """Return the logits of a batch's last `kept` positions, of all if 0: [packed rows, kept, vocabulary]."""
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    # With a cache, models take no notice that positions begin anew, and packed rows see each other.
+    return model(**inputs, use_cache=False, logits_to_keep=kept).logits
+
+
 def _column(rows: Any, name: str) -> np.ndarray:
-    return np.asarray(rows.with_format("numpy")[name][:])
+    return np.asarray(rows.with_format("numpy")[name][:], dtype=np.int64)
 
 
 def _sums(values: np.ndarray, plan: Plan) -> np.ndarray:
-    return np.add.reduceat(values, plan.starts[:-1])
+    """Return the sum of `values` [rows] over each packed row."""
+    return np.add.reduceat(values[plan.members], plan.starts[:-1])

@@ -5,27 +5,33 @@ import numpy as np
 WINDOW = 50  # global batches within which rows of like work are brought together
 
 
-def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int) -> np.ndarray:
+def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, first: int | None = None) -> np.ndarray:
     """Return the packed rows of every optimizer step, [steps, global_batch], by seed and global batch alone.
 
     `work` is each packed row's attention work, the sum of its squared row lengths. Each epoch is a shuffle; within
     windows of WINDOW global batches rows are sorted by work and cut into global batches, and those are shuffled. So
-    the rows of a global batch are alike, and ranks wait little for each other. The heaviest comes first: what does
-    not fit fails at once. Rows left over after the last whole global batch are not seen.
+    the rows of a global batch are alike, and ranks wait little for each other. The global batch that holds the packed
+    row `first`, by default that of most work, comes first: with the row that needs most memory in it, what does not
+    fit fails at once. Rows left over after the last whole global batch of an epoch join the next epoch; those of the
+    last epoch are not seen.
     """
-    draw = [np.random.default_rng([seed, epoch]) for epoch in range(epochs)]
-    order = np.concatenate([generator.permutation(len(work)) for generator in draw])
-    order = order[: len(order) // global_batch * global_batch]
-    steps = []
-    for start in range(0, len(order), WINDOW * global_batch):
-        window = order[start : start + WINDOW * global_batch]
-        alike = window[np.argsort(-work[window], kind="stable")].reshape(-1, global_batch)
-        steps.append(draw[0].permutation(alike))
-    if not steps:
-        return np.zeros((0, global_batch), dtype=np.int64)
+    first = int(work.argmax()) if first is None else first
+    steps = [np.zeros((0, global_batch), dtype=np.int64)]
+    left = np.array([first])
+    for epoch in range(epochs):
+        draw = np.random.default_rng([seed, epoch])
+        shuffled = draw.permutation(len(work))
+        rows = np.concatenate([left, shuffled if epoch else shuffled[shuffled != first]])
+        whole = rows[: len(rows) // global_batch * global_batch].reshape(-1, global_batch)
+        # Windows of about one size: rows of a short one would be less alike.
+        for window in np.array_split(whole, max(1, -(-len(whole) // WINDOW))):
+            order = np.argsort(-work[window], axis=None, kind="stable")
+            steps.append(draw.permutation(window.ravel()[order].reshape(-1, global_batch)))
+        left = rows[whole.size :]
     result = np.concatenate(steps)
-    heaviest = int(work[result].max(1).argmax())
-    result[[0, heaviest]] = result[[heaviest, 0]]
+    if len(result):
+        holding = int((result[:WINDOW] == first).any(1).argmax())
+        result[[0, holding]] = result[[holding, 0]]
     return result
 
 

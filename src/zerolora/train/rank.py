@@ -102,7 +102,7 @@ def train(settings: dict[str, Any], data: Path, packing: Path, zero: Path, weigh
                 "loss_last": history[-1]["loss"],
                 "loss_validation": validation,
                 **batches.balance(),
-                **_by_source(sources, loss_by_source.tolist(), batches.tokens_by_source(len(sources))),
+                **_by_source(sources, loss_by_source.tolist(), batches),
             },
             {
                 "ranks": world,
@@ -156,12 +156,17 @@ def _validate(
     return _summed(total, device) / _summed(tokens, device)
 
 
-def _by_source(sources: list[str], losses: list[float], tokens: list[int]) -> dict[str, float]:
-    """Return each source's share of the summed training loss and its tokens, if there are several."""
+def _by_source(sources: list[str], losses: list[float], batches: Batches) -> dict[str, float]:
+    """Return each source's tokens and its shares of the supervised tokens and of their loss, if there are several."""
     if len(sources) == 1:
         return {}
-    shares = {f"loss_share.{name}": loss / sum(losses) for name, loss in zip(sources, losses, strict=True)}
-    return shares | {f"tokens.{name}": number for name, number in zip(sources, tokens, strict=True)}
+    tokens, supervised = batches.tokens_by_source(len(sources)), batches.supervised_by_source(len(sources))
+    result: dict[str, float] = {}
+    for number, name in enumerate(sources):
+        result[f"loss_share.{name}"] = losses[number] / sum(losses)
+        result[f"supervised_share.{name}"] = supervised[number] / sum(supervised)
+        result[f"tokens.{name}"] = tokens[number]
+    return result
 
 
 def _summed(value: torch.Tensor, device: torch.device) -> float:
