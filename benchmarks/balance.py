@@ -53,7 +53,7 @@ def shuffled(tokens: np.ndarray, work: np.ndarray) -> dict[str, float]:
 
 def spreads(tokens: np.ndarray, work: np.ndarray, batches: list[Any]) -> dict[str, float]:
     """Return mean and worst spread of tokens and of attention work over global batches."""
-    result = {}
+    result: dict[str, float] = {}
     for name, amounts in (("tokens", tokens), ("attention", work)):
         found = [spread(amounts[batch], dealt) for batch, dealt in batches]
         result |= {f"{name}_mean": round(float(np.mean(found)), 5), f"{name}_worst": round(float(max(found)), 5)}

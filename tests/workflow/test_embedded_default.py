@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import ROOT, Project
 from engines import dvc_changed, snakemake_would_run
 
+from zerolora.data.rows import open_split
 from zerolora.files import read_json
+from zerolora.train.batch import collate, loss_sum
+from zerolora.train.isolation import check_isolation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -40,6 +44,35 @@ def test_the_embedded_default_learns_the_task_and_both_engines_call_it_done(tmp_
     page = (results / "default/report.html").read_text()
     assert "王大丫丫的回答是---&gt;" in page
     _generates_in_plain_transformers(results / "default/merged")
+    _learns_the_same_from_packed_rows(results)
+
+
+def _learns_the_same_from_packed_rows(results: Path) -> None:
+    """Loss and adapter gradients of rows packed into one row are those of each row alone, with the trained adapter."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    rows = open_split(results / "data/reference", "validation").select(range(6))
+    columns = ("input_ids", "labels", "source")
+    samples = [{name: row[name] for name in columns} for row in rows]
+    cpu = torch.device("cpu")
+    weights = results.parent / "resources/weights/smollm2-135m-instruct"
+    for attention in ("sdpa", "eager"):
+        base: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32, attn_implementation=attention)
+        check_isolation(base, base.config, cpu)
+        model = PeftModel.from_pretrained(base, results / "default/adapter", is_trainable=True)
+        found = []
+        for packed_rows, packing in (([samples], True), ([[row] for row in samples], False)):
+            model.zero_grad()
+            loss, _ = loss_sum(model, collate(packed_rows, packing, cpu), 1)
+            loss.backward()
+            found.append(
+                (loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad})
+            )
+        (packed, gradients), (alone, expected) = found
+        assert packed == pytest.approx(alone, rel=1e-4)
+        for name, gradient in expected.items():
+            assert torch.allclose(gradients[name], gradient, rtol=1e-3, atol=1e-3 * gradient.abs().max().item()), name
 
 
 def _generates_in_plain_transformers(merged: Path) -> None:
