@@ -52,6 +52,10 @@ DEEPSEEK_CALLS = tuple(
     for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end", "output▁begin", "output▁end")
 )
 GEMMA = ("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>")
+GEMMA4 = (
+    "<bos>", "<eos>", "<pad>", "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>",
+    "<|tool_response>", "<tool_response|>", "<|channel>", "<channel|>", "<|think|>", '<|"|>',
+)  # fmt: skip
 GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 LLAMA3 = (
     "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
@@ -80,6 +84,7 @@ FAMILIES = {
     "falcon-180b": Family("gpt2", None, "<|endoftext|>", ("<|endoftext|>",)),
     "gemma-2": Family("gemma", "<bos>", "<eos>", GEMMA, opens=True),
     "gemma-3": Family("gemma", "<bos>", "<eos>", GEMMA, opens=True),
+    "gemma-4": Family("gemma", "<bos>", "<eos>", GEMMA4, opens=True),
     "glm-4": Family("qwen", None, "<|endoftext|>", GLM),
     "glm-edge": Family("qwen", None, "<|endoftext|>", GLM),
     "gpt-oss": Family("llama3", "<|startoftext|>", "<|return|>", HARMONY),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zerolora.data.packing import lower_bound, pack
-from zerolora.data.plan import open_plan, write_plan
+from zerolora.data.plan import Plan, open_plan, write_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
@@ -37,10 +37,10 @@ def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
                         f"pack.capacity is {capacity}, but a row of {split} has {lengths.max()} tokens; raise it, or "
                         "cut rows with prepare's max_length and too_long"
                     )
-                packed = pack(lengths, capacity)
+                write_plan(staged / f"{split}.arrow", pack(lengths, capacity))
             else:
-                packed = [[row] for row in range(len(lengths))]
-            write_plan(staged / f"{split}.arrow", packed)
+                rows = len(lengths)
+                write_plan(staged / f"{split}.arrow", Plan(np.arange(rows + 1), np.arange(rows, dtype=np.int32)))
             plan = open_plan(staged / f"{split}.arrow")
             stats |= {f"{split}_{name}": value for name, value in _count(plan, lengths, settings).items()}
         stats["longest_packed_row"] = max(stats["train_longest_packed_row"], stats["validation_longest_packed_row"])

@@ -18,11 +18,11 @@ from zerolora.errors import UserError, shown
 Messages = list[dict[str, Any]]
 # Private-use characters, which no text of a language holds: one that stands for a message, and one for each message.
 MARK, MARKS = "\U00100000", 0xF0000
-# What templates write as today's date. Data must not change overnight, so it is always the day that Llama 3's names.
-DATE = datetime.datetime(2024, 7, 26)
+DATE = datetime.datetime(2024, 7, 26)  # today, as told to templates, since data must not change overnight
+# How templates are asked for an answer: as they like, without thoughts, with thoughts.
+THOUGHTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
 # template: plain, written as a template of its own.
-PLAIN = """\
-{%- for message in messages if message.content or message.tool_calls -%}
+PLAIN = """{%- for message in messages if message.content or message.tool_calls -%}
 {%- if message.tool_calls %}{{ raise_exception("tool calls have no plain form; write template: chat") }}{% endif -%}
 {%- if loop.previtem and "assistant" not in (message.role, loop.previtem.role) %}{{ "\\n" }}{% endif -%}
 {{- message.content + eos_token * (message.role == "assistant") -}}
@@ -56,8 +56,7 @@ class Template:
         self.stops = {tokenizer.eos_token, *generation_stops(tokenizer, model)}
         self.tail = self._tail()
         self.stop = re.compile(_any_of(self.stops))
-        tail = re.escape(self.tail) or "(?!)"
-        self.ending = re.compile(rf"{tail}|(?:\s*(?:{self.added}))*?\s*(?:{self.stop.pattern})")
+        self.ending = re.compile(rf"{_any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
         # By roles: what stands before each message, by its number; at the end; and turns, counted from their contents.
         self.frames: dict[tuple[str, ...], tuple[list[tuple[int, str]], str, dict[int, _Turn]]] = {}
 
@@ -85,7 +84,8 @@ class Template:
         row = _Row(messages, example.tools, self.write(messages, example.tools))
         turns = self._by_frames(row, wanted)
         if turns is None:
-            row, turns = self._by_prompt(row, wanted) or (row, self._by_marks(row, wanted))
+            turns = self._by_marks(row, wanted)
+            row, turns = self._by_prompt(row, turns) or (row, turns)
         pieces += self._cut(row, turns, learned)
         while pieces and not (pieces[-1].learned and pieces[-1].text):
             pieces.pop()
@@ -120,11 +120,11 @@ class Template:
         everything, position = self.loss == "everything", 0
         for number, turn in sorted(turns.items(), key=lambda item: item[1].start):
             last = number == max(learned, default=0)
-            if turn.wrong and number in learned:
+            if turn.wrong and number not in learned:
+                continue
+            if turn.wrong:
                 other = "template: plain, or give the model another chat template" if last else "loss: last"
                 raise BadRow(f"{turn.wrong}; write {other}")
-            if turn.wrong:
-                continue
             yield Piece(row.text[position : turn.start], None, everything)
             content, position = row.text[turn.start : turn.end], turn.end
             role = row.messages[number]["role"]
@@ -140,9 +140,7 @@ class Template:
         if row.tools is not None or any(message.keys() != {"role", "content"} for message in row.messages):
             return None
         roles = tuple(message["role"] for message in row.messages)
-        if roles not in self.frames:
-            self._frame(roles)
-        around, rest, turns = self.frames[roles]
+        around, rest, turns = self.frames.get(roles) or self._frame(roles)
         if any(turns[number].wrong for number in wanted if turns):
             return None
         for trim in (str, str.strip):
@@ -158,18 +156,18 @@ class Template:
                 result[number] = turns[number]._replace(start=begin + turns[number].start, end=end + turns[number].end)
         return result
 
-    def _frame(self, roles: tuple[str, ...]) -> None:
+    def _frame(self, roles: tuple[str, ...]) -> "tuple[list[tuple[int, str]], str, dict[int, _Turn]]":
         """Keep what the template writes around messages of these roles, nothing if that depends on their contents."""
         row = _Row(_marked(*roles), None, self._writes(_marked(*roles)) or "")
         parts = re.split(f"([{chr(MARKS)}-{chr(MARKS + len(roles))}])", row.text)
         order = [ord(mark) - MARKS for mark in parts[1::2]]
-        self.frames[roles] = [], "", {}
-        if sorted(order) == list(range(len(roles))):
-            turns = self._by_marks(row, order)
-            for number, turn in turns.items():
-                place = row.text.index(chr(MARKS + number))
-                turns[number] = turn._replace(start=turn.start - place, end=turn.end - place - 1)
-            self.frames[roles] = list(zip(order, parts[::2], strict=False)), parts[-1], turns
+        if sorted(order) != list(range(len(roles))):
+            return self.frames.setdefault(roles, ([], "", {}))
+        turns = self._by_marks(row, order)
+        for number, turn in turns.items():
+            place = row.text.index(chr(MARKS + number))
+            turns[number] = turn._replace(start=turn.start - place, end=turn.end - place - 1)
+        return self.frames.setdefault(roles, (list(zip(order, parts[::2], strict=False)), parts[-1], turns))
 
     def _by_marks(self, row: "_Row", wanted: Iterable[int]) -> "dict[int, _Turn]":
         """Return the turns by what changes in the text when a mark stands for a message."""
@@ -230,8 +228,8 @@ class Template:
         without = self._writes(asked, row.tools)
         if without is None or row.messages[number]["role"] != "assistant":
             return unasked
-        for options in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
-            prompt = self._writes(asked, row.tools, True, **options) or without
+        for how in THOUGHTS:
+            prompt = self._writes(asked, row.tools, True, **how) or without
             header = prompt[len(_common(without, prompt)) :]
             if row.text.startswith(prompt):
                 return len(prompt) if header or calls or not row.text[len(prompt) : begin].strip() else unasked
@@ -243,16 +241,20 @@ class Template:
                 return place + len(header)
         return None
 
-    def _by_prompt(self, row: "_Row", wanted: set[int]) -> "tuple[_Row, dict[int, _Turn]] | None":
-        """Return the row going on from its last prompt, if the answer begins as only that ends: with a thought."""
-        number = len(row.messages) - 1
-        prompt, content = self._writes(row.messages[:number], row.tools, True) or "", row.messages[number]["content"]
-        opened = prompt[len(_common(prompt, row.text)) :]
-        if wanted != {number} or not opened or not content.startswith(opened):
+    def _by_prompt(self, row: "_Row", turns: "dict[int, _Turn]") -> "tuple[_Row, dict[int, _Turn]] | None":
+        """Return the row going on from its last prompt, if that has a thought which the template leaves out later."""
+        number, content = len(row.messages) - 1, row.messages[-1]["content"]
+        if turns.keys() != {number} or not turns[number].wrong or row.messages[-1].get("tool_calls"):
             return None
-        self._by_marks(row, ())  # raises BadRow if a message is left out
-        text = prompt + content[len(opened) :] + (self.tail or self.tokenizer.eos_token)
-        return row._replace(text=text), {number: _Turn(len(prompt), len(text), True)}
+        prompt, off, on = (self._writes(row.messages[:-1], row.tools, True, **how) or "" for how in THOUGHTS)
+        opened = prompt[len(_common(prompt, row.text)) :]
+        begin, end = self._place(row, number)
+        empty = prompt == off != on and row.text[begin:end].strip() == content.strip()
+        if not opened or not (empty or content.startswith(opened)):
+            return None
+        said = row.text[begin:end] if empty else content[len(opened) :]
+        row = row._replace(text=prompt + said + (self.tail or self.tokenizer.eos_token))
+        return row, {number: _Turn(len(prompt), len(row.text), True)}
 
     def _tail(self) -> str:
         """Return what the template writes behind every answer, up to the stop token, which is added to `stops`."""

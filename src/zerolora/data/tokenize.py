@@ -115,7 +115,9 @@ class Work:
         self.max_length, self.too_long = settings["max_length"], settings["too_long"]
         self.template = Template(tokenizer, settings, model)
         self.encoder = Encoder(tokenizer)
-        self.bos, self.vocabulary = tokenizer.bos_token_id, len(tokenizer)
+        self.vocabulary = len(tokenizer)
+        # Some tokenizers name a BOS that they never put before a text.
+        self.bos = tokenizer.bos_token_id if self.template.bos else None
 
     def __call__(self, job: Job) -> Result:
         """Return a chunk's rows as tokens."""
