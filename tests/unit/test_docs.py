@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -36,6 +37,29 @@ def test_the_table_of_candidates_is_the_one_measured() -> None:
             f"{candidate['format_rate']:.3f} | {candidate['accuracy']:.3f} | {candidate['loss_validation']:.4f} |"
         )
         assert row in README
+
+
+def test_the_tables_of_packers_and_of_balance_are_those_measured() -> None:
+    text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    packing: Any = result("packing.json")
+    rows = [
+        f"| {entry['set']} | {entry['rows']:,} | {entry['capacity']:,} | "
+        + " | ".join(f"{packer['share_of_bound']:.2%}" for packer in entry["packers"].values())
+        + " |"
+        for entry in packing["sets"]
+    ]
+    rows += [f"{grown['rows']:,}" for grown in packing["growth"]]
+    rows += [f"{grown['seconds']} s" for grown in packing["growth"]]
+    balance: Any = result("balance.json")
+    rows += [
+        f"| {kind} | {order} | {found['tokens_mean']:.2%} | {found['tokens_worst']:.1%} | "
+        f"{found['attention_mean']:.2%} | {found['attention_worst']:.1%} |"
+        for kind in ("packed", "single rows")
+        for order, found in balance[kind].items()
+    ]
+    assert [row for row in rows if row not in text] == []
+    ours = [entry["packers"]["zerolora"]["share_of_bound"] for entry in packing["sets"]]
+    assert min(ours) >= 0.9975
 
 
 def test_the_process_memory_of_the_estimate_is_what_was_measured() -> None:
