@@ -120,7 +120,7 @@ def _checked(lengths: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
 def _search(histogram: dict[int, int], capacity: int, dual: Dual) -> list[Pattern]:
     """Return a packing of the rows counted by length in `histogram`: the best that the work allowed finds."""
     # In patterns made or looked at; a pattern takes longer where the sets of lengths have more bits.
-    work = (60_000 + sum(histogram.values())) // (1 + capacity // 8192)
+    work = (60_000 + sum(histogram.values())) // (1 + capacity // 32_768)
     enough = dual.bound + dual.bound // 10_000
     best: list[Pattern] = []
     for style in STYLES:
