@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 from goldens import CONVERSATIONS, Golden, answer, goldens, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from tokenizers_of import FAMILIES, UNKNOWN, Family, tokenizer_like, tokenizer_of
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from zerolora.data.encode import Encoded, Encoder
+from zerolora.data.encode import Encoded, Encoder, Span
 from zerolora.data.example import BadRow, Example
 from zerolora.data.rows import IGNORED
 from zerolora.data.template import Piece, Template
@@ -69,7 +70,7 @@ def test_labels_of_golden_rows(golden: Golden, tmp_path: Path) -> None:
     assert len(row.labels) == len(row.input_ids)
     assert all(label in (IGNORED, token) for label, token in zip(row.labels, row.input_ids, strict=True))
     assert row.labels[0] == IGNORED
-    assert sum(row.learned.values()) == sum(label != IGNORED for label in row.labels)
+    assert all(row.input_ids[start:end] == row.labels[start:end] for start, end, _ in row.spans)
     if golden.loss == "everything":
         assert row.labels[1:] == row.input_ids[1:]
         return
@@ -146,14 +147,56 @@ def test_first_token_of_a_text_is_not_learned() -> None:
     template = Template(tokenizer_of("qwen2.5"), {"template": "chat", "system": "", "loss": "assistant"})
     row = row_of(template, Example(text="Hello world"))
     assert row.labels == [IGNORED, *row.input_ids[1:]]
-    assert (row.prompt, row.learned) == (0, {"text": len(row.input_ids) - 1})
+    assert (row.prompt, row.spans) == (0, [Span(1, len(row.input_ids), "text")])
 
 
 def test_learned_tokens_by_role() -> None:
     template = Template(tokenizer_of("phi-3"), {"template": "chat", "system": "", "loss": "everything"})
     row = row_of(template, Example(CONVERSATIONS["multi"]))
     said = ids_of(template.tokenizer, "I am Bo.<|end|>") + ids_of(template.tokenizer, "Now I rest.<|end|>")
-    assert row.learned == {"context": len(row.input_ids) - 1 - len(said), "assistant": len(said)}
+    learned: Counter[str] = Counter()
+    for start, end, role in row.spans:
+        learned[role] += end - start
+    assert learned == {"context": len(row.input_ids) - 1 - len(said), "assistant": len(said)}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_text_cut_at_added_tokens_has_the_tokens_of_the_whole(name: str, data: st.DataObject) -> None:
+    tokenizer = tokenizer_of(name)
+    added = st.sampled_from([token.content for token in tokenizer.added_tokens_decoder.values()])
+    texts = data.draw(st.lists(st.lists(CONTENT | added, min_size=1, max_size=6).map("".join), min_size=1, max_size=4))
+    found = Encoder(tokenizer).encode([[Piece(text, "text", True)] for text in texts])
+    for text, row in zip(texts, found, strict=True):
+        if isinstance(row, Encoded):
+            assert row.input_ids == ids_of(tokenizer, text)
+
+
+def test_texts_are_cut_where_that_is_sound() -> None:
+    cut = {name for name in KINDS if Encoder(tokenizer_of(name)).cut}
+    assert cut == {"qwen2.5", "llama-3", "deepseek-v2", "gemma-2"}
+    tokenizer = tokenizer_like(FAMILIES["qwen2.5"], None)
+    tokenizer.add_tokens([AddedToken("<sep>", lstrip=True)])
+    assert Encoder(tokenizer).cut is None
+
+
+@given(text=st.text(max_size=8))
+def test_spelling_of_tokens_is_what_the_decoder_reads(text: str) -> None:
+    tokenizer = tokenizer_of("qwen2.5")
+    spelling = Encoder(tokenizer).spelling
+    ids = ids_of(tokenizer, f"{text}<|im_end|>")
+    assert spelling is not None
+    assert spelling.of(ids).decode() == read(tokenizer, ids)
+
+
+def test_spelling_is_doubted_where_the_decoder_says_otherwise() -> None:
+    tokenizer = tokenizer_of("qwen2.5")
+    spelling = Encoder(tokenizer).spelling
+    assert spelling is not None
+    (token,) = ids_of(tokenizer, "a")
+    spelling.alphabet = {**spelling.alphabet, "a": ord("b")}
+    assert spelling.of([token]) == b"\xff"
 
 
 def test_rows_keep_their_order_and_one_that_is_wrong_its_place() -> None:
@@ -162,8 +205,8 @@ def test_rows_keep_their_order_and_one_that_is_wrong_its_place() -> None:
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=UNKNOWN, eos_token=END)
     first, bad, last = Encoder(tokenizer).encode(rows)
-    assert first == Encoded([1, 2], [IGNORED, 2], 1, {"assistant": 1})
-    assert last == Encoded([1, 3], [IGNORED, 3], 1, {"assistant": 1})
+    assert first == Encoded([1, 2], [Span(1, 2, "assistant")], 1)
+    assert last == Encoded([1, 3], [Span(1, 2, "assistant")], 1)
     assert isinstance(bad, BadRow)
     assert str(bad) == "the tokenizer reads '你' back as '<unk>'; remove the characters it does not know"
     assert Encoder(tokenizer).encode([]) == []

@@ -1,9 +1,14 @@
 """From pieces of text to tokens and labels, each row checked by reading its tokens back."""
 
+import itertools
 import json
+import re
 import unicodedata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tokenizers.decoders import ByteLevel
 
 from zerolora.data.example import BadRow
 from zerolora.data.rows import IGNORED
@@ -21,14 +26,33 @@ class Piece(NamedTuple):
     learned: bool
 
 
+class Span(NamedTuple):
+    """Learned tokens that stand together: from `start` to before `end` in their row, and the role of their turn."""
+
+    start: int
+    end: int
+    role: str
+
+    def moved(self, places: int) -> "Span":
+        """Return it so many places further on."""
+        return Span(self.start + places, self.end + places, self.role)
+
+
 class Encoded(NamedTuple):
-    """A row's tokens, and what is known of them: labels as long as input_ids, the first of them never learned, as
-    nothing predicts it; the tokens before the last answer (0 if there is none); and the learned tokens by role."""
+    """A row's tokens, and what is known of them: the learned ones in order, the first of all never among them, as
+    nothing predicts it; and the tokens before the last answer (0 if there is none)."""
 
     input_ids: list[int]
-    labels: list[int]
+    spans: list[Span]
     prompt: int
-    learned: dict[str, int]
+
+    @property
+    def labels(self) -> list[int]:
+        """Return labels as long as input_ids: the token where it is learned, IGNORED elsewhere."""
+        labels = [IGNORED] * len(self.input_ids)
+        for start, end, _ in self.spans:
+            labels[start:end] = self.input_ids[start:end]
+        return labels
 
 
 class Encoder:
@@ -46,32 +70,58 @@ class Encoder:
         self.backend = tokenizer.backend_tokenizer
         self.bos = tokenizer.bos_token
         self.added = tokenizer.added_tokens_decoder
+        self.cut: Callable[[str], list[str]] | None = None
         alone, behind, break_ = self._ids(["xx", "\nxx", "\n"])
+        added = self.added.values()
         # The same text has other tokens at the start than behind others, or behind a token that takes its blanks.
-        self.depends = behind != break_ + alone or any(token.rstrip for token in self.added.values())
+        self.depends = behind != break_ + alone or any(token.rstrip for token in added)
+        normalizes = self.backend.normalizer is not None
+        if not self.depends and not any(
+            token.lstrip or token.single_word or (token.normalized and normalizes) for token in added
+        ):
+            # Then added tokens cut a text into parts that have tokens of their own, wherever they stand.
+            self.cut = re.compile(f"({any_of(token.content for token in added)})").split
+        self.spelling = _Spelling(self.backend) if isinstance(self.backend.decoder, ByteLevel) else None
 
     def encode(self, rows: list[list[Piece]]) -> list[Encoded | BadRow]:
         """Return tokens and labels of each row, or what is wrong with it: learned text that cannot be read back."""
-        tokens = self._ids([piece.text for row in rows for piece in row])
+        pieces = [piece for row in rows for piece in row]
+        tokens = self._ids([piece.text for piece in pieces])
         if self.depends:
             tokens = self._behind_others(rows, tokens)
-        learned = [piece.learned for row in rows for piece in row]
-        texts = iter(
-            self.backend.decode_batch(
-                [ids for ids, wanted in zip(tokens, learned, strict=True) if wanted], skip_special_tokens=False
-            )
-        )
+        learned = [
+            number
+            for number, (piece, ids) in enumerate(zip(pieces, tokens, strict=True))
+            if piece.learned and not (self.spelling and self.spelling.of(ids) == piece.text.encode())
+        ]
+        texts = self.backend.decode_batch([tokens[number] for number in learned], skip_special_tokens=False)
+        wrong = {number: text for number, text in zip(learned, texts, strict=True) if not _same(text, pieces[number])}
         result: list[Encoded | BadRow] = []
         start = 0
         for row in rows:
-            parts = tokens[start : start + len(row)]
-            start += len(row)
-            back = [next(texts) if piece.learned else None for piece in row]
-            result.append(_row(row, parts, back))
+            end = start + len(row)
+            unread = next((number for number in range(start, end) if number in wrong), None) if wrong else None
+            if unread is None:
+                result.append(_row(row, tokens[start:end]))
+            else:
+                result.append(
+                    BadRow(
+                        f"the tokenizer reads {shown(pieces[unread].text)} back as {shown(wrong[unread])}; "
+                        "remove the characters it does not know"
+                    )
+                )
+            start = end
         return result
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        return [found.ids for found in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        if self.cut is None:
+            return [found.ids for found in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        # What a template writes around contents stands in every row, and is tokenized once.
+        cut = [self.cut(text) for text in texts]
+        parts = list(dict.fromkeys(itertools.chain.from_iterable(cut)))
+        found = self.backend.encode_batch_fast(parts, add_special_tokens=False)
+        ids = {part: encoding.ids for part, encoding in zip(parts, found, strict=True)}
+        return [[token for part in parts for token in ids[part]] for parts in cut]
 
     def _behind_others(self, rows: list[list[Piece]], alone: list[list[int]]) -> list[list[int]]:
         """Return the tokens of pieces as they stand in their rows, given those that each has alone."""
@@ -118,30 +168,47 @@ def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
     return set(filter(None, tokenizer.convert_ids_to_tokens(found if isinstance(found, list) else [found])))
 
 
-def _row(row: list[Piece], parts: list[list[int]], back: list[str | None]) -> Encoded | BadRow:
+class _Spelling:
+    """What tokens stand for, with a decoder that does no more than put their bytes one behind the other."""
+
+    def __init__(self, backend: Any) -> None:
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        self.backend = backend
+        self.alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
+        self.known: dict[int, bytes] = {}
+
+    def of(self, ids: list[int]) -> bytes:
+        """Return the bytes of these tokens together."""
+        known = self.known
+        try:
+            return b"".join([known[token] for token in ids])
+        except KeyError:
+            known.update((token, self._learn(token)) for token in set(ids) - known.keys())
+            return self.of(ids)
+
+    def _learn(self, token: int) -> bytes:
+        text = self.backend.id_to_token(token)
+        spelt = bytes(map(self.alphabet.__getitem__, text)) if self.alphabet.keys() >= set(text) else text.encode()
+        # Bytes that no text has, where the decoder says otherwise: it will be asked again.
+        decoded = self.backend.decode([token], skip_special_tokens=False)
+        return spelt if spelt.decode(errors="replace") == decoded else b"\xff"
+
+
+def _row(row: list[Piece], parts: list[list[int]]) -> Encoded | BadRow:
     input_ids: list[int] = []
-    labels: list[int] = []
-    learned: dict[str, int] = {}
+    spans: list[Span] = []
     prompt = 0
-    for piece, ids, text in zip(row, parts, back, strict=True):
-        if piece.role == "assistant":
-            prompt = len(input_ids)
-        if text is None:
-            labels += [IGNORED] * len(ids)
-        elif not _same(text, piece):
-            return BadRow(
-                f"the tokenizer reads {shown(piece.text)} back as {shown(text)}; remove the characters it does not know"
-            )
-        else:
-            labels += ids
-            learned[piece.role or "context"] = learned.get(piece.role or "context", 0) + len(ids)
+    for (_, role, learned), ids in zip(row, parts, strict=True):
+        start = len(input_ids)
         input_ids += ids
-    if labels and labels[0] != IGNORED:
-        labels[0] = IGNORED
-        learned[next(iter(learned))] -= 1
-    if labels.count(IGNORED) == len(labels):
+        if role == "assistant":
+            prompt = start
+        if learned and len(input_ids) > max(start, 1):
+            spans.append(Span(max(start, 1), len(input_ids), role or "context"))
+    if not spans:
         return BadRow("it has no token that the loss would see; remove it")
-    return Encoded(input_ids, labels, prompt, learned)
+    return Encoded(input_ids, spans, prompt)
 
 
 def _same(text: str, piece: Piece) -> bool:
@@ -155,3 +222,8 @@ def _same(text: str, piece: Piece) -> bool:
     written = unicodedata.normalize("NFC", piece.text)
     whole = piece.role in (None, "text") and "".join(written.split()) == "".join(text.split())
     return whole or written in (text, f" {text}")
+
+
+def any_of(words: Iterable[str]) -> str:
+    """Return a pattern of any of the words, the longest first; one that never matches if there is none."""
+    return "|".join(map(re.escape, sorted(filter(None, words), key=len, reverse=True))) or r"(?!)"

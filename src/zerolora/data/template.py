@@ -7,11 +7,11 @@ a mark in the turn's place, which holds for any template: none needs `{% generat
 import datetime
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zerolora.data.encode import Piece, generation_stops
+from zerolora.data.encode import Piece, any_of, generation_stops
 from zerolora.data.example import BadRow, Example
 from zerolora.errors import UserError, shown
 
@@ -49,16 +49,15 @@ class Template:
         # Some tokenizers name a BOS that they never put before a text.
         self.bos = tokenizer.bos_token if tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id] else ""
         added = tokenizer.added_tokens_decoder.values()
-        self.special = re.compile(_any_of(token.content for token in added if token.special))
-        self.added = _any_of(token.content for token in added)
+        self.special = re.compile(any_of(token.content for token in added if token.special))
+        self.added = any_of(token.content for token in added)
         # The sandboxed template itself: apply_chat_template takes twice as long, and tells templates today's date.
         self.compile, self.tokens = _compile_jinja_template, tokenizer.special_tokens_map
         self.stops = {tokenizer.eos_token, *generation_stops(tokenizer, model)}
         self.tail = self._tail()
-        self.stop = re.compile(_any_of(self.stops))
-        self.ending = re.compile(rf"{_any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
-        # By roles: what stands before each message, by its number; at the end; and turns, counted from their contents.
-        self.frames: dict[tuple[str, ...], tuple[list[tuple[int, str]], str, dict[int, _Turn]]] = {}
+        self.stop = re.compile(any_of(self.stops))
+        self.ending = re.compile(rf"{any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
+        self.frames: dict[tuple[str, ...], _Frame | None] = {}  # by roles
 
     def pieces(self, example: Example) -> list[Piece]:
         """Return a conversation's or text's pieces; joined they are the text, up to the last that is learned.
@@ -66,31 +65,21 @@ class Template:
         Every learned turn of the assistant ends with its stop token. Raises BadRow if the template refuses the
         conversation, leaves part of it out, or has no stop token where one is needed.
         """
-        everything = self.loss == "everything"
-        pieces = [Piece(self.bos, None, everything)] if self.plain or example.text is not None else []
         if example.text is not None:
             text = example.text.removeprefix(self.bos).removesuffix(self.tokenizer.eos_token)
-            return [*pieces[not self.bos :], Piece(text + self.tokenizer.eos_token, "text", True)]
+            begin = [Piece(self.bos, None, self.loss == "everything")] if self.bos else []
+            return [*begin, Piece(text + self.tokenizer.eos_token, "text", True)]
         messages = example.messages or []
         if self.system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
         self._check_no_special_token(messages, example.tools)
-        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        learned = {number for number, message in enumerate(messages) if everything or message["role"] in self.loss}
-        if self.loss in ("assistant", "last"):
-            learned = set(answers[-1:] if self.loss == "last" else answers)
-        # Also where the last answer begins, learned or not: there the model is asked.
-        wanted = set(answers) if everything else learned | set(answers[-1:])
         row = _Row(messages, example.tools, self.write(messages, example.tools))
-        turns = self._by_frames(row, wanted)
-        if turns is None:
+        pieces = self._by_frame(row)
+        if pieces is None:
+            learned, wanted = self._learned([message["role"] for message in messages])
             turns = self._by_marks(row, wanted)
             row, turns = self._by_prompt(row, turns) or (row, turns)
-        pieces += self._cut(row, turns, learned)
-        while pieces and not (pieces[-1].learned and pieces[-1].text):
-            pieces.pop()
-        if not pieces:
-            raise BadRow(f"nothing of it is learned with loss {shown(self.loss)}; remove it, or add a role to loss")
+            pieces = self._cut(row, turns, learned)
         return [piece for piece in pieces if piece.text]
 
     def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
@@ -116,8 +105,21 @@ class Template:
                 name = _name(messages, number) if number < len(messages) else "the list of tools"
                 raise BadRow(f"{name} holds the special token {held[0]}, which would end or begin a turn; remove it")
 
-    def _cut(self, row: "_Row", turns: "dict[int, _Turn]", learned: set[int]) -> Iterator[Piece]:
+    def _learned(self, roles: Sequence[str]) -> tuple[set[int], set[int]]:
+        """Return the numbers of the messages that are learned, and of those whose turns must be known."""
+        answers = [number for number, role in enumerate(roles) if role == "assistant"]
+        if self.loss == "everything":
+            return set(range(len(roles))), set(answers)
+        learned = {number for number, role in enumerate(roles) if role in self.loss}
+        if self.loss in ("assistant", "last"):
+            learned = set(answers[-1:] if self.loss == "last" else answers)
+        # Also where the last answer begins, learned or not: there the model is asked.
+        return learned, learned | set(answers[-1:])
+
+    def _cut(self, row: "_Row", turns: "dict[int, _Turn]", learned: set[int]) -> list[Piece]:
+        """Return the pieces of a row whose turns are known. Raises BadRow as `pieces` does."""
         everything, position = self.loss == "everything", 0
+        pieces = [Piece(self.bos, None, everything)] if self.plain else []
         for number, turn in sorted(turns.items(), key=lambda item: item[1].start):
             last = number == max(learned, default=0)
             if turn.wrong and number not in learned:
@@ -125,49 +127,53 @@ class Template:
             if turn.wrong:
                 other = "template: plain, or give the model another chat template" if last else "loss: last"
                 raise BadRow(f"{turn.wrong}; write {other}")
-            yield Piece(row.text[position : turn.start], None, everything)
+            pieces.append(Piece(row.text[position : turn.start], None, everything))
             content, position = row.text[turn.start : turn.end], turn.end
             role = row.messages[number]["role"]
             if role == "assistant" and number in learned and not turn.stopped:
                 if not last:
                     raise BadRow("the chat template writes no stop token behind an earlier answer; write loss: last")
                 content, position = content + self.tokenizer.eos_token, len(row.text)
-            yield Piece(content, role, number in learned)
-        yield Piece(row.text[position:], None, everything)
+            pieces.append(Piece(content, role, number in learned))
+        pieces.append(Piece(row.text[position:], None, everything))
+        while pieces and not (pieces[-1].learned and pieces[-1].text):
+            pieces.pop()
+        if not pieces:
+            raise BadRow(f"nothing of it is learned with loss {shown(self.loss)}; remove it, or add a role to loss")
+        return pieces
 
-    def _by_frames(self, row: "_Row", wanted: set[int]) -> "dict[int, _Turn] | None":
-        """Return the turns if the text is what stands around such messages, with their contents put in; else None."""
-        if row.tools is not None or any(message.keys() != {"role", "content"} for message in row.messages):
+    def _by_frame(self, row: "_Row") -> list[Piece] | None:
+        """Return the pieces if the text is what stands around such messages, with their contents put in; else None."""
+        if row.tools is not None or any(len(message) > 2 for message in row.messages):
             return None
-        roles = tuple(message["role"] for message in row.messages)
-        around, rest, turns = self.frames.get(roles) or self._frame(roles)
-        if any(turns[number].wrong for number in wanted if turns):
+        roles = tuple([message["role"] for message in row.messages])
+        if roles not in self.frames:
+            self.frames[roles] = self._frame(roles)
+        frame = self.frames[roles]
+        if frame is None:
             return None
-        for trim in (str, str.strip):
-            contents = [trim(message["content"]) for message in row.messages]
-            if "".join([part for number, before in around for part in (before, contents[number])]) + rest == row.text:
-                break
-        else:
-            return None
-        result, end = {}, 0
-        for number, before in around:
-            begin, end = end + len(before), end + len(before) + len(contents[number])
-            if number in wanted:
-                result[number] = turns[number]._replace(start=begin + turns[number].start, end=end + turns[number].end)
-        return result
+        contents = [message["content"] for message in row.messages]
+        if _filled(frame.text, contents) != row.text:
+            contents = [content.strip() for content in contents]
+            if _filled(frame.text, contents) != row.text:
+                return None
+        return [Piece(_filled(text, contents), role, learned) for text, role, learned in frame.pieces]
 
-    def _frame(self, roles: tuple[str, ...]) -> "tuple[list[tuple[int, str]], str, dict[int, _Turn]]":
-        """Keep what the template writes around messages of these roles, nothing if that depends on their contents."""
+    def _frame(self, roles: tuple[str, ...]) -> "_Frame | None":
+        """Return what the template writes around messages of these roles, None if that depends on their contents."""
         row = _Row(_marked(*roles), None, self._writes(_marked(*roles)) or "")
-        parts = re.split(f"([{chr(MARKS)}-{chr(MARKS + len(roles))}])", row.text)
-        order = [ord(mark) - MARKS for mark in parts[1::2]]
-        if sorted(order) != list(range(len(roles))):
-            return self.frames.setdefault(roles, ([], "", {}))
-        turns = self._by_marks(row, order)
-        for number, turn in turns.items():
-            place = row.text.index(chr(MARKS + number))
-            turns[number] = turn._replace(start=turn.start - place, end=turn.end - place - 1)
-        return self.frames.setdefault(roles, (list(zip(order, parts[::2], strict=False)), parts[-1], turns))
+        text = _open(row.text)
+        if sorted(text[1::2]) != list(range(len(roles))):
+            return None
+        try:
+            learned, wanted = self._learned(roles)
+            turns = self._by_marks(row, wanted)
+            pieces = self._cut(row, turns, learned)
+        except BadRow:
+            return None
+        if any(turn.wrong for turn in turns.values()):
+            return None
+        return _Frame(text, [(_open(piece.text), piece.role, piece.learned) for piece in pieces])
 
     def _by_marks(self, row: "_Row", wanted: Iterable[int]) -> "dict[int, _Turn]":
         """Return the turns by what changes in the text when a mark stands for a message."""
@@ -261,7 +267,7 @@ class Template:
         last, between = (self._writes(_marked("user", "assistant", "user")[:end]) for end in (2, 3))
         behind = [text.partition(chr(MARKS + 1))[2] for text in (last, between or last) if text]
         shared = _common(*behind) if behind else ""
-        found = re.search(_any_of(self.stops), shared) or re.match(rf"\s*(?:{self.added})", shared)
+        found = re.search(any_of(self.stops), shared) or re.match(rf"\s*(?:{self.added})", shared)
         self.stops |= {found[0].strip()} if found else set()
         return shared[: found.end()] if found else ""
 
@@ -272,6 +278,13 @@ class _Row(NamedTuple):
     text: str
 
 
+class _Frame(NamedTuple):
+    """A conversation's text and its pieces (text, role, learned) with the numbers of messages in place of contents."""
+
+    text: list[Any]
+    pieces: list[tuple[list[Any], str | None, bool]]
+
+
 class _Turn(NamedTuple):
     """A turn up to the end of its stop token, if it is `stopped` by one; `wrong` says why it cannot be learned."""
 
@@ -279,6 +292,16 @@ class _Turn(NamedTuple):
     end: int = 0
     stopped: bool = False
     wrong: str = ""
+
+
+def _open(text: str) -> list[Any]:
+    """Return text cut at its marks, each as the number of its message."""
+    parts = re.split(f"([{chr(MARKS)}-\U000ffffd])", text)
+    return [ord(part) - MARKS if place % 2 else part for place, part in enumerate(parts)]
+
+
+def _filled(text: list[Any], contents: list[str]) -> str:
+    return "".join([part if type(part) is str else contents[part] for part in text])
 
 
 def _marked(*roles: str) -> Messages:
@@ -292,8 +315,3 @@ def _name(messages: Messages, number: int) -> str:
 def _common(one: str, other: str) -> str:
     differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return one if other.startswith(one) else one[: next(differing, len(other))]
-
-
-def _any_of(words: Iterable[str]) -> str:
-    """Return a pattern of any of the words, the longest first; one that never matches if there is none."""
-    return "|".join(map(re.escape, sorted(filter(None, words), key=len, reverse=True))) or r"(?!)"

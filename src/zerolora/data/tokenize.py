@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zerolora.data.encode import Encoded, Encoder
+from zerolora.data.encode import Encoded, Encoder, Span
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
 from zerolora.data.readers import Chunk
@@ -129,14 +129,16 @@ class Work:
             try:
                 if isinstance(value, BadRow):
                     raise value
-                counts.update(f"column.{field}" for field, column in job.columns.items() if _holds(value, column))
+                if job.columns:
+                    counts.update(f"column.{field}" for field, column in job.columns.items() if _holds(value, column))
                 example = parse(value, job.format, job.columns)
                 read.append((place, value, example, [] if example.tokens else self.template.pieces(example)))
             except BadRow as error:
                 read.append((place, value, Example(), error))
         encoded = iter(self.encoder.encode([pieces for *_, pieces in read if isinstance(pieces, list) and pieces]))
-        rows: list[tuple[Encoded, tuple[str, str]]] = []
-        hashes: list[tuple[int, int]] = []
+        rows: list[Encoded] = []
+        texts: list[tuple[str, str]] = []
+        hashes: list[int] = []
         dropped: list[Dropped] = []
         for place, value, example, pieces in read:
             if isinstance(pieces, BadRow):
@@ -154,15 +156,18 @@ class Work:
                 )
                 dropped.append(Dropped(job.source, place, "too_long", reason, value))
                 continue
-            texts = _texts(example)
-            rows += [(part, texts) for part in parts]
+            rows += parts
+            texts += [_texts(example)] * len(parts)
             row, prompt = _hashes(found, pieces)
             # The parts of a row that was cut are no duplicates of each other.
-            hashes += [((row + part) % 2**64, (prompt + part) % 2**64) for part in range(len(parts))]
-            counts.update(self._counts(example, pieces, found, parts))
+            for part in range(len(parts)):
+                hashes += ((row + part) % 2**64, (prompt + part) % 2**64)
+            self._count(counts, example, pieces, parts)
+            if parts != [found]:
+                counts["rows.split" if self.too_long == "split" else "rows.truncated"] += 1
         numbers = np.array(hashes, dtype=np.uint64).reshape(-1, 2)
         return Result(
-            _batch(rows, job.source), numbers, job.source, len(read), dropped, dict(counts), job.chunk.progress
+            _batch(rows, texts, job.source), numbers, job.source, len(read), dropped, dict(counts), job.chunk.progress
         )
 
     def _given(self, example: Example) -> Encoded | BadRow:
@@ -174,34 +179,34 @@ class Work:
                 f"input_ids holds {largest}, but the model's tokenizer knows {self.vocabulary} tokens only; "
                 "tokenize it with this model's tokenizer"
             )
-        labels = [IGNORED, *example.labels[1:]]
-        learned = [place for place, label in enumerate(labels) if label != IGNORED]
-        if not learned:
+        spans: list[Span] = []
+        for place, label in enumerate(example.labels[1:], 1):
+            if label == IGNORED:
+                continue
+            if spans and spans[-1].end == place:
+                spans[-1] = spans[-1]._replace(end=place + 1)
+            else:
+                spans.append(Span(place, place + 1, "tokens"))
+        if not spans:
             return BadRow("it has no token that the loss would see; remove it")
-        start = learned[-1]
-        while start and labels[start - 1] != IGNORED:
-            start -= 1
-        return Encoded(example.tokens, labels, start, {"tokens": len(learned)})
+        return Encoded(example.tokens, spans, spans[-1].start)
 
-    def _counts(
-        self, example: Example, pieces: list[Piece], row: Encoded, parts: list[Encoded]
-    ) -> collections.Counter[str]:
-        counts: collections.Counter[str] = collections.Counter()
-        for message in example.messages or []:
+    def _count(
+        self, counts: collections.Counter[str], example: Example, pieces: list[Piece], parts: list[Encoded]
+    ) -> None:
+        """Count a row's turns, and the learned tokens and stop tokens of its parts."""
+        for message in example.messages or ():
             counts[f"turns.{message['role']}"] += 1
-        for piece in pieces:
-            if piece.learned and piece.role:
-                counts[f"learned_turns.{piece.role}"] += 1
-                stop = next((stop for stop in self.template.stops if piece.text.endswith(stop)), None)
-                if stop:
-                    counts[f"stop.{stop}"] += 1
-        if parts == [row]:
-            counts.update({f"learned_tokens.{role}": number for role, number in row.learned.items()})
-        else:
-            counts["rows.split" if self.too_long == "split" else "rows.truncated"] += 1
-            role = next(iter(row.learned)) if len(row.learned) == 1 else "several roles"
-            counts[f"learned_tokens.{role}"] += sum(_supervised(part.labels) for part in parts)
-        return counts
+        for text, role, learned in pieces:
+            if learned and role:
+                counts[f"learned_turns.{role}"] += 1
+                for stop in self.template.stops:
+                    if text.endswith(stop):
+                        counts[f"stop.{stop}"] += 1
+                        break
+        for part in parts:
+            for start, end, role in part.spans:
+                counts[f"learned_tokens.{role}"] += end - start
 
 
 def fitted(row: Encoded, longest: int, policy: str, bos: int | None) -> list[Encoded]:
@@ -211,22 +216,30 @@ def fitted(row: Encoded, longest: int, policy: str, bos: int | None) -> list[Enc
     """
     if len(row.input_ids) <= longest:
         return [row]
-    ids, labels = row.input_ids, row.labels
+    ids = row.input_ids
     match policy:
         case "truncate_right":
-            kept = [(ids[:longest], labels[:longest], row.prompt if row.prompt < longest else 0)]
+            parts = [_part(row, 0, longest)._replace(prompt=row.prompt if row.prompt < longest else 0)]
         case "truncate_left" if bos is not None and ids[0] == bos and longest > 1:
-            kept = [([bos, *ids[1 - longest :]], [IGNORED, *labels[1 - longest :]], 0)]
+            part = _part(row, len(ids) - longest + 1, len(ids))
+            parts = [Encoded([bos, *part.input_ids], [span.moved(1) for span in part.spans], 0)]
         case "truncate_left":
-            kept = [(ids[-longest:], labels[-longest:], 0)]
+            parts = [_part(row, len(ids) - longest, len(ids))]
         case "split":
-            starts = range(0, len(ids), longest)
-            kept = [(ids[start : start + longest], labels[start : start + longest], 0) for start in starts]
+            parts = [_part(row, start, start + longest) for start in range(0, len(ids), longest)]
         case _:
             return []
-    # A row's first token has nothing before it that could predict it.
-    parts = [Encoded(part, [IGNORED, *learned[1:]], prompt, {}) for part, learned, prompt in kept]
-    return [part for part in parts if _supervised(part.labels)]
+    return [part for part in parts if part.spans]
+
+
+def _part(row: Encoded, start: int, end: int) -> Encoded:
+    """Return the tokens from `start` to before `end` as a row, the first with nothing before it to be learned from."""
+    spans = [
+        Span(max(span.start - start, 1), min(span.end, end) - start, span.role)
+        for span in row.spans
+        if span.start < end and span.end > start + 1
+    ]
+    return Encoded(row.input_ids[start:end], spans, 0)
 
 
 def _holds(value: Any, column: str) -> bool:
@@ -236,10 +249,6 @@ def _holds(value: Any, column: str) -> bool:
             return False
         value = value[name]
     return True
-
-
-def _supervised(labels: list[int]) -> int:
-    return len(labels) - labels.count(IGNORED)
 
 
 def _texts(example: Example) -> tuple[str, str]:
@@ -261,7 +270,7 @@ def _hashes(row: Encoded, pieces: list[Piece]) -> tuple[int, int]:
         behind = "".join(piece.text for piece in pieces[last:]).encode()
     else:
         before = repr(row.input_ids[: row.prompt]).encode() if row.prompt > 1 else b""
-        behind = repr((row.input_ids[row.prompt :], row.labels)).encode()
+        behind = repr((row.input_ids[row.prompt :], row.spans)).encode()
     whole = hashlib.blake2b(before, digest_size=8)
     prompt = whole.copy() if before else None
     whole.update(b"\0" + behind)
@@ -269,18 +278,28 @@ def _hashes(row: Encoded, pieces: list[Piece]) -> tuple[int, int]:
     return number, int.from_bytes(prompt.digest()) if prompt else number
 
 
-def _batch(rows: list[tuple[Encoded, tuple[str, str]]], source: int) -> bytes:
+def _batch(rows: list[Encoded], texts: list[tuple[str, str]], source: int) -> bytes:
+    """Return rows in the bytes of Arrow's IPC, as Result describes them."""
+    import numpy as np
     import pyarrow
 
-    encoded = [row for row, _ in rows]
-    columns: dict[str, list[Any]] = {
-        "input_ids": [row.input_ids for row in encoded],
-        "labels": [row.labels for row in encoded],
-        "length": [len(row.input_ids) for row in encoded],
-        "supervised": [_supervised(row.labels) for row in encoded],
-        "source": [source] * len(rows),
-        "prompt": [row.prompt for row in encoded],
-        **{field: [texts[number] for _, texts in rows] for number, field in enumerate(FIELDS)},
+    lengths = np.array([len(row.input_ids) for row in rows], dtype=np.int32)
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+    ids = np.array(list(itertools.chain.from_iterable(row.input_ids for row in rows)), dtype=np.int32)
+    bounds = [(number, start, end) for number, row in enumerate(rows) for start, end, _ in row.spans]
+    which, starts, ends = np.array(bounds, dtype=np.int64).reshape(-1, 3).T
+    begin = offsets[which]
+    # One more where learned tokens begin, one less where they end: the sum so far is 1 on learned tokens only.
+    steps = np.bincount(begin + starts, minlength=len(ids) + 1) - np.bincount(begin + ends, minlength=len(ids) + 1)
+    labels = np.where(np.cumsum(steps)[:-1] == 1, ids, np.int32(IGNORED))
+    columns: dict[str, Any] = {
+        "input_ids": pyarrow.ListArray.from_arrays(offsets, ids),
+        "labels": pyarrow.ListArray.from_arrays(offsets, labels),
+        "length": lengths,
+        "supervised": np.bincount(which, ends - starts, len(rows)).astype(np.int32),
+        "source": np.full(len(rows), source, np.int16),
+        "prompt": np.array([row.prompt for row in rows], dtype=np.int32),
+        **{field: [pair[number] for pair in texts] for number, field in enumerate(FIELDS)},
     }
     kind = schema(held_out=True)
     arrays = [pyarrow.array(columns[field.name], field.type) for field in kind]
