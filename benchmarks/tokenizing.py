@@ -74,6 +74,9 @@ def main() -> None:
 
 def texts(count: int) -> list[dict[str, str]]:
     """Return rows of an instruction and an answer cut from the text files of installed packages."""
+    from transformers import AutoTokenizer
+
+    added = AutoTokenizer.from_pretrained(MODEL).added_tokens_decoder.values()
     packages = Path(sysconfig.get_paths()["purelib"])
     files = sorted(path for pattern in ("*.md", "*.rst", "*.txt", "*.py") for path in packages.glob(f"*/**/{pattern}"))
     draw = random.Random(0)  # noqa: S311 - data, not secrets
@@ -85,7 +88,7 @@ def texts(count: int) -> list[dict[str, str]]:
         except UnicodeDecodeError:
             continue
         start = 0
-        while start < len(text) - 200 and "<|" not in text:
+        while start < len(text) - 200 and not any(token.content in text for token in added):
             question, answer = (int(draw.lognormvariate(mean, 0.7)) for mean in (4.4, 5.6))
             part = text[start : start + question + answer]
             start += question + answer

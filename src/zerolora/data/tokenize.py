@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from zerolora.data.encode import Encoded, Encoder, Span
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
-from zerolora.data.readers import Chunk
+from zerolora.data.records import Chunk
 from zerolora.data.rows import FIELDS, IGNORED, schema
 from zerolora.data.template import Piece, Template
 from zerolora.errors import UserError

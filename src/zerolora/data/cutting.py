@@ -1,0 +1,269 @@
+"""Streams of text, cut into chunks between two rows: behind lines, JSON values, or CSV records."""
+
+import csv
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from zerolora.data.example import BadRow
+from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records
+from zerolora.errors import UserError, shown
+
+# A list that is not closed, or a quote, would otherwise take the rest of the file into memory before it is noticed.
+LONGEST_ROW = 1 << 28
+# More text may mend an error this close to the end of what was read (half a literal, an escape, a number); a message
+# shows as much of it.
+UNSURE = 32
+WHITE = b" \t\r\n"
+BLANK = re.compile(r"[ \t\r\n]*")
+OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*")
+COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
+EMPTY_LINES = re.compile(r"(?:\r?\n)*")
+MEND = "mend it, since what follows cannot be read without it"
+# From (text, position, whether it is the first, whether the text is the whole rest of the file) to a record's begin
+# and end; None if the text ends before the record does, or holds no more.
+Find = Callable[[str, int, bool, bool], tuple[int, int] | None]
+
+
+def _cut_lines(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
+    """Cut behind line breaks, which no JSON object on one line holds."""
+    line, held = 1, [b""]
+    for block in blocks:
+        end = block.rfind(b"\n") + 1
+        if end:
+            for data, count in _every(b"".join((*held, block[:end])), rows):
+                yield chunk._replace(first=line, data=data)
+                line += count
+            held = []
+        held.append(block[end:])
+        _check_length(chunk.file, line, sum(map(len, held)))
+    if any(held):
+        yield chunk._replace(first=line, data=b"".join(held))
+
+
+def _every(data: bytes, rows: int) -> Iterator[tuple[bytes, int]]:
+    """Cut whole lines into parts of at most `rows`; yield each with its number of lines."""
+    import numpy as np
+
+    lines = data.count(b"\n")
+    if lines <= rows:
+        yield data, lines
+        return
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
+    start = 0
+    for first in range(0, lines, rows):
+        last = min(first + rows, lines)
+        yield data[start : ends[last - 1]], last - first
+        start = ends[last - 1]
+
+
+def _cut_json(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
+    """Cut a JSON list behind its elements; a file of objects behind lines or, where they span lines, behind objects."""
+    head, wanted = b"", 1
+    while not (start := head.lstrip(WHITE)) or (start.startswith(b"{") and b"\n" not in start):
+        more = b"".join(itertools.islice(blocks, wanted))
+        if not more:
+            break
+        head, wanted = head + more, wanted * 2
+        _check_length(chunk.file, 1, len(head))
+    if not start:
+        return
+    line = 1 + head[: -len(start)].count(b"\n")
+    blocks = itertools.chain([head], blocks)
+    if start.startswith(b"["):
+        yield from _cut(chunk._replace(kind="values"), blocks, _find_element, rows, size)
+    elif not start.startswith(b"{"):
+        found = shown(start[:20].splitlines()[0].decode("utf-8", "replace"))
+        raise UserError(f"{chunk.file}:{line}: begins with {found}; write a list of objects, or an object a line")
+    elif _goes_on(start.split(b"\n", 1)[0].decode("latin-1")):
+        yield from _cut(chunk._replace(kind="values"), blocks, _find_object, rows, size)
+    else:
+        yield from _cut_lines(chunk._replace(kind="jsonl"), blocks, rows, size)
+
+
+def _goes_on(line: str) -> bool:
+    """Tell whether a JSON object begins on this line and goes on behind it."""
+    try:
+        DECODE(line)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(line.rstrip()) and not error.msg.startswith("Unterminated")
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _cut_csv(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
+    """Cut behind records, whose quoted cells may hold line breaks. The first is the header."""
+    find = functools.partial(_find_record, DELIMITERS[chunk.kind])
+    found = _cut(chunk, blocks, find, rows, size, header=True)
+    for header in itertools.islice(found, 1):
+        columns = _header(header)
+        for part in found:
+            yield part._replace(columns=columns)
+
+
+def _header(chunk: Chunk) -> tuple[str, ...]:
+    (_, cells), *_ = csv_records(chunk)
+    where = f"{chunk.file}:{chunk.first}"
+    if isinstance(cells, BadRow):
+        raise UserError(f"{where}: the header {cells}")
+    for number, cell in enumerate(cells, 1):
+        if not cell.strip():
+            raise UserError(f"{where}: column {number} has no name; the first line must name every column")
+        if cell in cells[: number - 1]:
+            raise UserError(f"{where}: two columns are called {shown(cell)}; rename one")
+    return tuple(cells)
+
+
+def _cut(
+    chunk: Chunk, blocks: Iterator[bytes], find: Find, rows: int, size: int, header: bool = False
+) -> Iterator[Chunk]:
+    """Cut behind records of any form; the first stands in a chunk of its own if it is a header.
+
+    Bytes are looked at as Latin-1: what structures JSON and CSV is ASCII, and positions are those of bytes.
+    """
+    text, whole, wanted = "", False, 1
+    line, counted = 1, 0  # the number of the line that text[counted] is on
+    start = position = count = 0
+    first = True
+    while True:
+        try:
+            found = find(text, position, first, whole)
+        except _BrokenError as error:
+            if whole or error.position + UNSURE <= len(text):
+                line += text.count("\n", counted, error.position)
+                raise UserError(f"{chunk.file}:{line}: {error}") from None
+            found = None
+        if found:
+            begin, position = found
+            if not count:
+                line += text.count("\n", counted, begin)
+                start = counted = begin
+            count += 1
+        if count and (count == (1 if header else rows) or position - start >= size or (whole and not found)):
+            yield chunk._replace(first=line, data=text[start:position].encode("latin-1"))
+            count, header = 0, False
+        if found:
+            first, wanted = False, 1
+            continue
+        if whole:
+            return
+        if not count:
+            line += text.count("\n", counted, position)
+            start = counted = position
+        begin = BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+        _check_length(chunk.file, line + text.count("\n", counted, begin), len(text) - begin)
+        more = b"".join(itertools.islice(blocks, wanted)).decode("latin-1")
+        text, position = text[start:] + more, position - start
+        start = counted = 0
+        # Twice as much each time, so that a long record is not looked at again for every block of it.
+        whole, wanted = not more, wanted * 2
+
+
+class _BrokenError(Exception):
+    """The text is broken at a position so that the next record cannot be found."""
+
+    def __init__(self, text: str, position: int, reason: str) -> None:
+        rest = text[position : position + UNSURE].split("\n", 1)[0].encode("latin-1").decode("utf-8", "replace")
+        super().__init__(f"{reason} {f'before {shown(rest)}' if rest else 'at the end'}; {MEND}")
+        self.position = position
+
+
+def _find_element(text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
+    """Find the next element of a JSON list."""
+    found = (OPENING if first else COMMA).match(text, position)
+    begin = found.end() if found else _blank(text, position)
+    if found and begin < len(text) and not (first and text[begin] == "]"):
+        return _find_value(text, begin, whole)
+    if text[begin : begin + 1] == "]":
+        rest = _blank(text, begin + 1)
+        if rest < len(text):
+            raise _BrokenError(text, rest, "the list ends")
+    elif begin < len(text):
+        raise _BrokenError(text, begin, "not JSON: Expecting ',' delimiter")
+    elif whole:
+        raise _BrokenError(text, begin, "not JSON: the list is not closed")
+    return None
+
+
+def _find_object(text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
+    """Find the next of JSON objects that stand one behind the other."""
+    begin = _blank(text, position)
+    return _find_value(text, begin, whole) if begin < len(text) else None
+
+
+def _find_value(text: str, begin: int, whole: bool) -> tuple[int, int] | None:
+    """Return begin and end of the JSON value that begins here."""
+    try:
+        end = DECODE(text, begin)[1]
+    except json.JSONDecodeError as error:
+        if not whole and error.msg.startswith("Unterminated"):
+            return None
+        raise _BrokenError(text, error.pos, f"not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise _BrokenError(text, begin, f"not JSON: {error}") from None
+    # 1.5e+ is a number with something behind it, unless there is more to come.
+    return (begin, end) if whole or end + len("e+") < len(text) else None
+
+
+def _blank(text: str, position: int) -> int:
+    """Return where the white space at a position ends."""
+    return BLANK.match(text, position).end()  # type: ignore[union-attr]
+
+
+@functools.cache
+def _well_formed(delimiter: str) -> re.Pattern[str]:
+    """Return the pattern of an RFC 4180 record: much faster than the csv module, and it never backtracks."""
+    cell = rf'(?:"[^"]*+(?:""[^"]*+)*+"|[^"\r\n{delimiter}]*+)'
+    return re.compile(rf"{cell}(?:{delimiter}{cell})*+\r?\n")
+
+
+def _find_record(delimiter: str, text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
+    """Find the next CSV record. What is not well formed ends where the csv module, which reads it later, says."""
+    begin = EMPTY_LINES.match(text, position).end()  # type: ignore[union-attr]
+    found = _well_formed(delimiter).match(text, begin)
+    if found:
+        return begin, found.end()
+    end = begin
+
+    def lines() -> Iterator[str]:
+        nonlocal end
+        while end < len(text):
+            stop = text.find("\n", end) + 1
+            if not stop and not whole:
+                return
+            start, end = end, stop or len(text)
+            yield text[start:end]
+
+    try:
+        next(csv_reader(lines(), delimiter))
+    except StopIteration:
+        return None
+    except csv.Error as error:
+        if not _unclosed(error):
+            return begin, end
+        if whole:
+            raise _BrokenError(text, begin, "a quote is opened and never closed") from None
+        return None
+    return begin, end
+
+
+def _unclosed(error: csv.Error) -> bool:
+    return str(error) == "unexpected end of data"
+
+
+def _check_length(file: str, line: int, length: int) -> None:
+    if length > LONGEST_ROW:
+        raise UserError(f"{file}:{line}: a row begins here that is longer than {LONGEST_ROW >> 20} MiB; split it up")
+
+
+CUTS = {
+    "json": _cut_json,
+    "jsonl": _cut_lines,
+    "ndjson": _cut_lines,
+    "txt": _cut_lines,
+    "csv": _cut_csv,
+    "tsv": _cut_csv,
+}

@@ -1,0 +1,183 @@
+"""Chunks of data files, and the rows in them."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from zerolora.data.example import BadRow
+from zerolora.errors import shown
+
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+BETWEEN = re.compile(r"[ \t\r\n,]*")
+DECODE = json.JSONDecoder().raw_decode
+
+
+class Chunk(NamedTuple):
+    """Some rows of a file, still encoded: `first` is the number of the first line (of tables: row), from 1.
+
+    `progress` is the bytes of the file on disk that it took; over a file they sum to about the file's size. `columns`
+    are those of CSV.
+    """
+
+    file: str
+    kind: str
+    first: int = 1
+    data: bytes = b""
+    progress: int = 0
+    columns: tuple[str, ...] = ()
+
+    def records(self) -> Iterator[tuple[str, Any]]:
+        """Yield each row's place, for messages ("rows.jsonl:12"), and its value: a dict, or a BadRow."""
+        return _RECORDS[self.kind](self)
+
+
+def _json_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
+    for line, text in _lines(chunk):
+        place = f"{chunk.file}:{line}"
+        if isinstance(text, BadRow):
+            yield place, text
+            continue
+        try:
+            yield place, _object(json.loads(text))
+        except json.JSONDecodeError as error:
+            yield place, BadRow(f"is not JSON: {error.msg} at character {error.pos + 1}; write one object a line")
+        except (ValueError, RecursionError) as error:
+            yield place, BadRow(f"is not JSON that can be read: {error}; mend or remove it")
+
+
+def _txt_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
+    for line, text in _lines(chunk):
+        yield f"{chunk.file}:{line}", text if isinstance(text, BadRow) else {"text": text}
+
+
+def _value_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
+    text, broken = _decoded(chunk.data)
+    line, counted, position = chunk.first, 0, 0
+    while position < len(text):
+        begin = BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+        line += text.count("\n", counted, begin)
+        counted = begin
+        value, position = DECODE(text, begin)
+        bad = _not_utf8(text[begin:position], line) if broken else None
+        yield f"{chunk.file}:{line}", bad or _object(value)
+
+
+def _csv_rows(chunk: Chunk) -> Iterator[tuple[str, Any]]:
+    wanted = len(chunk.columns)
+    for line, cells in csv_records(chunk):
+        value: Any = cells
+        if not isinstance(cells, BadRow):
+            value = dict(zip(chunk.columns, cells, strict=False))
+            if len(cells) != wanted:
+                value = BadRow(f"has {len(cells)} columns where the header has {wanted}; quote cells that hold them")
+        yield f"{chunk.file}:{line}", value
+
+
+def csv_records(chunk: Chunk) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """Yield the cells of each record, with the number of the line it begins on."""
+    text, broken = _decoded(chunk.data)
+    taken: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in io.StringIO(text, newline="\n"):
+            taken.append(line)
+            yield line
+
+    reader = csv_reader(lines(), DELIMITERS[chunk.kind])
+    line = chunk.first
+    while True:
+        line += len(taken)
+        taken.clear()
+        value: list[str] | BadRow
+        try:
+            value = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            reason = str(error).split(" - ")[0]
+            value = BadRow(
+                f"is not CSV (lines {line} to {line + len(taken) - 1}: {reason}); "
+                "put such a cell in quotes, and write a quote in it twice"
+            )
+        bad = _not_utf8("".join(taken), line) if broken else None
+        if value:
+            yield line, bad or value
+
+
+def csv_reader(lines: Iterator[str], delimiter: str) -> Any:
+    """Return a strict CSV reader of lines, whose cells may be of any length."""
+    csv.field_size_limit(2**31 - 1)
+    return csv.reader(lines, delimiter=delimiter, strict=True)
+
+
+def _table_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+
+    batch = pyarrow.ipc.open_stream(chunk.data).read_next_batch()
+    try:
+        values = batch.to_pylist()
+    except (ValueError, OverflowError):
+        values = [_table_row(batch.slice(number, 1)) for number in range(batch.num_rows)]
+    for row, value in enumerate(values, chunk.first):
+        yield f"{chunk.file}: row {row}", value
+
+
+def _table_row(batch: Any) -> Any:
+    try:
+        return batch.to_pylist()[0]
+    except (ValueError, OverflowError) as error:
+        return BadRow(f"cannot be read: {error}; write it again, with texts as UTF-8")
+
+
+def _lines(chunk: Chunk) -> Iterator[tuple[int, str | BadRow]]:
+    """Yield the lines that are not blank, with their numbers."""
+    text, broken = _decoded(chunk.data)
+    for number, line in enumerate(text.split("\n"), chunk.first):
+        if broken and (bad := _not_utf8(line, number)):
+            yield number, bad
+        elif line and not line.isspace():
+            yield number, line.removesuffix("\r")
+
+
+def _decoded(data: bytes) -> tuple[str, bool]:
+    """Return text, and whether bytes in it were not UTF-8; each stands there as a lone surrogate."""
+    try:
+        return data.decode(), False
+    except UnicodeDecodeError:
+        return data.decode(errors="surrogateescape"), True
+
+
+def _not_utf8(text: str, line: int) -> BadRow | None:
+    """Return what is wrong with text that begins on this line; None if it was UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        before = text[: error.start]
+        byte = len(before.rpartition("\n")[2].encode()) + 1
+        found = ord(text[error.start]) & 0xFF
+        return BadRow(
+            f"byte {byte} of line {line + before.count(chr(10))} (0x{found:02x}) is not UTF-8; save the file as UTF-8"
+        )
+    return None
+
+
+def _object(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value
+    found = "a list" if isinstance(value, list) else shown(value)
+    return BadRow(f'is {found}; write an object, as in {{"instruction": ..., "output": ...}}')
+
+
+_RECORDS: dict[str, Callable[[Chunk], Iterator[tuple[str, Any]]]] = {
+    "jsonl": _json_records,
+    "ndjson": _json_records,
+    "values": _value_records,
+    "txt": _txt_records,
+    "csv": _csv_rows,
+    "tsv": _csv_rows,
+    "parquet": _table_records,
+    "arrow": _table_records,
+}

@@ -1,0 +1,99 @@
+"""Parquet and Arrow files, cut into chunks of rows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zerolora.data.records import Chunk
+from zerolora.errors import UserError, shown
+
+STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def tables(path: Path, kind: str, rows: int, size: int) -> Iterator[Chunk]:
+    """Stream a Parquet or Arrow file as `readers.chunks` does."""
+    import pyarrow
+
+    first = 1
+    batches = _parquet_batches(path, rows, size) if kind == "parquet" else _arrow_batches(path)
+    try:
+        for batch, taken in batches:
+            count = batch.num_rows
+            _check_columns(path, batch.schema.names)
+            step = max(1, min(rows, size * count // max(1, batch.nbytes)))
+            for start in range(0, count, step):
+                part = batch.slice(start, step)
+                end = start + part.num_rows
+                progress = taken * end // count - taken * start // count
+                yield Chunk(str(path), kind, first, _ipc(part), progress)
+                first += part.num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{path}: is not a whole {kind.capitalize()} file ({reason}); fetch or write it again"
+        ) from None
+
+
+def _check_columns(path: Path, names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{path}: two columns are called {shown(twice)}; rename one")
+
+
+def _parquet_batches(path: Path, rows: int, size: int) -> Iterator[tuple[Any, int]]:
+    """Yield record batches, each with its share of the file in bytes."""
+    from pyarrow.parquet import ParquetFile
+
+    # So a column's pages are read one after the other; else those of a whole row group would be in memory at once.
+    # Arrow's threads would have heaps of their own, and take the cores from the workers.
+    with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+        metadata = file.metadata
+        total = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        step = max(1, min(rows, size * metadata.num_rows // max(1, total)))
+        length, read = path.stat().st_size, 0
+        for batch in file.iter_batches(step, use_threads=False):
+            before, read = read, read + batch.num_rows
+            yield batch, length * read // metadata.num_rows - length * before // metadata.num_rows
+
+
+def _arrow_batches(path: Path) -> Iterator[tuple[Any, int]]:
+    """Yield record batches of an IPC file or stream, each with its share of the file in bytes."""
+    import pyarrow
+
+    with pyarrow.memory_map(str(path)) as source:
+        length = source.size()
+        if source.read_at(6, 0) == b"ARROW1":
+            file = pyarrow.ipc.open_file(source)
+            count = file.num_record_batches
+            for number in range(count):
+                share = length * (number + 1) // count - length * number // count
+                yield _sound(file.get_batch(number)), share
+            return
+        before = 0
+        for batch in pyarrow.ipc.open_stream(source):
+            yield _sound(batch), source.tell() - before
+            before = source.tell()
+        # A stream that was cut between two batches reads like a whole one.
+        if source.read_at(len(STREAM_END), length - len(STREAM_END)) != STREAM_END:
+            raise pyarrow.ArrowInvalid("its end mark is missing")
+
+
+def _sound(batch: Any) -> Any:
+    """Return a batch if its offsets stay inside its buffers; Arrow would follow them anywhere."""
+    import pyarrow
+
+    try:
+        batch.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        if "UTF8" not in str(error):  # spoils a row, not the file
+            raise
+    return batch
+
+
+def _ipc(batch: Any) -> bytes:
+    import pyarrow
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
