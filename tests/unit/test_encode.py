@@ -4,7 +4,7 @@ import json
 import unicodedata
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from goldens import CONVERSATIONS, Golden, answer, goldens, user
@@ -14,8 +14,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from tokenizers_of import FAMILIES, UNKNOWN, Family, tokenizer_like, tokenizer_of
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from zerolora.data.encode import Encoded, Encoder, Span
+from zerolora.data.encode import CONTEXT, Encoder
 from zerolora.data.example import BadRow, Example
+from zerolora.data.ragged import Ragged
 from zerolora.data.rows import IGNORED
 from zerolora.data.template import Piece, Template
 from zerolora.errors import UserError
@@ -29,13 +30,34 @@ KINDS = ("deepseek-v2", "qwen2.5", "llama-3", "llama-2", "mistral-v0.3", "mistra
 CONTENT = st.text(st.sampled_from("ab H\n\t.é你王\u00a0_«0"), min_size=1, max_size=12)
 
 
-def row_of(template: Template, example: Example) -> Encoded:
-    (row,) = Encoder(template.tokenizer).encode([template.pieces(example)])
-    assert isinstance(row, Encoded), row
+class Row(NamedTuple):
+    """A row's tokens; labels as the loss will have them; the tokens before its last answer; learned tokens by role."""
+
+    input_ids: list[int]
+    labels: list[int]
+    prompt: int
+    learned: dict[str, int]
+
+
+def rows_of(tokenizer: Any, rows: list[list[Piece]]) -> list[Row | BadRow]:
+    tokens = Encoder(tokenizer).encode(rows)
+    found: list[Row | BadRow] = []
+    for number in range(len(tokens.ids)):
+        ids = tokens.ids[number].tolist()
+        kinds = tokens.learned[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]].tolist()
+        labels = [IGNORED if kind == CONTEXT else token for token, kind in zip(ids, kinds, strict=True)]
+        learned = Counter(tokens.roles[kind] for kind in kinds if kind != CONTEXT)
+        found.append(tokens.wrong.get(number) or Row(ids, labels, int(tokens.prompt[number]), dict(learned)))
+    return found
+
+
+def row_of(template: Template, example: Example) -> Row:
+    (row,) = rows_of(template.tokenizer, [template.pieces(example)])
+    assert isinstance(row, Row), row
     return row
 
 
-def runs(row: Encoded) -> list[list[int]]:
+def runs(row: Row) -> list[list[int]]:
     """Return the learned tokens, those that stand together as one list."""
     found: list[list[int]] = []
     previous = IGNORED
@@ -70,7 +92,7 @@ def test_labels_of_golden_rows(golden: Golden, tmp_path: Path) -> None:
     assert len(row.labels) == len(row.input_ids)
     assert all(label in (IGNORED, token) for label, token in zip(row.labels, row.input_ids, strict=True))
     assert row.labels[0] == IGNORED
-    assert all(row.input_ids[start:end] == row.labels[start:end] for start, end, _ in row.spans)
+    assert sum(row.learned.values()) == sum(label != IGNORED for label in row.labels)
     if golden.loss == "everything":
         assert row.labels[1:] == row.input_ids[1:]
         return
@@ -109,8 +131,8 @@ def test_any_answer_is_learned_whole_and_its_prompt_is_the_model_s(name: str, qu
     template = Template(tokenizer_of(name), {"template": "chat", "system": "", "loss": "assistant"})
     messages = [user(question), answer(said)]
     pieces = template.pieces(Example(messages))
-    (row,) = Encoder(template.tokenizer).encode([pieces])
-    assert isinstance(row, Encoded), row
+    (row,) = rows_of(template.tokenizer, [pieces])
+    assert isinstance(row, Row), row
     assert row.labels == [IGNORED] * row.prompt + row.input_ids[row.prompt :]
     assert row.input_ids[: row.prompt] == ids_of(template.tokenizer, template.write(messages[:1], prompt=True))
     back = read(template.tokenizer, row.input_ids[row.prompt :])
@@ -147,17 +169,14 @@ def test_first_token_of_a_text_is_not_learned() -> None:
     template = Template(tokenizer_of("qwen2.5"), {"template": "chat", "system": "", "loss": "assistant"})
     row = row_of(template, Example(text="Hello world"))
     assert row.labels == [IGNORED, *row.input_ids[1:]]
-    assert (row.prompt, row.spans) == (0, [Span(1, len(row.input_ids), "text")])
+    assert (row.prompt, row.learned) == (0, {"text": len(row.input_ids) - 1})
 
 
 def test_learned_tokens_by_role() -> None:
     template = Template(tokenizer_of("phi-3"), {"template": "chat", "system": "", "loss": "everything"})
     row = row_of(template, Example(CONVERSATIONS["multi"]))
     said = ids_of(template.tokenizer, "I am Bo.<|end|>") + ids_of(template.tokenizer, "Now I rest.<|end|>")
-    learned: Counter[str] = Counter()
-    for start, end, role in row.spans:
-        learned[role] += end - start
-    assert learned == {"context": len(row.input_ids) - 1 - len(said), "assistant": len(said)}
+    assert row.learned == {"context": len(row.input_ids) - 1 - len(said), "assistant": len(said)}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -167,9 +186,9 @@ def test_text_cut_at_added_tokens_has_the_tokens_of_the_whole(name: str, data: s
     tokenizer = tokenizer_of(name)
     added = st.sampled_from([token.content for token in tokenizer.added_tokens_decoder.values()])
     texts = data.draw(st.lists(st.lists(CONTENT | added, min_size=1, max_size=6).map("".join), min_size=1, max_size=4))
-    found = Encoder(tokenizer).encode([[Piece(text, "text", True)] for text in texts])
+    found = rows_of(tokenizer, [[Piece(text, "text", True)] for text in texts])
     for text, row in zip(texts, found, strict=True):
-        if isinstance(row, Encoded):
+        if isinstance(row, Row):
             assert row.input_ids == ids_of(tokenizer, text)
 
 
@@ -187,7 +206,7 @@ def test_spelling_of_tokens_is_what_the_decoder_reads(text: str) -> None:
     spelling = Encoder(tokenizer).spelling
     ids = ids_of(tokenizer, f"{text}<|im_end|>")
     assert spelling is not None
-    assert spelling.of(ids).decode() == read(tokenizer, ids)
+    assert [part.decode() for part in spelling.of(Ragged.of([ids, []]))] == [read(tokenizer, ids), ""]
 
 
 def test_spelling_is_doubted_where_the_decoder_says_otherwise() -> None:
@@ -196,7 +215,7 @@ def test_spelling_is_doubted_where_the_decoder_says_otherwise() -> None:
     assert spelling is not None
     (token,) = ids_of(tokenizer, "a")
     spelling.alphabet = {**spelling.alphabet, "a": ord("b")}
-    assert spelling.of([token]) == b"\xff"
+    assert spelling.of(Ragged.of([[token]])) == [b"\xff"]
 
 
 def test_rows_keep_their_order_and_one_that_is_wrong_its_place() -> None:
@@ -204,12 +223,12 @@ def test_rows_keep_their_order_and_one_that_is_wrong_its_place() -> None:
     backend = Tokenizer(models.WordLevel({UNKNOWN: 0, "Hi": 1, "one": 2, "two": 3, END: 4}, UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=UNKNOWN, eos_token=END)
-    first, bad, last = Encoder(tokenizer).encode(rows)
-    assert first == Encoded([1, 2], [Span(1, 2, "assistant")], 1)
-    assert last == Encoded([1, 3], [Span(1, 2, "assistant")], 1)
+    first, bad, last = rows_of(tokenizer, rows)
+    assert first == Row([1, 2], [IGNORED, 2], 1, {"assistant": 1})
+    assert last == Row([1, 3], [IGNORED, 3], 1, {"assistant": 1})
     assert isinstance(bad, BadRow)
     assert str(bad) == "the tokenizer reads '你' back as '<unk>'; remove the characters it does not know"
-    assert Encoder(tokenizer).encode([]) == []
+    assert rows_of(tokenizer, []) == []
 
 
 def test_end_of_sequence_may_stand_for_unknown() -> None:
@@ -229,7 +248,7 @@ def test_accents_apart_are_learned_as_the_tokenizer_writes_them() -> None:
 
 
 def test_row_that_teaches_nothing() -> None:
-    (row,) = Encoder(tokenizer_of("qwen2.5")).encode([[Piece("a", "assistant", True)]])
+    (row,) = rows_of(tokenizer_of("qwen2.5"), [[Piece("a", "assistant", True)]])
     assert str(row) == "it has no token that the loss would see; remove it"
 
 
@@ -246,12 +265,12 @@ def test_tokenizer_that_joins_everything_is_refused() -> None:
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=UNKNOWN, eos_token=END)
     with pytest.raises(UserError, match="does not keep 'b' apart from what stands before it; write template: plain"):
-        Encoder(tokenizer).encode([[Piece("x", None, False), Piece("b", "assistant", True)]])
+        rows_of(tokenizer, [[Piece("x", None, False), Piece("b", "assistant", True)]])
 
 
 def test_character_that_sentencepiece_writes_a_blank_with_is_refused() -> None:
     template = Template(tokenizer_of("llama-2"), {"template": "chat", "system": "", "loss": "assistant"})
-    (row,) = Encoder(template.tokenizer).encode([template.pieces(Example([user("a▁b"), answer("a▁b")]))])
+    (row,) = rows_of(template.tokenizer, [template.pieces(Example([user("a▁b"), answer("a▁b")]))])
     assert str(row) == "the tokenizer reads ' a▁b </s>' back as 'a b </s>'; remove the characters it does not know"
 
 
@@ -261,7 +280,7 @@ def test_blank_of_sentencepiece(kind: str) -> None:
     tokenizer = tokenizer_like(Family(kind, "<s>", END, ("<s>", END), opens=True), None)
     prompt = "<s>USER: Hi ASSISTANT:"
     rows = [[Piece(prompt, None, False), Piece(said, "assistant", True)] for said in (" answer</s>", "answer</s>")]
-    joined, apart = (row for row in Encoder(tokenizer).encode(rows) if isinstance(row, Encoded))
+    joined, apart = (row for row in rows_of(tokenizer, rows) if isinstance(row, Row))
     assert joined.input_ids == ids_of(tokenizer, f"{prompt} answer</s>")
     assert tokenizer.convert_ids_to_tokens(joined.input_ids[joined.prompt]).startswith("▁")
     assert "▁" not in "".join(tokenizer.convert_ids_to_tokens(apart.input_ids[apart.prompt :]))

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from tokenizers.decoders import ByteLevel
 
 from zerolora.data.example import BadRow
-from zerolora.data.rows import IGNORED
+from zerolora.data.ragged import Ragged, bounds
 from zerolora.errors import UserError, shown
 
+CONTEXT = -1  # tokens that the loss does not see
+NOTHING = BadRow("it has no token that the loss would see; remove it")
 # Put before a piece that does not begin its text, where a tokenizer would add a blank to it; taken off again.
 ANCHORS = ("\n", ")", "a", "0")
 
@@ -26,33 +29,24 @@ class Piece(NamedTuple):
     learned: bool
 
 
-class Span(NamedTuple):
-    """Learned tokens that stand together: from `start` to before `end` in their row, and the role of their turn."""
+class Tokens(NamedTuple):
+    """Rows as tokens.
 
-    start: int
-    end: int
-    role: str
+    ids: the tokens of each row. learned: of each token the number in `roles` of the turn that teaches it, CONTEXT if
+    the loss does not see it; never of a row's first token, as nothing predicts it. prompt: of each row the tokens
+    before its last answer, 0 if it has none. wrong: by row, what is wrong with it; its tokens mean nothing.
+    """
 
-    def moved(self, places: int) -> "Span":
-        """Return it so many places further on."""
-        return Span(self.start + places, self.end + places, self.role)
-
-
-class Encoded(NamedTuple):
-    """A row's tokens, and what is known of them: the learned ones in order, the first of all never among them, as
-    nothing predicts it; and the tokens before the last answer (0 if there is none)."""
-
-    input_ids: list[int]
-    spans: list[Span]
-    prompt: int
+    ids: Ragged
+    learned: np.ndarray
+    prompt: np.ndarray
+    roles: list[str]
+    wrong: dict[int, BadRow]
 
     @property
-    def labels(self) -> list[int]:
-        """Return labels as long as input_ids: the token where it is learned, IGNORED elsewhere."""
-        labels = [IGNORED] * len(self.input_ids)
-        for start, end, _ in self.spans:
-            labels[start:end] = self.input_ids[start:end]
-        return labels
+    def supervised(self) -> np.ndarray:
+        """Return how many tokens of each row are learned."""
+        return self.ids.totals(self.learned != CONTEXT)
 
 
 class Encoder:
@@ -70,11 +64,11 @@ class Encoder:
         self.backend = tokenizer.backend_tokenizer
         self.bos = tokenizer.bos_token
         self.added = tokenizer.added_tokens_decoder
-        self.cut: Callable[[str], list[str]] | None = None
         alone, behind, break_ = self._ids(["xx", "\nxx", "\n"])
         added = self.added.values()
         # The same text has other tokens at the start than behind others, or behind a token that takes its blanks.
         self.depends = behind != break_ + alone or any(token.rstrip for token in added)
+        self.cut: Callable[[str], list[str]] | None = None
         normalizes = self.backend.normalizer is not None
         if not self.depends and not any(
             token.lstrip or token.single_word or (token.normalized and normalizes) for token in added
@@ -83,45 +77,57 @@ class Encoder:
             self.cut = re.compile(f"({any_of(token.content for token in added)})").split
         self.spelling = _Spelling(self.backend) if isinstance(self.backend.decoder, ByteLevel) else None
 
-    def encode(self, rows: list[list[Piece]]) -> list[Encoded | BadRow]:
-        """Return tokens and labels of each row, or what is wrong with it: learned text that cannot be read back."""
+    def encode(self, rows: list[list[Piece]]) -> Tokens:
+        """Return the tokens of rows, each read back: what is learned must be the text that was written."""
         pieces = [piece for row in rows for piece in row]
-        tokens = self._ids([piece.text for piece in pieces])
-        if self.depends:
-            tokens = self._behind_others(rows, tokens)
-        learned = [
-            number
-            for number, (piece, ids) in enumerate(zip(pieces, tokens, strict=True))
-            if piece.learned and not (self.spelling and self.spelling.of(ids) == piece.text.encode())
-        ]
-        texts = self.backend.decode_batch([tokens[number] for number in learned], skip_special_tokens=False)
-        wrong = {number: text for number, text in zip(learned, texts, strict=True) if not _same(text, pieces[number])}
-        result: list[Encoded | BadRow] = []
-        start = 0
-        for row in rows:
-            end = start + len(row)
-            unread = next((number for number in range(start, end) if number in wrong), None) if wrong else None
-            if unread is None:
-                result.append(_row(row, tokens[start:end]))
-            else:
-                result.append(
-                    BadRow(
-                        f"the tokenizer reads {shown(pieces[unread].text)} back as {shown(wrong[unread])}; "
-                        "remove the characters it does not know"
-                    )
-                )
-            start = end
-        return result
+        tokens = self._tokens(rows, pieces)
+        roles: dict[str, int] = {}
+        kinds = [roles.setdefault(role or "context", len(roles)) if learned else CONTEXT for _, role, learned in pieces]
+        first = bounds(map(len, rows))
+        ids = tokens.joined(map(len, rows))
+        learned = np.repeat(np.array(kinds, np.int8), tokens.lengths)
+        learned[ids.heads] = CONTEXT
+        answers = [start + _last_answer(row) for start, row in zip(first.tolist(), rows, strict=False)]
+        prompt = tokens.offsets[np.array(answers, np.int64)] - ids.offsets[:-1]
+        found = Tokens(ids, learned, prompt, list(roles), {})
+        for number in np.flatnonzero(found.supervised == 0).tolist():
+            found.wrong[number] = NOTHING
+        for number, text in self._misread(pieces, tokens).items():
+            found.wrong[int(np.searchsorted(first, number, "right")) - 1] = BadRow(
+                f"the tokenizer reads {shown(pieces[number].text)} back as {shown(text)}; "
+                "remove the characters it does not know"
+            )
+        return found
+
+    def _misread(self, pieces: list[Piece], tokens: Ragged) -> dict[int, str]:
+        """Return learned pieces, by number, that are read back as another text, and that text."""
+        learned = [number for number, piece in enumerate(pieces) if piece.learned]
+        if self.spelling:
+            spelt = self.spelling.of(tokens.take(np.array(learned, np.int64)))
+            learned = [
+                number for number, found in zip(learned, spelt, strict=True) if found != pieces[number].text.encode()
+            ]
+        texts = self.backend.decode_batch([tokens[number].tolist() for number in learned], skip_special_tokens=False)
+        return {number: text for number, text in zip(learned, texts, strict=True) if not _same(text, pieces[number])}
+
+    def _tokens(self, rows: list[list[Piece]], pieces: list[Piece]) -> Ragged:
+        """Return the tokens of each piece."""
+        texts = [piece.text for piece in pieces]
+        if self.cut is None:
+            alone = self._ids(texts)
+            return Ragged.of(self._behind_others(rows, alone) if self.depends else alone)
+        # What a template writes around contents stands in every row, and is tokenized once.
+        numbers: dict[str, int] = {}
+        order: list[int] = []
+        counts: list[int] = []
+        for text in texts:
+            parts = self.cut(text)
+            counts.append(len(parts))
+            order += [numbers.setdefault(part, len(numbers)) for part in parts]
+        return Ragged.of(self._ids(list(numbers))).take(np.array(order, np.int64)).joined(counts)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        if self.cut is None:
-            return [found.ids for found in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
-        # What a template writes around contents stands in every row, and is tokenized once.
-        cut = [self.cut(text) for text in texts]
-        parts = list(dict.fromkeys(itertools.chain.from_iterable(cut)))
-        found = self.backend.encode_batch_fast(parts, add_special_tokens=False)
-        ids = {part: encoding.ids for part, encoding in zip(parts, found, strict=True)}
-        return [[token for part in parts for token in ids[part]] for parts in cut]
+        return [found.ids for found in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _behind_others(self, rows: list[list[Piece]], alone: list[list[int]]) -> list[list[int]]:
         """Return the tokens of pieces as they stand in their rows, given those that each has alone."""
@@ -176,39 +182,36 @@ class _Spelling:
 
         self.backend = backend
         self.alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
-        self.known: dict[int, bytes] = {}
+        # By token: where its bytes begin and end in those of all tokens that were met; -1 before it was.
+        self.starts = np.full(max(backend.get_vocab().values()) + 1, -1)
+        self.ends = self.starts.copy()
+        self.bytes = np.zeros(0, np.uint8)
 
-    def of(self, ids: list[int]) -> bytes:
-        """Return the bytes of these tokens together."""
-        known = self.known
-        try:
-            return b"".join([known[token] for token in ids])
-        except KeyError:
-            known.update((token, self._learn(token)) for token in set(ids) - known.keys())
-            return self.of(ids)
+    def of(self, tokens: Ragged) -> list[bytes]:
+        """Return the bytes of each list of tokens."""
+        new = np.unique(tokens.values[self.starts[tokens.values] < 0])
+        if len(new):
+            learned = Ragged.of([list(self._learn(token)) for token in new.tolist()], np.uint8)
+            self.starts[new], self.ends[new] = (
+                learned.offsets[:-1] + len(self.bytes),
+                learned.offsets[1:] + len(self.bytes),
+            )
+            self.bytes = np.concatenate([self.bytes, learned.values])
+        written = Ragged(self.bytes, self.starts[:0]).slices(self.starts[tokens.values], self.ends[tokens.values])
+        whole, at = written.values.tobytes(), written.offsets[tokens.offsets].tolist()
+        return [whole[start:end] for start, end in itertools.pairwise(at)]
 
     def _learn(self, token: int) -> bytes:
         text = self.backend.id_to_token(token)
         spelt = bytes(map(self.alphabet.__getitem__, text)) if self.alphabet.keys() >= set(text) else text.encode()
-        # Bytes that no text has, where the decoder says otherwise: it will be asked again.
+        # A byte that no text has, where the decoder says otherwise: it will be asked again.
         decoded = self.backend.decode([token], skip_special_tokens=False)
         return spelt if spelt.decode(errors="replace") == decoded else b"\xff"
 
 
-def _row(row: list[Piece], parts: list[list[int]]) -> Encoded | BadRow:
-    input_ids: list[int] = []
-    spans: list[Span] = []
-    prompt = 0
-    for (_, role, learned), ids in zip(row, parts, strict=True):
-        start = len(input_ids)
-        input_ids += ids
-        if role == "assistant":
-            prompt = start
-        if learned and len(input_ids) > max(start, 1):
-            spans.append(Span(max(start, 1), len(input_ids), role or "context"))
-    if not spans:
-        return BadRow("it has no token that the loss would see; remove it")
-    return Encoded(input_ids, spans, prompt)
+def _last_answer(row: list[Piece]) -> int:
+    """Return the place of the last answer, 0 if there is none."""
+    return next((place for place in range(len(row) - 1, 0, -1) if row[place].role == "assistant"), 0)
 
 
 def _same(text: str, piece: Piece) -> bool:

@@ -16,9 +16,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zerolora.data.encode import Encoded, Encoder, Span
+import numpy as np
+
+from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Tokens
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
+from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
 from zerolora.data.rows import FIELDS, IGNORED, schema
 from zerolora.data.template import Piece, Template
@@ -78,8 +81,7 @@ def tokenize(jobs: Iterable[Job], model: Path, settings: dict[str, Any], workers
     # Workers are forked, so that each has the tokenizer without loading it again.
     _WORK[:] = [work]
     context = multiprocessing.get_context("fork")
-    # Frozen, since collecting garbage would look through all that was loaded, again and again.
-    with concurrent.futures.ProcessPoolExecutor(workers, context, gc.freeze) as pool:
+    with concurrent.futures.ProcessPoolExecutor(workers, context, _start) as pool:
         waiting: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
         try:
             for job in jobs:
@@ -101,7 +103,14 @@ def tokenize(jobs: Iterable[Job], model: Path, settings: dict[str, Any], workers
 _WORK: list["Work"] = []
 
 
+def _start() -> None:
+    # Collecting garbage would look through all that was loaded, again and again; a chunk leaves none to speak of.
+    gc.freeze()
+    gc.disable()
+
+
 def _run(job: Job) -> Result:
+    gc.collect()
     return _WORK[0](job)
 
 
@@ -121,125 +130,148 @@ class Work:
 
     def __call__(self, job: Job) -> Result:
         """Return a chunk's rows as tokens."""
-        import numpy as np
-
         counts: collections.Counter[str] = collections.Counter()
-        read: list[tuple[str, Any, Example, list[Piece] | BadRow]] = []  # no pieces: the row came as tokens
-        for place, value in job.chunk.records():
+        read: list[tuple[str, Any]] = []
+        rows: list[_Row] = []
+        bad: dict[int, tuple[str, str]] = {}  # by number of what was read: what is wrong, and why
+        for number, (place, value) in enumerate(job.chunk.records()):
+            read.append((place, value))
             try:
                 if isinstance(value, BadRow):
                     raise value
                 if job.columns:
                     counts.update(f"column.{field}" for field, column in job.columns.items() if _holds(value, column))
                 example = parse(value, job.format, job.columns)
-                read.append((place, value, example, [] if example.tokens else self.template.pieces(example)))
+                rows.append(_Row(number, example, [] if example.tokens else self.template.pieces(example)))
             except BadRow as error:
-                read.append((place, value, Example(), error))
-        encoded = iter(self.encoder.encode([pieces for *_, pieces in read if isinstance(pieces, list) and pieces]))
-        rows: list[Encoded] = []
-        texts: list[tuple[str, str]] = []
-        hashes: list[int] = []
-        dropped: list[Dropped] = []
-        for place, value, example, pieces in read:
-            if isinstance(pieces, BadRow):
-                dropped.append(Dropped(job.source, place, "bad_row", str(pieces), value))
-                continue
-            found: Encoded | BadRow = next(encoded) if pieces else self._given(example)
-            if isinstance(found, BadRow):
-                dropped.append(Dropped(job.source, place, "bad_row", str(found), value))
-                continue
-            parts = fitted(found, self.max_length, self.too_long, self.bos)
-            if not parts:
+                bad[number] = "bad_row", str(error)
+        tokens = self._given(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
+        bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
+        parts = fitted(tokens, self.max_length, self.too_long, self.bos)
+        used = set(parts.row.tolist())
+        for number, row in enumerate(rows):
+            if number in used:
+                self._count(counts, row)
+            elif number not in tokens.wrong:
                 reason = (
-                    f"has {len(found.input_ids)} tokens, max_length is {self.max_length}; shorten it, raise "
+                    f"has {tokens.ids.lengths[number]} tokens, max_length is {self.max_length}; shorten it, raise "
                     "max_length, or say too_long: drop, truncate_left, truncate_right or split"
                 )
-                dropped.append(Dropped(job.source, place, "too_long", reason, value))
-                continue
-            rows += parts
-            texts += [_texts(example)] * len(parts)
-            row, prompt = _hashes(found, pieces)
-            # The parts of a row that was cut are no duplicates of each other.
-            for part in range(len(parts)):
-                hashes += ((row + part) % 2**64, (prompt + part) % 2**64)
-            self._count(counts, example, pieces, parts)
-            if parts != [found]:
-                counts["rows.split" if self.too_long == "split" else "rows.truncated"] += 1
-        numbers = np.array(hashes, dtype=np.uint64).reshape(-1, 2)
+                bad[row.number] = "too_long", reason
+        kinds = parts.tokens.learned[parts.tokens.learned != CONTEXT]
+        for role, learned in zip(tokens.roles, np.bincount(kinds, minlength=len(tokens.roles)).tolist(), strict=True):
+            counts[f"learned_tokens.{role}"] += learned
+        cut = "rows.split" if self.too_long == "split" else "rows.truncated"
+        counts[cut] += int((tokens.ids.lengths[list(used)] > self.max_length).sum())
         return Result(
-            _batch(rows, texts, job.source), numbers, job.source, len(read), dropped, dict(counts), job.chunk.progress
+            _batch(parts, rows, job.source),
+            _hashes(parts, rows, tokens),
+            job.source,
+            len(read),
+            [Dropped(job.source, read[number][0], *bad[number], read[number][1]) for number in sorted(bad)],
+            dict(+counts),
+            job.chunk.progress,
         )
 
-    def _given(self, example: Example) -> Encoded | BadRow:
-        """Return a row that came as tokens."""
-        assert example.tokens is not None and example.labels is not None
-        largest = max(example.tokens)
-        if largest >= self.vocabulary:
-            return BadRow(
-                f"input_ids holds {largest}, but the model's tokenizer knows {self.vocabulary} tokens only; "
+    def _given(self, rows: list["_Row"]) -> Tokens:
+        """Return rows that came as tokens."""
+        ids = Ragged.of([row.example.tokens for row in rows])
+        labels = Ragged.of([row.example.labels for row in rows]).values
+        learned = np.where(labels == IGNORED, CONTEXT, 0).astype(np.int8)
+        learned[ids.heads] = CONTEXT
+        # The last answer is what is learned last, and all that stands together with it.
+        begins = (learned != CONTEXT) & np.concatenate([[True], learned[:-1] == CONTEXT])
+        last = np.maximum.accumulate(np.where(begins, np.arange(len(learned)), 0))
+        found = Tokens(ids, learned, last[ids.offsets[1:] - 1] - ids.offsets[:-1], ["tokens"], {})
+        for number in np.flatnonzero(found.supervised == 0).tolist():
+            found.wrong[number] = NOTHING
+        for number in np.flatnonzero(ids.totals(ids.values >= self.vocabulary)).tolist():
+            found.wrong[number] = BadRow(
+                f"input_ids holds {max(ids[number])}, but the model's tokenizer knows {self.vocabulary} tokens only; "
                 "tokenize it with this model's tokenizer"
             )
-        spans: list[Span] = []
-        for place, label in enumerate(example.labels[1:], 1):
-            if label == IGNORED:
-                continue
-            if spans and spans[-1].end == place:
-                spans[-1] = spans[-1]._replace(end=place + 1)
-            else:
-                spans.append(Span(place, place + 1, "tokens"))
-        if not spans:
-            return BadRow("it has no token that the loss would see; remove it")
-        return Encoded(example.tokens, spans, spans[-1].start)
+        return found
 
-    def _count(
-        self, counts: collections.Counter[str], example: Example, pieces: list[Piece], parts: list[Encoded]
-    ) -> None:
-        """Count a row's turns, and the learned tokens and stop tokens of its parts."""
-        for message in example.messages or ():
+    def _count(self, counts: collections.Counter[str], row: "_Row") -> None:
+        """Count a row's turns, the learned ones, and their stop tokens."""
+        for message in row.example.messages or ():
             counts[f"turns.{message['role']}"] += 1
-        for text, role, learned in pieces:
+        for text, role, learned in row.pieces:
             if learned and role:
                 counts[f"learned_turns.{role}"] += 1
                 for stop in self.template.stops:
                     if text.endswith(stop):
                         counts[f"stop.{stop}"] += 1
                         break
-        for part in parts:
-            for start, end, role in part.spans:
-                counts[f"learned_tokens.{role}"] += end - start
 
 
-def fitted(row: Encoded, longest: int, policy: str, bos: int | None) -> list[Encoded]:
-    """Return a row as rows of at most `longest` tokens, by the policy too_long; those that teach nothing are left out.
+class _Row(NamedTuple):
+    """A row that could be read: its number in the chunk, and its pieces (none if it came as tokens)."""
+
+    number: int
+    example: Example
+    pieces: list[Piece]
+
+
+class Parts(NamedTuple):
+    """What is used of rows: of each part the number of the row that it is of, and its tokens."""
+
+    row: np.ndarray
+    tokens: Tokens
+
+
+def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
+    """Return rows as parts of at most `longest` tokens, by the policy too_long; those that teach nothing are left out.
 
     truncate_left keeps BOS. A row that is cut can no longer be asked if its prompt was cut.
     """
-    if len(row.input_ids) <= longest:
-        return [row]
-    ids = row.input_ids
+    ids = tokens.ids
+    if not tokens.wrong and not (ids.lengths > longest).any():
+        return Parts(np.arange(len(ids)), tokens)
+    rows: list[int] = []
+    slices: list[list[tuple[int, int]]] = []
+    for row, (start, end) in enumerate(itertools.pairwise(ids.offsets.tolist())):
+        if row not in tokens.wrong:
+            found = (
+                [[(start, end)]]
+                if end - start <= longest
+                else _cuts(start, end, longest, policy, ids.values[start] == bos)
+            )
+            rows += [row] * len(found)
+            slices += found
+    starts, ends = np.array([pair for part in slices for pair in part], np.int64).reshape(-1, 2).T
+    taken = ids.slices(starts, ends).joined(map(len, slices))
+    learned = Ragged(tokens.learned, ids.offsets).slices(starts, ends).values
+    # A row's first token has nothing before it that could predict it.
+    learned[taken.heads] = CONTEXT
+    which = np.array(rows, np.int64)
+    prompt = tokens.prompt[which]
+    prompt[(ids.lengths[which] > longest) & ((prompt >= longest) | (policy != "truncate_right"))] = 0
+    parts = Parts(which, Tokens(taken, learned, prompt, tokens.roles, {}))
+    teaching = np.flatnonzero(parts.tokens.supervised)
+    if len(teaching) == len(which):
+        return parts
+    kept = taken.take(teaching)
+    return Parts(
+        which[teaching],
+        Tokens(kept, Ragged(learned, taken.offsets).take(teaching).values, prompt[teaching], tokens.roles, {}),
+    )
+
+
+def _cuts(start: int, end: int, longest: int, policy: str, keep_first: bool) -> list[list[tuple[int, int]]]:
+    """Return the parts of a row that stands from `start` to `end`, each as slices that are joined."""
+    if end - start <= longest:
+        return [[(start, end)]]
     match policy:
         case "truncate_right":
-            parts = [_part(row, 0, longest)._replace(prompt=row.prompt if row.prompt < longest else 0)]
-        case "truncate_left" if bos is not None and ids[0] == bos and longest > 1:
-            part = _part(row, len(ids) - longest + 1, len(ids))
-            parts = [Encoded([bos, *part.input_ids], [span.moved(1) for span in part.spans], 0)]
+            return [[(start, start + longest)]]
+        case "truncate_left" if keep_first and longest > 1:
+            return [[(start, start + 1), (end - longest + 1, end)]]
         case "truncate_left":
-            parts = [_part(row, len(ids) - longest, len(ids))]
+            return [[(end - longest, end)]]
         case "split":
-            parts = [_part(row, start, start + longest) for start in range(0, len(ids), longest)]
-        case _:
-            return []
-    return [part for part in parts if part.spans]
-
-
-def _part(row: Encoded, start: int, end: int) -> Encoded:
-    """Return the tokens from `start` to before `end` as a row, the first with nothing before it to be learned from."""
-    spans = [
-        Span(max(span.start - start, 1), min(span.end, end) - start, span.role)
-        for span in row.spans
-        if span.start < end and span.end > start + 1
-    ]
-    return Encoded(row.input_ids[start:end], spans, 0)
+            return [[(first, min(first + longest, end))] for first in range(start, end, longest)]
+    return []
 
 
 def _holds(value: Any, column: str) -> bool:
@@ -262,43 +294,46 @@ def _texts(example: Example) -> tuple[str, str]:
     return question or "", answer.get("content") or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
 
 
-def _hashes(row: Encoded, pieces: list[Piece]) -> tuple[int, int]:
-    """Return a 64-bit hash of the row and one of what comes before its last answer (of the row if nothing does)."""
-    if pieces:
-        last = max((place for place, piece in enumerate(pieces) if piece.role == "assistant"), default=0)
-        before = "".join(piece.text for piece in pieces[:last]).encode()
-        behind = "".join(piece.text for piece in pieces[last:]).encode()
-    else:
-        before = repr(row.input_ids[: row.prompt]).encode() if row.prompt > 1 else b""
-        behind = repr((row.input_ids[row.prompt :], row.spans)).encode()
-    whole = hashlib.blake2b(before, digest_size=8)
-    prompt = whole.copy() if before else None
-    whole.update(b"\0" + behind)
-    number = int.from_bytes(whole.digest())
-    return number, int.from_bytes(prompt.digest()) if prompt else number
+def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
+    """Return 64-bit hashes of each part's row and of what comes before its last answer (of the row if nothing does)."""
+    found = [(0, 0)] * len(rows)
+    for number in set(parts.row.tolist()):
+        pieces = rows[number].pieces
+        if pieces:
+            last = max((place for place, piece in enumerate(pieces) if piece.role == "assistant"), default=0)
+            before = "".join([piece.text for piece in pieces[:last]]).encode()
+            behind = "".join([piece.text for piece in pieces[last:]]).encode()
+        else:
+            ids, prompt = tokens.ids[number], tokens.prompt[number]
+            learned = tokens.learned[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
+            before = ids[:prompt].tobytes() if prompt > 1 else b""
+            behind = ids[prompt:].tobytes() + learned.tobytes()
+        whole = hashlib.blake2b(before, digest_size=8)
+        first = whole.copy() if before else None
+        whole.update(b"\0" + behind)
+        row = int.from_bytes(whole.digest())
+        found[number] = row, int.from_bytes(first.digest()) if first else row
+    result = np.array(found, np.uint64).reshape(-1, 2)[parts.row]
+    # The parts of a row that was cut are no duplicates of each other.
+    place = np.arange(len(parts.row)) - np.searchsorted(parts.row, parts.row)
+    return result + place.astype(np.uint64)[:, None]
 
 
-def _batch(rows: list[Encoded], texts: list[tuple[str, str]], source: int) -> bytes:
+def _batch(parts: Parts, rows: list[_Row], source: int) -> bytes:
     """Return rows in the bytes of Arrow's IPC, as Result describes them."""
-    import numpy as np
     import pyarrow
 
-    lengths = np.array([len(row.input_ids) for row in rows], dtype=np.int32)
-    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
-    ids = np.array(list(itertools.chain.from_iterable(row.input_ids for row in rows)), dtype=np.int32)
-    bounds = [(number, start, end) for number, row in enumerate(rows) for start, end, _ in row.spans]
-    which, starts, ends = np.array(bounds, dtype=np.int64).reshape(-1, 3).T
-    begin = offsets[which]
-    # One more where learned tokens begin, one less where they end: the sum so far is 1 on learned tokens only.
-    steps = np.bincount(begin + starts, minlength=len(ids) + 1) - np.bincount(begin + ends, minlength=len(ids) + 1)
-    labels = np.where(np.cumsum(steps)[:-1] == 1, ids, np.int32(IGNORED))
+    tokens = parts.tokens
+    ids, offsets = tokens.ids.values, tokens.ids.offsets.astype(np.int32)
+    labels = np.where(tokens.learned == CONTEXT, np.int32(IGNORED), ids)
+    texts = [_texts(rows[number].example) for number in parts.row.tolist()]
     columns: dict[str, Any] = {
         "input_ids": pyarrow.ListArray.from_arrays(offsets, ids),
         "labels": pyarrow.ListArray.from_arrays(offsets, labels),
-        "length": lengths,
-        "supervised": np.bincount(which, ends - starts, len(rows)).astype(np.int32),
-        "source": np.full(len(rows), source, np.int16),
-        "prompt": np.array([row.prompt for row in rows], dtype=np.int32),
+        "length": tokens.ids.lengths.astype(np.int32),
+        "supervised": tokens.supervised.astype(np.int32),
+        "source": np.full(len(texts), source, np.int16),
+        "prompt": tokens.prompt.astype(np.int32),
         **{field: [pair[number] for pair in texts] for number, field in enumerate(FIELDS)},
     }
     kind = schema(held_out=True)
