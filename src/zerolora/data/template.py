@@ -53,6 +53,7 @@ class Template:
         self.added = any_of(token.content for token in added)
         # The sandboxed template itself: apply_chat_template takes twice as long, and tells templates today's date.
         self.compile, self.tokens = _compile_jinja_template, tokenizer.special_tokens_map
+        self.programs: dict[str, tuple[Any, dict[str, Any]]] = {}  # by template, with what all conversations share
         self.stops = {tokenizer.eos_token, *generation_stops(tokenizer, model)}
         self.tail = self._tail()
         self.stop = re.compile(any_of(self.stops))
@@ -86,8 +87,14 @@ class Template:
         """Return what the template writes; with `prompt` it ends where the model begins to answer."""
         try:
             source = PLAIN if self.plain else self.tokenizer.get_chat_template(tools=tools)
-            values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
-            return self.compile(source).render(values, strftime_now=DATE.strftime, **self.tokens, **others)
+            if source not in self.programs:
+                program = self.compile(source)
+                known = {**program.globals, **self.tokens, "documents": None, "strftime_now": DATE.strftime}
+                self.programs[source] = program, known
+            program, known = self.programs[source]
+            values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt, **others}
+            # As `render` does, but that looks the globals through for each conversation, which takes as long again.
+            return "".join(program.root_render_func(program.new_context(values, shared=True)))
         except Exception as error:
             # Templates are programs of their own: whatever they raise, they refuse these messages.
             raise BadRow(f"the chat template refuses it: {' '.join(str(error).split())[:200]}") from None
