@@ -204,8 +204,9 @@ def _write_splits(every: Path, staged: Path, mixture: Mixture, statistics: Stati
     ):
         for batch in pyarrow.ipc.open_stream(source):
             times = mixture.times[start : start + len(batch)]
-            rows = np.repeat(np.arange(len(batch)), times)
-            taken = batch.select(narrow.names).take(pyarrow.array(rows))
+            taken = batch.select(narrow.names)
+            if (times != 1).any():
+                taken = taken.take(pyarrow.array(np.repeat(np.arange(len(batch)), times)))
             if len(taken):
                 writer.write_batch(taken)
                 statistics.count("train", taken)
