@@ -115,6 +115,13 @@ def test_workers_change_no_byte(folder: Folder) -> None:
     assert folder.stats()["read_rows"] == 3500
 
 
+def test_processes_that_are_still_writing_leave_nothing_behind(folder: Folder) -> None:
+    folder.write("rows.jsonl", [{"instruction": "a", "output": ""}, *MANY])
+    with pytest.raises(UserError, match="rows.jsonl:1: output is empty"):
+        folder.prepare(workers=2, path="rows.jsonl")
+    assert {path.name for path in folder.path.iterdir()} == {"rows.jsonl", "model"}
+
+
 FORMATS: list[tuple[str, dict[str, Any], str | None]] = [
     ("alpaca", {"instruction": "a", "input": "b", "output": "c"}, "c<|im_end|>"),
     ("sharegpt", {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "c"}]}, "c<|im_end|>"),

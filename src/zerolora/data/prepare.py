@@ -7,6 +7,7 @@ how long), mask.json and mask.html (what the loss sees, proven and shown), dropp
 manifest.json (what all this is made of). Memory does not grow with the data, but for 26 bytes a row.
 """
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator
@@ -48,13 +49,13 @@ def prepare(settings: dict[str, Any], model: Path, output: Path, workers: int | 
     """
     sources = sources_of(settings)
     with staged_directory(output) as staged:
-        every = staged / "every.arrow"
+        (folder := staged / "rows").mkdir()
         bar = Progress(sum(path.stat().st_size for source in sources for path in source.files), "tokenizing")
-        results = tokenize(_jobs(sources), model.parent, settings, workers or len(os.sched_getaffinity(0)))
+        results = tokenize(_jobs(sources), model.parent, settings, workers or len(os.sched_getaffinity(0)), folder)
         statistics = Statistics([source.name for source in sources])
         proof = Proof()
-        with bar:
-            index = _collect(results, every, staged / "dropped.jsonl", settings, statistics, proof, bar)
+        with bar, contextlib.closing(results):
+            files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar)
         for source, seen in zip(sources, statistics.columns, strict=True):
             for field, column in source.settings["columns"].items():
                 if statistics.read and not seen[f"column.{field}"]:
@@ -63,8 +64,8 @@ def prepare(settings: dict[str, Any], model: Path, output: Path, workers: int | 
                     )
         mixture = mix(index, settings, [source.settings for source in sources], settings["path"])
         statistics.counts |= mixture.counts
-        _write_splits(every, staged, mixture, statistics, proof)
-        every.unlink()
+        _write_splits(files, staged, mixture, statistics, proof)
+        folder.rmdir()
         proof.check()
         write_json(staged / "stats.json", statistics.flat())
         write_lengths(staged / "lengths.csv", statistics.lengths)
@@ -140,28 +141,20 @@ def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
 
 def _collect(
     results: Iterator[Result],
-    every: Path,
     dropped: Path,
     settings: dict[str, Any],
     statistics: Statistics,
     proof: Proof,
     bar: Progress,
-) -> Index:
-    """Write all rows to one Arrow file, the dropped ones to another, and return what is known of each row."""
-    import pyarrow
-
+) -> tuple[list[Path], Index]:
+    """Write the dropped rows, and return the files of the others, in order, and what is known of each row."""
+    files = []
     columns: list[list[np.ndarray]] = [[], [], []]
-    kind = schema(held_out=True)
-    with (
-        pyarrow.OSFile(str(every), "wb") as file,
-        pyarrow.ipc.new_stream(file, kind) as writer,
-        dropped.open("w", encoding="utf-8") as rejected,
-    ):
+    with dropped.open("w", encoding="utf-8") as rejected:
         for result in results:
             _refuse(result.dropped, settings)
             rejected.writelines(_line(row) + "\n" for row in result.dropped)
-            batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(result.batch), kind)
-            writer.write_batch(batch)
+            files.append(result.file)
             new = (np.full(len(result.hashes), result.source, np.int16), result.hashes[:, 0], result.hashes[:, 1])
             for column, part in zip(columns, new, strict=True):
                 column.append(part)
@@ -169,7 +162,9 @@ def _collect(
             proof.add(result.counts)
             bar.update(result.progress, result.read)
     types = (np.int16, np.uint64, np.uint64)
-    return Index(*(np.concatenate([np.zeros(0, type_), *parts]) for parts, type_ in zip(columns, types, strict=True)))
+    return files, Index(
+        *(np.concatenate([np.zeros(0, type_), *parts]) for parts, type_ in zip(columns, types, strict=True))
+    )
 
 
 def _refuse(dropped: list[Dropped], settings: dict[str, Any]) -> None:
@@ -189,20 +184,22 @@ def _line(row: Dropped) -> str:
     return canonical({"place": row.place, "kind": row.kind, "reason": row.reason, "row": value})
 
 
-def _write_splits(every: Path, staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof) -> None:
-    """Copy each split out of the file of all rows: training rows in its order, others in the order drawn."""
+def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof) -> None:
+    """Move rows from these files to those of the splits: training rows in their order, others in the order drawn."""
     import pyarrow
 
     held_out: dict[str, list[Any]] = {"validation": [], "test": []}
     wanted = {name: np.sort(getattr(mixture, name)) for name in held_out}
-    narrow = schema(held_out=False)
+    kind, narrow = schema(held_out=True), schema(held_out=False)
     start = 0
     with (
-        pyarrow.memory_map(str(every)) as source,
         pyarrow.OSFile(str(staged / "train.arrow"), "wb") as file,
         pyarrow.ipc.new_stream(file, narrow) as writer,
     ):
-        for batch in pyarrow.ipc.open_stream(source):
+        for path in files:
+            with pyarrow.memory_map(str(path)) as source:
+                batch = pyarrow.ipc.read_record_batch(source.read_buffer(), kind)
+            path.unlink()  # its pages stay until the batch is gone
             times = mixture.times[start : start + len(batch)]
             taken = batch.select(narrow.names)
             if (times != 1).any():

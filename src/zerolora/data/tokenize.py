@@ -12,7 +12,7 @@ import itertools
 import json
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,12 +50,12 @@ class Dropped(NamedTuple):
 class Result(NamedTuple):
     """What became of a chunk.
 
-    batch: an Arrow record batch of `rows.schema(held_out=True)`, in the bytes of Arrow's IPC. hashes: of each row and
+    file: where its rows were written, an Arrow record batch of `rows.schema(held_out=True)`. hashes: of each row and
     of its prompt, uint64 [rows, 2]. counts: rows that were cut, turns and learned tokens by role, stop tokens.
     progress: bytes of the file that the chunk stands for.
     """
 
-    batch: bytes
+    file: Path
     hashes: Any
     source: int
     read: int
@@ -64,19 +64,23 @@ class Result(NamedTuple):
     progress: int
 
 
-def tokenize(jobs: Iterable[Job], model: Path, settings: dict[str, Any], workers: int) -> Iterator[Result]:
-    """Yield the result of every job, in the order of the jobs, from `workers` processes.
+def tokenize(
+    jobs: Iterable[Job], model: Path, settings: dict[str, Any], workers: int, folder: Path
+) -> Generator[Result, None, None]:
+    """Yield the result of every job, in the order of the jobs, from `workers` processes, which write into `folder`.
 
+    Close it before `folder` is removed: that waits for the processes.
     Raises UserError if the model's tokenizer does not fit the settings, or a worker dies.
     """
     # Workers share out the rows; threads inside each would only get into each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     work = Work(model, settings)
-    jobs = iter(jobs)
-    first = list(itertools.islice(jobs, 2))
-    jobs = itertools.chain(first, jobs)
+    files = (folder / f"{number}.arrow" for number in itertools.count())
+    tasks: Iterator[tuple[Job, Path]] = zip(jobs, files, strict=False)
+    first = list(itertools.islice(tasks, 2))
+    tasks = itertools.chain(first, tasks)
     if workers == 1 or len(first) < 2:
-        yield from map(work, jobs)
+        yield from itertools.starmap(work, tasks)
         return
     # Workers are forked, so that each has the tokenizer without loading it again.
     _WORK[:] = [work]
@@ -84,8 +88,8 @@ def tokenize(jobs: Iterable[Job], model: Path, settings: dict[str, Any], workers
     with concurrent.futures.ProcessPoolExecutor(workers, context, _start) as pool:
         waiting: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
         try:
-            for job in jobs:
-                waiting.append(pool.submit(_run, job))
+            for job, file in tasks:
+                waiting.append(pool.submit(_run, job, file))
                 if len(waiting) > 2 * workers:  # no more than the workers can chew: memory stays flat
                     yield waiting.popleft().result()
             while waiting:
@@ -109,9 +113,9 @@ def _start() -> None:
     gc.disable()
 
 
-def _run(job: Job) -> Result:
+def _run(job: Job, file: Path) -> Result:
     gc.collect()
-    return _WORK[0](job)
+    return _WORK[0](job, file)
 
 
 class Work:
@@ -128,8 +132,8 @@ class Work:
         # Some tokenizers name a BOS that they never put before a text.
         self.bos = tokenizer.bos_token_id if self.template.bos else None
 
-    def __call__(self, job: Job) -> Result:
-        """Return a chunk's rows as tokens."""
+    def __call__(self, job: Job, file: Path) -> Result:
+        """Write a chunk's rows as tokens."""
         counts: collections.Counter[str] = collections.Counter()
         read: list[tuple[str, Any]] = []
         rows: list[_Row] = []
@@ -163,8 +167,9 @@ class Work:
             counts[f"learned_tokens.{role}"] += learned
         cut = "rows.split" if self.too_long == "split" else "rows.truncated"
         counts[cut] += int((tokens.ids.lengths[list(used)] > self.max_length).sum())
+        file.write_bytes(_batch(parts, rows, job.source))
         return Result(
-            _batch(parts, rows, job.source),
+            file,
             _hashes(parts, rows, tokens),
             job.source,
             len(read),
@@ -319,7 +324,7 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
     return result + place.astype(np.uint64)[:, None]
 
 
-def _batch(parts: Parts, rows: list[_Row], source: int) -> bytes:
+def _batch(parts: Parts, rows: list[_Row], source: int) -> Any:
     """Return rows in the bytes of Arrow's IPC, as Result describes them."""
     import pyarrow
 
@@ -338,4 +343,4 @@ def _batch(parts: Parts, rows: list[_Row], source: int) -> bytes:
     }
     kind = schema(held_out=True)
     arrays = [pyarrow.array(columns[field.name], field.type) for field in kind]
-    return pyarrow.RecordBatch.from_arrays(arrays, schema=kind).serialize().to_pybytes()
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=kind).serialize()
