@@ -182,6 +182,15 @@ def test_a_bad_row_is_named_or_dropped_and_listed(folder: Folder, line: str, sai
     assert len(folder.all_rows()) == 20
 
 
+@pytest.mark.parametrize("token", [100_000, 2**31, 10**30])
+def test_a_token_that_the_tokenizer_does_not_know(folder: Folder, token: int) -> None:
+    good = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}
+    folder.prepare([good, {"input_ids": [4, token]}, *[good] * 20], bad_row="drop")
+    (line,) = (folder.output / "dropped.jsonl").read_text().splitlines()
+    assert f"input_ids holds {token}, but the model's tokenizer knows" in line
+    assert all((row["input_ids"], row["labels"]) == ([1, 2, 3], [-100, 2, 3]) for row in folder.all_rows())
+
+
 def test_many_bad_rows_are_told_at_once_and_not_all(folder: Folder) -> None:
     folder.write("rows.jsonl", [*ROWS, *(["{}\n"] * 9)])
     with pytest.raises(UserError) as caught:

@@ -20,6 +20,7 @@ import numpy as np
 
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Tokens
 from zerolora.data.example import BadRow, Example
+from zerolora.data.fit import Parts, fitted
 from zerolora.data.formats import parse
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
@@ -180,21 +181,27 @@ class Work:
 
     def _given(self, rows: list["_Row"]) -> Tokens:
         """Return rows that came as tokens."""
-        ids = Ragged.of([row.example.tokens for row in rows])
-        labels = Ragged.of([row.example.labels for row in rows]).values
+        wrong = {}
+        given, said = [], []
+        for number, row in enumerate(rows):
+            assert row.example.tokens is not None and row.example.labels is not None
+            largest = max(row.example.tokens)
+            if largest >= self.vocabulary:
+                wrong[number] = BadRow(
+                    f"input_ids holds {largest}, but the model's tokenizer knows {self.vocabulary} tokens only; "
+                    "tokenize it with this model's tokenizer"
+                )
+            given.append([0] if number in wrong else row.example.tokens)
+            said.append([0] if number in wrong else row.example.labels)
+        ids, labels = Ragged.of(given), Ragged.of(said).values
         learned = np.where(labels == IGNORED, CONTEXT, 0).astype(np.int8)
         learned[ids.heads] = CONTEXT
         # The last answer is what is learned last, and all that stands together with it.
         begins = (learned != CONTEXT) & np.concatenate([[True], learned[:-1] == CONTEXT])
         last = np.maximum.accumulate(np.where(begins, np.arange(len(learned)), 0))
-        found = Tokens(ids, learned, last[ids.offsets[1:] - 1] - ids.offsets[:-1], ["tokens"], {})
+        found = Tokens(ids, learned, last[ids.offsets[1:] - 1] - ids.offsets[:-1], ["tokens"], wrong)
         for number in np.flatnonzero(found.supervised == 0).tolist():
-            found.wrong[number] = NOTHING
-        for number in np.flatnonzero(ids.totals(ids.values >= self.vocabulary)).tolist():
-            found.wrong[number] = BadRow(
-                f"input_ids holds {max(ids[number])}, but the model's tokenizer knows {self.vocabulary} tokens only; "
-                "tokenize it with this model's tokenizer"
-            )
+            wrong.setdefault(number, NOTHING)
         return found
 
     def _count(self, counts: collections.Counter[str], row: "_Row") -> None:
@@ -216,67 +223,6 @@ class _Row(NamedTuple):
     number: int
     example: Example
     pieces: list[Piece]
-
-
-class Parts(NamedTuple):
-    """What is used of rows: of each part the number of the row that it is of, and its tokens."""
-
-    row: np.ndarray
-    tokens: Tokens
-
-
-def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
-    """Return rows as parts of at most `longest` tokens, by the policy too_long; those that teach nothing are left out.
-
-    truncate_left keeps BOS. A row that is cut can no longer be asked if its prompt was cut.
-    """
-    ids = tokens.ids
-    if not tokens.wrong and not (ids.lengths > longest).any():
-        return Parts(np.arange(len(ids)), tokens)
-    rows: list[int] = []
-    slices: list[list[tuple[int, int]]] = []
-    for row, (start, end) in enumerate(itertools.pairwise(ids.offsets.tolist())):
-        if row not in tokens.wrong:
-            found = (
-                [[(start, end)]]
-                if end - start <= longest
-                else _cuts(start, end, longest, policy, ids.values[start] == bos)
-            )
-            rows += [row] * len(found)
-            slices += found
-    starts, ends = np.array([pair for part in slices for pair in part], np.int64).reshape(-1, 2).T
-    taken = ids.slices(starts, ends).joined(map(len, slices))
-    learned = Ragged(tokens.learned, ids.offsets).slices(starts, ends).values
-    # A row's first token has nothing before it that could predict it.
-    learned[taken.heads] = CONTEXT
-    which = np.array(rows, np.int64)
-    prompt = tokens.prompt[which]
-    prompt[(ids.lengths[which] > longest) & ((prompt >= longest) | (policy != "truncate_right"))] = 0
-    parts = Parts(which, Tokens(taken, learned, prompt, tokens.roles, {}))
-    teaching = np.flatnonzero(parts.tokens.supervised)
-    if len(teaching) == len(which):
-        return parts
-    kept = taken.take(teaching)
-    return Parts(
-        which[teaching],
-        Tokens(kept, Ragged(learned, taken.offsets).take(teaching).values, prompt[teaching], tokens.roles, {}),
-    )
-
-
-def _cuts(start: int, end: int, longest: int, policy: str, keep_first: bool) -> list[list[tuple[int, int]]]:
-    """Return the parts of a row that stands from `start` to `end`, each as slices that are joined."""
-    if end - start <= longest:
-        return [[(start, end)]]
-    match policy:
-        case "truncate_right":
-            return [[(start, start + longest)]]
-        case "truncate_left" if keep_first and longest > 1:
-            return [[(start, start + 1), (end - longest + 1, end)]]
-        case "truncate_left":
-            return [[(end - longest, end)]]
-        case "split":
-            return [[(first, min(first + longest, end))] for first in range(start, end, longest)]
-    return []
 
 
 def _holds(value: Any, column: str) -> bool:

@@ -1,0 +1,66 @@
+"""Rows that are longer than max_length, dealt with by the policy too_long."""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from zerolora.data.encode import CONTEXT, Tokens
+from zerolora.data.ragged import Ragged
+
+
+class Parts(NamedTuple):
+    """What is used of rows: of each part the number of the row that it is of, and its tokens."""
+
+    row: np.ndarray
+    tokens: Tokens
+
+
+def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
+    """Return rows as parts of at most `longest` tokens, by the policy too_long; those that teach nothing are left out.
+
+    truncate_left keeps BOS. A row that is cut can no longer be asked if its prompt was cut.
+    """
+    ids = tokens.ids
+    if not tokens.wrong and not (ids.lengths > longest).any():
+        return Parts(np.arange(len(ids)), tokens)
+    rows: list[int] = []
+    slices: list[list[tuple[int, int]]] = []
+    for row, (start, end) in enumerate(itertools.pairwise(ids.offsets.tolist())):
+        if row not in tokens.wrong:
+            found = _cuts(start, end, longest, policy, ids.values[start] == bos)
+            rows += [row] * len(found)
+            slices += found
+    starts, ends = np.array([pair for part in slices for pair in part], np.int64).reshape(-1, 2).T
+    taken = ids.slices(starts, ends).joined(map(len, slices))
+    learned = Ragged(tokens.learned, ids.offsets).slices(starts, ends).values
+    # A row's first token has nothing before it that could predict it.
+    learned[taken.heads] = CONTEXT
+    which = np.array(rows, np.int64)
+    prompt = tokens.prompt[which]
+    prompt[(ids.lengths[which] > longest) & ((prompt >= longest) | (policy != "truncate_right"))] = 0
+    parts = Parts(which, Tokens(taken, learned, prompt, tokens.roles, {}))
+    teaching = np.flatnonzero(parts.tokens.supervised)
+    if len(teaching) == len(which):
+        return parts
+    kept = taken.take(teaching)
+    return Parts(
+        which[teaching],
+        Tokens(kept, Ragged(learned, taken.offsets).take(teaching).values, prompt[teaching], tokens.roles, {}),
+    )
+
+
+def _cuts(start: int, end: int, longest: int, policy: str, keep_first: bool) -> list[list[tuple[int, int]]]:
+    """Return the parts of a row that stands from `start` to `end`, each as slices that are joined."""
+    if end - start <= longest:
+        return [[(start, end)]]
+    match policy:
+        case "truncate_right":
+            return [[(start, start + longest)]]
+        case "truncate_left" if keep_first and longest > 1:
+            return [[(start, start + 1), (end - longest + 1, end)]]
+        case "truncate_left":
+            return [[(end - longest, end)]]
+        case "split":
+            return [[(first, min(first + longest, end))] for first in range(start, end, longest)]
+    return []
