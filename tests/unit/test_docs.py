@@ -62,6 +62,22 @@ def test_the_tables_of_packers_and_of_balance_are_those_measured() -> None:
     assert min(ours) >= 0.9975
 
 
+def test_the_speed_and_memory_of_prepare_are_those_measured() -> None:
+    text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    tokenizing: Any = result("tokenizing.json")
+    speed, ratio = tokenizing["speed"], tokenizing["ratio_to"]
+    rows = [
+        f"| {name} | {found['rows_per_second']:,} | {found['tokens_per_second']:,} |" for name, found in speed.items()
+    ]
+    rows += [f"{tokenizing['rows']:,} rows", f"{tokenizing['mean_tokens']} tokens"]
+    rows += [f"{ratio['datasets.map']:.2f} times", f"{ratio['tokenizer alone']:.0%}"]
+    memory: Any = result("prepare_memory.json")
+    rows += [f"| {run['rows']:,} | {run['peak_bytes'] / 1e6:,.0f} MB |" for run in memory["runs"]]
+    rows += [f"{memory['bytes_more_per_row']:.0f} bytes a row"]
+    assert [row for row in rows if row not in text] == []
+    assert max(run["rows"] for run in memory["runs"]) == 5_000_000
+
+
 def test_the_process_memory_of_the_estimate_is_what_was_measured() -> None:
     measured = result("process_memory.json")
     assert measured["PROCESS_BYTES"] == pytest.approx(measured["resident_bytes"], rel=0.1)
