@@ -7,6 +7,8 @@ how long), mask.json and mask.html (what the loss sees, proven and shown), dropp
 manifest.json (what all this is made of). Memory does not grow with the data, but for 26 bytes a row.
 """
 
+import collections
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -192,7 +194,10 @@ def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics:
     wanted = {name: np.sort(getattr(mixture, name)) for name in held_out}
     kind, narrow = schema(held_out=True), schema(held_out=False)
     start = 0
+    looking: collections.deque[concurrent.futures.Future[None]] = collections.deque()
     with (
+        # Looks at what was written while the next is read.
+        concurrent.futures.ThreadPoolExecutor(1) as second,
         pyarrow.OSFile(str(staged / "train.arrow"), "wb") as file,
         pyarrow.ipc.new_stream(file, narrow) as writer,
     ):
@@ -206,12 +211,15 @@ def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics:
                 taken = taken.take(pyarrow.array(np.repeat(np.arange(len(batch)), times)))
             if len(taken):
                 writer.write_batch(taken)
-                statistics.count("train", taken)
-                proof.look(taken)
+                looking.append(second.submit(_look, "train", taken, statistics, proof))
+                if len(looking) > 2:
+                    looking.popleft().result()
             for name, numbers in wanted.items():
                 first, end = np.searchsorted(numbers, [start, start + len(batch)])
                 held_out[name].append(batch.take(pyarrow.array(numbers[first:end] - start)))
             start += len(batch)
+        for look in looking:
+            look.result()
         for name, batches in held_out.items():
             # From the order of the files to the order drawn.
             order = np.argsort(np.argsort(getattr(mixture, name)))
@@ -222,5 +230,9 @@ def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics:
             ):
                 for batch in table.combine_chunks().to_batches():
                     out.write_batch(batch)
-                    statistics.count(name, batch)
-                    proof.look(batch)
+                    _look(name, batch, statistics, proof)
+
+
+def _look(split: str, rows: Any, statistics: Statistics, proof: Proof) -> None:
+    statistics.count(split, rows)
+    proof.look(rows)

@@ -45,7 +45,10 @@ class Ragged:
     def slices(self, starts: np.ndarray, ends: np.ndarray) -> "Ragged":
         """Return values[start:end] for each start and end."""
         offsets = bounds(ends - starts)
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
+        # Numbers of four bytes where they suffice, as reading and writing them is all that takes time here.
+        kind = np.int32 if max(offsets[-1], len(self.values)) < 2**31 else np.int64
+        places = np.repeat((starts - offsets[:-1]).astype(kind), ends - starts)
+        places += np.arange(offsets[-1], dtype=kind)
         return Ragged(self.values[places], offsets)
 
     def joined(self, counts: Iterable[int]) -> "Ragged":
