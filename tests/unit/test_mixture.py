@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.data.mixture import Index, mix
+from zerolora.data.mixture import Index, _among, _first, mix
 from zerolora.errors import UserError
 
 SETTINGS: dict[str, Any] = {
@@ -113,3 +113,13 @@ def test_a_split_that_would_be_empty_is_refused() -> None:
     sources = [PLAIN, PLAIN | {"split": "validation"}]
     with pytest.raises(UserError, match="no row is left for validation"):
         mix(index([0] * 9), SETTINGS | {"split": {"validation": 0, "test": 2}}, sources, "folder")
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**60, 2**63]), max_size=40), st.data())
+def test_hashes_are_found_again(hashes: list[int], data: st.DataObject) -> None:
+    given_hashes = np.array(hashes, np.uint64)
+    assert _first(given_hashes).tolist() == [value not in hashes[:place] for place, value in enumerate(hashes)]
+    rows = data.draw(st.lists(st.integers(0, len(hashes) - 1))) if hashes else []
+    wanted = data.draw(st.lists(st.sampled_from(hashes))) if hashes else []
+    found = _among(given_hashes, np.array(rows, np.int64), np.array(wanted, np.uint64))
+    assert found.tolist() == [hashes[row] in wanted for row in rows]

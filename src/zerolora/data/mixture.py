@@ -9,6 +9,8 @@ import numpy as np
 from zerolora.data.rows import SPLITS
 from zerolora.errors import UserError
 
+BLOCK = 1 << 18  # rows
+
 
 class Index(NamedTuple):
     """What is known of every row without its tokens: arrays [rows] of source numbers, row and prompt hashes."""
@@ -35,12 +37,9 @@ def mix(index: Index, settings: dict[str, Any], sources: list[dict[str, Any]], p
     if a split would be empty.
     """
     rows = len(index.source)
-    kept = np.ones(rows, dtype=bool)
-    _, first = np.unique(index.row, return_index=True)
-    counts = {"duplicate_rows": rows - len(first)}
-    if settings["duplicates"] == "drop":
-        kept[:] = False
-        kept[first] = True
+    first = _first(index.row)
+    counts = {"duplicate_rows": rows - int(first.sum())}
+    kept = first if settings["duplicates"] == "drop" else np.ones(rows, dtype=bool)
     split = _split(index, settings, sources, kept, path)
     counts |= _leaks(index, split, drop=settings["leakage"] == "drop")
     for number, name in enumerate(SPLITS):
@@ -58,7 +57,9 @@ def _split(
     index: Index, settings: dict[str, Any], sources: list[dict[str, Any]], kept: np.ndarray, path: str
 ) -> list[np.ndarray]:
     """Return the row numbers of train, validation and test: drawn rows first, then those of sources with a split."""
-    own = np.array([SPLITS.index(source["split"]) if source["split"] else -1 for source in sources])[index.source]
+    own = np.array([SPLITS.index(source["split"]) if source["split"] else -1 for source in sources], np.int8)[
+        index.source
+    ]
     drawn = array("I", np.flatnonzero(kept & (own < 0)).astype(np.uint32).tobytes())
     random.Random(settings["seed"]).shuffle(drawn)  # noqa: S311 - data, not secrets
     validation, test = settings["split"]["validation"], settings["split"]["test"]
@@ -74,16 +75,38 @@ def _leaks(index: Index, split: list[np.ndarray], drop: bool) -> dict[str, int]:
     """Count, and with `drop` take out of `split`, rows whose prompt is asked in a later split too."""
     train, validation, test = split
     held_out = np.concatenate([validation, test])
-    in_both = np.isin(index.prompt[train], index.prompt[held_out])
-    in_test = np.isin(index.prompt[validation], index.prompt[test])
+    in_both = _among(index.prompt, train, index.prompt[held_out])
+    in_test = _among(index.prompt, validation, index.prompt[test])
     counts = {
-        "leaked_rows": int(np.isin(index.row[train], index.row[held_out]).sum()),
+        "leaked_rows": int(_among(index.row, train, index.row[held_out]).sum()),
         "leaked_prompts": int(in_both.sum()),
         "leaked_validation_prompts": int(in_test.sum()),
     }
     if drop:
         split[0], split[1] = train[~in_both], validation[~in_test]
     return counts
+
+
+def _first(hashes: np.ndarray) -> np.ndarray:
+    """Return of each hash whether it is the first of its kind. A 16th of them at a time, to keep memory low."""
+    first = np.zeros(len(hashes), dtype=bool)
+    share = (hashes >> np.uint64(60)).astype(np.uint8)
+    for number in range(16):
+        members = np.flatnonzero(share == number)
+        first[members[np.unique(hashes[members], return_index=True)[1]]] = True
+    return first
+
+
+def _among(hashes: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return of each row whether its hash is among those wanted. Some rows at a time, to keep memory low."""
+    wanted = np.sort(wanted)
+    found = np.zeros(len(rows), dtype=bool)
+    if len(wanted):
+        for start in range(0, len(rows), BLOCK):
+            some = hashes[rows[start : start + BLOCK]]
+            places = np.searchsorted(wanted, some).clip(max=len(wanted) - 1)
+            found[start : start + BLOCK] = wanted[places] == some
+    return found
 
 
 def _weigh(times: np.ndarray, source: np.ndarray, sources: list[dict[str, Any]], seed: int) -> None:

@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,7 +152,7 @@ def _collect(
 ) -> tuple[list[Path], Index]:
     """Write the dropped rows, and return the files of the others, in order, and what is known of each row."""
     files = []
-    columns: list[list[np.ndarray]] = [[], [], []]
+    columns = array("h"), array("Q"), array("Q")
     with dropped.open("w", encoding="utf-8") as rejected:
         for result in results:
             _refuse(result.dropped, settings)
@@ -159,14 +160,11 @@ def _collect(
             files.append(result.file)
             new = (np.full(len(result.hashes), result.source, np.int16), result.hashes[:, 0], result.hashes[:, 1])
             for column, part in zip(columns, new, strict=True):
-                column.append(part)
+                column.frombytes(part.tobytes())
             statistics.add(result)
             proof.add(result.counts)
             bar.update(result.progress, result.read)
-    types = (np.int16, np.uint64, np.uint64)
-    return files, Index(
-        *(np.concatenate([np.zeros(0, type_), *parts]) for parts, type_ in zip(columns, types, strict=True))
-    )
+    return files, Index(*(np.array(column, copy=False) for column in columns))
 
 
 def _refuse(dropped: list[Dropped], settings: dict[str, Any]) -> None:
