@@ -33,7 +33,7 @@ ROUNDS = 3
 
 def main() -> None:
     """Time the three, and write their rows and tokens a second and the ratios."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 160_000
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 80_000
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -4,7 +4,7 @@
 
 Writes train.arrow, validation.arrow and test.arrow (columns: rows.schema), stats.json and lengths.csv (how many and
 how long), mask.json and mask.html (what the loss sees, proven and shown), dropped.jsonl (rows that are not used) and
-manifest.json (what all this is made of). Memory does not grow with the data, but for 26 bytes a row.
+manifest.json (what all this is made of). Memory does not grow with the data, but for about 25 bytes a row.
 """
 
 import collections
