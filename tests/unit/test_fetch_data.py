@@ -361,7 +361,11 @@ def test_an_interrupted_command_leaves_nothing_and_can_be_called_again(hub: Hub,
         str(output),
     ]
     hub.failures = ["stall"] * 3
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+    # Shells start background jobs, such as these tests may be, with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    signal.signal(signal.SIGINT, before)
+    with process:
         assert hub.stalled.wait(60)
         assert not output.exists()
         process.send_signal(signal.SIGINT)
