@@ -10,7 +10,7 @@ import pytest
 from goldens import CONVERSATIONS, Golden, answer, goldens, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers_of import FAMILIES, UNKNOWN, Family, tokenizer_like, tokenizer_of
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
@@ -207,6 +207,15 @@ def test_spelling_of_tokens_is_what_the_decoder_reads(text: str) -> None:
     ids = ids_of(tokenizer, f"{text}<|im_end|>")
     assert spelling is not None
     assert [part.decode() for part in spelling.of(Ragged.of([ids, []]))] == [read(tokenizer, ids), ""]
+
+
+def test_byte_level_tokenizer_that_changes_a_text_is_caught() -> None:
+    tokenizer = tokenizer_like(FAMILIES["qwen2.5"], None)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    rows = [[Piece("Hi", None, False), Piece(said, "assistant", True)] for said in ("one", "Two")]
+    kept, changed = rows_of(tokenizer, rows)
+    assert isinstance(kept, Row)
+    assert str(changed) == "the tokenizer reads 'Two' back as 'two'; remove the characters it does not know"
 
 
 def test_spelling_is_doubted_where_the_decoder_says_otherwise() -> None:

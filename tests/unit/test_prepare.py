@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import multiprocessing
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,10 @@ def test_workers_change_no_byte(folder: Folder) -> None:
 
 def test_processes_that_are_still_writing_leave_nothing_behind(folder: Folder) -> None:
     folder.write("rows.jsonl", [{"instruction": "a", "output": ""}, *MANY])
-    with pytest.raises(UserError, match="rows.jsonl:1: output is empty"):
+    with pytest.raises(UserError, match="rows.jsonl:1: output is empty") as caught:
         folder.prepare(workers=2, path="rows.jsonl")
+    # None goes on writing while the error is told (which holds on to all that was at work).
+    assert multiprocessing.active_children() == [], caught
     assert {path.name for path in folder.path.iterdir()} == {"rows.jsonl", "model"}
 
 
