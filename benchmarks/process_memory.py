@@ -1,4 +1,5 @@
-"""Measure what a rank's process needs before it loads anything: the estimate's PROCESS_BYTES.
+"""Measure what a rank's process needs before it loads anything, the estimate's PROCESS_BYTES, and what runs beside the
+ranks on the first node of a Slurm job: headroom.py's JOB_BYTES.
 
     .venv/bin/python benchmarks/process_memory.py
 
@@ -12,8 +13,17 @@ from pathlib import Path
 from machine import machine
 
 from zerolora.files import write_json
-from zerolora.memory.estimate import PROCESS_BYTES
+from zerolora.memory.headroom import JOB_BYTES
+from zerolora.memory.predict import PROCESS_BYTES
 
+# A job is a Snakemake that starts a Snakemake that starts the launcher.
+SNAKEMAKE = ["snakemake", "--profile", "profiles/local", "--dry-run", "all"]
+LAUNCHER = [sys.executable, "-c", "import zerolora.cli, zerolora.train.launcher"]
+PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 PROBE = """
 import zerolora.train.rank
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")][0])
@@ -21,12 +31,25 @@ print([line.split()[1] for line in open("/proc/self/status") if line.startswith(
 
 
 def main() -> None:
-    """Start a process that imports what a rank imports, and write down its resident set."""
+    """Start each of these processes, and write down its resident set."""
     output = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout
     measured = int(output.split()[-1]) * 1024
-    result = {"machine": machine(), "resident_bytes": measured, "PROCESS_BYTES": PROCESS_BYTES}
+    beside = 2 * peak_bytes(SNAKEMAKE) + peak_bytes(LAUNCHER)
+    result = {
+        "machine": machine(),
+        "resident_bytes": measured,
+        "PROCESS_BYTES": PROCESS_BYTES,
+        "beside_bytes": beside,
+        "JOB_BYTES": JOB_BYTES,
+    }
     write_json(Path("benchmarks/results/process_memory.json"), result)
     print(result)
+
+
+def peak_bytes(command: list[str]) -> int:
+    """Return the most that a command's process held. A small process starts it: a new process counts its parent's."""
+    output = subprocess.run([sys.executable, "-c", PEAK, *command], capture_output=True, text=True, check=True).stdout
+    return int(output.split()[-1]) * 1024
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Rendered JSON: DeepSpeed takes it, training's values win, overrides are told."""
+"""Rendered files: DeepSpeed takes them, every value says why, the impossible is refused, training's values win."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,80 +10,267 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolora.errors import UserError
-from zerolora.memory.states import STRATEGIES
-from zerolora.zero.render import lines, render
+from zerolora.memory.buffers import Buckets, buckets
+from zerolora.memory.estimate import estimate
+from zerolora.memory.strategies import STRATEGIES, Strategy
+from zerolora.zero.choice import Choice
+from zerolora.zero.own_json import (
+    DEFAULTS,
+    FLAGS,
+    OFFLOADS,
+    RENAMED,
+    SECTIONS,
+    SIZES,
+    described,
+    faults,
+    filled,
+    known_keys,
+)
+from zerolora.zero.render import lines, render, rendered
+from zerolora.zero.strategies import strategy_json
 
 SETTINGS: dict[str, Any] = {
-    "ranks": 1,
+    "device": "cuda",
+    "gpu_memory": 80 * 1024**3,
+    "host_memory": 512 * 1024**3,
+    "reserve": 0,
+    "nodes": 1,
+    "ranks_per_node": 1,
+    "global_batch": 6,
     "micro_batch": 2,
-    "accumulation": 3,
+    "precision": "bf16",
+    "activation_checkpointing": False,
+    "attention": "sdpa",
+    "lora": {"r": 4, "targets": "all-linear", "dropout": 0.0},
+    "keeps_best": False,
     "strategy": "zero2",
     "own_json": None,
-    "device": "cuda",
-    "precision": "bf16",
     "gradient_clipping": 0.5,
+    "nvme": None,
+    "epochs": 1,
+    "max_steps": None,
+    "validation_steps": None,
+    "hardware": {
+        "probe": None,
+        "gpu": None,
+        "compute_capability": 8.0,
+        "node_link": None,
+        "network": "100gbe",
+        "network_adapters": 1,
+        "host_link": "pcie4",
+        "disk": "nvme",
+    },
+}
+MODEL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+STATS = {
+    "packing": False,
+    "longest_packed_row": 100,
+    "most_supervised": 10,
+    "train_packed_rows": 12,
+    "validation_packed_rows": 3,
+    "train_tokens": 900,
+    "train_supervised_tokens": 90,
+    "train_mean_row_of_a_token": 80.0,
+}
+ROOT = Path(__file__).resolve().parents[2]
+OWN = "config/deepspeed/own.json"
+ELEMENTS = {
+    "reduce_bucket_size": "reduce",
+    "allgather_bucket_size": "allgather",
+    "stage3_prefetch_bucket_size": "prefetch",
+    "stage3_param_persistence_threshold": "persistence",
+    "stage3_max_live_parameters": "live",
 }
 
 
-def write_estimate(folder: Path, fitting: set[str], hidden: int = 64, trainable: int = 1000) -> Path:
-    path = folder / "estimate.json"
-    strategies = [{"strategy": name, "fits": name in fitting, "why": "needs 9.00 GiB"} for name in STRATEGIES]
-    model = {"trainable_parameters": trainable, "hidden": hidden}
-    path.write_text(json.dumps({"model": model, "strategies": strategies}))
+@pytest.fixture
+def predicted(tmp_path: Path) -> Path:
+    """Return the estimate of a small Llama."""
+    for name, content in {"config.json": MODEL, "stats.json": STATS}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    path = tmp_path / "estimate.json"
+    path.write_text(json.dumps(estimate(SETTINGS, tmp_path, tmp_path)))
     return path
 
 
-@given(
-    st.sampled_from(list(STRATEGIES)),
-    st.sampled_from(["cpu", "cuda"]),
-    st.sampled_from(["fp32", "fp16", "bf16"]),
-    st.integers(1, 64),
-    st.integers(1, 64),
-    st.integers(1, 20000),
-    st.integers(1, 10**10),
-)
-def test_deepspeed_accepts_every_rendered_file(
-    strategy: str, device: str, precision: str, micro_batch: int, accumulation: int, hidden: int, trainable: int
-) -> None:
-    import tempfile
+def impossible(name: str, device: str, precision: str, nvme: str | None) -> bool:
+    """Whether a strategy must be refused, written once more by name."""
+    return (
+        (name == "zero3_quantized" and device == "cpu")
+        or (name == "zero3_nvme" and (nvme is None or precision == "fp32"))
+        or (name in ("ddp", "fsdp", "fsdp_hybrid") and precision == "fp16")
+    )
 
+
+def leaves(config: dict[str, Any], prefix: str) -> set[str]:
+    found = set()
+    for key, value in config.items():
+        name = f"{prefix}.{key}"
+        found |= leaves(value, name) if isinstance(value, dict) else {name}
+    return found
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@given(
+    device=st.sampled_from(["cpu", "cuda"]),
+    precision=st.sampled_from(["fp32", "fp16", "bf16"]),
+    nodes=st.integers(1, 64),
+    local=st.integers(1, 8),
+    nvme=st.sampled_from([None, "/nvme"]),
+    counts=st.tuples(st.integers(1, 64), st.integers(1, 64)),
+    hidden=st.integers(1, 20000),
+    trained=st.integers(1, 10**10),
+    layer=st.integers(1, 10**10),
+    largest=st.integers(1, 10**10),
+)
+def test_every_rendered_file_is_accepted_and_says_why(
+    name: str,
+    device: str,
+    precision: str,
+    nodes: int,
+    local: int,
+    nvme: str | None,
+    counts: tuple[int, int],
+    hidden: int,
+    trained: int,
+    layer: int,
+    largest: int,
+) -> None:
+    strategy = STRATEGIES[name]
+    sizes = buckets(strategy, hidden, trained, layer, largest, layer + largest + trained, device == "cuda")
+    choice = Choice(name, *counts, True, "sdpa", sizes)
+    settings = SETTINGS | {"device": device, "precision": precision, "nodes": nodes, "ranks_per_node": local}
+    settings |= {"nvme": nvme, "ranks": nodes * local}
+    if impossible(name, device, precision, nvme):
+        with pytest.raises(UserError, match=rf"render.strategy is {name}, and .*; write "):
+            rendered(choice, settings)
+        return
+    config, reasons = rendered(choice, settings)
+    assert json.loads(json.dumps(config)) == config
+    assert config["zerolora"] == {
+        "engine": strategy.engine,
+        "strategy": name,
+        "micro_batch": counts[0],
+        "accumulation": counts[1],
+        "activation_checkpointing": True,
+        "attention": "sdpa",
+        "precision": precision,
+    }
+    section = {"deepspeed": "zero_optimization", "ddp": "ddp", "fsdp": "fsdp"}[strategy.engine]
+    assert {"zero_optimization", "ddp", "fsdp"} & config.keys() == {section}
+    explained = {entry.key: entry for entry in reasons}
+    assert leaves(config[section], section) == {key for key in explained if key.startswith(f"{section}.")}
+    assert all(entry.reason and entry.source for entry in reasons)
+    if strategy.engine == "deepspeed":
+        assert_deepspeed_accepts(config, strategy, sizes, nodes * local, local)
+
+
+def assert_deepspeed_accepts(
+    config: dict[str, Any], strategy: Strategy, sizes: Buckets, ranks: int, local: int
+) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    with tempfile.TemporaryDirectory() as folder:
-        predicted = write_estimate(Path(folder), set(), hidden, trainable)
-        settings = {
-            **SETTINGS,
-            "strategy": strategy,
-            "device": device,
-            "precision": precision,
-            "micro_batch": micro_batch,
-            "accumulation": accumulation,
-        }
-        config, _ = render(settings, predicted)
-    accepted = DeepSpeedConfig(config)
-    assert accepted.zero_config.stage == STRATEGIES[strategy].stage
-    assert accepted.train_micro_batch_size_per_gpu == micro_batch
-    assert accepted.gradient_accumulation_steps == accumulation
+    # This process is one rank, which DeepSpeed holds the batch against.
+    accepted = DeepSpeedConfig({key: value for key, value in config.items() if key != "train_batch_size"})
+    assert accepted.train_batch_size * ranks == config["train_batch_size"]
+    zero = accepted.zero_config
+    assert (
+        ranks * accepted.train_micro_batch_size_per_gpu * accepted.gradient_accumulation_steps
+        == (config["train_batch_size"])
+    )
     assert accepted.gradient_clipping == 0.5
-    assert (accepted.zero_config.offload_optimizer is not None) == STRATEGIES[strategy].offload_optimizer
-    assert (accepted.zero_config.offload_param is not None) == STRATEGIES[strategy].offload_parameters
+    assert zero.stage == strategy.stage
+    places = (zero.offload_optimizer, zero.offload_param)
+    assert [place.device if place else "gpu" for place in places] == [strategy.optimizer, strategy.parameters]
+    for key, field in ELEMENTS.items():
+        if key in config["zero_optimization"]:
+            size = config["zero_optimization"][key]
+            assert type(size) is int and size >= 1
+            assert size == getattr(sizes, field)
+    if strategy.stage:
+        assert zero.overlap_comm == sizes.overlap
+    assert zero.zero_hpz_partition_size == (local if strategy.within_node else 1)
+    assert zero.zero_quantized_weights == strategy.quantized
+    if strategy.parameters == "nvme":
+        assert zero.offload_param.buffer_size * local >= sizes.live
+        assert accepted.aio_config["queue_depth"] >= 1
+    # What is rendered is what a user's own JSON of the same content is taken for.
+    whole = replace(strategy, within_node=strategy.within_node and local > 1)
+    assert described(config) == (whole, sizes)
+    assert list(faults({key: value for key, value in config.items() if key != "zerolora"})) == []
 
 
-@pytest.mark.parametrize(
-    ("fitting", "chosen"),
-    [(set(STRATEGIES), "zero0"), ({"zero3", "zero2_offload"}, "zero2_offload"), ({"zero3_offload"}, "zero3_offload")],
-)
-def test_auto_is_the_lowest_that_fits(tmp_path: Path, fitting: set[str], chosen: str) -> None:
-    _, reasons = render({**SETTINGS, "strategy": "auto"}, write_estimate(tmp_path, fitting))
-    assert reasons["strategy"] == f"{chosen}, the lowest stage that fits"
+def test_frozen_weights_are_kept_quantized_where_deepspeed_can() -> None:
+    sizes = Buckets(reduce=1, prefetch=1, persistence=1, live=1)
+    for precision, kept in (("fp16", True), ("bf16", False)):
+        zero, _ = strategy_json(STRATEGIES["zero3_quantized"], sizes, "cuda", 8, None, precision)
+        assert zero["zero_quantized_nontrainable_weights"] is kept
 
 
-def test_auto_that_finds_nothing_says_what_each_needs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing fits: zero0 needs 9.00 GiB; .*larger GPUs"):
-        render({**SETTINGS, "strategy": "auto"}, write_estimate(tmp_path, set()))
+def test_a_hybrid_mesh_is_nodes_by_ranks_of_a_node() -> None:
+    settings = SETTINGS | {"nodes": 2, "ranks_per_node": 8, "ranks": 16}
+    meshes = {
+        name: rendered(Choice(name, 1, 1, False, "sdpa", Buckets()), settings)[0]["fsdp"]["mesh"]
+        for name in ("fsdp", "fsdp_hybrid")
+    }
+    assert meshes == {"fsdp": [16], "fsdp_hybrid": [2, 8]}
 
 
-def test_training_wins_over_ones_own_json_and_says_so(tmp_path: Path) -> None:
+def test_sizes_are_the_models_own(predicted: Path) -> None:
+    config, reasons = render(SETTINGS, predicted)
+    trained = json.loads(predicted.read_text())["model"]["trainable_parameters"]
+    assert config["zero_optimization"]["reduce_bucket_size"] == trained
+    assert config["zerolora"] == {
+        "engine": "deepspeed",
+        "strategy": "zero2",
+        "micro_batch": 2,
+        "accumulation": 3,
+        "activation_checkpointing": False,
+        "attention": "sdpa",
+        "precision": "bf16",
+        "flops": config["zerolora"]["flops"],
+    }
+    assert f"reduce_bucket_size = {trained}: elements of gradients reduced together" in lines(reasons)
+
+
+def test_useful_flops_are_those_that_torch_counts(predicted: Path) -> None:
+    """A forward and a backward pass of one row, as every layer but the first does it: with a gradient of its input."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    base = LlamaForCausalLM._from_config(LlamaConfig.from_dict(MODEL), attn_implementation="eager")
+    model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear"))
+    model.enable_input_require_grads()
+    length, supervised = 48, 5
+    rows = torch.arange(length)[None]
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=rows, use_cache=False, logits_to_keep=supervised).logits.sum().backward()
+    flops = render(SETTINGS, predicted)[0]["zerolora"]["flops"]
+    expected = flops["token"] * length + flops["squared_token"] * length**2 + flops["supervised_token"] * supervised
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_peak_is_that_of_a_gpu_with_a_name(predicted: Path) -> None:
+    peaks = {}
+    for name in (None, "A100-80GB-SXM"):
+        settings = SETTINGS | {"hardware": SETTINGS["hardware"] | {"gpu": name}}
+        peaks[name] = render(settings, predicted)[0]["zerolora"]["flops"]["peak"]
+    assert peaks == {None: None, "A100-80GB-SXM": 312e12}
+
+
+def test_training_wins_over_ones_own_json_and_says_so(predicted: Path) -> None:
     own = {
         "train_micro_batch_size_per_gpu": 7,
         "gradient_accumulation_steps": "auto",
@@ -91,19 +279,23 @@ def test_training_wins_over_ones_own_json_and_says_so(tmp_path: Path) -> None:
         "optimizer": {"type": "Adam"},
         "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": "auto", "reduce_bucket_size": 5},
         "wall_clock_breakdown": True,
+        "zero_force_ds_cpu_optimizer": True,
     }
-    path = "config/deepspeed/own.json"
-    config, reasons = render({**SETTINGS, "strategy": path, "own_json": own}, write_estimate(tmp_path, set()))
+    before = json.dumps(own)
+    config, reasons = render({**SETTINGS, "strategy": OWN, "own_json": own}, predicted)
+    assert json.dumps(own) == before
     told = {entry["key"]: (entry["json"], entry["training"]) for entry in reasons["overrides"]}
     assert told == {
         "train_micro_batch_size_per_gpu": (7, 2),
         "gradient_clipping": (1.0, 0.5),
         "bf16.enabled": (False, True),
         "optimizer": ({"type": "Adam"}, "AdamW and train.schedule"),
+        "zero_force_ds_cpu_optimizer": (True, False),
     }
     assert config["train_micro_batch_size_per_gpu"] == 2
     assert config["gradient_accumulation_steps"] == 3
     assert config["wall_clock_breakdown"] is True
+    assert config["zerolora"]["strategy"] == OWN
     assert config["zero_optimization"] == {
         "stage": 3,
         "stage3_prefetch_bucket_size": int(0.9 * 64 * 64),
@@ -112,7 +304,138 @@ def test_training_wins_over_ones_own_json_and_says_so(tmp_path: Path) -> None:
     assert "gradient_clipping: your JSON says 1.0, training says 0.5" in lines(reasons)
 
 
-def test_an_auto_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_an_auto_that_nobody_knows_is_refused(predicted: Path) -> None:
     own = {"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}
     with pytest.raises(UserError, match="sub_group_size is 'auto'"):
-        render({**SETTINGS, "strategy": "x.json", "own_json": own}, write_estimate(tmp_path, set()))
+        render({**SETTINGS, "strategy": "x.json", "own_json": own}, predicted)
+
+
+ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"stage": 4}, "stage is 4; write 0, 1, 2 or 3"),
+    ({"stage": 2, "overlapp_comm": True}, "zero_optimization.overlapp_comm is no key of DeepSpeed; write overlap_comm"),
+    ({"stage": 3, "aio": {}}, "aio belongs to the top level"),
+    ({"stage": 2, "cpu_offload": True}, "cpu_offload is deprecated; write offload_optimizer: {device: cpu}"),
+    ({"stage": 2, "reduce_bucket_size": "5e8"}, "reduce_bucket_size is '5e8'; write a whole number"),
+    ({"stage": 2, "reduce_bucket_size": 0.5}, "reduce_bucket_size is 0.5; write a whole number"),
+    ({"stage": 2, "reduce_bucket_size": 0}, "reduce_bucket_size is 0; write 1 or more"),
+    ({"stage": True}, "stage is True; write a whole number"),
+    ({"stage": 2, "overlap_comm": 1}, "overlap_comm is 1; write true or false"),
+    ({"stage": 3, "offload_param": "cpu"}, "offload_param is 'cpu'; write an object"),
+    ({"stage": 3, "offload_param": {"device": "disk"}}, "device is 'disk'; write none, cpu or nvme"),
+    ({"stage": 3, "offload_param": {"device": "cpu", "pinned": True}}, "offload_param.pinned is no key"),
+    ({"stage": 2, "offload_param": {"device": "cpu"}}, "offload_param with stage 2"),
+    ({"stage": 0, "offload_optimizer": {"device": "cpu"}}, "offload_optimizer with stage 0"),
+    ({"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/n"}}, "nvme with stage 2"),
+    ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "nvme without nvme_path"),
+    ({"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "ratio with stage 2"),
+    ({"stage": 2, "zero_hpz_partition_size": 8}, "zero_hpz_partition_size with stage 2"),
+    ({"stage": 2, "zero_quantized_weights": True}, "zero_quantized_weights with stage 2"),
+    ({"stage": 3, "stage3_max_live_parameters": 0}, "stage3_max_live_parameters is 0"),
+    ({"stage": 3, "max_live_parameters": 0}, "stage3_max_live_parameters is 0"),
+    ({"stage": 1, "legacy_stage1": True}, "legacy_stage1 is true"),
+]
+
+
+@pytest.mark.parametrize(("zero", "told"), ZERO_MISTAKES)
+def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], told: str) -> None:
+    found = list(faults({"zero_optimization": zero}))
+    assert len(found) == 1
+    assert told in found[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "run", "told"),
+    [
+        ([], {}, "is not a DeepSpeed config"),
+        ({"zero_optimization": 3}, {}, "is not a DeepSpeed config"),
+        ({"zero_optimisation": {"stage": 3}}, {}, "'zero_optimisation' is no key of DeepSpeed, which ignores it"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, {}, "bf16.enabled and fp16.enabled are both true"),
+        (
+            {"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
+            {"ranks_per_node": 2},
+            "train_batch_size is 9, but 2 a GPU x 2 steps x 2 ranks are 8",
+        ),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}}, {"nodes": 6}, "6 ranks are no multiple"),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, {"device": "cpu"}, "no kernels for it"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}}},
+            {"precision": "fp32"},
+            "fp32, which DeepSpeed cannot swap",
+        ),
+    ],
+)
+def test_a_json_that_the_run_cannot_use_is_one_line(predicted: Path, own: Any, run: dict[str, Any], told: str) -> None:
+    settings = {**SETTINGS, **run, "strategy": OWN, "own_json": own}
+    with pytest.raises(UserError) as error:
+        render(settings, predicted)
+    assert str(error.value).startswith(f"render.strategy: {OWN}: ")
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_known_keys_are_deepspeeds_own() -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
+
+    fields = DeepSpeedZeroConfig.model_fields
+    assert known_keys() == {*fields, *(field.alias for field in fields.values() if field.alias)}
+    assert {"offload_param": set(DeepSpeedZeroOffloadParamConfig.model_fields)} | {
+        "offload_optimizer": set(DeepSpeedZeroOffloadOptimizerConfig.model_fields)
+    } == OFFLOADS
+    by_name = {field.alias or name: field for name, field in fields.items()}
+    deprecated = {name for name, field in by_name.items() if (field.json_schema_extra or {}).get("deprecated")}
+    assert deprecated == set(RENAMED)
+    kinds = {name: str(field.annotation) for name, field in by_name.items() if name not in RENAMED}
+    assert {name for name, kind in kinds.items() if "bool" in kind} == set(FLAGS)
+    assert {name for name, kind in kinds.items() if "int" in kind or "StageEnum" in kind} == set(SIZES)
+    assert set(kinds) - set(FLAGS) - set(SIZES) == set(SECTIONS)
+    assert {name: by_name[name].default for name in DEFAULTS} == DEFAULTS
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config/deepspeed").glob("*.json")), ids=lambda path: path.stem)
+def test_the_shipped_jsons_have_no_fault_and_are_described(path: Path) -> None:
+    own = json.loads(path.read_text(encoding="utf-8"))
+    assert list(faults(own)) == []
+    strategy, sizes = described(filled(own, 64))
+    expected = {"reference-stage2": "zero2_offload", "reference-stage3": "zero3_offload"}
+    assert strategy == STRATEGIES[expected[path.stem]]
+    assert sizes.overlap
+    assert sizes.reduce == (200_000_000 if strategy.stage == 2 else 64 * 64)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_json_that_names_a_stage_only_is_described_by_deepspeeds_defaults(stage: int) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    strategy, sizes = described({"zero_optimization": {"stage": stage}})
+    defaults = DeepSpeedZeroConfig(stage=stage)
+    assert strategy == Strategy(stage)
+    if stage:
+        assert sizes.reduce == defaults.reduce_bucket_size
+        assert sizes.overlap == defaults.overlap_comm
+    assert sizes.live == (defaults.max_live_parameters if stage == 3 else 0)
+
+
+def test_render_writes_reasons_as_plain_json(predicted: Path) -> None:
+    _, why = render(SETTINGS, predicted)
+    entry = json.loads(json.dumps(why))["reasons"][0]
+    assert entry.keys() == {"key", "value", "reason", "source"}
+
+
+def test_an_estimate_of_another_version_is_one_line(tmp_path: Path) -> None:
+    old = tmp_path / "estimate.json"
+    old.write_text("{}")
+    with pytest.raises(UserError, match=r"estimate\.json: is of another version; run `zerolora estimate` again"):
+        render(SETTINGS, old)
+
+
+def test_training_asks_for_the_time_of_every_validation(predicted: Path) -> None:
+    """2 steps of 6 rows; 3 rows are validated at the end, and after each step if that is asked for."""
+    once, thrice = (
+        render(SETTINGS | {"validation_steps": every}, predicted)[1]["request"]["seconds"] for every in (None, 1)
+    )
+    step = render(SETTINGS, predicted)[1]["choice"]["ranked"][0]["step_seconds"]
+    assert thrice - once == pytest.approx(2 * step * 3 / 6)

@@ -1,69 +1,170 @@
-"""Write the DeepSpeed JSON of a run, and beside it why it is so.
+"""Write what training reads of a run, the DeepSpeed JSON with the choice beside it, and why it is so.
 
 zerolora render --settings JSON --estimate results/NAME/estimate.json
                 --output results/NAME/zero.json --reasons results/NAME/render.json
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.files import read_json
-from zerolora.zero.strategies import auto_values, strategy_json
+from zerolora.memory.estimate import plan_of
+from zerolora.memory.predict import predict
+from zerolora.memory.shapes import Shape, from_json
+from zerolora.memory.strategies import STRATEGIES
+from zerolora.units import gib
+from zerolora.zero import requests
+from zerolora.zero.choice import Candidate, Choice, choose, summary, table, work_of
+from zerolora.zero.cost import useful_flops
+from zerolora.zero.machines import hardware_of, peak_of
+from zerolora.zero.own_json import check_own, described, filled
+from zerolora.zero.reasons import Reason, nested
+from zerolora.zero.strategies import ZERO, aio_json, check, ddp_json, fsdp_json, strategy_json
 
 NEVER = 10**9  # steps between DeepSpeed's own progress lines; the loop has a bar
+ENGINE = "deepspeed/runtime/engine.py"
 
 
 def render(settings: dict[str, Any], estimate: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (DeepSpeed JSON, reasons) for a run's settings.
+    """Return (zero.json, render.json) for a run's settings.
 
     What the training section says wins over the user's own JSON; reasons["overrides"] lists each key with both
-    values. Raises UserError if strategy is auto and none fits.
+    values. reasons["request"] is what training asks of a scheduler (requests.py). Raises UserError if GPU, host or disk
+    are too small, or if the strategy cannot run.
     """
     predicted = read_json(estimate, "zerolora estimate")
-    hidden, trainable = predicted["model"]["hidden"], predicted["model"]["trainable_parameters"]
+    if not {"shape", "data"} <= predicted.keys():
+        raise UserError(f"{estimate}: is of another version; run `zerolora estimate` again")
+    shape, data = from_json(predicted["shape"]), predicted["data"]
+    hardware, source = hardware_of(settings)
+    own = None
     if settings["own_json"] is not None:
-        chosen = f"your own {settings['strategy']}"
-        config = _filled(settings["own_json"], hidden)
+        check_own(settings["strategy"], settings["own_json"], {**settings, "ranks": _ranks(settings)})
+        own = described(filled(settings["own_json"], shape.hidden))
+    elif settings["strategy"] != "auto":
+        check(
+            STRATEGIES[settings["strategy"]],
+            settings["device"],
+            _ranks(settings),
+            settings["ranks_per_node"],
+            settings["nvme"],
+            settings["precision"],
+        )
+    found = choose(shape, settings, data, hardware, own)
+    check_disk(found[0], shape, estimate.parent)
+    choice = found[0].choice
+    if own is None:
+        config, reasons = rendered(choice, settings)
+        overrides: list[dict[str, Any]] = []
     else:
-        name, chosen = _choose(settings["strategy"], predicted["strategies"])
-        config = {"zero_optimization": strategy_json(name, hidden, trainable, settings["device"])}
-    overrides = _override(config, _from_training(settings))
-    for key in ("optimizer", "scheduler"):
-        if key in config:
-            overrides.append({"key": key, "json": config.pop(key), "training": "AdamW and train.schedule"})
-    # The loop's own AdamW is stepped by torch: DeepSpeed need not know or compile an optimizer.
-    config |= {
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": NEVER,
+        (config, overrides), reasons = rendered_own(choice, settings, shape.hidden), []
+    work = work_of(shape, plan_of(shape, settings, data), data)
+    config["zerolora"]["flops"] = {**useful_flops(work), "peak": peak_of(settings)}
+    return config, {
+        "strategy": _words(choice, settings),
+        "hardware": source,
+        "overrides": overrides,
+        "reasons": [entry._asdict() for entry in reasons],
+        "choice": summary(found, settings, data),
+        "request": requests.training(found[0], shape, settings, data),
     }
-    return config, {"strategy": chosen, "overrides": overrides}
 
 
-def _choose(strategy: str, predicted: list[dict[str, Any]]) -> tuple[str, str]:
-    if strategy != "auto":
-        return strategy, f"{strategy}, as render.strategy says"
-    for entry in predicted:  # in order of stage: the lowest that fits moves the fewest bytes
-        if entry["fits"]:
-            return entry["strategy"], f"{entry['strategy']}, the lowest stage that fits"
-    reasons = "; ".join(f"{entry['strategy']} {entry['why']}" for entry in predicted)
-    raise UserError(
-        f"render.strategy is auto and nothing fits: {reasons}; use more or larger GPUs, a smaller "
-        "train.micro_batch, or train.activation_checkpointing: true"
+def check_disk(found: Candidate, shape: Shape, folder: Path) -> None:
+    """Raise UserError if the disk of the results has no room for what the run writes."""
+    disk, free = predict(shape, found.plan).disk, shutil.disk_usage(folder).free
+    written = {name: disk[name] for name in ("merged", "checkpoints", "adapter")}
+    if sum(written.values()) > free:
+        terms = ", ".join(f"{name} {gib(value)}" for name, value in written.items())
+        raise UserError(
+            f"{folder}: the run writes {gib(sum(written.values()))} ({terms}), but {gib(free)} of the disk are free; "
+            "free some, or put results and work on a larger disk; no strategy writes less"
+        )
+
+
+def _words(choice: Choice, settings: dict[str, Any]) -> str:
+    """Return the choice for people."""
+    why = "the fastest predicted that fits" if settings["strategy"] == "auto" else "as render.strategy says"
+    if settings["own_json"] is not None:
+        why = "your own"
+    saving = "with" if choice.activation_checkpointing else "without"
+    return (
+        f"{choice.strategy}, {why}; micro-batch {choice.micro_batch} x {choice.accumulation}, {saving} activation "
+        f"checkpointing, {choice.attention} attention"
     )
 
 
-def _from_training(settings: dict[str, Any]) -> dict[str, Any]:
+def rendered(choice: Choice, settings: dict[str, Any]) -> tuple[dict[str, Any], list[Reason]]:
+    """Return (zero.json, reasons) for a choice. Raises UserError if it cannot run on the run's hardware."""
+    strategy, precision, nvme = STRATEGIES[choice.strategy], settings["precision"], settings["nvme"]
+    ranks, local = _ranks(settings), settings["ranks_per_node"]
+    check(strategy, settings["device"], ranks, local, nvme, precision)
+    if strategy.engine == "ddp":
+        reasons = ddp_json(choice.buckets)
+    elif strategy.engine == "fsdp":
+        reasons = fsdp_json(strategy, ranks, local, precision, choice.activation_checkpointing)
+    else:
+        _, reasons = strategy_json(strategy, choice.buckets, settings["device"], local, nvme, precision)
+        reasons += aio_json() if "nvme" in (strategy.optimizer, strategy.parameters) else []
+        reasons += _torch_optimizer()
+    config = {
+        **nested(reasons),
+        **_from_training(choice, settings),
+        "zerolora": _chosen(choice, strategy.engine, precision),
+    }
+    return config, reasons
+
+
+def rendered_own(choice: Choice, settings: dict[str, Any], hidden: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return (zero.json, overrides) for a user's own JSON that is checked already."""
+    config = filled(settings["own_json"], hidden)
+    overrides = _override(config, _from_training(choice, settings))
+    for key in ("optimizer", "scheduler"):
+        if key in config:
+            overrides.append({"key": key, "json": config.pop(key), "training": "AdamW and train.schedule"})
+    overrides += _override(config, nested(_torch_optimizer()))
+    config["zerolora"] = _chosen(choice, "deepspeed", settings["precision"])
+    return config, overrides
+
+
+def _chosen(choice: Choice, engine: str, precision: str) -> dict[str, Any]:
+    """Return what training reads beside the engine's own options."""
+    return {
+        "engine": engine,
+        "strategy": choice.strategy,
+        "micro_batch": choice.micro_batch,
+        "accumulation": choice.accumulation,
+        "activation_checkpointing": choice.activation_checkpointing,
+        "attention": choice.attention,
+        "precision": precision,
+    }
+
+
+def _torch_optimizer() -> list[Reason]:
+    compiled = "the loop's AdamW is torch's own; DeepSpeed's would be compiled for minutes, and often fails to"
+    return [
+        Reason("zero_allow_untested_optimizer", True, compiled, "DeepSpeed#1127, #5677"),
+        Reason("zero_force_ds_cpu_optimizer", False, compiled, f"DeepSpeed#1127; {ENGINE}"),
+        Reason("steps_per_print", NEVER, "the loop has a bar of its own", ENGINE),
+    ]
+
+
+def _from_training(choice: Choice, settings: dict[str, Any]) -> dict[str, Any]:
     precision = settings["precision"]
     return {
-        "train_micro_batch_size_per_gpu": settings["micro_batch"],
-        "gradient_accumulation_steps": settings["accumulation"],
-        "train_batch_size": settings["micro_batch"] * settings["accumulation"] * settings["ranks"],
+        "train_micro_batch_size_per_gpu": choice.micro_batch,
+        "gradient_accumulation_steps": choice.accumulation,
+        "train_batch_size": choice.micro_batch * choice.accumulation * _ranks(settings),
         "gradient_clipping": settings["gradient_clipping"],
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16"},
     }
+
+
+def _ranks(settings: dict[str, Any]) -> int:
+    return int(settings["nodes"] * settings["ranks_per_node"])
 
 
 def _override(config: dict[str, Any], training: dict[str, Any], prefix: str = "") -> list[dict[str, Any]]:
@@ -80,22 +181,15 @@ def _override(config: dict[str, Any], training: dict[str, Any], prefix: str = ""
     return changed
 
 
-def _filled(own: dict[str, Any], hidden: int) -> dict[str, Any]:
-    """Return a user's JSON with "auto" in its stage-3 sizes replaced, and stage 0 where it names none."""
-    zero = {"stage": 0, **own.get("zero_optimization", {})}
-    known = auto_values(hidden)
-    for key, value in zero.items():
-        if value == "auto":
-            if key not in known:
-                raise UserError(f"render.strategy: zero_optimization.{key} is 'auto' in your JSON; write its value")
-            zero[key] = known[key]
-    return {**own, "zero_optimization": zero}
-
-
 def lines(reasons: dict[str, Any]) -> str:
     """Return the reasons as lines for people."""
     overrides = [
         f"  {entry['key']}: your JSON says {entry['json']!r}, training says {entry['training']!r}: the latter wins"
         for entry in reasons["overrides"]
     ]
-    return "\n".join([f"strategy: {reasons['strategy']}", *overrides])
+    values = [
+        f"  {entry['key'].removeprefix(f'{ZERO}.')} = {entry['value']}: {entry['reason']}"
+        for entry in reasons["reasons"]
+    ]
+    chosen = [f"strategy: {reasons['strategy']}", f"hardware: {reasons['hardware']}", table(reasons["choice"])]
+    return "\n".join([*chosen, *overrides, *values])

@@ -1,0 +1,510 @@
+"""Hold the prediction against what a real run's memory was: on GPUs what CUDA's allocator gave, else resident bytes.
+
+    .venv/bin/python benchmarks/memory/measure.py           # GPUs if there are any, else this machine's CPU
+    .venv/bin/python benchmarks/memory/measure.py --cpu     # the CPU although there are GPUs
+    .venv/bin/python benchmarks/memory/measure.py --only 7b # groups whose name has this text
+    .venv/bin/python benchmarks/memory/measure.py --no-measure  # predict anew for what was measured before
+
+Nothing is downloaded: models have the shapes of config/recipes/models and random weights. All else is training's own
+code: adapter, DeepSpeed's engine, loss, saving. A group of batches shares one model and one start of as many ranks as
+there are GPUs (two, or one, on a CPU); a group that fails, runs out of memory or of time is a row like any other.
+GPUs must be free of other work. Writes benchmarks/results/memory_gpu.json or memory_cpu.json, in bytes.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import psutil
+import torch
+from machine import machine
+
+from zerolora.data.rows import IGNORED
+from zerolora.files import read_json, write_json
+from zerolora.memory.adapters import Finetuning
+from zerolora.memory.predict import Plan, Prediction, predict, sized
+from zerolora.memory.shapes import read_shape
+from zerolora.telemetry import PeakMemory
+from zerolora.train.launcher import CPU_MALLOC
+from zerolora.zero.choice import Choice
+from zerolora.zero.render import rendered
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "config/recipes/models"
+STEPS = 3  # the first makes the optimizer's states, the second has them all along, the third repeats it
+GROUP_SECONDS = 300  # more than any group's, on a busy machine too: only a hang takes as long
+RESERVE = 3 * 2**30  # bytes a GPU is thought to need for context, NCCL and fragments, when it is asked what fits
+LORA: dict[str, Any] = {
+    "r": 8, "alpha": 16.0, "rank_stabilized": False, "plus_ratio": 1.0, "dropout": 0.0, "targets": "all-linear"
+}  # fmt: skip
+PREDICTED = ("predicted_gpu", "predicted_host", "error", "implied_reserve")
+Group = dict[str, Any]
+Batch = dict[str, Any]
+
+
+def main() -> None:
+    """Measure every group, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--only", default="", help="groups whose name has this text")
+    parser.add_argument("--seconds", type=float, help="no group starts after so long; 480 on GPUs, an hour on a CPU")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--no-measure", action="store_true", help="predict anew for the rows of the output")
+    parser.add_argument("--rank-of", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_of:
+        run_rank(options.rank_of)
+        return
+    on_cpu = options.cpu or not torch.cuda.is_available()
+    groups = [group for group in (cpu_groups() if on_cpu else gpu_groups()) if options.only in name_of(group)]
+    rows: list[dict[str, Any]]
+    output = options.output or ROOT / f"benchmarks/results/memory_{'cpu' if on_cpu else 'gpu'}.json"
+    if options.no_measure:
+        kept = read_json(output, "measure.py")
+        rows = [predicted_anew(each) for each in kept["rows"]]
+        write_json(output, {**kept, **summary(rows), "rows": rows})
+        print(json.dumps(summary(rows)))
+        return
+    rows = []
+    for found in measured(groups, time.monotonic() + (options.seconds or (3600 if on_cpu else 480))):
+        rows += found
+        write_json(output, {**summary(rows), "rows": rows})  # what is known so far, should this be ended
+    # Last, as asking for a GPU's name makes a context on it, which would count as use.
+    write_json(output, {"machine": machine(), **summary(rows), "rows": rows})
+    print(json.dumps(summary(rows)))
+
+
+def gpu_groups() -> list[Group]:
+    """Return what is measured on GPUs: sorted so that what a shorter time leaves out is what matters least."""
+    ranks = torch.cuda.device_count()
+    lengths = (512, 2048, 4096)
+    batches = [
+        {"micro_batch": 1, "length": length, "loss": loss, "logits": length // 2 if loss == "fused" else 0,
+         "masked": loss == "fused"}
+        for length in lengths
+        for loss in ("fused", "full")
+    ]  # fmt: skip
+    chosen = (
+        ("qwen2.5-7b", "zero2", True), ("qwen2.5-7b", "zero3", True), ("qwen2.5-0.5b", "zero0", False),
+        ("qwen2.5-14b", "zero2", True), ("qwen2.5-7b", "zero2_offload", False), ("qwen2.5-7b", "zero3_offload", True),
+        ("qwen2.5-0.5b", "zero1", True), ("qwen2.5-0.5b", "zero3", False), ("qwen2.5-14b", "zero3", False),
+        ("qwen2.5-0.5b", "zero2_offload", True), ("qwen2.5-0.5b", "zero3_offload", False),
+        ("qwen2.5-7b", "zero0", True), ("qwen2.5-14b", "zero3_offload", True), ("qwen2.5-7b", "zero1", False),
+        ("qwen2.5-0.5b", "zero2", False), ("qwen2.5-0.5b", "zero0", True),
+    )  # fmt: skip
+    return [
+        {"model": model, "strategy": strategy, "checkpointing": checkpointing, "precision": "bf16",
+         "attention": "flash", "ranks": ranks, "device": "cuda", "batches": batches}
+        for model, strategy, checkpointing in chosen
+    ]  # fmt: skip
+
+
+def cpu_groups() -> list[Group]:
+    """Return what is measured on a CPU. One batch a group: what an earlier one freed would stay resident."""
+    chosen = (
+        # strategy, ranks, precision, rows, tokens, checkpointing, logits (0: transformers' own loss), masked, attention
+        ("zero0", 1, "fp32", 1, 128, False, 0, False, "sdpa"),
+        ("zero0", 2, "fp32", 4, 64, False, 24, True, "flash"),
+        ("zero0", 2, "bf16", 1, 1024, True, 0, False, "sdpa"),
+        ("zero1", 2, "fp32", 4, 256, False, 64, True, "flash"),
+        ("zero1", 2, "bf16", 8, 64, True, 24, True, "flash"),
+        ("zero2", 1, "fp32", 1, 64, True, 0, False, "sdpa"),
+        ("zero2", 2, "fp32", 4, 57, False, 24, True, "flash"),
+        ("zero2", 2, "fp32", 1, 512, False, 256, False, "flash"),
+        ("zero2", 2, "fp32", 1, 1024, True, 0, False, "sdpa"),
+        ("zero2", 2, "fp32", 1, 512, False, 0, False, "eager"),
+        ("zero2", 2, "bf16", 4, 128, False, 0, True, "eager"),
+        ("zero2", 2, "bf16", 1, 512, True, 256, True, "flash"),
+        ("zero2_offload", 2, "fp32", 1, 256, False, 64, False, "flash"),
+        ("zero2_offload", 2, "bf16", 8, 128, True, 0, True, "sdpa"),
+        ("zero3", 1, "fp32", 4, 128, True, 64, True, "flash"),
+        ("zero3", 2, "fp32", 1, 64, False, 24, True, "flash"),
+        ("zero3", 2, "fp32", 4, 128, False, 0, True, "sdpa"),
+        ("zero3", 2, "bf16", 1, 512, True, 0, False, "sdpa"),
+        ("zero3", 2, "bf16", 4, 64, False, 24, True, "eager"),
+        ("zero3_offload", 2, "fp32", 1, 256, True, 64, True, "flash"),
+        ("zero3_offload", 2, "bf16", 1, 128, False, 0, False, "sdpa"),
+        ("ddp", 2, "fp32", 4, 64, False, 24, True, "flash"),
+    )  # fmt: skip
+    return [
+        {"model": "smollm2-135m", "strategy": strategy, "checkpointing": checkpointing, "precision": precision,
+         "attention": attention, "ranks": ranks, "device": "cpu",
+         "batches": [{"micro_batch": rows, "length": tokens, "loss": "fused" if logits else "full",
+                      "logits": logits, "masked": masked}]}
+        for strategy, ranks, precision, rows, tokens, checkpointing, logits, masked, attention in chosen
+    ]  # fmt: skip
+
+
+def name_of(group: Group) -> str:
+    """Return a group for people."""
+    saving = "checkpointing" if group["checkpointing"] else "all"
+    parts = [group["model"], group["strategy"], f"{group['ranks']}x{group['device']}", group["precision"]]
+    return " ".join([*parts, saving, group["attention"]])
+
+
+def plan_of(group: Group, batch: Batch) -> Plan:
+    """Return the plan that a batch of a group is, nothing reserved."""
+    return Plan(
+        strategy=group["strategy"],
+        finetuning=Finetuning("lora", r=LORA["r"]),
+        nodes=1,
+        ranks_per_node=group["ranks"],
+        micro_batch=batch["micro_batch"],
+        accumulation=1,
+        length=batch["length"],
+        activation_checkpointing=group["checkpointing"],
+        attention=group["attention"],
+        precision=group["precision"],
+        masked=batch["masked"],
+        loss=batch["loss"],
+        logits=batch["logits"],
+        on_cpu=group["device"] == "cpu",
+        reserve=0,
+    )
+
+
+def zero_json(group: Group) -> dict[str, Any]:
+    """Return what render writes for a group: the DeepSpeed JSON, or the options of another engine."""
+    plan = plan_of(group, group["batches"][0])
+    sizes = sized(read_shape(MODELS / f"{group['model']}.json"), plan)
+    micro_batch = group["batches"][0]["micro_batch"]
+    choice = Choice(group["strategy"], micro_batch, 1, group["checkpointing"], group["attention"], sizes)
+    settings = {
+        "device": group["device"], "precision": group["precision"], "gradient_clipping": 1.0, "nvme": None,
+        "nodes": 1, "ranks_per_node": group["ranks"], "ranks": group["ranks"],
+    }  # fmt: skip
+    return rendered(choice, settings)[0]
+
+
+# --- the parent: one group after the other ---
+
+
+def measured(groups: list[Group], deadline: float) -> Iterator[list[dict[str, Any]]]:
+    """Yield for each group a row for each of its batches: what was measured, or why nothing was."""
+    with tempfile.TemporaryDirectory(prefix="zerolora-memory-") as room:
+        for group in groups:
+            shape = read_shape(MODELS / f"{group['model']}.json")
+            predictions = [predict(shape, plan_of(group, batch)) for batch in group["batches"]]
+            fault = "no time left" if time.monotonic() > deadline else None
+            asked = [
+                (batch, prediction, fault or too_large(group, prediction))
+                for batch, prediction in zip(group["batches"], predictions, strict=True)
+            ]
+            fits = [(batch, prediction) for batch, prediction, why in asked if why is None]
+            answers = start({**group, "batches": [batch for batch, _ in fits]}, Path(room)) if fits else []
+            found = [row(group, *pair, answer) for pair, answer in zip(fits, answers, strict=True)]
+            found += [row(group, batch, prediction, {"skipped": why}) for batch, prediction, why in asked if why]
+            print("\n".join([name_of(group), *map(line, found)]), file=sys.stderr)
+            yield found
+
+
+def too_large(group: Group, prediction: Prediction) -> str | None:
+    """Return why a batch is not tried, None if it is."""
+    if group["device"] == "cuda":
+        total = graphics_memory()
+        need = prediction.gpu["total"] + RESERVE
+        if need > total:
+            return f"predicted {need / 2**30:.1f} GiB with context, the GPU has {total / 2**30:.1f}"
+    free, need = psutil.virtual_memory().available, prediction.host["total"]
+    return f"predicted {need / 2**30:.1f} GiB of host memory, {free / 2**30:.1f} are free" if need > free else None
+
+
+_graphics_memory: list[int] = []
+
+
+def graphics_memory() -> int:
+    """Return the bytes of one GPU, asked by another process: a context of this one's would count as use."""
+    if not _graphics_memory:
+        question = "import torch; print(torch.cuda.mem_get_info()[1])"
+        answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=True)
+        _graphics_memory.append(int(answer.stdout))
+    return _graphics_memory[0]
+
+
+def start(group: Group, room: Path) -> list[dict[str, Any]]:
+    """Start a group's ranks, wait, and return for each of its batches what all ranks together measured."""
+    weights = written_model(group, room)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(group["ranks"]):
+        output = room / f"rank{rank}.json"
+        output.unlink(missing_ok=True)
+        request = json.dumps({"group": group, "weights": str(weights), "output": str(output)})
+        place = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": group["ranks"], "LOCAL_WORLD_SIZE": group["ranks"],
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1,  # as the launcher sets it
+        }  # fmt: skip
+        environment = os.environ | {name: str(value) for name, value in place.items()}
+        if group["device"] == "cpu":
+            environment = CPU_MALLOC | environment | {"DS_ACCELERATOR": "cpu"}
+        with (room / f"rank{rank}.log").open("wb") as log:
+            processes.append(subprocess.Popen(run_rank_command(request), env=environment, stdout=log, stderr=log))
+    ending = wait(processes)
+    answers = [read_answers(room / f"rank{rank}.json") for rank in range(group["ranks"])]
+    missing = {"failed": ending or "a rank ended early; " + last_line(room)}
+    return [
+        joined([answer[number] for answer in answers if number < len(answer)], group["ranks"]) or missing
+        for number in range(len(group["batches"]))
+    ]
+
+
+def run_rank_command(request: str) -> list[str]:
+    """Return the command that is one rank."""
+    return [sys.executable, __file__, "--rank-of", request]
+
+
+def wait(processes: list["subprocess.Popen[bytes]"]) -> str | None:
+    """Wait until all have ended or one has failed; return why the rest were ended, None if none was."""
+    deadline = time.monotonic() + GROUP_SECONDS
+    ending = None
+    while any(process.poll() is None for process in processes) and not ending:
+        time.sleep(0.2)
+        if any(process.poll() for process in processes):
+            break
+        if time.monotonic() > deadline:
+            ending = f"not done after {GROUP_SECONDS} s"
+    for process in processes:
+        process.kill()
+        process.wait()
+    return ending
+
+
+def read_answers(path: Path) -> list[dict[str, Any]]:
+    """Return what a rank has written so far."""
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def last_line(room: Path) -> str:
+    """Return what the first rank that said anything said last."""
+    for log in sorted(room.glob("rank*.log")):
+        if lines := log.read_text(errors="replace").strip().splitlines():
+            return lines[-1][:300]
+    return "it said nothing"
+
+
+def joined(answers: list[dict[str, Any]], ranks: int) -> dict[str, Any] | None:
+    """Return what all ranks together measured: the worst GPU, the sum of the host's bytes; None if a rank is missing.
+
+    When one rank fails the others wait for it until they are ended: its reason counts.
+    """
+    failed = [answer for answer in answers if "failed" in answer]
+    if failed or len(answers) < ranks:
+        return failed[0] if failed else None
+    result = {name: max(answer[name] for answer in answers) for name in answers[0] if name.startswith("gpu")}
+    for name in answers[0]:
+        if name.startswith("host"):
+            result[name] = sum(answer[name] for answer in answers)
+    return result
+
+
+def row(group: Group, batch: Batch, prediction: Prediction, found: dict[str, Any]) -> dict[str, Any]:
+    """Return one line of the result."""
+    case = {name: value for name, value in group.items() if name != "batches"} | batch
+    result = {**case, "predicted_gpu": prediction.gpu, "predicted_host": prediction.host, **found}
+    if "gpu_allocated" in found:
+        result["error"] = prediction.gpu["total"] / found["gpu_allocated"] - 1
+        # Context, NCCL, and what the allocator took from the device but not out of its blocks.
+        result["implied_reserve"] = found["gpu_in_use"] - found["gpu_allocated"]
+    elif "host_peak" in found:
+        result["error"] = prediction.host["total"] / found["host_peak"] - 1
+    return result
+
+
+def predicted_anew(each: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with today's prediction beside what was measured."""
+    prediction = predict(read_shape(MODELS / f"{each['model']}.json"), plan_of(each, each))
+    found = {name: value for name, value in each.items() if name.startswith(("host_", "gpu_", "failed", "skipped"))}
+    case = {name: value for name, value in each.items() if name not in (*found, *PREDICTED)}
+    return row({**case, "batches": None}, {}, prediction, found)
+
+
+def line(each: dict[str, Any]) -> str:
+    """Return one line of the table for people."""
+    what = f"  {each['micro_batch']}x{each['length']} {each['loss']} {each['logits']} masked={each['masked']}"
+    if "error" not in each:
+        return f"{what}: {each.get('failed') or each.get('skipped')}"
+    on_gpu = "gpu_allocated" in each
+    seen = each["gpu_allocated"] if on_gpu else each["host_peak"]
+    expected = each["predicted_gpu" if on_gpu else "predicted_host"]["total"]
+    return f"{what}: {expected / 2**30:.3f} predicted, {seen / 2**30:.3f} GiB measured, {each['error']:+.1%}"
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the relative errors of what was measured: mean, worst, lowest; and the reserves that GPUs needed."""
+    found = [each["error"] for each in rows if "error" in each]
+    result: dict[str, Any] = {"measured": len(found), "not_measured": len(rows) - len(found)}
+    if found:
+        result |= {
+            "mean_absolute_error": sum(map(abs, found)) / len(found),
+            "worst_error": max(found, key=abs),
+            "lowest_error": min(found),
+        }
+    reserves = [each["implied_reserve"] for each in rows if "implied_reserve" in each]
+    if reserves:
+        result |= {"implied_reserve_least": min(reserves), "implied_reserve_most": max(reserves)}
+    return result
+
+
+def written_model(group: Group, room: Path) -> Path:
+    """Return a directory with the model's config.json; on a CPU with random weights too, which training then reads."""
+    directory = room / f"{group['model']}-{group['precision']}"
+    if directory.exists():
+        return directory
+    directory.mkdir()
+    (directory / "config.json").write_text((MODELS / f"{group['model']}.json").read_text())
+    if group["device"] == "cpu":
+        transformers: Any = importlib.import_module("transformers")
+        dtype = torch.bfloat16 if group["precision"] == "bf16" else torch.float32
+        config = transformers.AutoConfig.from_pretrained(directory)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model.save_pretrained(directory)
+    return directory
+
+
+# --- one rank ---
+
+
+def run_rank(request: dict[str, Any]) -> None:
+    """Be one rank of a group; append one line for each batch to the output."""
+    import torch.distributed
+
+    import zerolora.train.rank  # noqa: F401  what training imports is resident too
+    from zerolora.train import adapter, engines
+
+    group, weights = request["group"], Path(request["weights"])
+    config = zero_json(group)
+    settings = {
+        "attention": group["attention"], "activation_checkpointing": group["checkpointing"], "seed": 1, "lora": LORA,
+        "learning_rate": 1e-4, "weight_decay": 0.0, "accumulation": 1, "neftune_alpha": 0.0,
+    }  # fmt: skip
+    device = torch.device("cpu")
+    if group["device"] == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        adapter._read = random_on_device
+    engines.connect(config, device)
+    memory = PeakMemory(device)
+    marks = {"host_before": resident()}
+    model = adapter.adapt(weights, settings, config)
+    marks |= {"host_model": resident(), "host_peak_model": memory.host()}
+    engine = engines.start(model, config, settings, device)
+    marks |= {"host_engine": resident(), "host_peak_engine": memory.host()}
+    engine.train()
+    with Path(request["output"]).open("a") as output:
+        for batch in group["batches"]:
+            found = one_batch(engine, batch, memory, device, weights.parent / "checkpoints")
+            if device.type == "cpu" and "failed" not in found:
+                found |= {"host_steps": resident()}
+                expected = adapter.expected_tensors(weights, settings["lora"])
+                adapter.save(engine, weights.parent / "adapter", torch.distributed.get_rank(), expected, {})
+                found |= marks | {"host_peak_steps": found["host_peak"], "host_peak": memory.host()}
+            output.write(json.dumps(found) + "\n")
+            output.flush()
+            if "failed" in found:
+                # The engine was left in the middle of a step.
+                os._exit(1)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def random_on_device(weights: Path, dtype: torch.dtype, implementation: str) -> Any:
+    """Return the model with random weights, made where they belong: never whole on the host, at stage 3 nowhere."""
+    transformers: Any = importlib.import_module("transformers")
+    config = transformers.AutoConfig.from_pretrained(weights)
+    with torch.device("cuda", torch.cuda.current_device()):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
+
+
+def one_batch(engine: Any, batch: Batch, memory: PeakMemory, device: torch.device, checkpoints: Path) -> dict[str, Any]:
+    """Return the most that this rank held while it made some steps on one batch, and wrote a checkpoint."""
+    from zerolora.train.checkpoint import Checkpoints
+
+    saver = Checkpoints(checkpoints, {}, {"steps": STEPS}, {"checkpoint_steps": None, "checkpoint_minutes": 1e9})
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what an earlier batch took must not count as this one's
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        inputs = made(batch, device)
+        for number in range(STEPS):
+            step(engine, inputs, batch["loss"])
+            if number == STEPS - 2:
+                save_beside(engine, saver, number)
+        saver.wait()
+    except torch.OutOfMemoryError as error:
+        return {"failed": f"out of memory: {str(error).splitlines()[0][:200]}"}
+    found = {"host_peak": memory.host()}
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        found |= {
+            "gpu_allocated": torch.cuda.max_memory_allocated(device),
+            "gpu_reserved": torch.cuda.max_memory_reserved(device),
+            "gpu_in_use": total - free,
+        }
+    return found
+
+
+def save_beside(engine: Any, saver: Any, number: int) -> None:
+    """Begin to write a checkpoint, as training does while it goes on."""
+    import torch.distributed
+
+    from zerolora.train.checkpoint import State
+    from zerolora.train.engines import MOMENTS, WEIGHT
+
+    parts = {part: engine.part(part) for part in (WEIGHT, *MOMENTS)}
+    if torch.distributed.get_rank() == 0:
+        saver.write(State(number, parts, number, {}, 0.0))
+
+
+def made(batch: Batch, device: torch.device) -> dict[str, Any]:
+    """Return a micro-batch as collate makes them; padded by a token if it is masked, else full."""
+    from zerolora.train.batch import collate
+
+    length, supervised = batch["length"], batch["logits"] or batch["length"]
+    rows = []
+    for number in range(batch["micro_batch"]):
+        tokens = [1] * (length - 1 if batch["masked"] and number == 0 and batch["micro_batch"] > 1 else length)
+        labels = [IGNORED] * (len(tokens) - supervised) + tokens[-supervised:]
+        rows.append([{"input_ids": tokens, "labels": labels, "source": 0}])
+    inputs = collate(rows, False, device)
+    if not batch["masked"]:
+        del inputs["attention_mask"]
+    return inputs
+
+
+def step(engine: Any, inputs: dict[str, Any], loss: str) -> None:
+    """Make one optimizer step on one micro-batch."""
+    from zerolora.train.batch import loss_sum
+
+    if loss == "fused":
+        total, _ = loss_sum(engine, inputs, 1)
+    else:
+        names = ("input_ids", "attention_mask")
+        model_inputs = {name: inputs[name] for name in names if name in inputs}
+        # Outputs are held until the step is over, as in most loops.
+        outputs = engine(**model_inputs, labels=inputs["input_ids"], use_cache=False)
+        total = outputs.loss
+    engine.backward(total)
+    engine.step()
+
+
+def resident() -> int:
+    """Return this process's resident bytes now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The operations of a transformer on the tape: what each allocates and what it saves for the backward pass.
+
+Source: torch's tools/autograd/derivatives.yaml. Widths are bytes of an element, counts are elements.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from zerolora.memory.tape import Parameter, Tape, Value
+
+
+class Operations:
+    """Operations on values of one tape."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+
+    def _result(
+        self, count: float, width: float, inputs: list[Value], saved: list[Value], backward: Callable[..., Any]
+    ) -> Value:
+        result = self.tape.new(count, width)
+        result.source = self.tape.node(inputs, saved, backward)
+        return result
+
+    def of(self, weight: Parameter) -> Value:
+        """A value that stands for a trained weight, without bytes of its own."""
+        return Value(self.tape.nothing, weight.count, weight.width, weight)
+
+    def view(self, value: Value, count: float | None = None) -> Value:
+        """Another shape, or a part, of the same storage."""
+        result = Value(value.storage, value.count if count is None else count, value.width, None)
+        result.source = self.tape.node([value], [], lambda gradient: [gradient])
+        return result
+
+    def linear(
+        self, value: Value, inputs: float, outputs: float, weight: Parameter | None = None, saves: bool = False
+    ) -> Value:
+        """Return x·Wᵀ; the input is saved if the weight is trained, or if it `saves` it anyway."""
+        new, count, width = self.tape.new, value.count, value.width
+        needed = value.needs_gradient
+
+        def backward(gradient: Value) -> list[Value | None]:
+            found = [new(count, width) if needed else None]
+            return [*found, new(inputs * outputs, width)] if weight else found
+
+        trained = [self.of(weight)] if weight else []
+        return self._result(
+            count / inputs * outputs,
+            width,
+            [value, *trained],
+            [value] if weight or saves else [],
+            backward,
+        )
+
+    def unary(self, value: Value, saved: str = "") -> Value:
+        """An elementwise function; saves its "input", its "output", or nothing."""
+        new, count, width = self.tape.new, value.count, value.width
+        result = new(count, width)
+        kept = {"input": [value], "output": [result], "": []}[saved]
+        result.source = self.tape.node([value], kept, lambda gradient: [new(count, width)])
+        return result
+
+    def dropped(self, value: Value) -> Value:
+        """Dropout: saves a mask of bytes (native_dropout)."""
+        new, count, width = self.tape.new, value.count, value.width
+        result = new(count, width)
+        result.source = self.tape.node([value], [new(count, 1)], lambda gradient: [new(count, width)])
+        return result
+
+    def cast(self, value: Value, width: float) -> Value:
+        """The same in another width; nothing happens if it has that already."""
+        if value.width == width:
+            return value
+        new, count, before = self.tape.new, value.count, value.width
+        return self._result(count, width, [value], [], lambda gradient: [new(count, before)])
+
+    def add(self, first: Value, second: Value) -> Value:
+        """A sum; both get the very gradient of the result."""
+        return self._result(
+            first.count, max(first.width, second.width), [first, second], [], lambda gradient: [gradient, gradient]
+        )
+
+    def mul(self, first: Value, second: Value) -> Value:
+        """A product; saves each factor whose counterpart needs a gradient."""
+        new = self.tape.new
+        saved = [other for one, other in ((first, second), (second, first)) if one.needs_gradient]
+        shapes = [(one.count, one.width, one.needs_gradient) for one in (first, second)]
+        return self._result(
+            max(first.count, second.count),
+            max(first.width, second.width),
+            [first, second],
+            saved,
+            lambda gradient: [new(count, width) if needed else None for count, width, needed in shapes],
+        )
+
+    def cat(self, first: Value, second: Value) -> Value:
+        """Two values side by side; their gradients are views."""
+        counts = (first.count, second.count)
+
+        def backward(gradient: Value) -> list[Value]:
+            return [Value(gradient.storage, count, gradient.width, None) for count in counts]
+
+        return self._result(sum(counts), first.width, [first, second], [], backward)
+
+    def slice(self, value: Value, share: float) -> Value:
+        """A part of a value; its gradient is as large as the whole."""
+        new, count, width = self.tape.new, value.count, value.width
+        result = Value(value.storage, count * share, width, None)
+        result.source = self.tape.node([value], [], lambda gradient: [new(count, width)])
+        return result
+
+    def matmul(self, first: Value, second: Value, count: float) -> Value:
+        """A product of two values, both saved, with `count` elements."""
+        new = self.tape.new
+        saved = [other for one, other in ((first, second), (second, first)) if one.needs_gradient]
+        shapes = [(one.count, one.width, one.needs_gradient) for one in (first, second)]
+        return self._result(
+            count,
+            first.width,
+            [first, second],
+            saved,
+            lambda gradient: [new(size, width) if needed else None for size, width, needed in shapes],
+        )
+
+    def repeat(self, value: Value, times: float) -> Value:
+        """Each head `times` over; the gradient is summed."""
+        if times == 1:
+            return value
+        new, count, width = self.tape.new, value.count, value.width
+        return self._result(count * times, width, [value], [], lambda gradient: [new(count, width)])

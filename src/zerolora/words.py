@@ -1,0 +1,7 @@
+"""The words that commands, config and estimate share."""
+
+from typing import Literal
+
+Method = Literal["full", "lora", "dora", "ia3", "qlora"]
+Attention = Literal["eager", "sdpa", "flash"]
+Loss = Literal["full", "supervised", "fused"]

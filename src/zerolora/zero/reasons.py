@@ -1,0 +1,29 @@
+"""A config as a list of entries that each say why; the config itself is made of them, so none goes unexplained."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+
+class Reason(NamedTuple):
+    """One value of a rendered config."""
+
+    key: str
+    """Its path, as in zero_optimization.offload_param.device."""
+    value: Any
+    """What was rendered."""
+    reason: str
+    """Why this value, for people."""
+    source: str
+    """Where that is written: a file of DeepSpeed or torch, a paper, or a thread as in DeepSpeed#1234."""
+
+
+def nested(reasons: Iterable[Reason]) -> dict[str, Any]:
+    """Return the config that `reasons` describe."""
+    config: dict[str, Any] = {}
+    for entry in reasons:
+        *path, last = entry.key.split(".")
+        section = config
+        for name in path:
+            section = section.setdefault(name, {})
+        section[last] = entry.value
+    return config

@@ -1,0 +1,336 @@
+"""The choice: never what does not fit, the lowest stage among equals, and why each other was not taken."""
+
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.memory import compare
+from zerolora.errors import UserError
+from zerolora.memory.headroom import asked
+from zerolora.memory.shapes import Shape, read_shape
+from zerolora.memory.strategies import STRATEGIES
+from zerolora.units import GIB
+from zerolora.zero.choice import TIE, Candidate, choose, divisors, summary, table
+from zerolora.zero.hardware import GPUS, Hardware, named
+from zerolora.zero.machines import hardware_of, link_of, typical
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "config/recipes/models"
+POINTS = 1000
+
+
+def shape_of(name: str) -> Shape:
+    return read_shape(MODELS / f"{name}.json")
+
+
+def settings_of(**changed: Any) -> dict[str, Any]:
+    return {
+        "strategy": "auto",
+        "device": "cuda",
+        "gpu_memory": 80 * GIB,
+        "host_memory": 1024 * GIB,
+        "reserve": int(1.5 * GIB),
+        "nodes": 1,
+        "ranks_per_node": 8,
+        "micro_batch": None,
+        "global_batch": 32,
+        "precision": "bf16",
+        "activation_checkpointing": None,
+        "attention": None,
+        "lora": {"r": 16, "targets": "all-linear", "dropout": 0.0},
+        "keeps_best": False,
+        "nvme": None,
+        "epochs": 1,
+        "max_steps": None,
+    } | changed
+
+
+def data_of(length: int, packing: bool = True, mean: float = 1.0) -> dict[str, Any]:
+    return {
+        "packing": packing,
+        "longest_packed_row": length,
+        "most_supervised": length // 2,
+        "packed_rows": 1000,
+        "tokens": int(1000 * length * mean),
+        "supervised_tokens": int(500 * length * mean),
+        "mean_row_of_a_token": max(1.0, length * mean / (4 if packing else 1)),
+    }
+
+
+def machine(gpu: str = "H100-SXM", nodes: int = 1, local: int = 8, precision: Any = "bf16") -> Hardware:
+    return named(gpu, link_of(gpu), "100gbe", precision, local, nodes)
+
+
+def test_what_is_chosen_fits_and_nothing_that_fits_is_faster() -> None:
+    """1,000 points of hardware x model x data, drawn by a seed."""
+    draw = random.Random(0)  # noqa: S311 (a sample, no secret)
+    models = {name: shape_of(name) for name in ("smollm2-135m", "qwen2.5-7b", "llama-3-8b", "qwen2.5-72b", "gpt2")}
+    grid = list(itertools.product(models, GPUS, (1, 2, 8), (1, 4, 8), (256, 4096), (1, 2, 4), (64, 256, 2048)))
+    chosen = refused = 0
+    for model, gpu, nodes, local, length, per_rank, host in draw.sample(grid, POINTS):
+        device = GPUS[gpu]
+        settings = settings_of(
+            gpu_memory=device.memory,
+            host_memory=host * GIB,
+            nodes=nodes,
+            ranks_per_node=local,
+            global_batch=nodes * local * per_rank,
+            precision="bf16" if device.capability >= 8 else "fp16",
+            attention="sdpa",
+        )
+        try:
+            found = choose(models[model], settings, data_of(length), machine(gpu, nodes, local, settings["precision"]))
+        except UserError as error:
+            assert "nothing fits" in str(error)
+            refused += 1
+            continue
+        chosen += 1
+        best = found[0]
+        assert best.fault is None
+        assert best.gpu <= settings["gpu_memory"]
+        assert best.host <= settings["host_memory"]
+        fitting = [each for each in found if each.fault is None]
+        assert best.seconds <= (1 + TIE) * min(each.seconds for each in fitting)
+        assert not any(each.rank < best.rank and each.seconds < best.seconds for each in fitting)
+    assert chosen > POINTS / 2
+    assert refused > 0
+
+
+def test_what_was_traced_to_need_more_than_there_is_is_never_chosen() -> None:
+    """Each trace of a real step, on GPUs of a little less and a little more than it needs."""
+    taken = 0
+    for trace in compare.read_traces():
+        case, needed = trace["case"], trace["bytes"]["peak"]
+        if case.get("loss") != "fused" or "offload" in case["strategy"]:  # as training makes it
+            continue
+        for share in (0.8, 0.9, 0.95, 0.99, 1.0, 1.02, 1.1):
+            settings = settings_of(
+                strategy=case["strategy"],
+                gpu_memory=int(needed * share),
+                host_memory=10**14,
+                reserve=int(0.01 * needed),
+                nodes=max(1, case["ranks"] // 8),
+                ranks_per_node=min(8, case["ranks"]),
+                micro_batch=case["micro_batch"],
+                global_batch=case["ranks"] * case["micro_batch"],
+                precision=case["precision"],
+                activation_checkpointing=case["checkpointing"],
+                attention=case["attention"],
+                lora={"r": case["r"], "targets": "all-linear", "dropout": case["dropout"]},
+            )
+            data = data_of(case["length"]) | {"most_supervised": case["logits"] or case["length"]}
+            try:
+                choose(shape_of(case["model"]), settings, data, machine(precision=case["precision"]))
+            except UserError:
+                continue
+            assert settings["gpu_memory"] >= needed, case
+            taken += 1
+    assert taken > 15
+
+
+def best_of(model: str, data: dict[str, Any], hardware: Hardware, **changed: Any) -> Candidate:
+    return choose(shape_of(model), settings_of(**changed), data, hardware)[0]
+
+
+def test_the_lowest_stage_wins_where_there_is_room() -> None:
+    best = best_of("qwen2.5-0.5b", data_of(512), machine())
+    assert STRATEGIES[best.choice.strategy].stage == 0
+
+
+def test_a_model_too_large_for_a_gpu_is_shared_out() -> None:
+    best = best_of("llama-3-70b", data_of(4096), machine(nodes=2), nodes=2, global_batch=64)
+    assert STRATEGIES[best.choice.strategy].stage == 3
+    assert best.choice.activation_checkpointing
+
+
+def test_between_nodes_weights_stay_inside_a_node_if_they_can() -> None:
+    """XTuner's and ZeRO++'s advice: few nodes without InfiniBand want hpZ or hybrid shard."""
+    slow = named("H100-SXM", "nvlink4", "10gbe", "bf16", 8, 2)
+    best = best_of("llama-3-70b", data_of(4096), slow, nodes=2, global_batch=64)
+    assert STRATEGIES[best.choice.strategy].within_node
+
+
+def test_quantized_weights_are_never_chosen_unasked() -> None:
+    found = choose(shape_of("llama-3-8b"), settings_of(), data_of(4096), machine())
+    assert "zero3_quantized" not in {each.choice.strategy for each in found}
+    asked = choose(shape_of("llama-3-8b"), settings_of(strategy="zero3_quantized"), data_of(4096), machine())
+    assert asked[0].choice.strategy == "zero3_quantized"
+
+
+def test_what_the_config_fixes_is_kept() -> None:
+    settings = settings_of(strategy="zero2", micro_batch=2, activation_checkpointing=True, attention="eager")
+    found = choose(shape_of("llama-3.2-1b"), settings, data_of(512), machine())
+    assert {(each.choice.strategy, each.choice.micro_batch, each.choice.accumulation) for each in found} == {
+        ("zero2", 2, 2)
+    }
+    assert all(each.choice.activation_checkpointing and each.choice.attention == "eager" for each in found)
+
+
+def test_micro_batches_divide_the_global_batch() -> None:
+    found = choose(shape_of("llama-3.2-1b"), settings_of(global_batch=48), data_of(512), machine())
+    assert {(each.choice.micro_batch, each.choice.accumulation) for each in found} == {(1, 6), (2, 3), (3, 2), (6, 1)}
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_the_published_experiments_order_comes_out() -> None:
+    """Qwen2.5-14B on 2 x 32 GB: stages 0, 1 and 2 with offload alike, stage 3 with both offloads far slower."""
+    settings = settings_of(
+        gpu_memory=32 * GIB,
+        host_memory=180 * 10**9,
+        ranks_per_node=2,
+        micro_batch=16,
+        global_batch=32,
+        activation_checkpointing=True,
+        attention="sdpa",
+        lora={"r": 8, "targets": "all-linear", "dropout": 0.01},
+    )
+    hardware = named("RTX-5090", "pcie4", "100gbe", "bf16", 2, 1)
+    data = data_of(60, packing=False) | {"most_supervised": 20}
+    names = ("zero0", "zero1", "zero2_offload", "zero3_offload")
+    shape = shape_of("qwen2.5-14b")
+    found = {name: choose(shape, settings | {"strategy": name}, data, hardware) for name in names}
+    alike = [found[name][0].seconds for name in names[:3]]
+    assert max(alike) < 1.1 * min(alike)
+    assert found["zero3_offload"][0].seconds > 3 * max(alike)
+    least = {name: min(each.gpu for each in found[name]) for name in names}
+    assert least["zero3_offload"] < least["zero2_offload"] / 2
+    assert choose(shape, settings, data, hardware)[0].layout.stage == 0
+
+
+def test_the_table_says_what_and_why() -> None:
+    settings = settings_of(gpu_memory=24 * GIB)
+    found = choose(shape_of("llama-3-8b"), settings, data_of(4096), machine())
+    summarized = json.loads(json.dumps(summary(found, settings, data_of(4096))))
+    assert summarized["considered"] == len(found)
+    first = summarized["ranked"][0]
+    assert first["rejected"] is None
+    assert first["rank_hours"] == pytest.approx(summarized["steps"] * first["step_seconds"] * 8 / 3600)
+    assert first["tokens_per_second"] == pytest.approx(32 * 4096 / first["step_seconds"])
+    text = table(summarized)
+    assert "rejected, of each strategy the smallest:" in text
+    assert "of a GPU's 24.00 GiB" in text
+
+
+def test_where_nothing_fits_each_strategy_says_what_it_needs() -> None:
+    with pytest.raises(UserError, match="nothing fits") as raised:
+        choose(shape_of("llama-3-70b"), settings_of(gpu_memory=4 * GIB), data_of(4096), machine())
+    lines = str(raised.value).splitlines()
+    row = next(line for line in lines if line.startswith("  zero3 "))
+    assert re.search(r" [\d.]+ GiB of a GPU's 4\.00 GiB$", row)
+    assert "use more or larger GPUs" in lines[-1]
+
+
+NEAREST: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    # A smaller micro-batch is less of a change than another strategy,
+    ("llama-3-8b", {"strategy": "zero2", "gpu_memory": 24 * GIB, "micro_batch": 4}, {"train": {"micro_batch": 2}}),
+    # and so is checkpointing; of those that fit, the fastest.
+    (
+        "llama-3-8b",
+        {"strategy": "zero2", "gpu_memory": 30 * GIB, "micro_batch": 1, "activation_checkpointing": False},
+        {"train": {"activation_checkpointing": True}},
+    ),
+    # Then a higher stage,
+    ("llama-3-8b", {"strategy": "zero2", "gpu_memory": 16 * GIB}, {"render": {"strategy": "zero3"}}),
+    # then what is on the host: the nearer the stage, the better.
+    ("llama-3-70b", {"strategy": "zero3", "gpu_memory": 16 * GIB}, {"render": {"strategy": "zero3_offload"}}),
+    # The host's memory counts as well: each rank loads the model, but for stage 3.
+    (
+        "qwen2.5-7b",
+        {"strategy": "zero2_offload", "host_memory": 64 * GIB},
+        {"render": {"strategy": "zero3_offload_optimizer"}},
+    ),
+    # Where the strategy is open already, the rest is opened.
+    (
+        "qwen2.5-7b",
+        {"strategy": "auto", "micro_batch": 4, "activation_checkpointing": False, "gpu_memory": 24 * GIB},
+        {"train": {"activation_checkpointing": True}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "changed", "told"), NEAREST)
+def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
+    model: str, changed: dict[str, Any], told: dict[str, Any]
+) -> None:
+    settings = settings_of(**changed)
+    with pytest.raises(UserError, match=f"render.strategy is {changed['strategy']} and nothing fits") as raised:
+        choose(shape_of(model), settings, data_of(4096), machine())
+    written = yaml.safe_load(str(raised.value).partition("write into config/config.yaml, or into the run:")[2])
+    assert written == told
+    # Written down, it is taken.
+    for values in written.values():
+        settings |= values
+    found = choose(shape_of(model), settings, data_of(4096), machine())[0]
+    assert asked(found.host) <= settings["host_memory"] and found.gpu <= settings["gpu_memory"]
+
+
+def test_the_nearest_stage_is_told_before_a_faster_one() -> None:
+    cpu = {"device": "cpu", "gpu_memory": None, "precision": "fp32", "strategy": "zero3", "host_memory": 11 * GIB}
+    args = (data_of(64), machine(precision="fp32"))
+    with pytest.raises(
+        UserError, match=r"write into config/config.yaml, or into the run:\n  render:\n    strategy: zero2$"
+    ):
+        choose(shape_of("smollm2-135m"), settings_of(**cpu), *args)
+    # Stage 0 fits as well.
+    choose(shape_of("smollm2-135m"), settings_of(**cpu | {"strategy": "zero0"}), *args)
+
+
+def test_memory_with_headroom_is_what_must_fit_a_host() -> None:
+    settings = settings_of(strategy="zero2", micro_batch=1)
+    needed = asked(choose(shape_of("llama-3-8b"), settings, data_of(4096), machine())[0].host)
+    choose(shape_of("llama-3-8b"), settings | {"host_memory": needed}, data_of(4096), machine())
+    with pytest.raises(UserError, match="of a host's .* headroom included"):
+        choose(shape_of("llama-3-8b"), settings | {"host_memory": needed - 1}, data_of(4096), machine())
+
+
+HARDWARE = {
+    "probe": None,
+    "gpu": None,
+    "compute_capability": 8.0,
+    "node_link": None,
+    "network": "100gbe",
+    "network_adapters": 1,
+    "host_link": "pcie4",
+    "disk": "nvme",
+}
+
+
+def test_a_gpu_that_is_not_named_is_guessed_and_said_so() -> None:
+    found, source = hardware_of(settings_of(hardware=HARDWARE))
+    assert found.name == "A100-80GB-SXM"
+    assert "guessed from compute capability 8.0" in source
+    assert typical(8.7) == "A10"
+    assert typical(5.0) == "V100-32GB"
+
+
+def test_an_unknown_gpu_is_named() -> None:
+    with pytest.raises(UserError, match="'H1000' is not known; write one of V100-16GB"):
+        hardware_of(settings_of(hardware=HARDWARE | {"gpu": "H1000"}))
+
+
+def test_cpu_ranks_have_a_hardware_too() -> None:
+    found, source = hardware_of(settings_of(device="cpu", hardware=HARDWARE, precision="fp32"))
+    assert found.cpu
+    assert "no hardware.probe" in source
+
+
+def test_a_probe_is_believed_if_it_fits_the_run() -> None:
+    probe = json.loads((ROOT / "config/hardware/two-cpu-ranks.json").read_text())
+    settings = settings_of(device="cpu", precision="fp32", ranks_per_node=2, hardware=HARDWARE | {"probe": probe})
+    found, source = hardware_of(settings)
+    assert found.rate == probe["measured"]["matmul_fp32_flops_per_second"]
+    assert source == "measured by zerolora probe"
+    assert hardware_of(settings | {"ranks_per_node": 4})[0].gpus_per_node == 4
+    for changed, message in (
+        ({"device": "cuda"}, "was made on cpu, but hardware.device is cuda"),
+        ({"nodes": 2}, "measured 1 of train.nodes, which is 2; probe on all nodes"),
+        ({"hardware": HARDWARE | {"probe": {"a": 1}}}, "no file that zerolora probe wrote"),
+    ):
+        with pytest.raises(UserError, match=message):
+            hardware_of(settings | changed)

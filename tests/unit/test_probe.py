@@ -1,0 +1,85 @@
+"""The probe, on this machine: two gloo ranks, measured for real."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from zerolora.errors import UserError
+from zerolora.memory.strategies import STRATEGIES
+from zerolora.probe import _nodes, probe
+from zerolora.zero.cost import Work, step_seconds
+from zerolora.zero.hardware import measured
+
+
+def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:
+    started = time.monotonic()
+    probe(tmp_path / "out" / "probe.json", "cpu", 2)
+    assert time.monotonic() - started < 40
+    result = json.loads((tmp_path / "out" / "probe.json").read_text())
+    assert (result["device"], result["nodes"], result["ranks_per_node"]) == ("cpu", 1, 2)
+    assert result["hardware"]["memory_bytes"] > 2**30
+    assert {"torch", "deepspeed", "python"} <= set(result["versions"])
+    values = result["measured"]
+    # Any CPU of this century, however busy: a unit that slipped by 1000 falls out.
+    assert 1e9 < values["matmul_fp32_flops_per_second"] < 1e13
+    assert 1e8 < values["matmul_16bit_flops_per_second"] < 1e14
+    assert 5e8 < values["memory_bytes_per_second"] < 1e12
+    assert 1e7 < values["node_all_reduce_bytes_per_second"] < 1e11
+    assert 1e7 < values["node_all_gather_bytes_per_second"] < 1e11
+    assert 1e-6 < values["node_latency_seconds"] < 0.1
+    assert 1e6 < values["cpu_adam_parameters_per_second"] < 1e10
+    assert 1e-7 < values["kernel_seconds"] < 1e-3
+    absent = {name for name, value in values.items() if value is None}
+    assert absent == {
+        "host_to_device_bytes_per_second",
+        "device_to_host_bytes_per_second",
+        "network_all_reduce_bytes_per_second",
+        "network_all_gather_bytes_per_second",
+        "network_latency_seconds",
+    }
+    work = Work(256, 4, 2, 135_000_000, 2_500_000, 134_000_000, 211, 30, 576, 9, 64, 49152, 256, 0.3, False, "sdpa", 4)
+    assert 0.1 < step_seconds(work, STRATEGIES["zero2"], measured(result, "fp32")).total < 1000
+
+
+def test_one_rank_has_nobody_to_send_to(tmp_path: Path) -> None:
+    probe(tmp_path / "probe.json", "cpu", 1)
+    result = json.loads((tmp_path / "probe.json").read_text())
+    assert result["measured"]["node_all_reduce_bytes_per_second"] is None
+    assert measured(result, "fp32").ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "message"),
+    [
+        ("tpu", 1, "device is 'tpu'; write cpu or cuda"),
+        ("cpu", 0, "--ranks is 0; write 1 or more"),
+        ("cuda", 99, "--ranks is 99, but this machine shows .* GPUs"),
+    ],
+)
+def test_what_the_machine_has_not_is_refused(device: str, ranks: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        probe(tmp_path / "probe.json", device, ranks)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_not_an_output(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a directory; write a file"):
+        probe(tmp_path, "cpu", 1)
+
+
+def test_a_rank_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken" / "psutil.py").parent.mkdir()
+    (tmp_path / "broken" / "psutil.py").write_text("raise ImportError('no psutil on this machine')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
+    with pytest.raises(
+        UserError, match="(?s)rank 0 failed with exit code 1; its last lines:.*no psutil on this machine"
+    ):
+        probe(tmp_path / "probe.json", "cpu", 1)
+    assert not (tmp_path / "probe.json").exists()
+
+
+def test_nodes_are_those_of_the_step_that_srun_started() -> None:
+    assert _nodes({"SLURM_NNODES": "4"}) == 1  # a plain command in a job's script
+    assert _nodes({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "2"}) == 2
