@@ -1,11 +1,14 @@
-# `make run` and `make test` need python3 (3.11 or newer), git and make; everything else goes into .venv.
+# `make run` and `make test` need python3 (3.11 or newer), git and make; everything else goes into .venv. Only the Slurm
+# that some tests bring up is made of the system's packages, which `make test` installs on Debian.
 
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PROFILE ?= profiles/local
+# Two files of tests at a time, which share nothing; a thread each, as more threads than cores are slower.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-fast lint format schema lock checkout report clean
+.PHONY: help run test test-no-slurm test-fast lint format schema lock checkout report clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -14,11 +17,15 @@ run: $(INSTALLED)  ## run the pipeline of config/config.yaml
 	$(BIN)/snakemake --profile $(PROFILE) all
 	@$(BIN)/zerolora show
 
-test: $(INSTALLED)  ## run all tests, fast ones first
-	$(BIN)/python -m pytest
+test: $(INSTALLED)  ## run all tests, fast ones first; on Debian, installs a Slurm for those that need one
+	@tests/slurm/install
+	$(PYTEST)
+
+test-no-slurm: $(INSTALLED)  ## run all tests but those that need a Slurm
+	$(PYTEST) -m "not slurm"
 
 test-fast: $(INSTALLED)  ## run the tests that train nothing
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(INSTALLED)  ## check style, types and workflow
 	$(BIN)/ruff check

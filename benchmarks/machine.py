@@ -13,8 +13,8 @@ import torch
 PACKAGES = ("torch", "transformers", "peft", "deepspeed")
 
 
-def machine() -> dict[str, Any]:
-    """Return date, processor, cores, memory in bytes, GPUs and package versions."""
+def machine(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
+    """Return date, processor, cores, memory in bytes, GPUs and the versions of packages."""
     info = Path("/proc/cpuinfo")
     names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return {
@@ -24,5 +24,5 @@ def machine() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "versions": {name: importlib.metadata.version(name) for name in packages},
     }

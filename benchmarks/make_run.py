@@ -55,9 +55,7 @@ def main() -> None:
             "train": read(results / "metrics/train.json"),
             "train_resources": read(results / "metrics/train_resources.json"),
             "evaluate_resources": read(results / "metrics/evaluate_resources.json"),
-            "predicted_host_bytes": {
-                entry["strategy"]: entry["host"]["total"] for entry in read(results / "estimate.json")["strategies"]
-            },
+            "predicted_host_bytes": read(results / "render.json")["choice"]["ranked"][0]["host_bytes"],
             "adapter_megabytes": round((results / "adapter/adapter_model.safetensors").stat().st_size / 1e6, 1),
             "merged_megabytes": round((results / "merged/model.safetensors").stat().st_size / 1e6),
             "files_that_differ_between_two_clones": different,

@@ -5,13 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import yaml
+from cluster import Cluster, missing
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -49,9 +50,36 @@ TINY_CONFIG: dict[str, Any] = {
 }
 
 
+# Files that take minutes, the longest first, so that none is begun when all others are done.
+LONG_FILES = (
+    "test_rerun_matrix",
+    "test_embedded_default",
+    "test_events",
+    "test_training",
+    "test_resume",
+    "test_pipeline",
+    "test_watch",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first, so that a mistake shows early."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    """Fast files first, so that a mistake shows early."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    longest = [*LONG_FILES, ""]
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        return item.path in slow, longest.index(item.path.stem if item.path.stem in longest else "")
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return a real Slurm of three nodes, up for the session."""
+    if lacking := missing():
+        pytest.fail(f"no Slurm for tests/slurm: {lacking}; or leave them out: make test-no-slurm", pytrace=False)
+    with Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +144,7 @@ class Project:
             capture_output=True,
             text=True,
             check=False,
-            timeout=600,
+            timeout=1500,
         )
         if check:
             assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
@@ -185,3 +213,19 @@ def write_rows(path: Path, count: int) -> None:
     from zerolora.data.reference import records
 
     path.write_text(json.dumps(records("tens", 0)[:count], ensure_ascii=False, indent=0), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Any:
+    """Return a bench for training runs: a prepared data set of the tiny model."""
+    from bench import Bench
+
+    return Bench(tmp_path_factory.mktemp("training"), tiny_model)
+
+
+@pytest.fixture(scope="session")
+def reference(bench: Any) -> dict[str, Any]:
+    """Return the metrics of three undisturbed steps at stage 0, two ranks."""
+    from bench import metrics
+
+    return metrics(bench.run("reference", "zero0"))

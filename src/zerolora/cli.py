@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from zerolora.errors import UserError
+from zerolora.train.stopping import STOPPED, Stopped
+from zerolora.words import Attention, Loss, Method
 
 app = typer.Typer(
     help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. Each command is one stage of the pipeline.",
@@ -45,7 +47,10 @@ def start(
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(log, mode="w", encoding="utf-8"))
+        # The tasks of an srun share the file: the first begins it, and none writes over what another wrote.
+        if os.environ.get("SLURM_PROCID", "0") == "0":
+            log.write_text("", encoding="utf-8")
+        handlers.append(logging.FileHandler(log, mode="a", encoding="utf-8"))
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers)
     REPORT.setLevel(logging.INFO)
     if context.invoked_subcommand not in ("fetch", "fetch-data", "weights"):
@@ -136,15 +141,117 @@ def pack(settings: Settings, data: Data, output: Output) -> None:
 
 
 @app.command()
-def estimate(settings: Settings, model: ModelDirectory, packing: Packing, output: Output) -> None:
-    """Predict the bytes per GPU and per host of every strategy."""
-    from zerolora.files import write_json
-    from zerolora.memory.estimate import estimate as stage
-    from zerolora.memory.estimate import table
+def estimate(
+    model: Annotated[Path, typer.Option(help="A model's directory, or its config.json under any name.")],
+    settings: Annotated[
+        dict[str, Any] | None,
+        typer.Option(parser=json.loads, metavar="JSON", help="The stage's entry of results/config.json."),
+    ] = None,
+    packing: Annotated[Path | None, typer.Option(help="Directory of the run's packing plan, with --settings.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Where the result goes, with --settings.")] = None,
+    method: Annotated[Method, typer.Option(help="What is trained.")] = "lora",
+    lora_r: Annotated[int, typer.Option(min=1, help="Rank of LoRA, DoRA and QLoRA.")] = 8,
+    lora_targets: Annotated[str, typer.Option(help="all-linear, or names with commas between.")] = "all-linear",
+    lora_dropout: Annotated[float, typer.Option(min=0, max=1, help="Dropout before the first factor.")] = 0.0,
+    rank_pattern: Annotated[
+        list[str] | None, typer.Option(help="Another rank for some modules, as in q_proj=16; may be repeated.")
+    ] = None,
+    modules_to_save: Annotated[str, typer.Option(help="Modules trained whole, with commas between.")] = "",
+    quantization: Annotated[Literal["nf4", "fp4"], typer.Option(help="QLoRA's 4-bit type.")] = "nf4",
+    quantization_block: Annotated[int, typer.Option(min=1, help="Weights of one quantization constant.")] = 64,
+    double_quantization: Annotated[bool, typer.Option(help="Quantize the constants too.")] = True,
+    strategy: Annotated[str, typer.Option(help="A strategy's name, or all.")] = "all",
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each machine, one rank each.")] = 1,
+    gpu_memory: Annotated[str, typer.Option(help="Memory of one GPU.")] = "80GiB",
+    host_memory: Annotated[str, typer.Option(help="Memory of one machine.")] = "512GiB",
+    micro_batch: Annotated[int, typer.Option(min=1, help="Rows of one forward pass.")] = 1,
+    accumulation: Annotated[int, typer.Option(min=1, help="Forward passes of one optimizer step.")] = 1,
+    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens of the longest row.")] = 4096,
+    activation_checkpointing: Annotated[bool, typer.Option(help="Keep each layer's input only.")] = False,
+    attention: Annotated[Attention, typer.Option(help="Implementation of attention.")] = "sdpa",
+    precision: Annotated[Literal["bf16", "fp16", "fp32"], typer.Option(help="Of weights and activations.")] = "bf16",
+    loss: Annotated[Loss, typer.Option(help="Logits of all positions, supervised ones, or by chunks.")] = "full",
+    supervised_span: Annotated[
+        int | None, typer.Option(min=1, help="Positions of a row with logits, with --loss supervised or fused.")
+    ] = None,
+    reserve: Annotated[str, typer.Option(help="Per GPU, for CUDA context, NCCL and fragmentation.")] = "1.5GiB",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a strategy, in bytes.")] = False,
+) -> None:
+    """Predict the bytes per GPU, host and disk of a strategy, or of all; nothing is loaded."""
+    from zerolora.memory import estimate as stage
 
-    result = stage(settings, model, packing)
-    write_json(output, result)
-    REPORT.info(table(result))
+    if settings is not None:
+        if packing is None or output is None:
+            raise UserError("--settings needs --packing and --output too")
+        from zerolora.files import write_json
+
+        result = stage.estimate(settings, model, packing)
+        write_json(output, result)
+        REPORT.info(stage.table(result))
+        return
+    from zerolora.memory.adapters import Finetuning
+    from zerolora.memory.predict import Plan
+
+    how = Finetuning(
+        method,
+        r=lora_r,
+        targets=lora_targets if lora_targets == "all-linear" else tuple(lora_targets.split(",")),
+        dropout=lora_dropout,
+        rank_pattern=tuple(_pair(text) for text in rank_pattern or []),
+        modules_to_save=tuple(name for name in modules_to_save.split(",") if name),
+        quantization=quantization,
+        double_quantization=double_quantization,
+        block=quantization_block,
+    )
+    plan = Plan(
+        strategy="zero0",
+        finetuning=how,
+        nodes=nodes,
+        ranks_per_node=gpus_per_node,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        length=sequence_length,
+        activation_checkpointing=activation_checkpointing,
+        attention=attention,
+        precision=precision,
+        loss=loss,
+        logits=supervised_span or 0,
+        reserve=_bytes("--reserve", reserve),
+    )
+    capacity = stage.Capacity(_bytes("--gpu-memory", gpu_memory), _bytes("--host-memory", host_memory))
+    found = stage.standalone(model, plan, capacity, strategy)
+    if found[0]["counted_from"] != "config.json":
+        REPORT.info("the model's family is not in the table: counted on the meta device, activations as of any decoder")
+    typer.echo("\n".join(json.dumps(entry) for entry in found) if as_json else stage.rows(found, capacity))
+
+
+def _bytes(option: str, text: str) -> int:
+    from zerolora.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UserError(f"{option} {text}: {error}") from None
+
+
+def _pair(text: str) -> tuple[str, int]:
+    name, _, r = text.partition("=")
+    if not r.isdigit() or not int(r):
+        raise UserError(f"--rank-pattern {text}: write a module and its rank, as in q_proj=16")
+    return name, int(r)
+
+
+@app.command()
+def probe(
+    output: Output,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What ranks compute on.")] = "cpu",
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of each machine, measuring at once.")] = 1,
+) -> None:
+    """Measure this machine, or those of the Slurm job, for the choice of a strategy (hardware.probe)."""
+    from zerolora.probe import probe as measure
+
+    measure(output, device, ranks)
 
 
 @app.command()
@@ -154,7 +261,7 @@ def render(
     output: Output,
     reasons: Annotated[Path, typer.Option(help="Where the reasons and overrides go.")],
 ) -> None:
-    """Write the DeepSpeed JSON of the run's strategy."""
+    """Choose how the run trains, and write what training reads: the DeepSpeed JSON with the choice beside it."""
     from zerolora.files import write_json
     from zerolora.zero.render import lines
     from zerolora.zero.render import render as stage
@@ -172,15 +279,25 @@ def train(
     packing: Packing,
     zero: Annotated[Path, typer.Option(help="The run's DeepSpeed JSON.")],
     weights: Stamp,
+    checkpoints: Annotated[Path, typer.Option(help="Directory of the run's checkpoints.")],
     output: Output,
     logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
 ) -> None:
-    """Train the adapter: one rank, several here, or one Slurm task of many."""
+    """Train the adapter: one rank, several here, or one Slurm task of many. Goes on from the last checkpoint."""
     from zerolora.files import canonical
     from zerolora.train.launcher import launch, place
+    from zerolora.train.trackers import check
 
+    check(settings["tracker"])
     where = place(os.environ, settings["nodes"], settings["ranks_per_node"])
-    paths = {"data": data, "packing": packing, "zero": zero, "weights": weights, "output": output}
+    paths = {
+        "data": data,
+        "packing": packing,
+        "zero": zero,
+        "weights": weights,
+        "checkpoints": checkpoints,
+        "output": output,
+    }
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
     launch(where, ["--settings", canonical(settings), *arguments], settings["device"], logs)
 
@@ -238,12 +355,19 @@ def report(
     results: Annotated[Path, typer.Option(help="Directory of the run's results.")],
     lock: Annotated[Path, typer.Option(help="The lock file of the environment.")],
     config: Annotated[Path, typer.Option(help="The config.")],
+    usage: Annotated[Path, typer.Option(help="Where goes what training used, beside what was predicted.")],
     output: Output,
+    accounting: Annotated[
+        dict[str, Any] | None,
+        typer.Option(
+            parser=json.loads, metavar="JSON", help="What the scheduler accounted of training; null for none."
+        ),
+    ] = None,
 ) -> None:
     """Write the run's page: before and after, loss, memory, provenance."""
     from zerolora.report.report import report as stage
 
-    stage(settings, run, model, data, packing, base, results, config, lock, output)
+    stage(settings, run, model, data, packing, base, results, config, lock, accounting, usage, output)
 
 
 @app.command()
@@ -257,9 +381,12 @@ def show(
 
 
 def main() -> None:
-    """Run the command; a user's mistake prints its lines and exits with 2."""
+    """Run the command; a user's mistake prints its lines and exits with 2, being asked to stop with STOPPED."""
     try:
         app()
+    except Stopped as stopped:
+        REPORT.warning("zerolora: %s", stopped)
+        sys.exit(STOPPED)
     except UserError as error:
         for line in str(error).splitlines():
             REPORT.error("zerolora: %s", line)

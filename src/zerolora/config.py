@@ -11,9 +11,25 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from zerolora.units import parse_bytes
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-STRATEGIES = ("zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+STRATEGIES = (
+    "ddp",
+    "zero0",
+    "zero1",
+    "zero1_offload",
+    "zero2",
+    "zero2_offload",
+    "zero3",
+    "zero3_hpz",
+    "zero3_quantized",
+    "zero3_offload_optimizer",
+    "zero3_offload",
+    "zero3_nvme",
+    "fsdp",
+    "fsdp_hybrid",
+)
 # In one folder, so that both engines know which files can change what a run is.
 OWN_JSON = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
+PROBE = re.compile(r"config/hardware/[A-Za-z0-9._-]+\.json")
 HUB_DATA = "data/hub"  # where fetched data sets lie
 RESERVED_RUNS = ("base", "data", "logs")
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate")
@@ -39,6 +55,20 @@ def _sha256(value: str) -> str:
 def _commit(value: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{40}", value):
         raise ValueError("write the full 40-digit commit, since a branch or a tag can move")
+    return value
+
+
+def _probe(value: str) -> str:
+    if not PROBE.fullmatch(value):
+        raise ValueError("name a file as in config/hardware/mine.json, which `zerolora probe` writes")
+    return value
+
+
+def _resume(value: str) -> str:
+    if value not in ("auto", "never") and not value.endswith(".safetensors"):
+        raise ValueError(
+            "write auto, never, or a checkpoint's file, as in work/checkpoints/mine/step-00000060.safetensors"
+        )
     return value
 
 
@@ -93,6 +123,22 @@ class Hardware(Section):
     """CUDA compute capability of the GPU: 7.0 V100, 8.0 A100, 9.0 H100. From 8.0 on it computes in bf16."""
     host_memory: Size = "24GiB"
     """Memory of one machine."""
+    gpu: str | None = None
+    """Name of the GPU, as in A100-80GB-SXM (docs/choice.md lists them); guessed from compute_capability if left out."""
+    node_link: str | None = None
+    """Link between the GPUs of a machine: pcie3 … pcie5, nvlink2 … nvlink5; guessed from the GPU if left out."""
+    network: str = "100gbe"
+    """Network between machines: 1gbe … 400gbe, infiniband-hdr, infiniband-ndr."""
+    network_adapters: Positive = 1
+    """Network adapters of one machine that work together."""
+    host_link: Literal["pcie3", "pcie4", "pcie5"] = "pcie4"
+    """Link between a GPU and its machine."""
+    disk: Literal["sata-ssd", "nvme", "nvme-raid"] = "nvme"
+    """Kind of the machine's local disk."""
+    nvme: str | None = None
+    """Folder on a local NVMe disk, for zero3_nvme."""
+    probe: Annotated[str, AfterValidator(_probe)] | None = None
+    """What `zerolora probe` measured, as in config/hardware/mine.json; it is believed before any name above."""
 
     @model_validator(mode="after")
     def _gpu_is_described(self) -> "Hardware":
@@ -251,8 +297,8 @@ class Render(Section):
     """Which DeepSpeed strategy a run uses."""
 
     strategy: Annotated[str, AfterValidator(_strategy)] = "zero2"
-    """zero0, zero1, zero2, zero2_offload, zero3, zero3_offload (XTuner's deepspeed_zero1 … are the same),
-    auto = the lowest stage that fits, or your own DeepSpeed JSON, as in config/deepspeed/mine.json."""
+    """One of docs/choice.md, as in zero2 (XTuner's deepspeed_zero1 … are the same); auto = the fastest predicted that
+    fits; or your own DeepSpeed JSON, as in config/deepspeed/mine.json."""
 
 
 class Lora(Section):
@@ -262,6 +308,10 @@ class Lora(Section):
     """Rank of the two factors."""
     alpha: Annotated[float, Field(gt=0)] = 16.0
     """The update is scaled by alpha / r."""
+    rank_stabilized: bool = False
+    """Scale by alpha / sqrt(r) instead, so that a large r still learns (rsLoRA, arXiv 2312.03732)."""
+    plus_ratio: Annotated[float, Field(ge=1)] = 1.0
+    """The second factor's learning rate over the first's (LoRA+, arXiv 2402.12354, which advises 16); 1 = the same."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the first factor."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
@@ -277,8 +327,9 @@ class Train(Section):
     """Processes on each machine; one a GPU."""
     global_batch: Positive = 8
     """Packed rows of one optimizer step, over all ranks. The order of the data depends on it and on the seed only."""
-    micro_batch: Positive = 1
-    """Packed rows of one forward pass of one rank. Accumulation follows: global_batch / (micro_batch x ranks)."""
+    micro_batch: Positive | Literal["auto"] = "auto"
+    """Packed rows of one forward pass of one rank; auto = the fastest predicted that fits. Accumulation follows:
+    global_batch / (micro_batch x ranks)."""
     epochs: Positive = 1
     """Passes over the training rows."""
     max_steps: Positive | None = None
@@ -295,12 +346,31 @@ class Train(Section):
     """Largest norm of the gradient; 0 = no clipping."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """auto: bf16 where the GPU has it, fp16 on older ones, fp32 on CPU."""
-    activation_checkpointing: bool = False
-    """Keep only each layer's input and compute the rest again in the backward pass."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Implementation of attention: sdpa = PyTorch's fused kernels, eager = plain matrices."""
+    activation_checkpointing: bool | Literal["auto"] = "auto"
+    """Keep only each layer's input and compute the rest again in the backward pass; auto = where that is fastest, or
+    needed to fit."""
+    attention: Literal["auto", "flash", "sdpa", "eager"] = "auto"
+    """Implementation of attention: flash = PyTorch's fused kernels, each row of a packed row on its own; sdpa = the
+    same kernels on whole packed rows, with a mask; eager = plain matrices; auto = the fastest that the model has."""
+    neftune_alpha: Annotated[float, Field(ge=0)] = 0.0
+    """Noise on embeddings in training, up to alpha / sqrt(tokens of the row x width) (NEFTune, arXiv 2310.05914)."""
     seed: int = 42
     """Seed of the adapter's start, dropout and the order of the rows."""
+    validation_steps: Positive | None = None
+    """Validate every so many optimizer steps, besides the end."""
+    patience: Positive | None = None
+    """Stop early after so many validations without a lower loss; needs validation_steps."""
+    keep: Literal["best", "last"] = "best"
+    """The adapter that is published: that of the lowest validation loss, if validation_steps is set, or the last."""
+    checkpoint_steps: Positive | None = None
+    """A checkpoint every so many optimizer steps, besides that of checkpoint_minutes."""
+    checkpoint_minutes: Annotated[float, Field(gt=0)] = 10.0
+    """A checkpoint when the last one is so many minutes old: what a crash without warning costs at most."""
+    resume: Annotated[str, AfterValidator(_resume)] = "auto"
+    """auto = go on from the newest whole checkpoint of this run, if its config is the same in all that changes a loss;
+    never = start anew; or a checkpoint's file, which is refused if the config differs."""
+    tracker: Literal["none", "dvclive", "swanlab", "wandb", "mlflow", "tensorboard"] = "none"
+    """Where telemetry goes besides telemetry.csv: a tracker of experiments, offline (docs/telemetry.md)."""
     lora: Lora = Lora()
     """The adapter."""
 

@@ -97,16 +97,16 @@ def _where(path: Path, location: tuple[str, ...], lines: dict[tuple[str, ...], i
 
 
 def _mistakes(path: Path, error: ValidationError, lines: dict[tuple[str, ...], int]) -> Iterable[str]:
-    seen = set()
+    told: dict[tuple[str, ...], str] = {}
     for mistake in error.errors():
         location = tuple(str(part) for part in mistake["loc"] if part != "[key]")
-        text = remedy(mistake)
-        # A union reports each alternative that failed; the first one says enough.
+        # A union reports each alternative that failed; the first one says enough, but for a word that would do as well.
         located = tuple(part for part in location if (part in _known(lines)) or location.index(part) == 0)
-        if located in seen:
-            continue
-        seen.add(located)
-        yield f"{_where(path, location, lines)}: {'.'.join(_readable(location))}: {text}"
+        if located not in told:
+            told[located] = f"{_where(path, location, lines)}: {'.'.join(_readable(location))}: {remedy(mistake)}"
+        elif mistake["type"] == "literal_error":
+            told[located] += f", or {mistake['ctx']['expected']}"
+    return told.values()
 
 
 def _known(lines: dict[tuple[str, ...], int]) -> set[str]:
@@ -114,4 +114,10 @@ def _known(lines: dict[tuple[str, ...], int]) -> set[str]:
 
 
 def _readable(location: tuple[str, ...]) -> list[str]:
-    return [part for part in location if not re.match(r"(literal|list|constrained|function|str|float|int)\b.*\[", part)]
+    """Return a location without the alternatives of a union, which pydantic names in it."""
+    return [
+        part
+        for part in location
+        if not re.match(r"(literal|list|constrained|function|str|float|int)\b.*\[", part)
+        and part not in ("bool", "constrained-int")
+    ]

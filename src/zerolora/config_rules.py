@@ -1,15 +1,20 @@
 """Values that are each allowed but cannot go together."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from zerolora.config import HUB_DATA, RESERVED_RUNS, Config
+from zerolora.config import HUB_DATA, RESERVED_RUNS, Config, RunSettings
 from zerolora.config_messages import remedy
 from zerolora.errors import UserError, shown
-from zerolora.resolve import device_precision, models_by_source, own_json, run_settings
+from zerolora.memory.strategies import STRATEGIES
+from zerolora.resolve import device_precision, models_by_source, run_settings, stages_of
+from zerolora.zero.hardware import GPUS, NETWORKS, NODE_LINKS
+from zerolora.zero.machines import hardware_of
+from zerolora.zero.own_json import check_own
+from zerolora.zero.strategies import check
 
 Mistake = tuple[tuple[str, ...], str]
 
@@ -109,18 +114,20 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
             at("train", "nodes"),
             f"{train.nodes} nodes of {hardware.nodes} (hardware.nodes); write {hardware.nodes} or less",
         )
-    elif train.global_batch % (train.micro_batch * ranks):
+    elif train.micro_batch == "auto" and train.global_batch % ranks:
+        yield (
+            at("train", "global_batch"),
+            f"{train.global_batch} is not a multiple of {ranks} ranks; write a multiple of {ranks}",
+        )
+    elif train.micro_batch != "auto" and train.global_batch % (train.micro_batch * ranks):
         yield (
             at("train", "global_batch"),
             f"{train.global_batch} is not a multiple of micro_batch {train.micro_batch} x {ranks} ranks; "
             f"write a multiple of {train.micro_batch * ranks}",
         )
-    try:
-        fault = _fault_of(own_json(settings.render.strategy))
-    except UserError as error:
-        fault = str(error)
-    if fault:
-        yield at("render", "strategy"), f"{settings.render.strategy}: {fault}"
+    if train.patience and not train.validation_steps:
+        yield at("train", "patience"), "has nothing to count without validation_steps; write both, or neither"
+    yield from _impossible_strategy(config, run, settings, at)
     if hardware.device == "cpu" and train.precision == "fp16":
         yield (
             at("train", "precision"),
@@ -133,21 +140,41 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
         )
 
 
-def _fault_of(own: Any) -> str | None:
-    """Return what makes a user's own DeepSpeed JSON impossible, None if nothing does."""
-    if own is None:
-        return None
-    if not isinstance(own, dict) or not isinstance(own.get("zero_optimization", {}), dict):
-        return "is not a DeepSpeed config; write an object with a zero_optimization object"
-    zero = own.get("zero_optimization", {})
-    stage = zero.get("stage", 0)
-    if stage not in (0, 1, 2, 3):
-        return f"zero_optimization.stage is {stage!r}; write 0, 1, 2 or 3"
-    for key in ("offload_optimizer", "offload_param"):
-        if (zero.get(key) or {}).get("device") == "nvme" and stage != 3:
-            return (
-                f"{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; write stage 3 or device cpu"
+def _impossible_strategy(
+    config: Config, run: str, settings: RunSettings, at: Callable[[str, str], tuple[str, ...]]
+) -> Iterable[Mistake]:
+    try:
+        rendered = stages_of(config, run)["render"]
+    except UserError as error:  # the user's own JSON, or the probe, cannot be read
+        yield at("hardware", "probe") if "config/hardware" in str(error) else at("render", "strategy"), str(error)
+        return
+    for key, table in (("gpu", GPUS), ("node_link", NODE_LINKS), ("network", NETWORKS)):
+        value = getattr(settings.hardware, key)
+        if value is not None and value not in table:
+            yield at("hardware", key), f"{shown(value)} is not known; write one of {', '.join(table)}"
+            return
+    try:
+        hardware_of(rendered)
+    except UserError as error:
+        yield at("hardware", "probe" if rendered["hardware"]["probe"] else "gpu"), str(error)
+    name = settings.render.strategy
+    try:
+        if rendered["own_json"] is not None:
+            check_own(name, rendered["own_json"], {**rendered, "ranks": train_ranks(rendered)})
+        elif name != "auto":
+            check(
+                STRATEGIES[name],
+                rendered["device"],
+                train_ranks(rendered),
+                rendered["ranks_per_node"],
+                rendered["nvme"],
+                rendered["precision"],
             )
-    if (zero.get("offload_param") or {}).get("device", "none") != "none" and stage != 3:
-        return f"offload_param with stage {stage}, where parameters are not shared out; write stage 3 or remove it"
-    return None
+    except UserError as error:
+        for line in str(error).splitlines():
+            yield at("render", "strategy"), line.removeprefix("render.strategy: ").removeprefix("render.strategy is ")
+
+
+def train_ranks(settings: dict[str, Any]) -> int:
+    """Return the ranks of a run's render settings."""
+    return int(settings["nodes"] * settings["ranks_per_node"])

@@ -16,6 +16,8 @@ from typing import Any
 from zerolora.errors import UserError
 
 MANIFEST = "manifest.json"
+UMASK = os.umask(0)  # there is no way to ask for it but to set it
+os.umask(UMASK)
 
 
 def sha256(path: Path) -> str:
@@ -61,6 +63,11 @@ def read_json(path: Path, written_by: str) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}); delete it and run `{written_by}` again") from None
 
 
+def readable(path: Path) -> None:
+    """Give a file the permissions of any other new one; safetensors writes for its owner alone."""
+    path.chmod(0o666 & ~UMASK)
+
+
 @contextmanager
 def staged_directory(target: Path) -> Iterator[Path]:
     """Yield an empty directory beside `target` that takes its place when the block ends without an error.
@@ -76,6 +83,7 @@ def staged_directory(target: Path) -> Iterator[Path]:
         yield beside
         for path in beside.rglob("*"):
             if path.is_file():
+                readable(path)
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
         if target.exists():

@@ -35,7 +35,7 @@ def resolve(config: Config) -> dict[str, Any]:
         "runs": {
             name: {
                 "dataset": run.dataset,
-                **_stages(run_settings(config, name), config.prepare[run.dataset].max_length),
+                **stages_of(config, name),
             }
             for name, run in config.runs.items()
         },
@@ -72,48 +72,63 @@ def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
     return [(source, getattr(config.fetch, source)) for source in Fetch.model_fields if source != "data"]
 
 
-def _stages(settings: RunSettings, max_length: int) -> dict[str, Any]:
+def stages_of(config: Config, run: str) -> dict[str, Any]:
+    """Return the settings of each stage of a run. Raises UserError if a file that it names cannot be read."""
+    settings = run_settings(config, run)
+    data = config.prepare.get(config.runs[run].dataset)
     hardware, train = settings.hardware, settings.train
     precision = device_precision(hardware) if train.precision == "auto" else train.precision
-    ranks = train.nodes * train.ranks_per_node
-    batch = {
-        "ranks": ranks,
-        "micro_batch": train.micro_batch,
-        "accumulation": train.global_batch // (train.micro_batch * ranks),
-    }
     memory = {
         "device": hardware.device,
         "gpu_memory": parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None,
         "host_memory": parse_bytes(hardware.host_memory),
+        "reserve": parse_bytes(settings.estimate.reserve),
+        "nodes": train.nodes,
+        "ranks_per_node": train.ranks_per_node,
+        "global_batch": train.global_batch,
+        "micro_batch": _open(train.micro_batch),
+        "precision": precision,
+        "activation_checkpointing": _open(train.activation_checkpointing),
+        "attention": _open(train.attention),
+        "keeps_best": train.validation_steps is not None and train.keep == "best",
+        "lora": {"r": train.lora.r, "targets": train.lora.targets, "dropout": train.lora.dropout},
     }
-    capacity = settings.pack.capacity or max_length
+    capacity = settings.pack.capacity or (data.max_length if data else None)
     return {
         "pack": {"packing": settings.pack.packing, "capacity": capacity if settings.pack.packing else None},
-        "estimate": {
-            **memory,
-            "reserve": parse_bytes(settings.estimate.reserve),
-            "ranks": ranks,
-            "ranks_per_node": train.ranks_per_node,
-            "micro_batch": train.micro_batch,
-            "precision": precision,
-            "activation_checkpointing": train.activation_checkpointing,
-            "lora": {"r": train.lora.r, "targets": train.lora.targets},
-        },
+        "estimate": memory,
         "render": {
-            **batch,
+            **memory,
             "strategy": settings.render.strategy,
             "own_json": own_json(settings.render.strategy),
-            "device": hardware.device,
-            "precision": precision,
             "gradient_clipping": train.gradient_clipping,
+            "epochs": train.epochs,
+            "max_steps": train.max_steps,
+            "validation_steps": train.validation_steps,
+            "nvme": hardware.nvme,
+            "hardware": _hardware(hardware),
         },
-        "train": {
-            **train.model_dump(exclude={"precision", "gradient_clipping"}),
-            "device": hardware.device,
-        },
+        "train": {**train.model_dump(exclude=CHOSEN), "device": hardware.device},
         "merge": settings.merge.model_dump(),
         "report": {**settings.report.model_dump(), "strategy": settings.render.strategy},
     }
+
+
+# Of the training section, what render decides or writes; training reads it from zero.json.
+CHOSEN = {"precision", "gradient_clipping", "micro_batch", "activation_checkpointing", "attention"}
+
+
+def _open(value: Any) -> Any:
+    """Return None for a value that is left to the choice."""
+    return None if value == "auto" else value
+
+
+def _hardware(hardware: Hardware) -> dict[str, Any]:
+    """Return what the cost model knows of the machines: the probe if there is one, else the names."""
+    if hardware.probe:
+        return {"probe": read_json(Path(hardware.probe), "zerolora probe"), "disk": hardware.disk}
+    names = ("gpu", "compute_capability", "node_link", "network", "network_adapters", "host_link", "disk")
+    return {"probe": None, **{name: getattr(hardware, name) for name in names}}
 
 
 def _merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

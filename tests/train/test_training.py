@@ -2,117 +2,24 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
-from conftest import BIN, ROOT, TINY_CONFIG, project_environment
+from bench import Bench, metrics, rank_process
+from conftest import ROOT, project_environment
 from safetensors.torch import load_file
 
-from zerolora.config import Source
-from zerolora.config_file import load
-from zerolora.data.pack import pack_rows
-from zerolora.data.prepare import prepare
-from zerolora.data.reference import records
 from zerolora.data.rows import open_split
-from zerolora.fetch import fetch, restore
-from zerolora.files import canonical, write_json
-from zerolora.memory.estimate import estimate
-from zerolora.memory.states import STRATEGIES
-from zerolora.resolve import resolve
-from zerolora.zero.render import render
+from zerolora.memory.strategies import STRATEGIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-# Packing off, packed rows of a row or two, and all rows of the data in one packed row.
-PLANS = {"unpacked": None, "packed": 160, "whole": 4096}
-
-
-class Bench:
-    """A prepared data set, and training runs on it through the command line."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.folder = folder
-        self.settings = self.resolved()
-        fetch({"source": "directory", "path": str(model), "license": "MIT"}, folder / "w/tiny", folder / "m/tiny")
-        restore(folder / "m/tiny", folder / "w/tiny")
-        write_json(folder / "rows.json", records("tens", 0)[:24])
-        rows = self.settings["prepare"]["rows"] | {"path": str(folder / "rows.json")}
-        prepare(rows, folder / "m/tiny/manifest.json", folder / "data")
-        for packing, capacity in PLANS.items():
-            pack_rows({"packing": bool(capacity), "capacity": capacity}, folder / "data", folder / packing)
-
-    def mix(self) -> None:
-        """Add a data set of two sources, one with longer answers than the other, and its packing."""
-        folder = self.folder
-        short = records("tens", 0)[:16]
-        long = [row | {"output": row["output"] * 3} for row in records("tens", 1)[:8]]
-        for name, rows in {"short.json": short, "long.json": long}.items():
-            write_json(folder / "mixture" / name, rows)
-        sources = {name: Source().model_dump() for name in ("short.json", "long.json")}
-        rows = self.settings["prepare"]["rows"] | {"path": str(folder / "mixture"), "sources": sources}
-        prepare(rows | {"max_length": 160}, folder / "m/tiny/manifest.json", folder / "mixed")
-        pack_rows({"packing": True, "capacity": 300}, folder / "mixed", folder / "mixed-packing")
-
-    def resolved(self, **train: Any) -> dict[str, Any]:
-        config = json.loads(json.dumps(TINY_CONFIG))
-        config["train"] |= {"ranks_per_node": 2, "max_steps": 3, "micro_batch": 1} | train
-        config["hardware"]["nodes"] = 2
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
-        return resolve(load(self.folder / "config.yaml"))
-
-    def command(
-        self, name: str, strategy: str = "zero2", packing: str = "unpacked", data: str = "data", **train: Any
-    ) -> list[str]:
-        """Render a run's JSON and return the command that trains it."""
-        run = self.resolved(**train)["runs"]["default"]
-        write_json(
-            self.folder / name / "estimate.json",
-            estimate(run["estimate"], self.folder / "m/tiny", self.folder / packing),
-        )
-        own = json.loads((ROOT / strategy).read_text()) if strategy.endswith(".json") else None
-        chosen = run["render"] | {"strategy": strategy, "own_json": own}
-        config, _ = render(chosen, self.folder / name / "estimate.json")
-        write_json(self.folder / name / "zero.json", config)
-        paths = {
-            "data": self.folder / data,
-            "packing": self.folder / packing,
-            "zero": self.folder / name / "zero.json",
-            "weights": self.folder / "w/tiny.json",
-            "output": self.folder / name,
-            "logs": self.folder / name / "logs",
-        }
-        options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
-        return [str(BIN / "zerolora"), "train", "--settings", canonical(run["train"]), *options]
-
-    def start(self, name: str, strategy: str = "zero2", **train: Any) -> subprocess.CompletedProcess[str]:
-        """Train and return how it ended."""
-        return subprocess.run(
-            self.command(name, strategy, **train),
-            env=project_environment(ROOT) | {"TORCH_EXTENSIONS_DIR": str(self.folder / "extensions")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def run(self, name: str, strategy: str = "zero2", **train: Any) -> Path:
-        """Train and return the run's directory."""
-        result = self.start(name, strategy, **train)
-        assert result.returncode == 0, result.stderr[-3000:]
-        return self.folder / name
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Bench:
-    return Bench(tmp_path_factory.mktemp("training"), tiny_model)
 
 
 @pytest.fixture(scope="module")
@@ -136,26 +43,87 @@ def leaking(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Bench
     return Bench(tmp_path_factory.mktemp("leaking"), model)
 
 
-@pytest.fixture(scope="module")
-def reference(bench: Bench) -> dict[str, Any]:
-    return metrics(bench.run("reference", "zero0"))
+# Quantizing needs a GPU's kernels; NVMe needs libaio, 16 bits and minutes of compiling.
+ON_CPU = [name for name in STRATEGIES if name not in ("zero0", "zero3_quantized", "zero3_nvme")]
 
 
-def metrics(run: Path) -> dict[str, Any]:
-    losses = [float(line.split(",")[1]) for line in (run / "metrics/loss.csv").read_text().splitlines()[1:]]
-    return json.loads((run / "metrics/train.json").read_text()) | {"losses": losses}
-
-
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "zero0"])
-def test_every_strategy_learns_the_same_and_compiles_nothing(
-    bench: Bench, reference: dict[str, Any], strategy: str
-) -> None:
-    run = bench.run(strategy, strategy)
+def assert_same(bench: Bench, run: Path, reference: dict[str, Any]) -> None:
+    """Hold a run against stage 0: the same losses, the same adapter, nothing compiled."""
     found = metrics(run)
     assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
     assert found["loss_validation"] == pytest.approx(reference["loss_validation"], rel=1e-5)
     assert found["trainable_parameters"] == reference["trainable_parameters"] > 0
+    file = "adapter/adapter_model.safetensors"
+    adapter, expected = load_file(run / file), load_file(bench.folder / "reference" / file)
+    assert adapter.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(adapter[name], tensor, rtol=1e-4, atol=1e-4), name
     assert not (bench.folder / "extensions").exists(), "C++ was compiled"
+
+
+@pytest.mark.parametrize("strategy", ON_CPU)
+def test_every_strategy_learns_the_same_and_compiles_nothing(
+    bench: Bench, reference: dict[str, Any], strategy: str
+) -> None:
+    assert_same(bench, bench.run(strategy, strategy), reference)
+
+
+@pytest.mark.parametrize("strategy", ON_CPU)
+def test_a_resumed_run_is_the_same_bytes(bench: Bench, strategy: str) -> None:
+    """The run above, as if it had been killed after its second step."""
+    name = f"{strategy}-resumed"
+    whole = bench.folder / strategy if (bench.folder / strategy).exists() else bench.run(strategy, strategy)
+    shutil.copytree(bench.folder / "checkpoints" / strategy, bench.folder / "checkpoints" / name)
+    next((bench.folder / "checkpoints" / name).glob("*/step-00000003.safetensors")).unlink()
+    result = bench.start(name, strategy)
+    assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    for file in ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json"):
+        assert (bench.folder / name / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+# LoRA+ has parameters of two learning rates; NEFTune's noise is drawn anew in each micro-batch.
+VARIED: dict[str, Any] = {"lora": {"r": 4, "rank_stabilized": True, "plus_ratio": 16.0}, "neftune_alpha": 5.0}
+
+
+@pytest.fixture(scope="module")
+def varied(bench: Bench) -> dict[str, Any]:
+    """Return the metrics of a run with variants of LoRA, by torch's own engine."""
+    return metrics(bench.run("varied-ddp", "ddp", **VARIED))
+
+
+@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "fsdp"])
+def test_variants_of_lora_learn_the_same_by_every_engine(
+    bench: Bench, reference: dict[str, Any], varied: dict[str, Any], strategy: str
+) -> None:
+    found = metrics(bench.run(f"varied-{strategy}", strategy, **VARIED))
+    assert found["losses"] == pytest.approx(varied["losses"], rel=1e-5)
+    assert found["losses"] != pytest.approx(reference["losses"], rel=1e-3)
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_a_variant_resumes_to_the_same_bytes(bench: Bench, strategy: str) -> None:
+    name = f"varied-{strategy}-resumed"
+    whole = bench.folder / f"varied-{strategy}"
+    if not whole.exists():
+        bench.run(whole.name, strategy, **VARIED)
+    shutil.copytree(bench.folder / "checkpoints" / whole.name, bench.folder / "checkpoints" / name)
+    next((bench.folder / "checkpoints" / name).glob("*/step-00000003.safetensors")).unlink()
+    resumed = bench.run(name, strategy, **VARIED)
+    for file in ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json"):
+        assert (resumed / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_torchs_engines_learn_the_same_with_checkpointing(
+    bench: Bench, reference: dict[str, Any], strategy: str
+) -> None:
+    assert_same(bench, bench.run(f"{strategy}-recomputed", strategy, activation_checkpointing=True), reference)
+
+
+@pytest.mark.parametrize("strategy", [name for name in ON_CPU if STRATEGIES[name].within_node])
+def test_two_nodes_of_two_ranks_learn_the_same(bench: Bench, reference: dict[str, Any], strategy: str) -> None:
+    """Both nodes are this machine; what is shared out inside a node is repeated on the other."""
+    assert_same(bench, bench.run(f"{strategy}-nodes", strategy, ranks_per_node=4, local=2), reference)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -178,7 +146,7 @@ def packed(bench: Bench) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
-    [("zero2", 2), ("zero2", 4), ("zero3", 1), ("zero3", 2), ("zero3", 4), ("zero3_offload", 2)],
+    [("zero2", 2), ("zero2", 4), ("zero3", 1), ("zero3", 2), ("zero3", 4), ("zero3_offload", 2), ("fsdp", 2)],
 )
 def test_packed_rows_give_the_same_losses_on_any_ranks(
     bench: Bench, packed: dict[str, Any], strategy: str, ranks: int
@@ -234,7 +202,7 @@ def test_shares_of_sources_are_those_of_the_data_on_any_ranks(bench: Bench) -> N
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("zero2", 1), ("zero3", 2)])
 def test_a_model_whose_packed_rows_see_each_other_is_not_trained(leaking: Bench, strategy: str, ranks: int) -> None:
-    result = leaking.start(f"packed-{strategy}", strategy, packing="packed", ranks_per_node=ranks)
+    result = leaking.start(f"packed-{strategy}", strategy, packing="packed", ranks_per_node=ranks, attention="sdpa")
     assert result.returncode == 2
     assert "in the opt model with sdpa attention the second row of a packed row sees the first" in result.stderr
     assert "Traceback" not in result.stderr
@@ -245,8 +213,10 @@ def test_the_same_model_is_trained_on_rows_by_themselves(leaking: Bench) -> None
     assert metrics(leaking.run("unpacked-run"))["padding_share"] >= 0
 
 
-def test_eager_attention_gives_the_same_losses(bench: Bench, packed: dict[str, Any]) -> None:
-    found = metrics(bench.run("packed-eager", "zero2", packing="packed", ranks_per_node=2, attention="eager"))
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_any_attention_gives_the_same_losses(bench: Bench, packed: dict[str, Any], attention: str) -> None:
+    """As the one that takes a row at a time."""
+    found = metrics(bench.run(f"packed-{attention}", packing="packed", ranks_per_node=2, attention=attention))
     assert found["losses"] == pytest.approx(packed["losses"], rel=1e-5)
 
 
@@ -256,8 +226,9 @@ def test_activation_checkpointing_changes_no_loss(bench: Bench, reference: dict[
     assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
-def test_bf16_trains(bench: Bench, reference: dict[str, Any]) -> None:
-    found = metrics(bench.run("bf16", precision="bf16"))
+@pytest.mark.parametrize("strategy", ["zero2", "ddp", "fsdp"])
+def test_bf16_trains(bench: Bench, reference: dict[str, Any], strategy: str) -> None:
+    found = metrics(bench.run(f"bf16-{strategy}", strategy, precision="bf16"))
     assert found["losses"] == pytest.approx(reference["losses"], rel=2e-2)
 
 
@@ -303,6 +274,29 @@ def test_tasks_of_a_slurm_step_find_each_other(bench: Bench, reference: dict[str
     assert metrics(bench.folder / "slurm")["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
+@pytest.mark.parametrize("strategy", ["zero2", "ddp"])
+def test_ranks_share_the_pages_of_the_weights_file(bench: Bench, strategy: str) -> None:
+    """A node reads the base weights once: no rank has a page of its own, even after steps."""
+    name = f"mapped-{strategy}"
+    process = subprocess.Popen(
+        bench.command(name, strategy, max_steps=None, epochs=10000), env=project_environment(ROOT)
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list((bench.folder / "checkpoints" / name).glob("*/step-*.safetensors")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        for rank in (0, 1):
+            text = Path(f"/proc/{rank_process(process.pid, rank)}/smaps").read_text()
+            parts = re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", text)
+            (weights,) = (part for part in parts if "/model.safetensors" in part)
+            size = {line.split(":")[0]: int(line.split()[1]) for line in weights.splitlines()[1:] if "kB" in line}
+            assert size["Rss"] > 0 and size["Private_Dirty"] == 0, weights
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
 def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench) -> None:
     process = subprocess.Popen(
         bench.command("killed", max_steps=None, epochs=10000),
@@ -310,7 +304,7 @@ def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench)
         stderr=subprocess.PIPE,
         text=True,
     )
-    victim = _rank(process.pid, 1)
+    victim = rank_process(process.pid, 1)
     time.sleep(3)
     os.kill(victim, signal.SIGKILL)
     errors = process.communicate(timeout=60)[1]
@@ -335,19 +329,3 @@ def test_a_users_mistake_in_training_is_one_line(bench: Bench) -> None:
     assert result.returncode == 2
     assert "zerolora train: train.global_batch is 1000, but 1 epochs have only 16 rows; lower it" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def _rank(launcher: int, rank: int) -> int:
-    """Return the process id of a rank of a launcher, once it runs."""
-    import psutil
-
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for child in psutil.Process(launcher).children(recursive=True):
-            try:
-                if child.environ().get("RANK") == str(rank) and sys.executable.split("/")[-1][:6] in child.name():
-                    return child.pid
-            except psutil.Error:
-                continue
-        time.sleep(0.2)
-    raise AssertionError("no such rank")

@@ -1,6 +1,7 @@
 """The command line: what it never loads, and how it fails."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,15 @@ from zerolora.config_file import load
 from zerolora.resolve import resolve
 
 
-def zerolora(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BIN / "zerolora", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+def zerolora(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BIN / "zerolora", *arguments],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -31,6 +39,15 @@ def test_the_log_holds_what_was_said(tmp_path: Path) -> None:
     assert "no such file" in log.read_text()
 
 
+def test_the_tasks_of_one_step_share_a_log_that_the_first_begins(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("of an earlier run\n")
+    for task in "012":
+        missing = f"none{task}.yaml"
+        zerolora("--log", str(log), "resolve", "--config", missing, "--output", "out.json", SLURM_PROCID=task)
+    assert [line.split()[1] for line in log.read_text().splitlines()] == ["none0.yaml:", "none1.yaml:", "none2.yaml:"]
+
+
 def test_estimate_and_render_never_load_torch(tmp_path: Path, tiny_model: Path) -> None:
     """They answer on a login node at once; loading torch alone takes seconds."""
     import yaml
@@ -40,7 +57,9 @@ def test_estimate_and_render_never_load_torch(tmp_path: Path, tiny_model: Path) 
     run = resolve(load(config))["runs"]["default"]
     packing = tmp_path / "packing"
     packing.mkdir()
-    (packing / "stats.json").write_text(json.dumps({"longest_packed_row": 100}))
+    lengths = {"longest_packed_row": 100, "most_supervised": 50, "train_packed_rows": 9, "train_tokens": 700}
+    lengths |= {"train_supervised_tokens": 300, "train_mean_row_of_a_token": 80, "validation_packed_rows": 3}
+    (packing / "stats.json").write_text(json.dumps({"packing": False, **lengths}))
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text((tiny_model / "config.json").read_text())
     estimate = ["--model", "model", "--packing", "packing", "--output", "e.json"]

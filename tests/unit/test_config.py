@@ -53,6 +53,12 @@ MISTAKES = [
     ("hardware", {"device": "cpu", "gpus_per_node": 1}, ["gpus_per_node 1", "device cpu"]),
     ("hardware.host_memory", "lots", ["hardware.host_memory", "'lots'", "80GiB"]),
     ("render.strategy", "zero4", ["render.strategy", "'zero4'", "zero3_offload"]),
+    ("hardware.gpu", "H1000", ["hardware.gpu", "'H1000' is not known", "H100-SXM"]),
+    ("hardware.network", "wifi", ["hardware.network", "'wifi' is not known", "100gbe"]),
+    ("hardware.probe", "config/hardware/none.json", ["hardware.probe", "no such file", "zerolora probe"]),
+    ("render.strategy", "zero3_nvme", ["render.strategy", "hardware.nvme: /path"]),
+    ("train.micro_batch", "many", ["train.micro_batch: 'many' does not do", "as in 8, or 'auto'"]),
+    ("train.activation_checkpointing", "maybe", ["checkpointing: 'maybe' does not do", "true or false, or 'auto'"]),
     ("render.strategy", "config/deepspeed/none.json", ["render.strategy", "none.json", "no such file"]),
     ("prepare.rows.model", "huge", ["prepare.rows.model", "'huge'", "tiny"]),
     ("prepare.rows.split.test", -1, ["prepare.rows.split.test", "0 or more"]),
@@ -71,7 +77,9 @@ MISTAKES = [
     ("pack.packing", "yes please", ["pack.packing", "true or false"]),
     ("pack.capacity", 0, ["pack.capacity", "0", "1 or more"]),
     ("runs.default.pack", {"packing": 3}, ["runs.default.pack.packing", "true or false"]),
-    ("train.attention", "flash", ["train.attention", "'flash'", "'sdpa' or 'eager'"]),
+    ("train.patience", 2, ["train.patience", "validation_steps", "write both, or neither"]),
+    ("train.lora.plus_ratio", 0.5, ["train.lora.plus_ratio", "0.5", "1"]),
+    ("train.attention", "fast", ["train.attention", "'fast'", "'flash', 'sdpa' or 'eager'"]),
     (
         "fetch.data.chat",
         {"repository": "a/b", "revision": "0" * 40, "files": ["*.json"], "license": "MIT"},
@@ -281,3 +289,13 @@ def test_every_key_is_explained() -> None:
 def test_every_shipped_config_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     resolve(load(path))
+
+
+def test_a_misspelt_resume_is_told_before_anything_runs() -> None:
+    from pydantic import ValidationError
+
+    from zerolora.config import Train
+
+    assert [Train(resume=value).resume for value in ("auto", "never", "a.safetensors")]
+    with pytest.raises(ValidationError, match="write auto, never, or a checkpoint's file"):
+        Train(resume="Auto")

@@ -2,12 +2,19 @@
 
 import json
 import re
+import subprocess
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import BIN, ROOT
 
+from benchmarks.memory import compare
+from benchmarks.train import tables
+from zerolora.config import STRATEGIES as CONFIG_STRATEGIES
 from zerolora.config import Config
+from zerolora.memory.headroom import JOB_BYTES
+from zerolora.memory.strategies import STRATEGIES
+from zerolora.zero.hardware import GPUS, NETWORKS, NODE_LINKS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -62,6 +69,34 @@ def test_the_tables_of_packers_and_of_balance_are_those_measured() -> None:
     assert min(ours) >= 0.9975
 
 
+def test_the_errors_of_the_estimate_are_those_found() -> None:
+    text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
+    found: Any = result("memory.json")
+    assert compare.markdown(found) in text
+    assert found["all"]["combinations"] >= 100
+    assert len({row["model"] for row in found["rows"]}) >= 5
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/memory.md"])
+def test_the_estimates_of_the_documents_can_be_had(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    commands = re.findall(r"^ {4}(?:\.venv/bin/)?zerolora (estimate --model config/\S+.*)$", text, re.M)
+    assert commands
+    for command in commands:
+        result = subprocess.run(
+            [BIN / "zerolora", *command.split()], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == list(STRATEGIES)
+
+
+def test_the_names_of_the_choice_are_those_of_the_tables() -> None:
+    text = (ROOT / "docs/choice.md").read_text(encoding="utf-8")
+    for table in (GPUS, NODE_LINKS, NETWORKS):
+        assert ", ".join(f"`{name}`" for name in table) in text
+    assert re.findall(r"^\| `(\w+)` \|", text, re.M) == list(STRATEGIES)
+    assert tuple(STRATEGIES) == CONFIG_STRATEGIES
+
+
 def test_the_speed_and_memory_of_prepare_are_those_measured() -> None:
     text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
     tokenizing: Any = result("tokenizing.json")
@@ -78,9 +113,28 @@ def test_the_speed_and_memory_of_prepare_are_those_measured() -> None:
     assert max(run["rows"] for run in memory["runs"]) == 5_000_000
 
 
+def test_the_host_memory_of_cpu_ranks_is_what_was_measured() -> None:
+    found: Any = result("memory_cpu.json")
+    errors = f"{found['mean_absolute_error']:.1%} | {found['worst_error']:+.1%} | {found['lowest_error']:.1%}"
+    assert f"| {found['measured']} | {errors} |" in (ROOT / "docs/memory.md").read_text(encoding="utf-8")
+    assert found["mean_absolute_error"] <= 0.03 and abs(found["worst_error"]) <= 0.08 and found["lowest_error"] >= -0.02
+
+
+def test_the_regret_of_the_choice_is_what_was_measured() -> None:
+    found: Any = result("choice.json")
+    text = (ROOT / "docs/choice.md").read_text(encoding="utf-8")
+    rows = [f"| configurations measured | {found['measured']} |", f"measured seconds | {found['spearman']:.2f} |"]
+    rows += [f"over the best's | {found['ratio']:.1%} |"]
+    rows += [f"`{found[who]['strategy']}`, micro-batch {found[who]['micro_batch']}, " for who in ("chosen", "best")]
+    rows += [f"| {found[who]['tokens_per_second']:,.0f} tokens/s |" for who in ("chosen", "best")]
+    assert [row for row in rows if row not in text] == []
+    assert found["ratio"] >= 0.95 and found["failed"] == 0
+
+
 def test_the_process_memory_of_the_estimate_is_what_was_measured() -> None:
     measured = result("process_memory.json")
     assert measured["PROCESS_BYTES"] == pytest.approx(measured["resident_bytes"], rel=0.1)
+    assert measured["JOB_BYTES"] == JOB_BYTES == pytest.approx(measured["beside_bytes"], rel=0.2)
 
 
 def test_every_make_target_that_is_named_exists() -> None:
@@ -117,3 +171,18 @@ def test_the_lock_pins_every_package_to_one_version() -> None:
     names = re.findall(r"^([\w-]+)", wanted, re.MULTILINE)
     locked = {pin.split("==")[0].lower().replace("_", "-") for pin in pins}
     assert {name.lower() for name in names} <= locked
+
+
+MEASURED = [name for name in tables.TABLES if (tables.RESULTS / name).is_file()]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_speed_of_training_is_what_was_measured(name: str) -> None:
+    assert tables.table(name) in (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+
+
+def test_training_is_as_fast_as_it_is_said_to_be() -> None:
+    reference: Any = result("train_reference.json")
+    assert reference["speed"]["reference"]["median"] >= 2 and reference["host_memory"]["reference"]["median"] < 1
+    start: Any = result("train_start_up.json")
+    assert start["compiled_files"] == []

@@ -13,7 +13,7 @@ SOURCE = ROOT / "src"
 # through results/config.json.
 PLUMBING = {
     f"src/zerolora/{name}.py"
-    for name in ("__init__", "cli", "config", "config_messages", "data/progress", "errors", "files", "units")
+    for name in ("__init__", "cli", "config", "config_messages", "data/progress", "errors", "files", "units", "words")
 }
 ENTRY = {
     "resolve": ["resolve", "config_file"],
@@ -25,7 +25,7 @@ ENTRY = {
     "pack": ["data.pack"],
     "estimate": ["memory.estimate"],
     "render": ["zero.render"],
-    "train": ["train.launcher", "train.rank"],
+    "train": ["train.launcher", "train.__main__"],
     "merge": ["merge.merge"],
     "evaluate_base": ["evaluate.evaluate"],
     "evaluate": ["evaluate.evaluate"],

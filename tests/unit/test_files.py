@@ -72,3 +72,10 @@ def test_no_sizes(text: str) -> None:
 
 def test_gib() -> None:
     assert gib(3 * 2**29) == "1.50 GiB"
+
+
+def test_a_staged_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
+    with staged_directory(tmp_path / "out") as staged:
+        (staged / "a").touch(0o600)
+    (tmp_path / "other").touch()
+    assert (tmp_path / "out/a").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -12,8 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.adapter import adapt
-from zerolora.train.batch import collate, last_logits, loss_sum
-from zerolora.train.isolation import LENGTHS, check_isolation
+from zerolora.train.attention import IMPLEMENTATIONS
+from zerolora.train.batch import collate, logits_of, loss_sum
+from zerolora.train.isolation import LENGTHS, check_isolation, check_loss
+from zerolora.train.loss import make_chunked, make_whole
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -44,7 +46,7 @@ SOUND: dict[str, dict[str, Any]] = {
 }
 SSM = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 8, "mamba_n_groups": 1}
 LEAKING: dict[str, dict[str, Any]] = {
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
     "bloom": {"n_head": 4, "n_layer": 2},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
     "falcon": {"alibi": True, "new_decoder_architecture": False},
@@ -58,15 +60,19 @@ LEAKING: dict[str, dict[str, Any]] = {
     "falcon_h1": {**SSM, "mamba_d_ssm": 64, "head_dim": 8},
 }
 EAGER_ONLY = {"gemma2", "bloom", "mpt", "gpt_oss", "mamba", "rwkv"}
+# Those that call what attention is registered. In lfm2 rows that are apart there still meet in its convolution.
+EACH_ROW = {*SOUND, "lfm2"} - EAGER_ONLY
 PRECISIONS = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def both(kinds: Iterable[str]) -> list[tuple[str, str]]:
     """Return each architecture with each implementation of attention that it has."""
-    return [(kind, attention) for kind in kinds for attention in ("sdpa", "eager") if _has(kind, attention)]
+    return [(kind, attention) for kind in kinds for attention in ("flash", "sdpa", "eager") if _has(kind, attention)]
 
 
 def _has(kind: str, attention: str) -> bool:
+    if attention == "flash":
+        return kind in EACH_ROW
     return attention == "eager" or kind not in EAGER_ONLY
 
 
@@ -74,7 +80,10 @@ def build(kind: str, attention: str = "eager", precision: torch.dtype = torch.fl
     """Return a tiny model of a real architecture, with random weights."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **(SIZES | {**SOUND, **LEAKING}[kind]))
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=precision)
+    attention = IMPLEMENTATIONS.get(attention, attention)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=precision)
+    make_chunked(model)
+    return model
 
 
 def build_loud(kind: str, attention: str) -> Any:
@@ -88,7 +97,7 @@ def build_loud(kind: str, attention: str) -> Any:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("kind", "attention"), both(SOUND))
+@pytest.mark.parametrize(("kind", "attention"), [*both(SOUND), ("opt", "flash")])
 def test_architectures_that_keep_packed_rows_apart_pass(kind: str, attention: str, precision: torch.dtype) -> None:
     check_isolation(*_model_and_config(kind, attention, precision), CPU)
 
@@ -220,7 +229,8 @@ def loss_and_gradients(model: Any, micro_batches: list[Any], packing: bool) -> t
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "attention"), both(["llama", "qwen2", "mistral", "phi3", "gemma2", "gemma3_text", "gpt2", "gpt_neox"])
+    ("kind", "attention"),
+    [*both(["llama", "qwen2", "mistral", "phi3", "gemma2", "gemma3_text", "gpt2", "gpt_neox"]), ("opt", "flash")],
 )
 def test_a_packed_batch_has_loss_and_gradients_of_its_rows_alone(
     kind: str, attention: str, checkpointing: bool
@@ -244,6 +254,33 @@ def test_a_packed_batch_has_loss_and_gradients_of_its_rows_alone(
     assert all(gradient.any() for gradient in alone[2].values())
 
 
+@pytest.mark.parametrize("kind", SOUND)
+def test_the_loss_by_chunks_is_that_of_the_models_own_logits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma's bounded logits too; several chunks."""
+    monkeypatch.setattr("zerolora.train.loss.LEAST_CHUNK", 4)
+    base = build_loud(kind, "eager").requires_grad_(False)
+    assert check_loss(base, base, CPU)
+    model = with_adapter(base).train()
+    micro_batches = [[rows(9, 14, 5), rows(11)], [rows(3)]]
+    ours = loss_and_gradients(model, micro_batches, packing=False)
+    make_whole(base)
+    theirs = loss_and_gradients(model, micro_batches, packing=False)
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+    assert torch.allclose(ours[1], theirs[1], rtol=1e-5)
+    for name, expected in theirs[2].items():
+        assert torch.allclose(ours[2][name], expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item()), name
+
+
+@pytest.mark.parametrize("kind", ["cohere", "granite"])
+def test_a_model_that_scales_its_logits_has_its_own_loss(kind: str) -> None:
+    scale = {"cohere": {"logit_scale": 0.3}, "granite": {"logits_scaling": 3.0}}[kind]
+    config = AutoConfig.for_model(kind, **(SIZES | scale | {"pad_token_id": 0}))
+    model: Any = AutoModelForCausalLM.from_config(config)
+    make_chunked(model.requires_grad_(False))
+    assert not check_loss(model, model, CPU)
+    assert check_loss(model, model, CPU)
+
+
 @pytest.mark.parametrize(("kind", "attention"), both(SOUND))
 def test_each_token_of_a_packed_row_has_the_loss_it_has_alone(kind: str, attention: str) -> None:
     model = build_loud(kind, attention).eval()
@@ -258,11 +295,8 @@ def test_each_token_of_a_packed_row_has_the_loss_it_has_alone(kind: str, attenti
 def token_losses(model: Any, packed_rows: list[Any], packing: bool) -> torch.Tensor:
     """Return the loss of each supervised token."""
     batch = collate(packed_rows, packing, CPU)
-    targets = batch["labels"][:, 1:]
-    losses = torch.nn.functional.cross_entropy(
-        last_logits(model, batch, 0)[:, :-1].transpose(1, 2), targets, reduction="none"
-    )
-    return losses[targets != IGNORED]
+    logits = logits_of(model, batch).flatten(0, 1)[batch["supervised"]]
+    return torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="none")
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt_oss"])
@@ -276,4 +310,6 @@ def test_an_attention_that_the_model_has_not_is_a_users_mistake(kind: str, tmp_p
 def test_no_rows_first_token_is_a_target() -> None:
     """Even of rows whose every token is learned: the token before it belongs to another row."""
     samples = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3], "source": 0}] * 3
-    assert collate([samples], True, CPU)["labels"].tolist() == [[IGNORED, 2, 3] * 3]
+    batch = collate([samples], True, CPU)
+    assert batch["targets"].tolist() == [2, 3] * 3
+    assert batch["supervised"].tolist() == [0, 1, 3, 4, 6, 7]

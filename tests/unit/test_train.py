@@ -1,5 +1,7 @@
 """Pieces of training: schedule, order of the data, loss, adapter gate, places of ranks."""
 
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from zerolora.errors import UserError
 from zerolora.train.adapter import expected_tensors, faults_of
 from zerolora.train.batch import Batches, collate, loss_sum
 from zerolora.train.launcher import first_host, place
+from zerolora.train.loss import make_chunked
 from zerolora.train.schedule import learning_rate
 
 BATCH = {"micro_batch": 1, "global_batch": 4, "epochs": 2, "max_steps": None, "seed": 0}
@@ -187,7 +190,8 @@ def test_a_torn_plan_is_named(tmp_path: Path, kept: int) -> None:
 def test_the_loss_is_transformers_own(tiny_model: Any) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model)
+    make_chunked(model)
     rows = [
         [{"input_ids": [5, 6, 7, 8, 9, 10], "labels": [IGNORED, IGNORED, IGNORED, 8, 9, 10], "source": 0}],
         [{"input_ids": [5, 6, 11, 12], "labels": [IGNORED, IGNORED, 11, 12], "source": 1}],
@@ -195,13 +199,14 @@ def test_the_loss_is_transformers_own(tiny_model: Any) -> None:
     batch = collate(rows, False, torch.device("cpu"))
     with torch.no_grad():
         ours, by_source = loss_sum(model, batch, 2)
-        theirs = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "labels")}).loss * 5
+        labels = torch.tensor([[IGNORED, IGNORED, IGNORED, 8, 9, 10], [IGNORED, IGNORED, 11, 12, IGNORED, IGNORED]])
+        theirs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss * 5
     assert by_source.sum().item() == pytest.approx(ours.item(), rel=1e-6)
     assert (by_source > 0).all()
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
 
 
-LORA = {"r": 2, "alpha": 4.0, "dropout": 0.0, "targets": "all-linear"}
+LORA = {"r": 2, "alpha": 4.0, "rank_stabilized": False, "dropout": 0.0, "targets": "all-linear"}
 
 
 @pytest.fixture
@@ -299,3 +304,18 @@ def test_a_rank_that_somebody_else_started() -> None:
 )
 def test_the_first_host_of_a_node_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
+
+
+def test_deepspeed_starts_without_torchs_compiler_and_leaves_it_as_it_was() -> None:
+    script = """
+import sys
+from deepspeed.runtime import compiler
+from zerolora.train import engines
+compile_later = compiler.compile
+engines._lighten()
+import deepspeed.runtime.zero.muon.muon_optimizer  # as is_zero_supported_optimizer does (runtime/zero/utils.py)
+assert "torch._inductor.compile_fx" not in sys.modules
+assert compiler.compile is compile_later
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -12,8 +12,10 @@ from engines import dvc_changed, snakemake_would_run
 
 from zerolora.data.rows import open_split
 from zerolora.files import read_json
+from zerolora.train.attention import NAME
 from zerolora.train.batch import collate, loss_sum
-from zerolora.train.isolation import check_isolation
+from zerolora.train.isolation import check_isolation, check_loss
+from zerolora.train.loss import make_chunked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -57,8 +59,10 @@ def _learns_the_same_from_packed_rows(results: Path) -> None:
     samples = [{name: row[name] for name in columns} for row in rows]
     cpu = torch.device("cpu")
     weights = results.parent / "resources/weights/smollm2-135m-instruct"
-    for attention in ("sdpa", "eager"):
+    for attention in (NAME, "sdpa", "eager"):
         base: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32, attn_implementation=attention)
+        make_chunked(base.requires_grad_(False))
+        assert check_loss(base, base, cpu)
         check_isolation(base, base.config, cpu)
         model = PeftModel.from_pretrained(base, results / "default/adapter", is_trainable=True)
         found = []

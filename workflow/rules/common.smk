@@ -3,16 +3,19 @@
 import sys
 from pathlib import Path
 
+from snakemake.common.tbdstring import TBDString
 from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import agreement
+import preempted
 
 from zerolora.config import HUB_DATA
 from zerolora.config_file import load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
 from zerolora.resolve import resolve
+from zerolora.zero import requests
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
@@ -20,6 +23,7 @@ LOCK_FILE = "envs/requirements.lock"
 
 agreement.find_commands()
 agreement.judge_afresh()
+preempted.end_preempted()
 
 if workflow.config_settings.config or workflow.config_settings.configfiles:
     raise WorkflowError(
@@ -159,6 +163,84 @@ def gres(wildcards):
     """GPUs of each node, in Slurm's words; none on CPU."""
     train = SETTINGS["runs"][wildcards.run]["train"]
     return f"gpu:{train['ranks_per_node']}" if train["device"] == "cuda" else ""
+
+
+def request_of_prepare(wildcards, threads):
+    return requests.preparing(Path(CONFIG.prepare[wildcards.dataset].path), threads)
+
+
+def request_of_train(wildcards, threads):
+    return requests.rendered(Path(f"results/{wildcards.run}/render.json"))
+
+
+def request_of_merge(wildcards, threads):
+    return requests.merging(
+        Path(model_directory(wildcards)), Path(adapter_directory(wildcards))
+    )
+
+
+def request_of_evaluate(wildcards, threads):
+    return requests.evaluating(
+        SETTINGS["evaluate"][dataset_of(wildcards)],
+        Path(model_directory(wildcards)),
+        Path(data_directory(wildcards)),
+        SETTINGS["runs"][run_of(wildcards)]["render"],
+    )
+
+
+def request_of_report(wildcards, threads):
+    return requests.reporting()
+
+
+def run_of(wildcards):
+    """The run, or the first of those that use a data set: its machines are the ones a job is for."""
+    using = [
+        name
+        for name, run in CONFIG.runs.items()
+        if run.dataset == dataset_of(wildcards)
+    ]
+    return wildcards.get("run") or [*using, *CONFIG.runs][0]
+
+
+def minutes(request):
+    """A resources function: minutes that zerolora asks for a job (zero/requests.py), twice as many the second time; but
+    for training, which goes on where it was."""
+    return asked(request, "minutes")
+
+
+def memory(request):
+    """A resources function: MiB of a node that zerolora asks for a job, twice as many the second time; but for training,
+    whose memory is predicted best, and no more than a machine has. Slurm takes its megabytes for MiB.
+    """
+    return asked(request, "mem_mib")
+
+
+def asked(request, what):
+    def of(wildcards, threads, attempt):
+        try:
+            found = request(wildcards, threads)[what]
+        except UserError:
+            # The files that say it are not there yet; once the job can run, Snakemake asks again.
+            return TBDString()
+        if request is not request_of_train:
+            found *= attempt
+        machine = SETTINGS["runs"][run_of(wildcards)]["estimate"]["host_memory"]
+        return min(found, machine // 1024**2) if what == "mem_mib" else found
+
+    return of
+
+
+def gres_of(request):
+    """A resources function: the GPUs that a job of one node asks for, in Slurm's words."""
+
+    def of(wildcards, threads):
+        try:
+            gpus = request(wildcards, threads)["gpus"]
+        except UserError:
+            return TBDString()
+        return f"gpu:{gpus}" if gpus else ""
+
+    return of
 
 
 def merged_place(wildcards):

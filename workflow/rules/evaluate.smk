@@ -12,6 +12,10 @@ checkpoint evaluate_base:
     conda:
         "../../envs/conda.yaml"
     threads: 2
+    resources:
+        runtime=minutes(request_of_evaluate),
+        mem_mb=memory(request_of_evaluate),
+        gres=gres_of(request_of_evaluate),
     params:
         settings=evaluate_settings,
         data=data_directory,
@@ -38,6 +42,10 @@ checkpoint evaluate:
     conda:
         "../../envs/conda.yaml"
     threads: 2
+    resources:
+        runtime=minutes(request_of_evaluate),
+        mem_mb=memory(request_of_evaluate),
+        gres=gres_of(request_of_evaluate),
     params:
         settings=evaluate_settings,
         data=data_directory,

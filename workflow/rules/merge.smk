@@ -9,6 +9,9 @@ checkpoint merge:
         "results/logs/merge/{run}.log",
     conda:
         "../../envs/conda.yaml"
+    resources:
+        runtime=minutes(request_of_merge),
+        mem_mb=memory(request_of_merge),
     params:
         settings=settings("runs", "run", "merge"),
         adapter=adapter_directory,

@@ -30,6 +30,9 @@ checkpoint prepare:
     conda:
         "../../envs/conda.yaml"
     threads: all_cores
+    resources:
+        runtime=minutes(request_of_prepare),
+        mem_mb=memory(request_of_prepare),
     params:
         settings=settings("prepare", "dataset"),
         output="results/data/{dataset}",

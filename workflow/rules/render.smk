@@ -7,6 +7,8 @@ checkpoint render:
         reasons="results/{run}/render.json",
     log:
         "results/logs/render/{run}.log",
+    # What does not fit now will not fit in a minute either, whatever the profile says of jobs.
+    retries: 0
     localrule: True
     conda:
         "../../envs/conda.yaml"

@@ -6,7 +6,11 @@ rule report:
         render=multiext("results/{run}/", "zero.json", "render.json"),
         adapter="results/{run}/adapter/manifest.json",
         train=multiext(
-            "results/{run}/metrics/", "train.json", "train_resources.json", "loss.csv"
+            "results/{run}/metrics/",
+            "train.json",
+            "train_resources.json",
+            "loss.csv",
+            "telemetry.csv",
         ),
         base=evaluated_base,
         evaluate=multiext(
@@ -16,16 +20,20 @@ rule report:
         lock=LOCK_FILE,
         code=code("report"),
     output:
-        report(
+        page=report(
             "results/{run}/report.html",
             caption="../report/run.rst",
             category="Runs",
             labels={"run": "{run}"},
         ),
+        usage="results/{run}/usage.json",
     log:
         "results/logs/report/{run}.log",
     conda:
         "../../envs/conda.yaml"
+    resources:
+        runtime=minutes(request_of_report),
+        mem_mb=memory(request_of_report),
     params:
         settings=settings("runs", "run", "report"),
         data=data_directory,
@@ -34,7 +42,8 @@ rule report:
         model=model_directory,
         config=CONFIG_FILE,
         results=run_directory,
+        steps="results/logs/train/{run}/steps",
     shell:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
         " --data {params.data} --packing {params.packing} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
-        " --output {output}"
+        ' --accounting "$(workflow/scripts/accounting.py {params.steps})" --usage {output.usage} --output {output.page}'

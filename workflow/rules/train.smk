@@ -9,6 +9,7 @@ checkpoint train:
         metrics="results/{run}/metrics/train.json",
         resources="results/{run}/metrics/train_resources.json",
         loss="results/{run}/metrics/loss.csv",
+        telemetry="results/{run}/metrics/telemetry.csv",
     log:
         "results/logs/train/{run}.log",
     conda:
@@ -20,6 +21,8 @@ checkpoint train:
         tasks=nodes,
         tasks_per_gpu=0,
         gres=gres,
+        runtime=minutes(request_of_train),
+        mem_mb=memory(request_of_train),
         mpi="",
         launcher="",
     params:
@@ -28,9 +31,12 @@ checkpoint train:
         packing=packing_directory,
         model=model_directory,
         weights=weights_directory,
+        checkpoints="work/checkpoints/{run}",
         output=run_directory,
         logs="results/logs/train/{run}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
-        " {resources.launcher} zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
-        " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json --output {params.output} --logs {params.logs}"
+        " {resources.launcher} workflow/scripts/noted {params.logs}/steps zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
+        " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json"
+        " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} &&"
+        " echo finished >> {params.logs}/steps"

@@ -18,7 +18,7 @@ PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")
 # The dvc.lock that Snakemake's records were last brought into line with.
 AGREED = Path(".snakemake/agreed-dvc-lock.sha256")
-OWN_JSON = "config/deepspeed"
+NAMED_FILES = ("config/deepspeed", "config/hardware")  # as config.py has them
 TARGET_RULES = ("all", "default")
 STAGES_OF_FETCH = ("fetch_package", "fetch_hub", "fetch_directory")
 
@@ -60,8 +60,8 @@ def code_of(stage: str) -> list[str]:
 
 
 def own_json_files() -> list[str]:
-    """Return the user's own DeepSpeed JSON files."""
-    return sorted(str(path) for path in Path(OWN_JSON).glob("*.json"))
+    """Return the JSON files that a config can name: DeepSpeed's of the user's own, and measured hardware."""
+    return sorted(str(path) for folder in NAMED_FILES for path in Path(folder).glob("*.json"))
 
 
 def adopt() -> None:

@@ -30,7 +30,8 @@ def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
     stats: dict[str, Any] = dict(settings)
     with staged_directory(output) as staged:
         for split in ("train", "validation"):
-            lengths = open_split(data, split).with_format("numpy")["length"][:]
+            rows = open_split(data, split)
+            lengths = rows.with_format("numpy")["length"][:]
             if settings["packing"]:
                 if lengths.max() > capacity:
                     raise UserError(
@@ -39,11 +40,13 @@ def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
                     )
                 write_plan(staged / f"{split}.arrow", pack(lengths, capacity))
             else:
-                rows = len(lengths)
-                write_plan(staged / f"{split}.arrow", Plan(np.arange(rows + 1), np.arange(rows, dtype=np.int32)))
+                each = np.arange(len(lengths) + 1)
+                write_plan(staged / f"{split}.arrow", Plan(each, each[:-1].astype(np.int32)))
             plan = open_plan(staged / f"{split}.arrow")
-            stats |= {f"{split}_{name}": value for name, value in _count(plan, lengths, settings).items()}
+            stats |= {f"{split}_{name}": value for name, value in _count(plan, rows, lengths, settings).items()}
         stats["longest_packed_row"] = max(stats["train_longest_packed_row"], stats["validation_longest_packed_row"])
+        # Training makes logits for supervised tokens only (train/loss.py).
+        stats["most_supervised"] = max(stats.pop("train_most_supervised"), stats.pop("validation_most_supervised"))
         write_json(staged / "stats.json", stats)
         write_json(staged / MANIFEST, {"data_manifest_sha256": sha256(data / MANIFEST), "files": describe(staged)})
     if settings["packing"]:
@@ -53,13 +56,18 @@ def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
         )
 
 
-def _count(plan: Any, lengths: np.ndarray, settings: dict[str, Any]) -> dict[str, Any]:
+def _count(plan: Plan, rows: Any, lengths: np.ndarray, settings: dict[str, Any]) -> dict[str, Any]:
+    supervised = rows.with_format("numpy")["supervised"][:].astype(np.int64)
     tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
     counts: dict[str, Any] = {
         "rows": len(lengths),
         "tokens": int(tokens.sum()),
         "packed_rows": len(tokens),
         "longest_packed_row": int(tokens.max()),
+        "most_supervised": int(np.add.reduceat(supervised[plan.members], plan.starts[:-1]).max()),
+        "supervised_tokens": int(supervised.sum()),
+        # What a token attends to at most, if it sees its own row only.
+        "mean_row_of_a_token": round(float((lengths.astype(np.float64) ** 2).sum() / lengths.sum()), 1),
     }
     if settings["packing"]:
         capacity = settings["capacity"]

@@ -1,4 +1,4 @@
-"""The page's pictures, as SVG text: the loss curve and the memory of every strategy."""
+"""The page's pictures, as SVG text: the loss curve, the time of steps, the memory of every strategy."""
 
 import csv
 import io
@@ -11,13 +11,35 @@ COLOURS = ("#4c72b0", "#55a868", "#c44e52", "#8172b3", "#ccb974", "#64b5cd", "#8
 
 
 def loss_curve(table: Path) -> str:
-    """Return the loss over steps of a loss.csv."""
+    """Return the loss over steps of a loss.csv, and the validation losses."""
     with table.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     figure, axes = _figure(7, 3)
     axes.plot([int(row["step"]) for row in rows], [float(row["loss"]) for row in rows], color=COLOURS[0])
+    validated = [(int(row["step"]), float(row["loss_validation"])) for row in rows if row["loss_validation"]]
+    if validated:
+        axes.plot(*zip(*validated, strict=True), color=COLOURS[1], marker="o", markersize=3, label="validation")
+        axes.legend(fontsize=8)
     axes.set(xlabel="step", ylabel="loss per supervised token", yscale="log")
     axes.grid(alpha=0.3)
+    return _svg(figure)
+
+
+def step_times(table: Path) -> str:
+    """Return where the time of each step went, and the tokens/s, of a telemetry.csv."""
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["seconds"]]
+    steps = [int(row["step"]) for row in rows]
+    figure, axes = _figure(7, 3)
+    parts = ("forward", "backward", "communication", "optimizer", "data")
+    axes.stackplot(
+        steps, *([float(row[f"{part}_seconds"]) for row in rows] for part in parts), labels=parts, colors=COLOURS
+    )
+    axes.set(xlabel="step", ylabel="seconds of a step")
+    rates = axes.twinx()
+    rates.plot(steps, [float(row["tokens_per_second"]) for row in rows], color="black", linewidth=0.8)
+    rates.set(ylabel="tokens/s (line)", ylim=(0, None))
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.1, 0.5))
     return _svg(figure)
 
 
@@ -42,13 +64,14 @@ def memory_bars(estimate: dict[str, Any], where: str) -> str:
     `where` is "gpu" or "host".
     """
     strategies = estimate["strategies"]
-    terms = [term for term in strategies[0][where] if term not in ("total", "model_states")]
+    terms = [term for term in strategies[0][where] if term not in ("total", "model_states", "peak_phase")]
     terms = [term for term in terms if any(entry[where][term] for entry in strategies)]
     names = [entry["strategy"] for entry in strategies]
     left = [0.0] * len(names)
     figure, axes = _figure(7, 3)
     for term, colour in zip(terms, COLOURS, strict=False):
-        widths = [entry[where][term] / GIB for entry in strategies]
+        # Activations can be less than nothing: gradients that are not there at the peak leave them their room.
+        widths = [max(0, entry[where][term]) / GIB for entry in strategies]
         axes.barh(names, widths, left=left, label=term.replace("_", " "), color=colour)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     capacity = estimate["capacity"][where]

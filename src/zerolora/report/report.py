@@ -1,6 +1,6 @@
 """Write a run's page from the files of the stages before it.
 
-zerolora report --settings JSON --run NAME … --output results/NAME/report.html
+zerolora report --settings JSON --run NAME … --usage results/NAME/usage.json --output results/NAME/report.html
 """
 
 import subprocess
@@ -9,8 +9,9 @@ from typing import Any
 
 import jinja2
 
-from zerolora.files import MANIFEST, read_json, sha256, write_text
-from zerolora.report.plots import length_histogram, loss_curve, memory_bars
+from zerolora.files import MANIFEST, read_json, sha256, write_json, write_text
+from zerolora.report.plots import length_histogram, loss_curve, memory_bars, step_times
+from zerolora.report.usage import COLUMNS, table, usage
 from zerolora.units import gib
 
 
@@ -24,9 +25,14 @@ def report(
     results: Path,
     config: Path,
     lock: Path,
+    accounted: dict[str, Any] | None,
+    usage_file: Path,
     output: Path,
 ) -> None:
-    """Write one self-contained HTML page. Raises UserError if an earlier stage's file is missing."""
+    """Write one self-contained HTML page, and what training used beside what was predicted (usage.py).
+
+    Raises UserError if an earlier stage's file is missing.
+    """
     metrics = results / "metrics"
     before, after = (read_json(folder / "evaluate.json", "zerolora evaluate") for folder in (base, metrics))
     used = {
@@ -35,6 +41,8 @@ def report(
         "train": read_json(metrics / "train_resources.json", "zerolora train"),
     }
     estimate = read_json(results / "estimate.json", "zerolora estimate")
+    render = read_json(results / "render.json", "zerolora render")
+    train_usage = usage(render["request"], used["train"], accounted)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("zerolora", "report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -55,14 +63,17 @@ def report(
         packing=read_json(packing / "stats.json", "zerolora pack"),
         lengths=length_histogram(data / "lengths.csv"),
         estimate=estimate,
-        render=read_json(results / "render.json", "zerolora render"),
+        render=render,
+        usage={"columns": COLUMNS, "rows": table(train_usage), "jobs": train_usage.get("accounted_jobs")},
         zero=(results / "zero.json").read_text(encoding="utf-8"),
         loss=loss_curve(metrics / "loss.csv"),
+        times=step_times(metrics / "telemetry.csv"),
         gpu_memory=memory_bars(estimate, "gpu"),
         host_memory=memory_bars(estimate, "host"),
         examples=list(examples)[: settings["examples"]],
         provenance=_provenance(run, model, data, results, config, lock),
     )
+    write_json(usage_file, train_usage)
     write_text(output, page)
 
 

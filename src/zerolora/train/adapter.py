@@ -1,40 +1,40 @@
-"""The adapter: put on the base model, taken off it whole at any ZeRO stage, checked on disk."""
+"""The adapter: put on the base model, taken off it whole under any engine, checked on disk."""
 
-import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.integrations import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
+from zerolora.train.attention import IMPLEMENTATIONS
+from zerolora.train.dropout import make_sparse
+from zerolora.train.engines import WEIGHT, Engine, dtype_of
+from zerolora.train.loss import make_chunked
+from zerolora.train.neftune import add_noise
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def adapt(weights: Path, settings: dict[str, Any], zero: dict[str, Any]) -> Any:
+def adapt(weights: Path, settings: dict[str, Any], config: dict[str, Any]) -> Any:
     """Return the base model of directory `weights` with a fresh LoRA adapter; only the adapter is trainable.
 
-    Under stage 3 each rank keeps its part of every weight while loading. Raises UserError if a target
-    module is not in the model.
+    Under stage 3 each rank keeps its part of every weight while loading; under FSDP only rank 0 reads, and the other
+    ranks' base weights are shapes. Raises UserError if a target module is not in the model.
     """
+    zero = config.get("zero_optimization", {})
     # Alive while the model loads, this makes from_pretrained partition as it reads (a weak reference is kept).
-    partitioning = HfDeepSpeedConfig(zero) if zero["zero_optimization"]["stage"] == 3 else None
+    partitioning = HfDeepSpeedConfig(config) if zero.get("stage") == 3 else None
+    load = _shapes if "fsdp" in config and torch.distributed.get_rank() else _read
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            weights,
-            dtype=_dtype(zero),
-            use_safetensors=True,
-            attn_implementation=settings["attention"],
-            local_files_only=True,
-        )
+        model = load(weights, dtype_of(config), IMPLEMENTATIONS.get(settings["attention"], settings["attention"]))
     except ValueError as error:
         if "attention implementation" not in str(error):
             raise
@@ -43,34 +43,36 @@ def adapt(weights: Path, settings: dict[str, Any], zero: dict[str, Any]) -> Any:
             f"({str(error).splitlines()[0]:.120}); write attention: eager"
         ) from None
     del partitioning
+    if settings["attention"] == "flash" and not model._supports_attention_backend:
+        raise UserError(
+            f"train.attention is flash, but transformers' {type(model).__name__} has its attention built in; write "
+            "attention: sdpa or eager"
+        )
     model.config.use_cache = False
+    make_chunked(model)
+    if settings["neftune_alpha"]:
+        add_noise(model, settings["neftune_alpha"])
     if settings["activation_checkpointing"]:
-        # Reentrant: the other kind compares shapes that stage 3 changes between the two passes.
-        model.gradient_checkpointing_enable({"use_reentrant": True})
-        model.enable_input_require_grads()
+        _checkpoint(model, reentrant="zero_optimization" in config)
     torch.manual_seed(settings["seed"])  # the same adapter on every rank, at every stage
-    return _with_lora(model, settings["lora"])
+    model = _with_lora(model, settings["lora"])
+    make_sparse(model)
+    return model
 
 
-def save(engine: Any, directory: Path, rank: int, expected: dict[str, torch.Size]) -> None:
+def save(
+    engine: Engine, directory: Path, rank: int, expected: dict[str, torch.Size], best: dict[str, torch.Tensor]
+) -> None:
     """Write the adapter in peft's file format: fp32 tensors and a config with no path of this machine.
 
-    Collective: at stage 3 every rank takes part in the gathering, rank 0 writes. What was written is read back and
-    held against `expected` before it appears; raises UserError if it is not whole, finite and trained.
+    It is `best`, if rank 0 has one, else the engine's as it is now. Collective: every rank takes part in the gathering,
+    rank 0 writes. What was written is read back and held against `expected` before it appears; raises UserError if it
+    is not whole, finite and trained.
     """
-    model = engine.module
-    tensors = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if engine.zero_optimization_stage() == 3:
-        import deepspeed
-
-        gathering: Any = deepspeed.zero.GatheredParameters(list(tensors.values()))
-    else:
-        gathering = contextlib.nullcontext()
-    with gathering:
-        if rank == 0:
-            state = {name: tensor.detach().float().cpu().clone() for name, tensor in tensors.items()}
+    state = engine.part(WEIGHT)
     if rank == 0:
-        adapter = get_peft_model_state_dict(model, state_dict=state)
+        state = best or state
+        adapter = get_peft_model_state_dict(engine.module, state_dict=state)
         with staged_directory(directory) as staged:
             save_file(
                 {name: tensor.contiguous() for name, tensor in adapter.items()},
@@ -78,7 +80,7 @@ def save(engine: Any, directory: Path, rank: int, expected: dict[str, torch.Size
                 {"format": "pt"},
             )
             _check(staged / WEIGHTS, expected)
-            write_json(staged / CONFIG, _portable(model.peft_config["default"]))
+            write_json(staged / CONFIG, _portable(engine.module.peft_config["default"]))
             write_json(staged / MANIFEST, {"files": describe(staged)})
 
 
@@ -114,12 +116,36 @@ def _check(path: Path, expected: dict[str, torch.Size]) -> None:
         raise UserError(f"the adapter is not whole: {shown}; nothing was published")
 
 
+def _read(weights: Path, dtype: torch.dtype, implementation: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        weights, dtype=dtype, use_safetensors=True, attn_implementation=implementation, local_files_only=True
+    )
+
+
+def _shapes(weights: Path, dtype: torch.dtype, implementation: str) -> Any:
+    """Return the model without its weights; what it works out by itself, as rotary frequencies, is there."""
+    config = AutoConfig.from_pretrained(weights, local_files_only=True)
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
+    model.tie_weights()  # each had been replaced by an empty one of its own
+    return model
+
+
+def _checkpoint(model: Any, reentrant: bool) -> None:
+    # Stage 3 frees frozen weights inside the recomputation, where the other kind compares shapes (DeepSpeed#8148,
+    # transformers#47254). DDP refuses the reentrant kind: a weight's gradient comes twice (pytorch#69060).
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:
+        model.enable_input_require_grads()
+
+
 def _with_lora(model: Any, lora: dict[str, Any]) -> Any:
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora["r"],
         lora_alpha=lora["alpha"],
         lora_dropout=lora["dropout"],
+        use_rslora=lora["rank_stabilized"],
         target_modules=lora["targets"],
         bias="none",
     )
@@ -143,10 +169,3 @@ def _portable(config: LoraConfig) -> dict[str, Any]:
     value.update(base_model_name_or_path=None, inference_mode=True, revision=None)
     value.pop("peft_version", None)
     return {key: getattr(item, "value", item) for key, item in value.items()}
-
-
-def _dtype(zero: dict[str, Any]) -> torch.dtype:
-    for precision in ("bf16", "fp16"):
-        if zero.get(precision, {}).get("enabled"):
-            return DTYPES[precision]
-    return torch.float32

@@ -8,6 +8,7 @@ import torch
 from zerolora.data.plan import Plan
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
+from zerolora.train.attention import lengths
 from zerolora.train.order import deal, global_batches, spread
 
 PackedRow = list[dict[str, Any]]  # the rows that share it: input_ids, labels, source
@@ -50,9 +51,19 @@ class Batches:
         ]
         return micro_batches, int(self._supervised[batch].sum())
 
+    def sizes_at(self, step: int) -> tuple[int, int, int]:
+        """Return the tokens of a step's global batch, the squared lengths of its rows together, and its supervised
+        tokens; padding not counted."""
+        batch = self.order[step]
+        return int(self.tokens[batch].sum()), int(self.work[batch].sum()), int(self._supervised[batch].sum())
+
+    def end_after(self, steps: int) -> None:
+        """Forget the steps that were not made."""
+        self.order, self.steps = self.order[:steps], steps
+
     def tokens_until(self, steps: int) -> int:
         """Return the tokens of the first `steps` steps over all ranks, padding not counted."""
-        return int(self._tokens_until[steps - 1])
+        return int(self._tokens_until[steps - 1]) if steps else 0
 
     @property
     def supervised_tokens(self) -> int:
@@ -97,56 +108,69 @@ def packed_row(rows: Any, plan: Plan, number: int) -> PackedRow:
     return [dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)]
 
 
-def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return input_ids, labels and source of packed rows, [packed rows, longest], padded on the right.
+def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -> dict[str, Any]:
+    """Return a batch of packed rows, padded on the right to the longest: input_ids, [packed rows, longest]; the places
+    in the flattened batch from which supervised tokens are predicted, these tokens as `targets`, and the `source` of
+    each, [supervised tokens]; and what keeps rows apart.
 
     Without packing attention_mask marks the padding. With packing there is none, as models take one for the whole of
     what a token may see; position_ids that begin anew at every row, and at the padding, keep rows apart, and no row's
-    first token is a target.
+    first token is a target. `lengths` are for attention that takes a row at a time.
     """
     longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
     shape = (len(packed_rows), longest)
     names = ("input_ids", "labels", "source", "position_ids" if packing else "attention_mask")
-    batch = {name: torch.zeros(shape, dtype=torch.long) for name in names}
-    batch["labels"].fill_(IGNORED)
+    batch: dict[str, Any] = {name: np.zeros(shape, dtype=np.int64) for name in names}
+    batch["labels"].fill(IGNORED)
+    of_rows = []
     for index, packed in enumerate(packed_rows):
         start = 0
         for row in packed:
             end = start + len(row["input_ids"])
-            batch["input_ids"][index, start:end] = torch.tensor(row["input_ids"])
-            batch["labels"][index, start + 1 : end] = torch.tensor(row["labels"][1:])
+            batch["input_ids"][index, start:end] = row["input_ids"]
+            batch["labels"][index, start + 1 : end] = row["labels"][1:]
             batch["source"][index, start:end] = row["source"]
             if packing:
-                batch["position_ids"][index, start:end] = torch.arange(end - start)
+                batch["position_ids"][index, start:end] = np.arange(end - start)
             else:
                 batch["attention_mask"][index, start:end] = 1
             start = end
         if packing:
-            batch["position_ids"][index, start:] = torch.arange(longest - start)
-    return {name: tensor.to(device) for name, tensor in batch.items()}
+            batch["position_ids"][index, start:] = np.arange(longest - start)
+        of_rows.append([len(row["input_ids"]) for row in packed] + [longest - start] * (start < longest))
+    labels, source = batch.pop("labels").ravel(), batch.pop("source").ravel()
+    targets = np.flatnonzero(labels != IGNORED)
+    batch |= {"supervised": targets - 1, "targets": labels[targets], "source": source[targets]}
+    return {name: torch.from_numpy(values).to(device) for name, values in batch.items()} | {"lengths": of_rows}
 
 
-def loss_sum(model: Any, batch: dict[str, torch.Tensor], sources: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed cross-entropy of the batch's supervised tokens, fp32, and its parts by source, detached.
-
-    Logits are made only from the position before the first supervised token on: prompts cost none.
-    """
-    targets = batch["labels"][:, 1:]
-    kept = targets.shape[1] - int((targets != IGNORED).any(0).float().argmax())
-    logits = last_logits(model, batch, kept + 1)[:, :-1].float()
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets[:, -kept:].flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    parts = torch.zeros(sources, dtype=torch.float32, device=losses.device)
-    parts.index_add_(0, batch["source"][:, 1:][:, -kept:].flatten(), losses.detach())
-    return losses.sum(), parts
+def loss_sum(model: Any, batch: dict[str, Any], sources: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the summed cross-entropy of the batch's supervised tokens, fp32, and its parts by source, detached."""
+    found = losses(model, batch)
+    parts = torch.zeros(sources, dtype=torch.float32, device=found.device)
+    parts.index_add_(0, batch["source"], found.detach())
+    return found.sum(), parts
 
 
-def last_logits(model: Any, batch: dict[str, torch.Tensor], kept: int) -> torch.Tensor:
-    """Return the logits of a batch's last `kept` positions, of all if 0: [packed rows, kept, vocabulary]."""
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-    # With a cache, models take no notice that positions begin anew, and packed rows see each other.
-    return model(**inputs, use_cache=False, logits_to_keep=kept).logits
+def losses(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the cross-entropy of each supervised token, fp32: [supervised tokens]."""
+    found = model(**_inputs(batch), use_cache=False, supervised=batch["supervised"], targets=batch["targets"])
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the logits of a batch, [packed rows, longest, vocabulary]."""
+    logits = model(**_inputs(batch), use_cache=False).logits
+    assert isinstance(logits, torch.Tensor)
+    return logits
+
+
+def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return what a model is called with; never with a cache, with which models take no notice that positions begin
+    anew, and packed rows see each other."""
+    lengths.set(batch["lengths"])
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
 
 
 def _column(rows: Any, name: str) -> np.ndarray:

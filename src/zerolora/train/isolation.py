@@ -1,4 +1,5 @@
-"""Before the first step on packed rows: prove on the model itself that the rows of a packed row do not see each other.
+"""Before the first step: prove on the model itself that its loss is the one that is meant, and that the rows of a
+packed row do not see each other.
 
 Whether they do depends on the architecture and on the implementation of attention, and nothing fails if they do: the
 loss is only a little wrong. So it is tried, not looked up.
@@ -12,7 +13,9 @@ import torch
 
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
-from zerolora.train.batch import PackedRow, collate, last_logits
+from zerolora.train.attention import IMPLEMENTATIONS
+from zerolora.train.batch import PackedRow, collate, logits_of, losses
+from zerolora.train.loss import make_whole
 
 LENGTHS = (7, 9)
 
@@ -49,13 +52,32 @@ def check_isolation(model: Any, config: Any, device: torch.device) -> None:
         )
 
 
+def check_loss(model: Any, base: Any, device: torch.device) -> bool:
+    """Return whether the loss by chunks (loss.py) is that of the model's own logits; from here on these are taken if
+    not, as of a model that scales its logits.
+
+    `model` is called as training calls it, `base` is the model under the adapter. Collective, like check_isolation.
+    """
+    draw = torch.Generator().manual_seed(0)
+    tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), draw)["input_ids"]
+    batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
+    with _evaluating(model, device):
+        ours = losses(model, batch)
+        logits = logits_of(model, batch)[0, :-1].float()
+    theirs = torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="none")
+    same = bool((ours - theirs).square().mean().sqrt() <= _rounding(model) * theirs.std())
+    if not same:
+        make_whole(base)
+    return same
+
+
 def _row(vocabulary: int, length: int, draw: torch.Generator) -> dict[str, Any]:
     tokens = torch.randint(vocabulary, (length,), generator=draw).tolist()
     return {"input_ids": tokens, "labels": [IGNORED] * length, "source": 0}
 
 
 def _logits(model: Any, packed_rows: list[PackedRow], packing: bool, device: torch.device) -> torch.Tensor:
-    return last_logits(model, collate(packed_rows, packing, device), 0).float()
+    return logits_of(model, collate(packed_rows, packing, device)).float()
 
 
 def _largest(values: torch.Tensor) -> float:
@@ -85,4 +107,6 @@ def _evaluating(model: Any, device: torch.device) -> Iterator[None]:
 
 
 def _name(config: Any) -> str:
-    return f"the {config.model_type} model with {config._attn_implementation} attention"
+    name = config._attn_implementation
+    name = next((ours for ours, theirs in IMPLEMENTATIONS.items() if theirs == name), name)
+    return f"the {config.model_type} model with {name} attention"

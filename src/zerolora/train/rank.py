@@ -1,125 +1,146 @@
-"""What one rank does: load, adapt, train under DeepSpeed, save. The main path is `train`, top to bottom.
+"""What one rank does: load, adapt, train, save. The main path is `train`, top to bottom.
 
-Started by launcher.py, never by hand: `python -m zerolora.train.rank --settings JSON …`.
+Started by launcher.py through __main__.py.
 """
 
 import argparse
 import csv
+import gc
 import io
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import deepspeed
 import torch
 import torch.distributed
-from tqdm import tqdm
 
+from zerolora import products
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.model.manifest import located
 from zerolora.telemetry import PeakMemory
-from zerolora.train import schedule
+from zerolora.train import engines
 from zerolora.train.adapter import adapt, expected_tensors, save
-from zerolora.train.batch import Batches, collate, loss_sum, packed_row
-from zerolora.train.isolation import check_isolation
+from zerolora.train.batch import Batches
+from zerolora.train.checkpoint import Checkpoints
+from zerolora.train.collectives import Collectives
+from zerolora.train.identity import binding, exact
+from zerolora.train.isolation import check_isolation, check_loss
+from zerolora.train.loop import Loop
+from zerolora.train.record import FILE, Record
+from zerolora.train.stopping import STOPPED, Stop, Stopped
+from zerolora.train.stopwatch import Stopwatch
+from zerolora.train.trackers import Tracker
+from zerolora.train.watch import Watch
 
-LOG_SECONDS = 15  # between two lines where there is no terminal for a bar
 
+def train(
+    settings: dict[str, Any], data: Path, packing: Path, zero: Path, weights: Path, checkpoints: Path, output: Path
+) -> None:
+    """Train one adapter and write `output`/adapter, metrics/train.json, train_resources.json, loss.csv, telemetry.csv.
 
-def train(settings: dict[str, Any], data: Path, packing: Path, zero: Path, weights: Path, output: Path) -> None:
-    """Train one adapter and write `output`/adapter, metrics/train.json, metrics/train_resources.json, metrics/loss.csv.
-
-    Collective: every rank calls it; rank 0 writes. Raises UserError if the device is not what the config says,
-    packed rows would see each other, a loss is not finite, or the finished adapter is not whole.
+    Goes on from the newest checkpoint of the same run in `checkpoints`, if there is one. Collective: every rank calls
+    it; rank 0 writes. Raises Stopped when asked to stop, with everything saved, and UserError if the device is not what
+    the config says, packed rows would see each other, a loss is not finite, or the finished adapter is not whole.
     """
     started = time.monotonic()
+    stop, watch = Stop(), Watch()
     config = read_json(zero, "zerolora render")
+    settings = {**settings, **config.pop("zerolora")}  # what render chose holds
     packed = read_json(packing / "stats.json", "zerolora pack")["packing"]
     sources = read_json(data / MANIFEST, "zerolora prepare")["sources"]
     device = claim_device(settings, config)
-    # DeepSpeed would compile this shared-memory transport on first use, for minutes; gloo needs no compiler.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    times = Stopwatch(device)
+    sent = Collectives(times)
+    sent.watch()  # before the engines take hold of torch's functions
+    engines.connect(config, device)
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     memory = PeakMemory(device)
 
+    watch.at("loading")
     model = adapt(located(weights), settings, config)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=settings["learning_rate"], weight_decay=settings["weight_decay"])
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    engine = engines.start(model, config, settings, device)
+    _collect_garbage()
+    watch.follow(engine.module, device)
 
+    if not check_loss(engine, engine.module.get_base_model(), device) and rank == 0:
+        print("this model makes its logits in a way of its own, so that all are made at once", file=sys.stderr)
     if packed:
         check_isolation(engine, model.config, device)
     batches = Batches(open_split(data, "train"), open_plan(packing / "train.arrow"), settings, rank, world)
-    history = []
-    loss_by_source = torch.zeros(len(sources), dtype=torch.float64)
-    torch.manual_seed(settings["seed"] + rank)  # dropout differs between ranks and repeats between runs
-    engine.train()
-    training_started = time.monotonic()
-    with Progress(batches.steps, rank) as bar:
-        for step in range(batches.steps):
-            rate = schedule.learning_rate(settings, step, batches.steps)
-            for group in engine.optimizer.param_groups:
-                group["lr"] = rate
-            micro_batches, tokens = batches.at(step)
-            total = torch.zeros((), dtype=torch.float64)
-            for micro_batch in micro_batches:
-                loss, parts = loss_sum(engine, collate(micro_batch, packed, device), len(sources))
-                # DeepSpeed divides by ranks and by accumulation; a token must count the same in every batch.
-                engine.backward(loss * (world * len(micro_batches) / tokens))
-                engine.step()
-                total += loss.detach().cpu()
-                loss_by_source += parts.cpu()
-            mean = _summed(total, device) / tokens
-            if not torch.isfinite(torch.tensor(mean)):
-                raise UserError(f"loss is {mean} at step {step + 1}; lower train.learning_rate")
-            history.append({"step": step + 1, "loss": mean, "learning_rate": rate})
-            bar.update(mean, batches.tokens_until(step + 1))
-    seconds = time.monotonic() - training_started
-
-    validation = _validate(engine, data, packing, packed, settings["micro_batch"], len(sources), device)
-    loss_by_source = loss_by_source.to(device)
-    torch.distributed.all_reduce(loss_by_source)
-    save(engine, output / "adapter", rank, expected_tensors(located(weights), settings["lora"]))
+    saver = Checkpoints(
+        checkpoints,
+        binding(settings, config, data, packing, weights),
+        exact(settings, config, batches.steps),
+        settings,
+    )
+    record = Record(engine, batches, times, sent, settings)
+    loop = Loop(engine, batches, settings, packed, len(sources), device, saver, record, stop, watch)
+    loop.resume()
+    split, plan = open_split(data, "validation"), open_plan(packing / "validation.arrow")
+    with record:
+        if rank == 0:
+            # work/checkpoints/<run> has its tracker in work/tracking/<run>.
+            place = checkpoints.parent.parent / "tracking" / checkpoints.name
+            record.open(saver.folder / FILE, loop.history(), Tracker(settings["tracker"], place, settings))
+        loop.run(split, plan)
+        if not loop.validations.has(loop.step):
+            loop.validate(split, plan)
+    batches.end_after(loop.step)
+    watch.at("writing the adapter")
+    expected = expected_tensors(located(weights), settings["lora"])
+    save(engine, output / "adapter", rank, expected, loop.validations.best)
     peaks = memory.of_all_ranks()
     if rank == 0:
-        tokens = batches.tokens_until(batches.steps)
+        tokens, validated = batches.tokens_until(batches.steps), dict(loop.validations.found)
+        published = loop.validations.lowest if loop.validations.best else loop.validations.found[-1]
+        record.publish(output / "metrics" / FILE)
         _write_metrics(
             output / "metrics",
-            history,
+            [{**row, "loss_validation": validated.get(row["step"], "")} for row in loop.history()],
             {
                 "steps": batches.steps,
                 "tokens": tokens,
                 "supervised_tokens": batches.supervised_tokens,
-                "trainable_parameters": sum(getattr(p, "ds_numel", p.numel()) for p in trainable),
-                "loss_first": history[0]["loss"],
-                "loss_last": history[-1]["loss"],
-                "loss_validation": validation,
+                "trainable_parameters": sum(shape.numel() for shape in expected.values()),
+                "loss_first": loop.losses[0],
+                "loss_last": loop.losses[-1],
+                "loss_validation": published[1],
+                "published_step": published[0],
                 **batches.balance(),
-                **_by_source(sources, loss_by_source.tolist(), batches),
+                **_by_source(sources, loop.loss_by_source.tolist(), batches),
             },
             {
                 "ranks": world,
-                "training_seconds": seconds,
+                "resumes": loop.resumes,
+                "training_seconds": loop.seconds,
                 "total_seconds": time.monotonic() - started,
-                "tokens_per_second": tokens / seconds,
+                "tokens_per_second": tokens / loop.seconds,
+                **record.summary(),
                 **peaks,
             },
         )
+        saver.mark_finished()
     torch.distributed.barrier()
-    engine.destroy()
-    torch.distributed.destroy_process_group()
+    watch.close()
+    engine.close()
+
+
+def _collect_garbage() -> None:
+    """Begin with it, after __main__.py kept it off. What is loaded stays: no collection looks at it again."""
+    gc.freeze()
+    gc.enable()
 
 
 def claim_device(settings: dict[str, Any], zero: dict[str, Any]) -> torch.device:
-    """Return this rank's device. Raises UserError if the machine has not what the config says."""
+    """Return this rank's device, ready to be used. Raises UserError if the machine has not what the config says."""
     if settings["device"] == "cpu":
+        products.choose()
         return torch.device("cpu")
     local_rank = int(os.environ["LOCAL_RANK"])
     if torch.cuda.device_count() <= local_rank:
@@ -132,28 +153,6 @@ def claim_device(settings: dict[str, Any], zero: dict[str, Any]) -> torch.device
         name = torch.cuda.get_device_name(local_rank)
         raise UserError(f"{name} has no bf16, but the config says so; correct hardware.compute_capability")
     return torch.device("cuda", local_rank)
-
-
-def _validate(
-    engine: Any, data: Path, packing: Path, packed: bool, micro_batch: int, sources: int, device: torch.device
-) -> float:
-    """Return the mean loss per supervised token of the validation rows, over all ranks."""
-    rows, plan = open_split(data, "validation"), open_plan(packing / "validation.arrow")
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    engine.eval()
-    total, tokens = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    count = len(plan.starts) - 1
-    with torch.no_grad():
-        # Every rank makes the same number of forward passes (stage 3 gathers in each); a rank out of rows repeats one.
-        for start in range(0, count, micro_batch * world):
-            first = start + rank * micro_batch
-            numbers = range(first, min(first + micro_batch, count)) if first < count else [0]
-            batch = collate([packed_row(rows, plan, number) for number in numbers], packed, device)
-            loss, _ = loss_sum(engine, batch, sources)
-            if first < count:
-                total += loss.cpu()
-                tokens += (batch["labels"] >= 0).sum().cpu()
-    return _summed(total, device) / _summed(tokens, device)
 
 
 def _by_source(sources: list[str], losses: list[float], batches: Batches) -> dict[str, float]:
@@ -169,49 +168,11 @@ def _by_source(sources: list[str], losses: list[float], batches: Batches) -> dic
     return result
 
 
-def _summed(value: torch.Tensor, device: torch.device) -> float:
-    value = value.to(device)
-    torch.distributed.all_reduce(value)
-    return value.item()
-
-
-class Progress:
-    """A bar with loss, tokens/s and remaining time in a terminal; a line now and then in a log. Rank 0 only."""
-
-    def __init__(self, steps: int, rank: int) -> None:
-        terminal = sys.stderr.isatty()
-        self.silent = rank != 0
-        self.bar = tqdm(total=steps, unit="step", disable=self.silent or not terminal, dynamic_ncols=True)
-        self.lines = not self.silent and not terminal
-        self.started = self.logged = time.monotonic()
-        self.steps, self.step = steps, 0
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def update(self, loss: float, tokens: int) -> None:
-        self.step += 1
-        now = time.monotonic()
-        rate = tokens / (now - self.started)
-        self.bar.set_postfix_str(f"loss {loss:.4f}, {rate:.0f} tokens/s", refresh=False)
-        self.bar.update()
-        if self.lines and (now - self.logged >= LOG_SECONDS or self.step == self.steps):
-            self.logged = now
-            left = (now - self.started) / self.step * (self.steps - self.step)
-            print(
-                f"step {self.step}/{self.steps}  loss {loss:.4f}  {rate:.0f} tokens/s  {left:.0f} s left",
-                file=sys.stderr,
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-
 def _write_metrics(
-    directory: Path, history: list[dict[str, float]], metrics: dict[str, Any], resources: dict[str, Any]
+    directory: Path, history: list[dict[str, Any]], metrics: dict[str, Any], resources: dict[str, Any]
 ) -> None:
     table = io.StringIO()
-    writer = csv.DictWriter(table, ["step", "loss", "learning_rate"], lineterminator="\n")
+    writer = csv.DictWriter(table, ["step", "loss", "learning_rate", "loss_validation"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(history)
     write_text(directory / "loss.csv", table.getvalue())
@@ -223,13 +184,13 @@ def _write_metrics(
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--settings", type=json.loads, required=True)
-    for name in ("data", "packing", "zero", "weights", "output"):
+    for name in ("data", "packing", "zero", "weights", "checkpoints", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     return parser.parse_args()
 
 
 def main() -> None:
-    """Run one rank; a user's mistake ends it with one line and exit code 2."""
+    """Run one rank. A user's mistake ends it with one line and exit code 2; being stopped with STOPPED."""
     arguments = _arguments()
     try:
         train(
@@ -238,14 +199,22 @@ def main() -> None:
             arguments.packing,
             arguments.zero,
             arguments.weights,
+            arguments.checkpoints,
             arguments.output,
         )
+    except Stopped as stopped:
+        if os.environ["RANK"] == "0":
+            print(stopped, file=sys.stderr)
+        _leave(STOPPED)
     except UserError as error:
         print(f"zerolora train: {error}", file=sys.stderr)
-        # Other ranks may wait in a collective: leave at once, the launcher ends them.
-        sys.stderr.flush()
-        os._exit(2)
+        _leave(2)
+    _leave(0)
 
 
-if __name__ == "__main__":
-    main()
+def _leave(code: int) -> NoReturn:
+    """End this process at once. After a mistake other ranks may wait in a collective: the launcher ends them. And torch
+    may never end by itself: what destroys a process group holds the GIL while it waits for a thread that wants it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,139 @@
+"""Train the reference task with `zerolora train` and in the published experiment's own way, in turn, and compare.
+
+    .venv/bin/python benchmarks/train/against_reference.py
+    .venv/bin/python benchmarks/train/against_reference.py --device cuda --model config/recipes/models/qwen2.5-7b.json
+
+Needs the base model: run `make run` first. The experiment's way is transformers' Trainer under DeepSpeed's stage 2 with
+16 rows a rank, prompts padded to 30 and answers to 20 tokens (or to the longest, where this model's tokenizer needs
+more), logits of every position, and activation checkpointing; it is also measured without the last, and, on a CPU, also
+with our choice of who multiplies fp32 matrices (src/zerolora/products.py). Its stages 0, 1
+and 2 with offload took the same time, so the optimizer stays on the device here. Both train the same adapter (r 8,
+alpha 64, dropout 0.01) on the same rows with the same global batch; ours with the embedded default's micro-batch.
+Counted are real tokens of the steps after --warm-up. Writes benchmarks/results/train_reference.json.
+"""
+
+import argparse
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from contest import (
+    RESULTS,
+    ROOT,
+    Run,
+    Task,
+    about,
+    add_options,
+    model_of,
+    opponent,
+    ranks_of,
+    ratio,
+    summary,
+    take_turns,
+)
+
+from zerolora.config_file import load
+from zerolora.data.reference import records
+from zerolora.data.rows import IGNORED, open_split
+from zerolora.files import read_json, write_json
+from zerolora.resolve import resolve
+
+LORA = {"r": 8, "alpha": 64.0, "dropout": 0.01, "targets": "all-linear"}
+TRAIN = {
+    "learning_rate": 1e-4,
+    "schedule": "constant",
+    "warmup_ratio": 0.0,
+    "weight_decay": 0.1,
+    "gradient_clipping": 1.0,
+    "seed": 42,
+}
+ROWS_A_RANK = 16
+PROMPT, ANSWER = 30, 20
+STAGE_2 = ROOT / "config/deepspeed/reference-stage2.json"
+
+
+def main() -> None:
+    """Take turns, compare, write."""
+    options = _options()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        task = reference_task(folder, model_of(options, folder), options)
+        padded = lengths(task.data)
+        ours = task.ours(
+            "ours",
+            {
+                **TRAIN, "lora": LORA, "ranks_per_node": options.ranks,
+                "global_batch": ROWS_A_RANK * options.ranks, "max_steps": options.steps,
+                "micro_batch": options.micro_batch, "precision": options.precision,
+            },
+            {},
+        )  # fmt: skip
+        contestants = {"zerolora": ours.train}
+        zero = read_json(STAGE_2, "the experiment")
+        del zero["zero_optimization"]["offload_optimizer"]
+        ways = {
+            "reference": (True, False),
+            "reference without checkpointing": (False, False),
+            "reference without checkpointing, by oneDNN": (False, True),
+        }
+        for label, (checkpointing, onednn) in ways.items():
+            settings = {
+                **TRAIN, "lora": LORA, "model": str(task.model), "data": str(task.data),
+                "device": task.device, "precision": options.precision, "attention": "sdpa", "padded": padded,
+                "micro_batch": ROWS_A_RANK, "accumulation": 1, "max_steps": options.steps,
+                "gradient_checkpointing": checkpointing, "deepspeed": zero,
+                "onednn": onednn and task.device == "cpu",
+            }  # fmt: skip
+            contestants[label] = functools.partial(opponent, "reference", folder / label, settings, options.ranks)
+        result = about(task.device) | {
+            "model": options.model.stem, "precision": options.precision, "lora": LORA, "train": TRAIN,
+            "data": task.stats, "ranks": options.ranks, "rows_a_step": ROWS_A_RANK * options.ranks,
+            "padded_to": {"prompt": padded[0], "answer": padded[1]}, "rendered": ours.zero["zerolora"],
+            "steps": options.steps, "warm_up": options.warm_up,
+        }  # fmt: skip
+        runs = take_turns(contestants, options.rounds)
+        write_json(options.output, {**result, **compared(runs, options.warm_up)})
+
+
+def reference_task(folder: Path, model: Path, options: argparse.Namespace) -> Task:
+    """Return the reference task, prepared as config/config.yaml says but for the longest row."""
+    write_json(folder / "rows.json", records("tens", 42))
+    prepared = resolve(load(ROOT / "config/config.yaml"))["prepare"]["reference"]
+    kept = ("template", "split", "seed", "max_length")
+    wanted = {name: prepared[name] for name in kept} | {"path": str(folder / "rows.json")}
+    return Task(folder, model, options.device, wanted | {"max_length": options.max_length})
+
+
+def lengths(data: Path) -> list[int]:
+    """Return to how many tokens prompts and answers are padded: as published, or to the longest if that is longer."""
+    rows = open_split(data, "train")
+    prompts = [next(place for place, label in enumerate(row) if label != IGNORED) for row in rows["labels"]]
+    answers = [length - prompt for length, prompt in zip(rows["length"], prompts, strict=True)]
+    return [max(PROMPT, *prompts), max(ANSWER, *answers)]
+
+
+def compared(runs: dict[str, list[Run]], warm_up: int) -> dict[str, Any]:
+    """Return all contestants, and ours over each of the others: speed and peak memory."""
+    others = [name for name in runs if name != "zerolora"]
+    return {
+        "contestants": {name: summary(found, warm_up) for name, found in runs.items()},
+        "speed": {
+            name: ratio(runs["zerolora"], runs[name], lambda run: run.tokens_per_second(warm_up)) for name in others
+        },
+        "host_memory": {name: ratio(runs["zerolora"], runs[name], lambda run: run.peak_host_bytes) for name in others},
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, RESULTS / "train_reference.json")
+    parser.add_argument("--ranks", type=int, default=ranks_of("cuda" if torch.cuda.is_available() else "cpu")[-1])
+    parser.add_argument("--micro-batch", type=int, default=4, help="of ours")
+    parser.add_argument("--max-length", type=int, default=64, help="tokens of a row")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

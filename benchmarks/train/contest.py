@@ -1,0 +1,358 @@
+"""What the contests share: model and rows, training by this project's command line and by others', rounds, results.
+
+A *contestant* is a name and a function that trains once and returns a Run. Everything is trained by processes of their
+own, so that each has a peak of its own. Contestants take turns within one run of a script, and what is compared is
+compared round by round: the machine is not as fast now as in a minute.
+"""
+
+import argparse
+import csv
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import psutil
+import torch
+import yaml
+from machine import PACKAGES, machine
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from zerolora.config_file import load
+from zerolora.data.pack import pack_rows
+from zerolora.data.plan import open_plan
+from zerolora.data.prepare import prepare
+from zerolora.data.rows import open_split
+from zerolora.fetch import fetch, restore
+from zerolora.files import canonical, read_json, write_json
+from zerolora.memory.estimate import estimate
+from zerolora.resolve import resolve
+from zerolora.train.batch import Batches
+from zerolora.train.engines import DTYPES
+from zerolora.train.launcher import place
+from zerolora.train.stopwatch import PARTS
+from zerolora.zero.render import render
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "resources/weights/smollm2-135m-instruct"
+TOKENIZER = ROOT / "resources/models/smollm2-135m-instruct"
+RESULTS = ROOT / "benchmarks/results"
+OPPONENTS = Path(__file__).resolve().parent / "opponents.py"
+LORA = {"r": 8, "alpha": 16.0, "dropout": 0.0, "targets": "all-linear"}
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+TRAIN = {
+    "learning_rate": 2e-4, "schedule": "constant", "warmup_ratio": 0.0, "weight_decay": 0.0, "gradient_clipping": 1.0,
+    "seed": 42,
+}  # fmt: skip
+"""How all train, unless an experiment says otherwise."""
+LONGEST_SECONDS = 3600  # of one training: only a hang takes as long
+
+
+@dataclass
+class Step:
+    """One optimizer step, of all ranks together."""
+
+    seconds: float
+    """From the end of the step before to its own end."""
+    tokens: int
+    """Real tokens: padding is not counted."""
+    supervised: int
+    """Tokens with a loss."""
+    loss: float
+    """Mean over the supervised tokens."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Ours only: seconds of PARTS on rank 0."""
+    flops: float = 0.0
+    """Ours only: FLOPs of one rank that nothing can save (zero/cost.py, useful_flops)."""
+
+
+@dataclass
+class Run:
+    """What one training took."""
+
+    steps: list[Step]
+    peak_host_bytes: int
+    """Of all ranks together."""
+    peak_gpu_bytes: int
+    """Of the worst rank; 0 on CPU."""
+    sent: dict[str, float] = field(default_factory=dict)
+    """Ours only: bytes of full buffers a step, by collective, as in all_reduce_bytes_per_step."""
+
+    def tokens_per_second(self, warm_up: int) -> float:
+        """Return real tokens a second over the steps after `warm_up`."""
+        steps = self.steps[warm_up:]
+        return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
+
+
+# Rows and model
+
+
+class Task:
+    """A model, rows prepared for it and how they are to be trained: what contestants have in common."""
+
+    def __init__(self, folder: Path, model: Path, device: str, prepared: dict[str, Any]) -> None:
+        """`prepared`: the config's section for the rows, as in {"path": "rows.json", "max_length": 2048, …}."""
+        self.folder, self.model, self.device = folder, model, device
+        self.prepared = {"model": "model", **prepared}
+        self.data = folder / "data"
+        directory = {"source": "directory", "path": str(model), "license": "Apache-2.0"}
+        fetch(directory, folder / "weights/model", folder / "models/model")
+        restore(folder / "models/model", folder / "weights/model")
+        settings = self.resolved({}, {}, {})["prepare"]["rows"]
+        prepare(settings, folder / "models/model/manifest.json", self.data)
+        self.stats = read_json(self.data / "stats.json", "zerolora prepare")
+
+    def resolved(self, train: dict[str, Any], pack: dict[str, Any], render: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of every stage, from a config as a user would write it."""
+        config = {
+            "hardware": hardware(self.device, train.get("ranks_per_node", 1)),
+            "fetch": {"directory": {"model": {"path": str(self.model), "license": "Apache-2.0"}}},
+            "prepare": {"rows": self.prepared},
+            "pack": pack,
+            "render": render,
+            "train": {"lora": LORA, "activation_checkpointing": False, **train},
+            "runs": {"default": {"dataset": "rows"}},
+        }
+        path = self.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        return resolve(load(path))
+
+    def ours(
+        self,
+        name: str,
+        train: dict[str, Any],
+        pack: dict[str, Any],
+        strategy: str = "auto",
+        threads: str | None = None,
+    ) -> "Ours":
+        """Return this project's contestant: packed, rendered, ready to be trained. Its ranks use all cores unless
+        `threads` says how many each of them uses."""
+        threads = threads or threads_of(train["ranks_per_node"])
+        return Ours(self, self.folder / name, train, pack, strategy, threads)
+
+
+class Ours:
+    """Training by `zerolora train`."""
+
+    def __init__(
+        self, task: Task, folder: Path, train: dict[str, Any], pack: dict[str, Any], strategy: str, threads: str
+    ) -> None:
+        self.folder, self.task, self.threads = folder, task, threads
+        run = task.resolved(train, pack, {"strategy": strategy})["runs"]["default"]
+        self.render, estimated = run["render"], folder / "estimate.json"
+        pack_rows(run["pack"], task.data, folder / "packing")
+        write_json(estimated, estimate(run["estimate"], task.folder / "models/model", folder / "packing"))
+        self.zero, _ = render(self.render, estimated)
+        write_json(folder / "zero.json", self.zero)
+        self.settings = {**run["train"], "resume": "never"}
+        self.ranks = run["train"]["ranks_per_node"]
+
+    def command(self) -> list[str]:
+        """Return the command."""
+        paths = {
+            "data": self.task.data,
+            "packing": self.folder / "packing",
+            "zero": self.folder / "zero.json",
+            "weights": self.task.folder / "weights/model.json",
+            "checkpoints": self.folder / "checkpoints/run",
+            "output": self.folder / "run",
+            "logs": self.folder / "logs",
+        }
+        options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
+        return [sys.executable, "-m", "zerolora", "train", "--settings", canonical(self.settings), *options]
+
+    def train(self) -> Run:
+        """Train once."""
+        finished([self.command()], [{"OMP_NUM_THREADS": self.threads}], self.folder)
+        metrics = self.folder / "run/metrics"
+        resources = read_json(metrics / "train_resources.json", "train")
+        with (metrics / "telemetry.csv").open(newline="") as file:
+            rows = [{name: float(value or 0) for name, value in row.items()} for row in csv.DictReader(file)]
+        return Run(
+            [
+                Step(
+                    seconds=row["seconds"] + row["between_seconds"],
+                    tokens=int(row["tokens"]),
+                    supervised=supervised,
+                    loss=row["loss"],
+                    parts={part: row[f"{part}_seconds"] for part in PARTS},
+                    flops=row["tflops_per_second"] * 1e12 * row["seconds"],
+                )
+                for row, supervised in zip(rows, self._supervised(), strict=True)
+            ],
+            resources["peak_host_bytes_all_ranks"],
+            resources["peak_gpu_bytes_worst_rank"],
+            {name: resources[name] for name in resources if name.endswith("_bytes_per_step")},
+        )
+
+    def _supervised(self) -> list[int]:
+        """Return the supervised tokens of every step, over all ranks."""
+        plan = open_plan(self.folder / "packing/train.arrow")
+        rows = open_split(self.task.data, "train")
+        batches = Batches(rows, plan, {**self.settings, **self.zero["zerolora"]}, 0, self.ranks)
+        return [batches.at(step)[1] for step in range(batches.steps)]
+
+
+def hardware(device: str, ranks: int) -> dict[str, Any]:
+    """Return the config's description of this machine."""
+    memory = {"device": device, "host_memory": f"{psutil.virtual_memory().total // 2**30}GiB"}
+    if device == "cpu":
+        return memory
+    properties = torch.cuda.get_device_properties(0)
+    return memory | {
+        "gpus_per_node": ranks,
+        "gpu_memory": f"{properties.total_memory // 2**30}GiB",
+        "compute_capability": float(f"{properties.major}.{properties.minor}"),
+    }
+
+
+# Others
+
+
+def opponent(kind: str, folder: Path, settings: dict[str, Any], ranks: int) -> Run:
+    """Train once as others do (opponents.py), with `ranks` processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "settings.json", settings)
+    command = [sys.executable, str(OPPONENTS), kind, "--folder", str(folder)]
+    where = place({}, 1, ranks)
+    own = {"OMP_NUM_THREADS": threads_of(ranks)} | ({"DS_ACCELERATOR": "cpu"} if settings["device"] == "cpu" else {})
+    finished([command] * ranks, [own | where.environment(rank) for rank in where.ranks], folder)
+    found = [read_json(folder / f"rank{rank}.json", "opponents.py") for rank in where.ranks]
+    steps = [
+        Step(
+            seconds=after - before,
+            tokens=sum(each["tokens"][number] for each in found),
+            supervised=(supervised := sum(each["supervised"][number] for each in found)),
+            loss=sum(each["losses"][number] for each in found) / supervised,
+        )
+        for number, (before, after) in enumerate(itertools.pairwise(found[0]["ends"]))
+    ]
+    return Run(
+        steps,
+        sum(each["peak_host_bytes"] for each in found),
+        max(each["peak_gpu_bytes"] for each in found),
+    )
+
+
+def threads_of(ranks: int) -> str:
+    """Return the threads of each rank, so that all together use all cores."""
+    return str(max(1, (os.cpu_count() or 1) // ranks))
+
+
+def finished(commands: list[list[str]], environments: list[dict[str, str]], folder: Path) -> None:
+    """Run processes side by side until all have ended. Raises SystemExit with the last lines of one that fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    processes: list[subprocess.Popen[bytes]] = []
+    logs = [folder / f"process{number}.log" for number in range(len(commands))]
+    try:
+        for command, environment, log in zip(commands, environments, logs, strict=True):
+            with log.open("wb") as file:
+                processes.append(
+                    subprocess.Popen(command, env=os.environ | QUIET | environment, stdout=file, stderr=file)
+                )
+        deadline = time.monotonic() + LONGEST_SECONDS
+        while any(each.poll() is None for each in processes) and not any(each.poll() for each in processes):
+            assert time.monotonic() < deadline, f"a process hangs; see {folder}"
+            time.sleep(0.1)
+    finally:
+        codes = [each.poll() for each in processes]
+        for each in processes:
+            each.kill()
+            each.wait()
+    for code, log in zip(codes, logs, strict=True):
+        if code:
+            raise SystemExit("\n".join([f"exit code {code}:", *log.read_text(errors="replace").splitlines()[-15:]]))
+
+
+# Rounds and results
+
+
+def take_turns(contestants: dict[str, Callable[[], Run]], rounds: int) -> dict[str, list[Run]]:
+    """Return the runs of every contestant, one a round; each round turns the order round."""
+    runs: dict[str, list[Run]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        for name in list(contestants)[:: 1 if number % 2 == 0 else -1]:
+            runs[name].append(contestants[name]())
+            last = runs[name][-1]
+            print(f"round {number + 1}: {name}: {last.tokens_per_second(1):.1f} tokens/s", flush=True)
+    return runs
+
+
+def ratio(ours: list[Run], others: list[Run], measure: Callable[[Run], float]) -> dict[str, Any]:
+    """Return our measure over that of others, round by round, and the median of the rounds."""
+    rounds = [measure(one) / measure(other) for one, other in zip(ours, others, strict=True)]
+    return {"median": statistics.median(rounds), "rounds": rounds}
+
+
+def summary(runs: list[Run], warm_up: int) -> dict[str, Any]:
+    """Return a contestant's medians over its rounds, and the rounds themselves."""
+    return {
+        "tokens_per_second": statistics.median(run.tokens_per_second(warm_up) for run in runs),
+        "peak_host_bytes": statistics.median(run.peak_host_bytes for run in runs),
+        "peak_gpu_bytes": statistics.median(run.peak_gpu_bytes for run in runs),
+        "tokens": sum(step.tokens for step in runs[0].steps[warm_up:]),
+        "supervised_tokens": sum(step.supervised for step in runs[0].steps[warm_up:]),
+        "loss_mean": loss_mean(runs[0].steps),
+        "rounds": [asdict(run) for run in runs],
+    }
+
+
+def loss_mean(steps: list[Step]) -> float:
+    """Return the mean loss of the supervised tokens of some steps."""
+    return sum(step.loss * step.supervised for step in steps) / sum(step.supervised for step in steps)
+
+
+def about(device: str, packages: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return what a result was measured on, and how busy the machine was with other work."""
+    return {
+        "machine": machine((*PACKAGES, *packages)),
+        "device": device,
+        "load_average_before": round(os.getloadavg()[0], 1),
+    }
+
+
+# Options
+
+
+def add_options(parser: argparse.ArgumentParser, output: Path) -> None:
+    """Add what all contests can be asked."""
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
+    parser.add_argument("--model", type=Path, default=MODEL, help="a directory with weights, or a config.json")
+    parser.add_argument("--tokenizer", type=Path, default=TOKENIZER, help="of a model that is only a config.json")
+    parser.add_argument("--precision", choices=tuple(DTYPES), default=default_precision(), help="of all contestants")
+    parser.add_argument("--steps", type=int, default=6, help="optimizer steps of each training")
+    parser.add_argument("--warm-up", type=int, default=2, help="of these, steps that do not count")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=output)
+
+
+def model_of(options: argparse.Namespace, folder: Path) -> Path:
+    """Return the directory of the model: the one named, or one with the shapes of a config.json and drawn weights."""
+    if options.model.is_dir():
+        return Path(options.model).resolve()
+    config = AutoConfig.from_pretrained(options.model)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[options.precision])
+    model.save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(options.tokenizer).save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def default_precision() -> str:
+    """Return what `precision: auto` stands for on this machine."""
+    if not torch.cuda.is_available():
+        return "fp32"
+    return "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "fp16"
+
+
+def ranks_of(device: str) -> list[int]:
+    """Return the numbers of processes to try: on a CPU one with all threads, and one a core; else one a GPU."""
+    return sorted({1, os.cpu_count() or 1}) if device == "cpu" else [torch.cuda.device_count()]

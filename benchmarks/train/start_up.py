@@ -1,0 +1,74 @@
+"""Measure how long training takes from its command to the end of its first step, and that it compiles nothing.
+
+    .venv/bin/python benchmarks/train/start_up.py
+
+Needs the base model: run `make run` first. `zerolora train` is called with the training settings of config/config.yaml
+and one step, whose line in the log ends the measurement; the first call, which finds no file in the page cache, is told
+apart. Where torch, DeepSpeed and Triton keep what they compile, nothing may lie afterwards. Writes
+benchmarks/results/train_start_up.json.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from against_reference import reference_task
+from contest import QUIET, RESULTS, ROOT, Ours, about, add_options, model_of
+
+from zerolora.config_file import load
+from zerolora.files import write_json
+from zerolora.resolve import resolve
+
+CACHES = ("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+
+
+def main() -> None:
+    """Start several times, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, RESULTS / "train_start_up.json")
+    parser.add_argument("--max-length", type=int, default=64, help="tokens of a row")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        train = resolve(load(ROOT / "config/config.yaml"))["runs"]["default"]["train"]
+        if options.device == "cuda":
+            train["ranks_per_node"] = 1
+        del train["device"]
+        task = reference_task(folder, model_of(options, folder), options)
+        ours = task.ours("ours", {**train, "max_steps": 1, "precision": options.precision}, {}, "zero2", "1")
+        seconds = [started(ours, folder / "caches") for _ in range(1 + options.rounds)]
+        compiled = sorted(path.name for path in (folder / "caches").rglob("*") if path.is_file())
+    result = about(options.device) | {
+        "model": options.model.stem, "ranks": ours.ranks, "first_seconds": seconds[0],
+        "warm_seconds": statistics.median(seconds[1:]), "warm_rounds": seconds[1:], "compiled_files": compiled,
+    }  # fmt: skip
+    write_json(options.output, result)
+    print(result)
+
+
+def started(ours: Ours, caches: Path) -> float:
+    """Return the seconds from the command to the line of the first step."""
+    own = {name: str(caches / name) for name in CACHES} | {"OMP_NUM_THREADS": ours.threads}
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        ours.command(), env=os.environ | QUIET | own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    lines = []
+    taken = None
+    assert process.stderr
+    for line in process.stderr:
+        lines.append(line)
+        if taken is None and line.startswith("step 1/1"):
+            taken = time.monotonic() - begun
+    if process.wait() or taken is None:
+        raise SystemExit("".join(lines[-15:]))
+    print(f"{taken:.1f} s", flush=True)
+    return taken
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Train with one rank and with several, each with the same work, under every stage, and count what ranks send.
+
+    .venv/bin/python benchmarks/train/weak_scaling.py
+    .venv/bin/python benchmarks/train/weak_scaling.py --device cuda --model config/recipes/models/qwen2.5-7b.json
+
+Needs the base model: run `make run` first. Rows are those of the reference task, --rows of them a rank and step. A rank
+has one thread, on one rank too, so that what is lost is what ranks cost each other: waiting, sending, and shared caches
+and memory. Efficiency is tokens/s on all ranks over as many times those on one, round by round. What a rank sends is
+counted by training (bytes of full buffers by collective, here as a ring sends them) and held against the cost model's
+formulas (zero/cost.py). Writes benchmarks/results/train_scaling.json.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from against_reference import reference_task
+from contest import RESULTS, TRAIN, Ours, Run, about, add_options, model_of, ranks_of, ratio, take_turns
+
+from zerolora.files import read_json, write_json
+from zerolora.memory.shapes import from_json
+from zerolora.zero.choice import choose
+from zerolora.zero.machines import hardware_of
+
+STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
+
+
+def main() -> None:
+    """Take turns, compare, write."""
+    options = _options()
+    most = options.ranks
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        task = reference_task(folder, model_of(options, folder), options)
+        ours = {
+            (strategy, ranks): task.ours(
+                f"{strategy}-{ranks}",
+                {
+                    **TRAIN, "max_steps": options.steps, "precision": options.precision, "ranks_per_node": ranks,
+                    "micro_batch": options.rows, "global_batch": options.rows * ranks,
+                },
+                {},
+                strategy,
+                threads="1",
+            )
+            for strategy in options.strategies
+            for ranks in (1, most)
+        }  # fmt: skip
+        runs = take_turns({label(*key): each.train for key, each in ours.items()}, options.rounds)
+        result = about(options.device) | {
+            "model": options.model.stem, "precision": options.precision, "ranks": most, "rows_a_rank": options.rows,
+            "data": task.stats, "steps": options.steps, "warm_up": options.warm_up,
+            "strategies": {
+                strategy: {
+                    **efficiency(runs[label(strategy, 1)], runs[label(strategy, most)], most, options.warm_up),
+                    **communication(ours[strategy, most], runs[label(strategy, most)][0]),
+                }
+                for strategy in options.strategies
+            },
+        }  # fmt: skip
+        write_json(options.output, result)
+
+
+def label(strategy: str, ranks: int) -> str:
+    """Return a contestant's name."""
+    return f"{strategy}, {ranks} ranks"
+
+
+def efficiency(one: list[Run], several: list[Run], ranks: int, warm_up: int) -> dict[str, Any]:
+    """Return tokens/s of all ranks over as many times those of one, and each round's tokens/s."""
+    found = ratio(several, one, lambda run: run.tokens_per_second(warm_up))
+    return {
+        "efficiency": found["median"] / ranks,
+        "tokens_per_second": {
+            str(count): [run.tokens_per_second(warm_up) for run in runs] for count, runs in ((1, one), (ranks, several))
+        },
+    }
+
+
+def communication(ours: Ours, run: Run) -> dict[str, Any]:
+    """Return the bytes that a rank sends in a step: counted and predicted, by collective, and their ratio."""
+    share = (ours.ranks - 1) / ours.ranks
+    counted = {
+        name.removesuffix("_bytes_per_step"): (2 if name.startswith("all_reduce") else 1) * share * size
+        for name, size in run.sent.items()
+    }
+    estimated = read_json(ours.folder / "estimate.json", "zerolora estimate")
+    hardware = hardware_of(ours.render)[0]
+    predicted = choose(from_json(estimated["shape"]), ours.render, estimated["data"], hardware)[0].cost.moved
+    return {
+        "bytes_counted": counted,
+        "bytes_predicted": predicted,
+        "counted_over_predicted": sum(counted.values()) / sum(predicted.values()),
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, RESULTS / "train_scaling.json")
+    parser.add_argument("--ranks", type=int, help="the several; by default one a GPU, or a core")
+    parser.add_argument("--rows", type=int, default=4, help="of a rank and step")
+    parser.add_argument("--max-length", type=int, default=64, help="tokens of a row")
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
+    options = parser.parse_args()
+    options.ranks = options.ranks or max(2, ranks_of(options.device)[-1])
+    return options
+
+
+if __name__ == "__main__":
+    main()

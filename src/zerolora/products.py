@@ -1,0 +1,32 @@
+"""Whose kernels multiply fp32 matrices on a CPU."""
+
+import torch
+
+SIZE = 256
+TOLERATED = 10.0
+"""How many times the error of torch's own choice is still fp32: another order of sums, no fewer bits."""
+
+
+def choose() -> bool:
+    """Have oneDNN multiply fp32 matrices on this CPU, if that costs no accuracy; return whether it does.
+
+    torch multiplies by MKL, which on some processors reaches less than half of what they can. "medium" hands products
+    to oneDNN, which may shorten their factors to bf16 where the processor multiplies those faster (AMX); so a product
+    is held against fp64 first. Nothing is timed: the same processor always gets the same kernels, and a resumed run the
+    same bytes. Source: torch.set_float32_matmul_precision; use_mkldnn_matmul in aten/src/ATen/native/mkldnn/Matmul.cpp.
+    """
+    drawn = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(SIZE, SIZE, generator=drawn) for _ in range(2))
+    exact = one.double() @ other.double()
+    before = torch.get_float32_matmul_precision()
+    own = _error(one @ other, exact)
+    torch.set_float32_matmul_precision("medium")
+    if _error(one @ other, exact) <= TOLERATED * own:
+        return True
+    torch.set_float32_matmul_precision(before)
+    return False
+
+
+def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the relative error of a product (Frobenius norm)."""
+    return float((found - exact).norm() / exact.norm())

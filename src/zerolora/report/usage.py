@@ -1,0 +1,61 @@
+"""What training was predicted to use, asked for and used: time, rank-hours (on GPUs: GPU-hours), memory."""
+
+from typing import Any
+
+from zerolora.units import gib
+
+MIB = 1024**2
+
+
+def usage(request: dict[str, Any], resources: dict[str, Any], accounted: dict[str, Any] | None) -> dict[str, Any]:
+    """Return flat figures, in seconds, hours and bytes, named by who says them and what: `predicted_seconds`.
+
+    `request` is render's, `resources` train_resources.json, `accounted` what the scheduler says of all tries together
+    (workflow/scripts/accounting.py), if there was one. What training measures is of its last try. Host memory is that
+    of one node, GPU memory what torch's allocator held on the fullest.
+    """
+    nodes, ranks = request["nodes"], request["ranks"]
+    found = {
+        "predicted_seconds": request["seconds"],
+        "predicted_rank_hours": ranks * request["seconds"] / 3600,
+        "predicted_host_bytes": request["host_bytes"],
+        "predicted_gpu_bytes": request["gpu_bytes"],
+        "asked_seconds": 60 * request["minutes"],
+        "asked_host_bytes": request["mem_mib"] * MIB,
+        "measured_seconds": resources["total_seconds"],
+        "measured_rank_hours": ranks * resources["total_seconds"] / 3600,
+        "measured_host_bytes": resources["peak_host_bytes_worst_rank"] * ranks // nodes,
+        "measured_gpu_bytes": resources["peak_gpu_bytes_worst_rank"],
+    }
+    if accounted is None:
+        return found
+    # What the job had: a profile may ask for other than was proposed.
+    limits = {"asked_seconds": accounted["limit_seconds"], "asked_host_bytes": accounted["limit_host_bytes"]}
+    rank_seconds = accounted["gpu_seconds"] or ranks * accounted["seconds"]
+    return (
+        found
+        | {name: value for name, value in limits.items() if value}
+        | {
+            "accounted_jobs": accounted["jobs"],
+            "accounted_seconds": accounted["seconds"],
+            "accounted_rank_hours": rank_seconds / 3600,
+            "accounted_host_bytes": accounted["host_bytes"],
+        }
+    )
+
+
+COLUMNS = ("predicted", "asked", "measured", "accounted")
+ROWS = {
+    "wall time": ("seconds", lambda value: f"{value:,.0f} s"),
+    "rank-hours": ("rank_hours", lambda value: f"{value:.4g}"),
+    "host memory of a node": ("host_bytes", gib),
+    "GPU memory": ("gpu_bytes", gib),
+}
+
+
+def table(found: dict[str, Any]) -> dict[str, list[str]]:
+    """Return {row: a cell for each of COLUMNS}, for people; a cell that nobody knows is empty."""
+    return {
+        title: [shown(found[f"{column}_{name}"]) if f"{column}_{name}" in found else "" for column in COLUMNS]
+        for title, (name, shown) in ROWS.items()
+    }

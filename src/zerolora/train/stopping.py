@@ -1,0 +1,37 @@
+"""Stopping early: a signal asks every rank to end at the next step, all of them at the same one."""
+
+import ctypes
+import signal
+import sys
+
+ASKED = signal.SIGUSR1
+"""What the launcher sends to a rank that is to save and stop."""
+ASKING = (ASKED, signal.SIGTERM, signal.SIGINT)
+"""All that asks. The launcher starts ranks with these blocked, so that none is lost before a rank can take it."""
+STOPPED = 75
+"""Exit code of a rank, and of the command, that has saved and stopped (EX_TEMPFAIL: the same command goes on)."""
+PARENT_DIED = 1
+"""Linux's PR_SET_PDEATHSIG (man 2 prctl)."""
+
+
+class Stop:
+    """Whether this rank was asked to stop: by the launcher, by Slurm, or by the launcher's own end, as from SIGKILL.
+
+    Ctrl-C is the launcher's to act on: a terminal sends it to ranks as well.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (ASKED, signal.SIGTERM):
+            signal.signal(number, self._ask)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PARENT_DIED, ASKED)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+
+
+class Stopped(Exception):
+    """Training was asked to stop, and its state is saved; the message says where it stands."""

@@ -1,0 +1,136 @@
+"""A prepared data set, and real training on it through the command line."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from conftest import BIN, ROOT, TINY_CONFIG, project_environment
+
+from zerolora.config import Source
+from zerolora.config_file import load
+from zerolora.data.pack import pack_rows
+from zerolora.data.prepare import prepare
+from zerolora.data.reference import records
+from zerolora.fetch import fetch, restore
+from zerolora.files import canonical, write_json
+from zerolora.memory.estimate import estimate
+from zerolora.resolve import resolve
+from zerolora.zero.render import render
+
+# Packing off, packed rows of a row or two, and all rows of the data in one packed row.
+PLANS = {"unpacked": None, "packed": 160, "whole": 4096}
+PLAIN = {"activation_checkpointing": False, "attention": "flash"}
+
+
+class Bench:
+    """A prepared data set, and training runs on it through the command line."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.settings = self.resolved()
+        fetch({"source": "directory", "path": str(model), "license": "MIT"}, folder / "w/tiny", folder / "m/tiny")
+        restore(folder / "m/tiny", folder / "w/tiny")
+        write_json(folder / "rows.json", records("tens", 0)[:24])
+        rows = self.settings["prepare"]["rows"] | {"path": str(folder / "rows.json")}
+        prepare(rows, folder / "m/tiny/manifest.json", folder / "data")
+        for packing, capacity in PLANS.items():
+            pack_rows({"packing": bool(capacity), "capacity": capacity}, folder / "data", folder / packing)
+
+    def mix(self) -> None:
+        """Add a data set of two sources, one with longer answers than the other, and its packing."""
+        folder = self.folder
+        short = records("tens", 0)[:16]
+        long = [row | {"output": row["output"] * 3} for row in records("tens", 1)[:8]]
+        for name, rows in {"short.json": short, "long.json": long}.items():
+            write_json(folder / "mixture" / name, rows)
+        sources = {name: Source().model_dump() for name in ("short.json", "long.json")}
+        rows = self.settings["prepare"]["rows"] | {"path": str(folder / "mixture"), "sources": sources}
+        prepare(rows | {"max_length": 160}, folder / "m/tiny/manifest.json", folder / "mixed")
+        pack_rows({"packing": True, "capacity": 300}, folder / "mixed", folder / "mixed-packing")
+
+    def resolved(self, **train: Any) -> dict[str, Any]:
+        config = json.loads(json.dumps(TINY_CONFIG))
+        config["train"] |= (
+            {"ranks_per_node": 2, "max_steps": 3, "micro_batch": 1, "checkpoint_steps": 1} | PLAIN | train
+        )
+        config["hardware"]["nodes"] = 2
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        return resolve(load(self.folder / "config.yaml"))
+
+    def command(
+        self,
+        name: str,
+        strategy: str = "zero2",
+        packing: str = "unpacked",
+        data: str = "data",
+        local: int | None = None,
+        checkpoints: str | None = None,
+        **train: Any,
+    ) -> list[str]:
+        """Render a run's JSON and return the command that trains it. `local` is how many ranks count as a node;
+        `checkpoints` names another run whose checkpoints it shares."""
+        run = self.resolved(**train)["runs"]["default"]
+        write_json(
+            self.folder / name / "estimate.json",
+            estimate(run["estimate"], self.folder / "m/tiny", self.folder / packing),
+        )
+        own = json.loads((ROOT / strategy).read_text()) if strategy.endswith(".json") else None
+        chosen = run["render"] | {"strategy": strategy, "own_json": own}
+        if local:
+            chosen |= {
+                "nodes": run["train"]["nodes"] * run["train"]["ranks_per_node"] // local,
+                "ranks_per_node": local,
+            }
+        config, _ = render(chosen, self.folder / name / "estimate.json")
+        write_json(self.folder / name / "zero.json", config)
+        paths = {
+            "data": self.folder / data,
+            "packing": self.folder / packing,
+            "zero": self.folder / name / "zero.json",
+            "weights": self.folder / "w/tiny.json",
+            "checkpoints": self.folder / "checkpoints" / (checkpoints or name),
+            "output": self.folder / name,
+            "logs": self.folder / name / "logs",
+        }
+        options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
+        return [str(BIN / "zerolora"), "train", "--settings", canonical(run["train"]), *options]
+
+    def start(self, name: str, strategy: str = "zero2", **train: Any) -> subprocess.CompletedProcess[str]:
+        """Train and return how it ended."""
+        return subprocess.run(
+            self.command(name, strategy, **train),
+            env=project_environment(ROOT) | {"TORCH_EXTENSIONS_DIR": str(self.folder / "extensions")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def run(self, name: str, strategy: str = "zero2", **train: Any) -> Path:
+        """Train and return the run's directory."""
+        result = self.start(name, strategy, **train)
+        assert result.returncode == 0, result.stderr[-3000:]
+        return self.folder / name
+
+
+def metrics(run: Path) -> dict[str, Any]:
+    losses = [float(line.split(",")[1]) for line in (run / "metrics/loss.csv").read_text().splitlines()[1:]]
+    return json.loads((run / "metrics/train.json").read_text()) | {"losses": losses}
+
+
+def rank_process(launcher: int, rank: int) -> int:
+    """Return the process id of a rank of a launcher, once it runs."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in psutil.Process(launcher).children(recursive=True):
+            try:
+                if child.environ().get("RANK") == str(rank) and sys.executable.split("/")[-1][:6] in child.name():
+                    return child.pid
+            except psutil.Error:
+                continue
+        time.sleep(0.2)
+    raise AssertionError("no such rank")

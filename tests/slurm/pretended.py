@@ -1,0 +1,80 @@
+"""A machine that is pretended: a network, a host name, mounts and (if wanted) a process table of its own.
+
+It is made of Linux namespaces by unshare and nsenter, so nothing outside it changes. All its processes end with the
+process that made it, however that one ends.
+"""
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+# The machine's first process: it makes the machine and then reaps the orphans that daemons leave, as an init does.
+INIT = """
+set -e
+hostname "$1"
+shift
+ip link set lo up
+mount -t tmpfs tmpfs /dev/shm
+while [ $# -gt 0 ]; do mount --bind "$1" "$2"; shift 2; done
+echo up
+exec >/dev/null
+[ $$ = 1 ] || exec sleep infinity
+while :; do sleep 3600 & wait; done
+"""
+# A process that is started with this dies with the process that started it.
+WITH_US = ("setpriv", "--pdeathsig", "KILL")
+
+
+class Machine:
+    """One machine, up until `power_off`.
+
+    `mounts` are files or folders that it sees in place of others. With `own_processes` it has a process table of its
+    own, and everything on it ends at once; without, a command's process id is the one seen outside.
+    """
+
+    def __init__(self, name: str, mounts: Mapping[Path, Path], own_processes: bool) -> None:
+        self.name = name
+        self._namespaces = ["--net", "--uts", "--mount", *(["--pid"] if own_processes else [])]
+        table = ["--fork", "--kill-child", "--mount-proc"] if own_processes else []
+        pairs = [str(path) for place, source in mounts.items() for path in (source, place)]
+        self._holder = subprocess.Popen(
+            [*WITH_US, "unshare", *self._namespaces, *table, "sh", "-c", INIT, "init", name, *pairs],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdout and self._holder.stderr
+        if self._holder.stdout.readline() != "up\n":
+            raise OSError(f"{name} cannot be made: {self._holder.stderr.read().strip()}")
+        holder = self._holder.pid
+        self._pid = int(Path(f"/proc/{holder}/task/{holder}/children").read_text()) if own_processes else holder
+
+    def enter(self, command: Iterable[str], directory: Path = Path("/")) -> list[str]:
+        """Return the command that runs `command` on the machine, in `directory`."""
+        inside = ["env", "--chdir", str(directory), *command]
+        return [*WITH_US, "nsenter", "--target", str(self._pid), *self._namespaces, "--", *inside]
+
+    def network(self, *command: str) -> None:
+        """Run a command of iproute2 in the machine's network."""
+        # Only the network is entered: a process id that `ip` is told is one of the table outside.
+        network = f"--net=/proc/{self._pid}/ns/net"
+        subprocess.run(["nsenter", network, "--", "ip", *command], check=True, stdin=subprocess.DEVNULL)
+
+    def plug(self, switch: "Machine", bridge: str, address: str) -> None:
+        """Put a cable between this machine, as its eth0 with `address`, and the `bridge` of another."""
+        cable = f"to-{self.name}"
+        switch.network("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(self._pid))
+        switch.network("link", "set", cable, "master", bridge, "up")
+        self.network("address", "add", address, "dev", "eth0")
+        self.network("link", "set", "eth0", "up")
+
+    def power_off(self) -> None:
+        """End every process of the machine at once."""
+        self._holder.kill()
+        self._holder.communicate()
+
+
+def unplug(machine: str, switch: Machine) -> None:
+    """Take away the cable of a machine, whether or not it is still up."""
+    switch.network("link", "delete", f"to-{machine}")

@@ -1,0 +1,251 @@
+"""The pipeline on a real Slurm of three nodes: every stage that computes a job, training on two nodes at once."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accounting import size
+from cluster import Cluster
+from cluster_project import ClusterProject
+from conftest import Project
+from engines import dvc_changed, edit_config, snakemake_would_run
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from zerolora.units import gib
+from zerolora.zero import requests
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+TRAIN = "rule_train_wildcards_default"
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+ADAPTER = "results/default/adapter/manifest.json"
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[[str], Project], cluster: Cluster) -> ClusterProject:
+    """Return a project that `snakemake --profile profiles/slurm all` ran through."""
+    project = ClusterProject(make_project("cluster"), cluster)
+    project.snakemake("all")
+    return project
+
+
+@pytest.fixture(scope="module")
+def here(project: ClusterProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the same training on two ranks of one machine, without Slurm."""
+    folder = tmp_path_factory.mktemp("here") / "run"
+    command = project.training(folder, nodes=1, ranks_per_node=2)
+    subprocess.run(command, cwd=project.directory, env=project.environment, check=True, capture_output=True)
+    return folder
+
+
+def assert_same_adapter(folder: Path, other: Path) -> None:
+    one, two = (load_file(path / "adapter/adapter_model.safetensors") for path in (folder, other))
+    assert one
+    assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def last_training(project: ClusterProject) -> list[str]:
+    """Return what accounting says of the last training job."""
+    job = project.jobs(TRAIN)[-1]
+    fields = ("State", "NNodes", "Account", "Partition", "ReqTRES", "TimelimitRaw")
+    return project.cluster.sacct(job, *fields)
+
+
+def request(project: ClusterProject) -> dict[str, int]:
+    """Return what render asks for training."""
+    return json.loads((project.directory / "results/default/render.json").read_text())["request"]
+
+
+def usage(project: ClusterProject) -> dict[str, Any]:
+    """Return what the report says that training used."""
+    return json.loads((project.directory / "results/default/usage.json").read_text())
+
+
+def test_every_stage_that_computes_was_a_job_and_training_had_two_nodes(project: ClusterProject) -> None:
+    stages = ("prepare", "evaluate_base"), ("train", "merge", "evaluate", "report")
+    comments = [f"rule_{stage}_wildcards_rows" for stage in stages[0]]
+    comments += [f"rule_{stage}_wildcards_default" for stage in stages[1]]
+    assert {comment: len(project.jobs(comment)) for comment in comments} == dict.fromkeys(comments, 1)
+    *site, tres, minutes = last_training(project)
+    assert site == ["COMPLETED", "2", "lab", "normal"]
+    wanted = request(project)
+    assert re.fullmatch(rf"billing=2,cpu=2,mem={2 * wanted['mem_mib']}M,node=2", tres), (tres, wanted)
+    assert int(minutes) == wanted["minutes"]
+
+
+def test_every_job_asks_for_the_time_and_memory_that_were_computed_for_it(project: ClusterProject) -> None:
+    results, model = project.directory / "results", project.directory / "resources/models/tiny"
+    resolved = json.loads((results / "config.json").read_text())
+    render = resolved["runs"]["default"]["render"]
+    evaluating = requests.evaluating(resolved["evaluate"]["rows"], model, results / "data/rows", render)
+    wanted = {
+        "prepare_wildcards_rows": requests.preparing(project.directory / "rows.json", 1),
+        "evaluate_base_wildcards_rows": evaluating,
+        "merge_wildcards_default": requests.merging(model, results / "default/adapter"),
+        "evaluate_wildcards_default": evaluating,
+        "report_wildcards_default": requests.reporting(),
+    }
+    for name, expected in wanted.items():
+        (job,) = project.jobs(f"rule_{name}")
+        memory, minutes = project.cluster.sacct(job, "ReqMem", "TimelimitRaw")
+        assert (size(memory), int(minutes)) == (expected["mem_mib"] * 1024**2, expected["minutes"]), name
+        held = [size(text) for (text,) in project.cluster.sacct_steps(job, "MaxRSS")]
+        assert 0 < max(held) <= size(memory), name
+
+
+def test_the_report_sets_what_was_predicted_against_what_slurm_accounted(project: ClusterProject) -> None:
+    (job,) = project.jobs(TRAIN)
+    elapsed, minutes = project.cluster.sacct(job, "ElapsedRaw", "TimelimitRaw")
+    held = max(size(text) for (text,) in project.cluster.sacct_steps(job, "MaxRSS"))
+    found, wanted = usage(project), request(project)
+    assert found["accounted_jobs"] == job
+    assert found["accounted_seconds"] == int(elapsed) > 0
+    assert found["accounted_rank_hours"] == pytest.approx(2 * int(elapsed) / 3600)
+    assert found["accounted_host_bytes"] == held
+    assert (found["asked_seconds"], found["asked_host_bytes"]) == (60 * int(minutes), wanted["mem_mib"] * 1024**2)
+    assert (found["predicted_seconds"], found["predicted_host_bytes"]) == (wanted["seconds"], wanted["host_bytes"])
+    # One rank a node: what it measured of itself is part of what Slurm sees there, if Slurm looks at its peak.
+    assert 0.5 * held < found["measured_host_bytes"] < 1.5 * held
+    assert max(held, found["measured_host_bytes"]) < found["asked_host_bytes"]
+    page = (project.directory / "results/default/report.html").read_text()
+    assert f"(job {job})" in page
+    assert gib(held) in page and gib(wanted["host_bytes"]) in page
+
+
+def test_two_nodes_learn_what_two_ranks_of_one_machine_learn(project: ClusterProject, here: Path) -> None:
+    assert_same_adapter(project.directory / "results/default", here)
+
+
+def test_both_engines_have_nothing_to_do_afterwards(project: ClusterProject) -> None:
+    assert snakemake_would_run(project) == set()
+    assert dvc_changed(project) == set()
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node", "tasks"), [(1, 1, 1), (1, 2, 2), (2, 2, 2)])
+def test_any_shape_learns_the_same(
+    project: ClusterProject, here: Path, tmp_path: Path, nodes: int, ranks_per_node: int, tasks: int
+) -> None:
+    project.run("srun", *shape(nodes, tasks), *project.training(tmp_path / "run", nodes, ranks_per_node))
+    assert_same_adapter(tmp_path / "run", here)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks_per_node", "tasks"), [(1, 1, 1), (1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 2), (2, 2, 4)]
+)
+def test_the_tasks_of_a_step_share_out_all_ranks_and_agree_where_to_meet(
+    project: ClusterProject, nodes: int, ranks_per_node: int, tasks: int
+) -> None:
+    code = f"import os; from zerolora.train.launcher import place; print(place(os.environ, {nodes}, {ranks_per_node}))"
+    result = project.run("srun", *shape(nodes, tasks), sys.executable, "-c", code)
+    places = [re.fullmatch(r"Place\(ranks=range\((\d+), (\d+)\), (.*)\)", line) for line in result.stdout.splitlines()]
+    assert len(places) == tasks
+    assert sorted(rank for found in places if found for rank in range(int(found[1]), int(found[2]))) == list(
+        range(nodes * ranks_per_node)
+    )
+    assert len({found[3] for found in places if found}) == 1
+
+
+def test_the_probe_measures_the_network_between_the_nodes_of_a_job(project: ClusterProject, tmp_path: Path) -> None:
+    output = tmp_path / "mine.json"
+    project.run("srun", *shape(2, 2), "zerolora", "probe", "--output", str(output))
+    found = json.loads(output.read_text())
+    assert (found["nodes"], found["ranks_per_node"]) == (2, 1)
+    assert all(found["measured"][f"network_{name}"] > 0 for name in ("all_reduce_bytes_per_second", "latency_seconds"))
+
+
+def shape(nodes: int, tasks: int) -> list[str]:
+    return [f"--nodes={nodes}", f"--ntasks={tasks}", "--mem=4000", "--kill-on-bad-exit=1"]
+
+
+def test_dvc_submits_the_same_job(project: ClusterProject) -> None:
+    before = last_training(project)
+    edit_config(project, **{"train.learning_rate": 2e-2})
+    project.run("dvc", "repro", "train@default")
+    assert len(project.jobs(TRAIN)) == 2
+    assert last_training(project) == before
+    assert "train@default" not in snakemake_would_run(project) | dvc_changed(project)
+
+
+def test_the_whole_pipeline_may_be_one_job(project: ClusterProject) -> None:
+    edit_config(project, **{"train.learning_rate": 3e-2})
+    site = ("--account=lab", "--nodes=2", "--cpus-per-task=2", "--mem=4000", "--time=10")
+    job = project.run("sbatch", "--parsable", *site, "profiles/allocation/job.sbatch").stdout.strip()
+    project.cluster.wait(lambda: project.cluster.job_state(job) in ENDED, "the job ends", 240)
+    assert project.cluster.job_state(job) == "COMPLETED", (project.directory / f"zerolora-{job}.log").read_text()
+    steps = project.run("sacct", "-n", "-P", "-j", job, "-o", "JobID,NNodes,NTasks").stdout.splitlines()
+    assert f"{job}.0|2|2" in steps
+    # Of a job that did more than to train, the step counts.
+    records = dict(project.cluster.sacct_steps(job, "JobIDRaw", "ElapsedRaw"))
+    assert usage(project)["accounted_jobs"] == job
+    assert usage(project)["accounted_seconds"] == int(records[f"{job}.0"]) < int(records[job])
+    assert snakemake_would_run(project) | dvc_changed(project) == set()
+
+
+def test_all_tries_of_a_training_are_accounted_for(project: ClusterProject, tmp_path: Path) -> None:
+    """A job that is requeued, then another one: three tries, two GPUs each."""
+    steps, cluster = tmp_path / "steps", project.cluster
+    site = ("--parsable", "--requeue", "--gres=gpu:2", "--mem=500", f"--output={tmp_path}/log")
+    command = f"srun workflow/scripts/noted {steps} sleep $((2 + 60 * (1 - ${{SLURM_RESTART_COUNT:-0}})))"
+    first = project.run("sbatch", *site, f"--wrap={command}").stdout.strip()
+    cluster.wait(steps.exists, "the job runs", 60)
+    time.sleep(2)
+    project.run("scontrol", "requeue", first)
+    cluster.wait_job_state(first, "COMPLETED", 120)
+    second = project.run("sbatch", *site, f"--wrap=srun workflow/scripts/noted {steps} sleep 2").stdout.strip()
+    cluster.wait_job_state(second, "COMPLETED", 60)
+    assert steps.read_text().split() == [f"{first}.0", f"{first}.0", f"{second}.0"]
+    with steps.open("a") as file:
+        file.write("finished\n")
+    options = ("-X", "--duplicates")
+    seconds = [
+        int(text) for job in (first, second) for (text,) in cluster.sacct_steps(job, "ElapsedRaw", options=options)
+    ]
+    found = json.loads(project.run("workflow/scripts/accounting.py", str(steps)).stdout)
+    assert len(seconds) == 3 and min(seconds) >= 2
+    assert (found["jobs"], found["seconds"]) == (f"{first} {second}", sum(seconds))
+    assert found["gpu_seconds"] == 2 * sum(seconds)
+
+
+def test_what_does_not_fit_is_refused_before_it_is_submitted(project: ClusterProject) -> None:
+    before = project.jobs(TRAIN)
+    edit_config(project, **{"train.learning_rate": 4e-2, "hardware.host_memory": "512MiB"})
+    result = project.snakemake("all", check=False)
+    assert result.returncode != 0
+    text = result.stdout + result.stderr
+    assert "render.strategy is zero2 and nothing fits" in text
+    assert re.search(r"needs \S+ GiB of a host's 0.50 GiB, headroom included", text)
+    assert "Trying to restart" not in text
+    assert project.jobs(TRAIN) == before
+    edit_config(project, **{"hardware.host_memory": "24GiB"})
+
+
+def test_a_killed_rank_takes_the_job_down_and_is_named_on_the_screen(project: ClusterProject) -> None:
+    earlier = project.jobs(TRAIN)
+    edit_config(project, **{"train.epochs": 2000, "train.max_steps": None})
+    snakemake = project.start("snakemake", "--profile", "profiles/slurm", "--retries", "0", ADAPTER)
+    project.cluster.wait(lambda: project.jobs(TRAIN) != earlier, "training is submitted", 180)
+    job = project.jobs(TRAIN)[-1]
+    log = project.directory / f".snakemake/slurm_logs/rule_train/default/{job}.log"
+    project.cluster.wait(lambda: log.is_file() and "  loss " in log.read_text(), "training makes steps", 180)
+    rank = project.rank_process(1)
+    assert rank
+    assert b"\0GLOO_SOCKET_IFNAME=eth0\0" in Path(f"/proc/{rank}/environ").read_bytes()
+    os.kill(rank, signal.SIGKILL)
+    killed = time.monotonic()
+    project.cluster.wait_job_state(job, "FAILED", 60)
+    assert time.monotonic() - killed < 60
+    text, _ = snakemake.communicate(timeout=120)
+    assert snakemake.returncode != 0
+    rule_log = project.directory / "results/logs/train/default.log"
+    for words in (text, log.read_text(), rule_log.read_text()):
+        assert "zerolora: rank 1 failed with signal SIGKILL" in words
+    assert f"{rule_log.relative_to(project.directory)}, {log}" in text

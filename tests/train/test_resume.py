@@ -1,0 +1,276 @@
+"""Checkpoints of real training: resumed on any stage and number of ranks, and what is refused or passed over."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from bench import Bench, metrics, rank_process
+from conftest import ROOT, project_environment
+from safetensors.torch import load_file
+
+from zerolora.train.checkpoint import FINISHED, header
+from zerolora.train.stopping import STOPPED
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STAGES = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+RANKS = (1, 2, 3)
+# Every stage on every number of ranks, each followed by another stage on another number of ranks.
+CHAIN = [(stage, RANKS[(turn + place) % 3]) for turn in range(3) for place, stage in enumerate(STAGES)]
+STEPS = len(CHAIN) + 1
+LONG: dict[str, Any] = {"max_steps": STEPS, "epochs": 40, "global_batch": 6, "lora": {"r": 4, "alpha": 8.0}}
+
+
+def test_the_chain_is_what_it_claims() -> None:
+    assert len(set(CHAIN)) == len(STAGES) * len(RANKS)
+    assert all(one[0] != next_one[0] and one[1] != next_one[1] for one, next_one in itertools.pairwise(CHAIN))
+
+
+def test_a_run_handed_from_stage_to_stage_and_ranks_to_ranks_is_the_undisturbed_run(bench: Bench) -> None:
+    """Every run is asked to stop before its first step, makes that step, saves and leaves it to the next."""
+    whole = metrics(bench.run("long", "zero2", ranks_per_node=2, **LONG))
+    for step, (strategy, ranks) in enumerate(CHAIN, start=1):
+        code, errors = stopped(bench, "handed", strategy, ranks_per_node=ranks, **LONG)
+        assert code == STOPPED, errors
+        assert f"step {step} of {STEPS} is saved" in errors
+        assert f"goes on after step {step - 1} of {STEPS}" in errors or step == 1
+    found = metrics(bench.run("handed", "zero1", ranks_per_node=3, **LONG))
+    assert found["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert found["loss_validation"] == pytest.approx(whole["loss_validation"], rel=1e-5)
+    resources = json.loads((bench.folder / "handed/metrics/train_resources.json").read_text())
+    assert resources["resumes"] == len(CHAIN)
+    file = "adapter/adapter_model.safetensors"
+    one, other = load_file(bench.folder / "long" / file), load_file(bench.folder / "handed" / file)
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, other[name], rtol=1e-4, atol=1e-4), name
+
+
+def stopped(bench: Bench, name: str, strategy: str, **train: Any) -> tuple[int, str]:
+    """Start a run, ask it to stop as soon as it runs, and return its exit code and what it said."""
+    process = subprocess.Popen(
+        bench.command(name, strategy, **train), env=project_environment(ROOT), stderr=subprocess.PIPE, text=True
+    )
+    rank_process(process.pid, 0)
+    process.send_signal(signal.SIGUSR1)
+    errors = process.communicate(timeout=120)[1]
+    return process.returncode, errors
+
+
+ENDLESS: dict[str, Any] = {"max_steps": None, "epochs": 10000, "schedule": "constant", "checkpoint_steps": 2}
+
+
+def started(bench: Bench, name: str) -> "subprocess.Popen[str]":
+    """Start a run that would take for ever, and return it once it has written a checkpoint."""
+    process = subprocess.Popen(
+        bench.command(name, **ENDLESS), env=project_environment(ROOT), stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: bool(checkpoints(bench, name)) or process.poll() is not None)
+    return process
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_the_step_it_is_in(bench: Bench, number: signal.Signals) -> None:
+    """Ctrl-C reaches the whole group of processes: launcher and ranks."""
+    name = f"asked-{number.name}"
+    process = started(bench, name)
+    before = header(checkpoints(bench, name)[-1])["step"]
+    ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
+    for pid in [process.pid, *(ranks if number == signal.SIGINT else [])]:
+        os.kill(pid, number)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == STOPPED, errors
+    assert "zerolora: training was asked to stop; run the same command to go on" in errors
+    last = header(checkpoints(bench, name)[-1])["step"]
+    assert last > before
+    assert f"step {last} of" in errors
+    assert not (bench.folder / name / "adapter").exists()
+
+
+def test_ctrl_c_while_ranks_still_load_is_no_traceback(bench: Bench) -> None:
+    """Ranks get it from the terminal before they can take it."""
+    command = bench.command("early", **ENDLESS)
+    process = subprocess.Popen(command, env=project_environment(ROOT), stderr=subprocess.PIPE, text=True)
+    ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
+    for pid in [process.pid, *ranks]:
+        os.kill(pid, signal.SIGINT)
+    errors = process.communicate(timeout=120)[1]
+    assert process.returncode == STOPPED, errors
+    assert "Traceback" not in errors and "KeyboardInterrupt" not in errors
+
+
+def test_a_second_ctrl_c_ends_it_at_once(bench: Bench) -> None:
+    process = started(bench, "impatient")
+    rank = rank_process(process.pid, 1)
+    os.kill(rank, signal.SIGSTOP)  # a rank that hangs: no step ends any more
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=30)[1]
+    assert process.returncode == 2
+    assert "training was ended by SIGINT; run the same command to go on from its checkpoint" in errors
+
+
+def test_when_the_launcher_is_killed_its_ranks_save_and_go(bench: Bench) -> None:
+    process = started(bench, "orphaned")
+    ranks = [psutil.Process(rank_process(process.pid, rank)) for rank in (0, 1)]
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert not alive
+    step = header(checkpoints(bench, "orphaned")[-1])["step"]
+    code, errors = stopped(bench, "orphaned", "zero2", **ENDLESS)
+    assert code == STOPPED
+    assert f"goes on after step {step} of" in errors
+
+
+def test_a_run_is_trained_once_at_a_time(bench: Bench) -> None:
+    process = started(bench, "twice")
+    second = bench.start("twice", **ENDLESS)
+    process.kill()
+    process.communicate()
+    assert second.returncode == 2
+    assert "checkpoints/twice: this run is being trained by process" in second.stderr
+    assert "; wait for it, or end it" in second.stderr
+
+
+def checkpoints(bench: Bench, name: str) -> list[Path]:
+    """Return a run's checkpoints, the oldest first."""
+    return sorted((bench.folder / "checkpoints" / name).glob("*/step-*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def finished(bench: Bench) -> Path:
+    return bench.run("finished", ranks_per_node=1)
+
+
+def interrupted(bench: Bench, finished: Path, name: str) -> list[Path]:
+    """Make a run that was killed after its second step, its outputs lost, and return its checkpoints."""
+    shutil.copytree(bench.folder / "checkpoints/finished", bench.folder / "checkpoints" / name)
+    checkpoints(bench, name)[-1].unlink()
+    (checkpoints(bench, name)[-1].parent / FINISHED).unlink()
+    return checkpoints(bench, name)
+
+
+def test_the_last_two_are_kept(bench: Bench, finished: Path) -> None:
+    found = [header(path) for path in checkpoints(bench, "finished")]
+    assert [manifest["step"] for manifest in found] == [2, 3]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "garbage"])
+def test_a_torn_checkpoint_is_named_and_passed_over(bench: Bench, finished: Path, damage: str) -> None:
+    name = f"torn-{damage}"
+    shutil.copytree(bench.folder / "checkpoints/finished", bench.folder / "checkpoints" / name)
+    torn = checkpoints(bench, name)[-1]
+    whole = torn.read_bytes()
+    flipped = whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:]
+    torn.write_bytes({"cut": whole[:-100], "flipped": flipped, "empty": b"", "garbage": b"x" * 5000}[damage])
+    result = bench.start(name, ranks_per_node=1)
+    assert result.returncode == 0, result.stderr
+    assert f"{torn} is passed over: " in result.stderr
+    assert "goes on after step 2 of 3" in result.stderr
+    for file in ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json"):
+        assert (bench.folder / name / file).read_bytes() == (finished / file).read_bytes(), file
+
+
+def test_without_a_whole_checkpoint_training_starts_anew(bench: Bench, finished: Path) -> None:
+    for path in interrupted(bench, finished, "hopeless"):
+        path.write_bytes(b"")
+    result = bench.start("hopeless", ranks_per_node=1)
+    assert result.returncode == 0, result.stderr
+    assert "goes on" not in result.stderr
+    assert (bench.folder / "hopeless/metrics/loss.csv").read_bytes() == (finished / "metrics/loss.csv").read_bytes()
+
+
+def test_a_changed_config_starts_anew_and_says_what_differs(bench: Bench, finished: Path) -> None:
+    old = interrupted(bench, finished, "changed")[-1]
+    result = bench.start("changed", ranks_per_node=1, learning_rate=2e-2, seed=7)
+    assert result.returncode == 0, result.stderr
+    why = "train.learning_rate was 0.01 and is 0.02; train.seed was 42 and is 7"
+    assert f"{old} is not resumed, since {why}; training starts anew" in result.stderr
+    assert old.exists()
+
+
+def test_a_checkpoint_that_is_asked_for_is_refused_if_the_config_differs(bench: Bench, finished: Path) -> None:
+    old = interrupted(bench, finished, "refused")[-1]
+    result = bench.start("refused", ranks_per_node=1, weight_decay=0.5, resume=str(old))
+    assert result.returncode == 2
+    assert f"train.resume: {old} cannot be resumed, since train.weight_decay was 0.0 and is 0.5" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (bench.folder / "refused/adapter").exists()
+
+
+def test_what_changes_no_loss_is_resumed(bench: Bench, finished: Path) -> None:
+    interrupted(bench, finished, "harmless")
+    result = bench.start(
+        "harmless", "zero3", ranks_per_node=2, checkpoint_minutes=1.0, activation_checkpointing=True, attention="eager"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "goes on after step 2 of 3" in result.stderr
+    assert metrics(bench.folder / "harmless")["losses"] == pytest.approx(metrics(finished)["losses"], rel=1e-5)
+
+
+def test_never_starts_anew(bench: Bench, finished: Path) -> None:
+    interrupted(bench, finished, "never")
+    result = bench.start("never", ranks_per_node=1, resume="never")
+    assert result.returncode == 0, result.stderr
+    assert "goes on" not in result.stderr
+
+
+def test_a_finished_run_is_taken_up_only_if_nothing_has_changed(bench: Bench, finished: Path) -> None:
+    shutil.copytree(bench.folder / "checkpoints/finished", bench.folder / "checkpoints/again")
+    again = bench.start("again", ranks_per_node=1, checkpoint_minutes=5.0)  # changes nothing of what is trained
+    assert "goes on after step 3 of 3" in again.stderr
+    assert (bench.folder / "again/metrics/train.json").read_bytes() == (finished / "metrics/train.json").read_bytes()
+    other = bench.start("again", "zero1", ranks_per_node=1)
+    assert other.returncode == 0, other.stderr
+    assert "is of a finished run; training starts anew" in other.stderr
+    assert "goes on" not in other.stderr
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero3", "ddp", "fsdp"])
+def test_16_bits_resume_to_the_same_bytes(bench: Bench, strategy: str, precision: str) -> None:
+    name = f"{precision}-{strategy}-whole"
+    whole = bench.run(name, strategy, precision=precision)
+    shutil.copytree(bench.folder / "checkpoints" / name, bench.folder / "checkpoints" / f"{name}-resumed")
+    checkpoints(bench, f"{name}-resumed")[-1].unlink()
+    resumed = bench.run(f"{name}-resumed", strategy, precision=precision)
+    for file in ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json"):
+        assert (resumed / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+def test_dropout_resumes_to_the_same_bytes(bench: Bench) -> None:
+    dropped: dict[str, Any] = {"lora": {"r": 4, "dropout": 0.3}}
+    whole = bench.run("dropout", **dropped)
+    shutil.copytree(bench.folder / "checkpoints/dropout", bench.folder / "checkpoints/dropout-resumed")
+    checkpoints(bench, "dropout-resumed")[-1].unlink()
+    resumed = bench.run("dropout-resumed", **dropped)
+    file = "adapter/adapter_model.safetensors"
+    assert (resumed / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_where_nothing_can_be_written_one_line_says_so(bench: Bench) -> None:
+    (bench.folder / "checkpoints").mkdir(exist_ok=True)
+    (bench.folder / "checkpoints/blocked").write_text("a file where a folder should be")
+    result = bench.start("blocked", ranks_per_node=1)
+    assert result.returncode == 2
+    assert "cannot be made (Not a directory); checkpoints go there" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,119 @@
+"""Validation while training goes on: the best adapter, early stopping, and a resumed run that knows both."""
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, metrics, rank_process
+from conftest import ROOT, project_environment
+
+from zerolora.train.checkpoint import header
+from zerolora.train.stopping import STOPPED
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# Each epoch is five steps. So fast a learner overshoots: its validation loss falls, and then rises.
+LEARNED: dict[str, Any] = {
+    "max_steps": 40,
+    "epochs": 40,
+    "schedule": "constant",
+    "warmup_ratio": 0.0,
+    "learning_rate": 0.05,
+}
+WATCHED: dict[str, Any] = LEARNED | {"validation_steps": 2, "patience": 3}
+FILES = ("adapter/adapter_model.safetensors", "metrics/train.json", "metrics/loss.csv")
+
+
+@pytest.fixture(scope="module")
+def watched(bench: Bench) -> Path:
+    """Return a run that stops early."""
+    return bench.run("early-stopped", "zero2", **WATCHED)
+
+
+def validated(run: Path) -> dict[int, float]:
+    with (run / "metrics/loss.csv").open(newline="") as file:
+        return {
+            int(row["step"]): float(row["loss_validation"]) for row in csv.DictReader(file) if row["loss_validation"]
+        }
+
+
+def test_it_stops_once_the_loss_has_not_fallen_for_long_enough(watched: Path) -> None:
+    found, losses = metrics(watched), validated(watched)
+    assert list(losses) == list(range(2, found["steps"] + 1, 2))
+    best = min(losses, key=lambda step: losses[step])
+    assert found["steps"] == best + 2 * WATCHED["patience"] < WATCHED["max_steps"]
+    assert found["published_step"] == best
+    assert found["loss_validation"] == losses[best]
+    assert len(found["losses"]) == found["steps"]
+
+
+def test_the_published_adapter_is_that_of_the_best_step(bench: Bench, watched: Path) -> None:
+    best = metrics(watched)["published_step"]
+    shorter = bench.run("shorter", "zero2", **LEARNED | {"max_steps": best})
+    assert (watched / FILES[0]).read_bytes() == (shorter / FILES[0]).read_bytes()
+    assert metrics(shorter)["loss_validation"] == metrics(watched)["loss_validation"]
+
+
+def test_the_checkpoint_of_the_best_step_is_kept_beside_the_last_two(bench: Bench, watched: Path) -> None:
+    found = metrics(watched)
+    (folder,) = (path for path in (bench.folder / "checkpoints/early-stopped").iterdir() if path.is_dir())
+    files = sorted(folder.glob("step-*"))
+    steps = [header(path)["step"] for path in files]
+    assert steps == [found["published_step"], found["steps"] - 1, found["steps"]]
+    assert header(files[-1])["best_step"] == found["published_step"]
+
+
+def handed_over(bench: Bench, name: str, step: int) -> None:
+    """Give another run a checkpoint of the watched one."""
+    (folder,) = (path for path in (bench.folder / "checkpoints/early-stopped").iterdir() if path.is_dir())
+    kept = bench.folder / "checkpoints" / name / folder.name
+    kept.mkdir(parents=True)
+    shutil.copy(folder / f"step-{step:08d}.safetensors", kept)
+
+
+def test_stopped_and_taken_up_again_it_is_the_same_bytes(bench: Bench, watched: Path) -> None:
+    """Once after its first step, and once before the validation of its second."""
+    for step in (1, 2):
+        process = subprocess.Popen(
+            bench.command("stopped", "zero2", **WATCHED),
+            env=project_environment(ROOT),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        rank_process(process.pid, 0)
+        process.send_signal(signal.SIGUSR1)
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == STOPPED, errors
+        assert f"step {step} of {WATCHED['max_steps']} is saved" in errors
+    stopped = bench.run("stopped", "zero2", **WATCHED)
+    for file in FILES:
+        assert (stopped / file).read_bytes() == (watched / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp"])
+def test_any_engine_publishes_the_best_adapter_of_a_checkpoint(bench: Bench, watched: Path, strategy: str) -> None:
+    """The last one, behind which there is nothing left to train."""
+    handed_over(bench, f"published-{strategy}", metrics(watched)["steps"])
+    published = bench.run(f"published-{strategy}", strategy, **WATCHED)
+    for file in FILES:
+        assert (published / file).read_bytes() == (watched / file).read_bytes(), file
+
+
+def test_from_the_best_checkpoint_it_is_the_same_bytes(bench: Bench, watched: Path) -> None:
+    handed_over(bench, "from-best", metrics(watched)["published_step"])
+    again = bench.run("from-best", "zero2", **WATCHED)
+    for file in FILES:
+        assert (again / file).read_bytes() == (watched / file).read_bytes(), file
+    assert json.loads((again / "metrics/train_resources.json").read_text())["resumes"] == 1
+
+
+def test_the_last_adapter_is_published_if_that_is_wanted(bench: Bench, watched: Path) -> None:
+    found = metrics(bench.run("last", "zero2", **WATCHED | {"keep": "last"}))
+    losses = validated(watched)
+    assert found["published_step"] == found["steps"] == max(losses)
+    assert found["loss_validation"] == losses[found["steps"]]

@@ -1,0 +1,199 @@
+"""A rank that hangs or lags is named while it does so, by real ranks that are really stopped."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, rank_process
+from conftest import ROOT, project_environment
+
+from zerolora.train.checkpoint import Torn, header
+from zerolora.train.stopping import STOPPED
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# Long enough to be disturbed, on whatever machine.
+LONG: dict[str, Any] = {"max_steps": 100, "epochs": 50, "checkpoint_steps": 5}
+ENDLESS: dict[str, Any] = {"max_steps": None, "epochs": 10000, "schedule": "constant", "checkpoint_steps": 2}
+PATIENCE = 9.0  # seconds
+PORT = 20000 + os.getpid() % 10000  # of UDP; other tests that run meanwhile have theirs
+
+
+def start(bench: Bench, name: str, patience: float = PATIENCE, **train: Any) -> "subprocess.Popen[str]":
+    """Start a run, and return it once it has written a checkpoint."""
+    environment = project_environment(ROOT) | {"ZEROLORA_PATIENCE": str(patience)}
+    process = subprocess.Popen(
+        bench.command(name, **{**LONG, **train}), env=environment, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not step_of(bench, name):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+def step_of(bench: Bench, name: str) -> int:
+    """Return the step of a run's newest checkpoint, 0 if there is none."""
+    files = sorted((bench.folder / "checkpoints" / name).glob("*/step-*.safetensors"))
+    try:
+        return int(header(files[-1])["step"]) if files else 0
+    except Torn:  # pruned a moment ago
+        return 0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(bench: Bench) -> Path:
+    return bench.run("unhung", **LONG)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_hung_rank_is_named_with_its_step_and_ends_the_run_which_goes_on(
+    bench: Bench, undisturbed: Path, stopped: int
+) -> None:
+    """Rank 0, which the others ask, is no exception."""
+    name = f"hung-{stopped}"
+    process = start(bench, name)
+    os.kill(rank_process(process.pid, stopped), signal.SIGSTOP)
+    began = time.monotonic()
+    errors = process.communicate(timeout=120)[1]
+    assert process.returncode == 2, errors
+    assert PATIENCE * 0.9 < time.monotonic() - began < PATIENCE + 60
+    said = (bench.folder / name / "logs/rank1.log").read_text() if stopped == 0 else errors
+    host = socket.gethostname()
+    hangs = rf"rank {stopped} on {host}, last in .*step \d+.*, has not been heard of for \d+ s; "
+    waits = rf"rank {1 - stopped} on {host} is in step \d+, [\w ]+; "
+    assert re.search(f"^{hangs}{waits}training ends in [1-9] s if that goes on$", said, re.MULTILINE), said
+    ends = f"^zerolora train: {hangs}{waits}run the same command to go on from its checkpoint$"
+    assert re.search(ends, said, re.MULTILINE), said
+    result = bench.start(name, **LONG)
+    assert result.returncode == 0, result.stderr
+    assert "goes on after step" in result.stderr
+    for file in ("adapter/adapter_model.safetensors", "metrics/train.json", "metrics/loss.csv"):
+        assert (bench.folder / name / file).read_bytes() == (undisturbed / file).read_bytes(), file
+
+
+def test_a_rank_that_lags_is_named_once(bench: Bench) -> None:
+    """At a stage where all wait in each layer. It is stopped for most of the time, in turns too short for silence."""
+    process = start(bench, "lagging", patience=60, strategy="zero3", **ENDLESS)
+    rank = rank_process(process.pid, 1)
+    said: list[str] = []
+    assert process.stderr
+    reader = threading.Thread(target=said.extend, args=(process.stderr,))
+    reader.start()
+    deadline = time.monotonic() + 150
+    since: float | None = None
+    # For a while after it was named: it is not named again.
+    while since is None or time.monotonic() < since + 15:
+        assert time.monotonic() < deadline, said
+        for number, seconds in ((signal.SIGSTOP, 0.04), (signal.SIGCONT, 0.01)):
+            os.kill(rank, number)
+            time.sleep(seconds)
+        if since is None and any("is slow" in line for line in said):
+            since = time.monotonic()
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(60) == STOPPED
+    reader.join()
+    slow = [line for line in said if "is slow" in line]
+    words = (
+        rf"rank 1 on {socket.gethostname()} is slow: it computes [\d.]+ times as long as the others, which wait for it"
+    )
+    assert [bool(re.fullmatch(words, line.strip())) for line in slow] == [True], slow
+
+
+# Two ranks that go through steps together, with nothing to compute; then each does what it was told.
+PRETENDED = """
+import sys, time
+from zerolora.train.watch import Watch
+
+watch = Watch()
+watch.at("loading")
+for step in range(1, 6):
+    watch.step(step, "forward")
+    time.sleep(0.05)
+    watch.step(step, "backward")
+print("goes", flush=True)
+exec(sys.argv[1])
+"""
+GOES_ON = "for step in range(6, 10000): watch.step(step, 'forward'); time.sleep(0.05)"
+STANDS = "time.sleep(1000)"
+
+
+def pretended(rank: int, then: str) -> "subprocess.Popen[str]":
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", PRETENDED, then],
+        env=project_environment(ROOT) | place | {"ZEROLORA_PATIENCE": str(PATIENCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ranks_that_live_and_go_no_further_are_said_to_hang() -> None:
+    """Whose collective never ends because another rank is in something else."""
+    other = pretended(1, STANDS)
+    assert other.stdout and other.stdout.readline() == "goes\n"
+    first = pretended(0, f"watch.step(6, 'forward'); {STANDS}")
+    errors = first.communicate(timeout=120)[1]
+    other.kill()
+    other.communicate()
+    assert first.returncode == 2
+    host = socket.gethostname()
+    assert re.search(
+        r"^zerolora train: step 5, backward hangs: no rank has gone on for \d+ s; "
+        rf"rank 0 on {host} is in step 6, forward; rank 1 on {host} is in step 5, backward; run the same command",
+        errors,
+        re.MULTILINE,
+    ), errors
+
+
+def test_a_job_that_was_suspended_as_a_whole_does_not_hang() -> None:
+    ranks = [pretended(rank, GOES_ON) for rank in (0, 1)]
+    for rank in ranks:
+        assert rank.stdout and rank.stdout.readline() == "goes\n"
+    for number, seconds in ((signal.SIGSTOP, 11), (signal.SIGCONT, 4)):
+        for rank in ranks:
+            rank.send_signal(number)
+        time.sleep(seconds)
+    assert [rank.poll() for rank in ranks] == [None, None]
+    for rank in ranks:
+        rank.kill()
+        rank.communicate()
+
+
+def test_ranks_that_never_meet_say_who_is_missing() -> None:
+    code = "from zerolora.train.watch import Watch; import time; Watch(); time.sleep(1000)"
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT), "ZEROLORA_PATIENCE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=project_environment(ROOT) | place | {"RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 2)
+    ]
+    errors = ranks[0].communicate(timeout=120)[1]
+    ranks[1].kill()
+    ranks[1].communicate()
+    assert ranks[0].returncode == 2
+    assert "waits for rank 1 to come to 127.0.0.1 for" in errors
+
+
+def test_a_patience_that_is_no_number_is_a_users_mistake(bench: Bench) -> None:
+    environment = project_environment(ROOT) | {"ZEROLORA_PATIENCE": "soon"}
+    result = subprocess.run(
+        bench.command("impatient"), env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 2
+    assert "zerolora train: ZEROLORA_PATIENCE is 'soon'; write seconds, as in 180" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,117 @@
+"""The checkpoint's file: what comes back, what is refused, what a full disk does. No model, no engine."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerolora.errors import UserError
+from zerolora.train.checkpoint import Checkpoints, State, Torn, differences, header, read, write
+from zerolora.train.identity import FREE
+
+BOUND = {"train.seed": 1, "train.learning_rate": 0.1, "data": "abc"}
+EXACT: dict[str, Any] = {"steps": 9, "settings": {}, "code": "x"}
+EVERY: dict[str, Any] = {"checkpoint_steps": None, "checkpoint_minutes": 10.0}
+
+
+def state_of(step: int, size: int = 3) -> State:
+    parts = {part: {"a.b": torch.arange(size) + float(step)} for part in ("weight", "exp_avg", "exp_avg_sq")}
+    loop = {"loss": torch.arange(step, dtype=torch.float64), "loss_by_source": torch.zeros(1, dtype=torch.float64)}
+    best = {"a.b": torch.arange(size) - 1.0}
+    return State(step, parts, step - 1, loop, 1.5, 2, best_step=2, best=best, loss_scale={"cur_scale": 4.0})
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    written = state_of(4)
+    found, manifest = read(write(tmp_path, written, BOUND, EXACT))
+    assert (found.step, found.updates, found.seconds, found.resumes, found.loss_scale) == (
+        4,
+        3,
+        1.5,
+        2,
+        {"cur_scale": 4},
+    )
+    assert manifest["binding"] == BOUND and manifest["exact"] == EXACT
+    for part, tensors in written.parts.items():
+        assert torch.equal(found.parts[part]["a.b"], tensors["a.b"])
+    assert torch.equal(found.loop["loss"], written.loop["loss"])
+    assert found.best_step == 2 and torch.equal(found.best["a.b"], written.best["a.b"])
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004.safetensors"]
+    (tmp_path / "other").touch()
+    assert (tmp_path / "step-00000004.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@given(place=st.integers(0, 10**6), flip=st.integers(1, 255))
+def test_any_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, place: int, flip: int) -> None:
+    path = write(tmp_path_factory.mktemp("flip"), state_of(4), BOUND, EXACT)
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= flip
+    path.write_bytes(content)
+    with pytest.raises(Torn):
+        read(path)
+
+
+@given(kept=st.floats(0, 0.999))
+def test_any_cut_is_found(tmp_path_factory: pytest.TempPathFactory, kept: float) -> None:
+    path = write(tmp_path_factory.mktemp("cut"), state_of(4), BOUND, EXACT)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(Torn):
+        read(path)
+
+
+def test_the_last_two_and_the_best_are_kept_and_what_is_newer_does_not_push_them_out(tmp_path: Path) -> None:
+    saver = Checkpoints(tmp_path, BOUND, EXACT, EVERY)
+    write(saver.folder, state_of(8), BOUND, EXACT).write_bytes(b"torn")
+    for step in (1, 2, 3, 4, 5):  # the best is 2
+        saver.write(state_of(step))
+    saver.wait()
+    assert sorted(header(path)["step"] for path in saver.folder.iterdir()) == [2, 4, 5]
+
+
+def test_a_difference_is_named_by_its_key() -> None:
+    changed = {**BOUND, "train.seed": 2, "data": "other", "train.new": None}
+    assert differences(BOUND, changed) == ["the data is another", "train.seed was 1 and is 2"]
+
+
+def test_only_what_changes_no_loss_is_free() -> None:
+    assert not FREE & {
+        "learning_rate",
+        "global_batch",
+        "epochs",
+        "max_steps",
+        "seed",
+        "lora",
+        "schedule",
+        "weight_decay",
+    }
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    """As a limit on the size of a file, which needs no disk to be full."""
+    saver = Checkpoints(tmp_path, BOUND, EXACT, EVERY)
+    saver.write(state_of(2))
+    saver.wait()
+    program = (
+        "import resource, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
+        "from test_checkpoint import *; saver = Checkpoints(Path(sys.argv[1]), BOUND, EXACT, EVERY);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000));"
+        "saver.write(state_of(3, 100000)); saver.wait()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parent)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "UserError" in result.stderr.splitlines()[-1] and "no checkpoint could be written" in result.stderr
+    assert [header(path)["step"] for path in saver.folder.iterdir()] == [2]
+
+
+def test_a_checkpoint_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    saver = Checkpoints(tmp_path, BOUND, EXACT, EVERY)
+    with pytest.raises(
+        UserError, match="train.resume: .*there is no such file; name another checkpoint, or write auto"
+    ):
+        saver.choose(str(tmp_path / "none.safetensors"))

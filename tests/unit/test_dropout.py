@@ -1,0 +1,57 @@
+"""Dropout by gaps: as likely, as independent and as differentiable as torch's."""
+
+import pytest
+import torch
+
+from zerolora.train.dropout import SparseDropout, make_sparse, places
+
+
+@pytest.mark.parametrize("probability", [0.003, 0.01, 0.3, 0.97])
+def test_each_value_is_dropped_as_often_and_whatever_its_neighbours_are(probability: float) -> None:
+    torch.manual_seed(0)
+    count = 400_000
+    dropped = torch.zeros(count)
+    found = places(count, probability)
+    dropped[found] = 1
+    assert torch.equal(found, found.unique())
+    spread = (probability * (1 - probability) / count) ** 0.5
+    assert abs(dropped.mean().item() - probability) < 5 * spread
+    both = (dropped[1:] * dropped[:-1]).mean().item()
+    assert abs(both - probability**2) < 8 * spread * probability + 5 / count**0.5 * probability
+    first, second = dropped.chunk(2)
+    assert abs(first.mean() - second.mean()) < 8 * spread
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_few_values(count: int) -> None:
+    torch.manual_seed(0)
+    found = [places(count, 0.5).tolist() for _ in range(200)]
+    assert all(place in range(count) for each in found for place in each)
+    assert {tuple(each) for each in found} == {
+        tuple(place for place in range(count) if chosen >> place & 1) for chosen in range(2**count)
+    }
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_values_and_gradients_are_dropped_alike_and_scaled(precision: torch.dtype) -> None:
+    torch.manual_seed(0)
+    values = torch.rand(50, 40, dtype=torch.float32).add(1).to(precision).t().requires_grad_()
+    module = SparseDropout(0.25)
+    result = module(values)
+    assert result.dtype == precision
+    kept = result != 0
+    assert 0.6 < kept.float().mean() < 0.9
+    assert torch.allclose(result[kept], (values / 0.75)[kept], rtol=1e-2)
+    result.backward(torch.ones_like(result))
+    assert values.grad is not None
+    assert torch.allclose(values.grad, kept.to(precision) / 0.75, rtol=1e-2)
+
+
+def test_no_two_passes_are_the_same_and_evaluation_drops_nothing() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    make_sparse(model)
+    assert isinstance(model[1], SparseDropout)
+    values = torch.rand(100, 4)
+    assert not torch.equal(model(values), model(values))
+    model.eval()
+    assert torch.equal(model(values), model[0](values))

@@ -1,0 +1,98 @@
+"""What is said of a run that goes wrong, and how often; and the file that a step's line goes to."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerolora.train.health import QUIET, Health
+from zerolora.train.record import COLUMNS, read, text
+
+HEALTHY: dict[str, Any] = dict.fromkeys(COLUMNS) | {
+    "loss": 1.0,
+    "gradient_norm": 0.5,
+    "tokens_per_second": 100.0,
+    "seconds": 1.0,
+    "data_seconds": 0.0,
+    "forward_seconds": 0.3,
+    "backward_seconds": 0.5,
+    "communication_seconds": 0.1,
+    "optimizer_seconds": 0.1,
+}
+
+
+def said(rows: list[dict[str, Any]]) -> list[str]:
+    health = Health()
+    found = [health.judge(HEALTHY | row | {"step": step}) for step, row in enumerate(rows, start=1)]
+    assert sum(health.faults.values()) == sum(map(len, found))
+    return [line for lines in found for line in lines]
+
+
+def test_of_a_healthy_run_nothing_is_said() -> None:
+    assert said([{"gradient_norm": 0.5 + step % 7, "tokens_per_second": 100.0 - step % 9} for step in range(300)]) == []
+
+
+def test_one_or_two_large_gradients_are_no_fault() -> None:
+    assert said([{}] * 20 + [{"gradient_norm": 50.0}] * 2 + [{}] * 20) == []
+
+
+def test_a_gradient_that_explodes_is_told_once_with_what_to_do() -> None:
+    found = said([{}] * 20 + [{"gradient_norm": 50.0}] * 30)
+    assert found == [
+        "step 23: the gradient's norm is 50, for 3 steps more than 10 times the usual 0.5; "
+        "lower train.learning_rate, or train.gradient_clipping"
+    ]
+
+
+def test_a_fault_that_lasts_is_told_again_later() -> None:
+    found = said([{}] * 20 + [{"gradient_norm": 50.0}] * (QUIET + 10))
+    assert [line.split(":")[0] for line in found] == ["step 23", f"step {23 + QUIET}"]
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_told_at_once(norm: float) -> None:
+    assert said([{}, {"gradient_norm": norm}]) == [f"step 2: the gradient's norm is {norm}; lower train.learning_rate"]
+
+
+def test_a_step_without_a_norm_says_nothing() -> None:
+    """fp16 that overflows leaves a step out; without clipping some engines have no norm."""
+    assert said([{"gradient_norm": None}] * 60) == []
+
+
+def test_falling_throughput_is_told_with_the_part_that_grew() -> None:
+    slow = {"tokens_per_second": 50.0, "seconds": 2.0, "communication_seconds": 1.1}
+    found = said([{}] * 40 + [slow] * 40)
+    assert found == [
+        "step 51: 50 tokens/s, after 100 before (medians of 20 steps): communication takes 1.1 s of a step, "
+        "0.1 s before; see what else runs there, and docs/telemetry.md"
+    ]
+
+
+def test_a_short_dip_of_throughput_is_no_fault() -> None:
+    assert said([{}] * 40 + [{"tokens_per_second": 10.0}] * 8 + [{}] * 40) == []
+
+
+def test_a_run_that_is_slow_from_the_start_has_nothing_to_fall_from() -> None:
+    assert said([{"tokens_per_second": 1.0}] * 100) == []
+
+
+def line(step: int) -> dict[str, Any]:
+    return HEALTHY | {"step": step, "loss": 1 / 3, "tokens": 10, "communication_bytes": 2**40 + step}
+
+
+def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.csv"
+    path.write_text(text([line(1), line(2)]))
+    assert read(path) == [line(1), line(2)]
+    assert text(read(path)) == path.read_text()
+
+
+def test_half_a_line_and_another_versions_file_are_no_lines(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.csv"
+    whole = text([line(1), line(2)])
+    path.write_text(whole[:-3])
+    assert read(path) == [line(1)]
+    path.write_text(whole.replace("loss", "lost"))
+    assert read(path) == []
+    assert read(tmp_path / "nothing.csv") == []

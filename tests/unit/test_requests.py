@@ -1,0 +1,149 @@
+"""What jobs ask for: enough for what was measured, of what the config says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench import Bench
+from conftest import BIN, ROOT
+from process_memory import peak_bytes
+from safetensors.torch import save_file
+from test_render import SETTINGS
+
+from zerolora.files import MANIFEST, canonical, describe, write_json
+from zerolora.memory.headroom import SHARE, asked
+from zerolora.units import GIB
+from zerolora.zero.requests import (
+    FLOOR,
+    PREPARE_GROWTH,
+    PREPARE_PACE,
+    PREPARE_PROCESS,
+    SLACK,
+    evaluating,
+    merging,
+    preparing,
+    reporting,
+)
+
+MODELS = ROOT / "config/recipes/models"
+EVALUATE = {"split": "test", "rows": None, "batch": 50, "max_new_tokens": 32}
+
+
+def result(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8"))
+
+
+def fetched(folder: Path, name: str, width: int, files: int) -> Path:
+    """Write what fetch writes of a model whose weights have `width` bytes each, in so many files."""
+    model = json.loads((MODELS / f"{name}.json").read_text())
+    write_json(folder / "config.json", model)
+    from zerolora.memory.shapes import read_shape
+
+    size = read_shape(folder).parameters * width // files
+    weights = {f"model-{number}.safetensors": {"bytes": size} for number in range(files)}
+    write_json(folder / MANIFEST, {"files": weights | {"config.json": {"bytes": 1}}})
+    return folder
+
+
+def prepared(folder: Path, rows: int, longest: int) -> Path:
+    write_json(folder / "stats.json", {"test_rows": rows, "test_longest_row": longest})
+    return folder
+
+
+def test_no_configuration_that_was_measured_took_longer_than_asked_for() -> None:
+    rows = [row for row in result("choice.json")["rows"] if row["seconds"]]
+    worst = max(row["seconds"] / row["predicted_seconds"] for row in rows)
+    assert len(rows) > 100
+    assert 0.75 * SLACK < worst < SLACK
+
+
+def test_no_host_that_was_measured_held_more_than_asked_for() -> None:
+    found = result("memory_cpu.json")
+    assert 1 / (1 + found["lowest_error"]) < SHARE
+
+
+def test_prepare_asks_for_what_its_benchmark_took(tmp_path: Path) -> None:
+    for run in result("prepare_memory.json")["runs"]:
+        processes = run["processes"] - 1
+        assert run["peak_bytes"] <= PREPARE_PROCESS * run["processes"] + PREPARE_GROWTH * run["input_bytes"]
+        assert run["seconds"] <= run["input_bytes"] / (PREPARE_PACE * processes)
+    for name in ("a.json", "folder/b.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(10_000_000))
+    alone, both = preparing(tmp_path / "a.json", 2), preparing(tmp_path, 2)
+    assert both["seconds"] == 2 * alone["seconds"] == 50
+    assert preparing(tmp_path, 4)["seconds"] == 25
+    assert preparing(tmp_path, 4)["host_bytes"] > both["host_bytes"] > alone["host_bytes"]
+
+
+def test_evaluation_is_predicted_as_it_was_measured(tmp_path: Path) -> None:
+    measured = result("make_run.json")["evaluate_resources"]["peak_host_bytes_generating"]
+    run = SETTINGS | {"device": "cpu", "gpu_memory": None, "precision": "fp32"}
+    model, data = fetched(tmp_path / "model", "smollm2-135m", 4, 1), prepared(tmp_path / "data", 200, 60)
+    found = evaluating(EVALUATE, model, data, run)
+    assert found["gpus"] == 0
+    assert found["host_bytes"] == pytest.approx(measured, rel=0.1)
+    assert found["mem_mib"] * 1024**2 >= asked(found["host_bytes"]) > measured
+
+
+def test_evaluation_takes_a_gpu_if_there_is_one_that_holds_the_model(tmp_path: Path) -> None:
+    model, data = fetched(tmp_path / "model", "qwen2.5-7b", 2, 4), prepared(tmp_path / "data", 200, 60)
+    on_gpu = evaluating(EVALUATE, model, data, SETTINGS | {"gpu_memory": 80 * GIB})
+    on_cpu = evaluating(EVALUATE, model, data, SETTINGS | {"gpu_memory": 8 * GIB})
+    assert (on_gpu["gpus"], on_cpu["gpus"]) == (1, 0)
+    assert on_cpu["host_bytes"] > 1.9 * on_gpu["host_bytes"]
+    assert on_cpu["minutes"] > on_gpu["minutes"] >= FLOOR
+    few = evaluating(EVALUATE | {"rows": 50}, model, data, SETTINGS | {"gpu_memory": 8 * GIB})
+    assert few["seconds"] < on_cpu["seconds"] / 2
+
+
+def test_merging_asks_for_a_file_and_not_for_the_model(tmp_path: Path) -> None:
+    write_json(tmp_path / "adapter" / MANIFEST, {"files": {"adapter_model.safetensors": {"bytes": 10**7}}})
+    one, four = (
+        merging(fetched(tmp_path / f"{files}", "qwen2.5-7b", 2, files), tmp_path / "adapter") for files in (1, 4)
+    )
+    assert one["seconds"] == pytest.approx(four["seconds"])
+    assert one["host_bytes"] - four["host_bytes"] == pytest.approx(2 * 0.75 * 15.23e9, rel=0.01)
+
+
+@pytest.mark.slow
+def test_preparing_holds_no_more_than_it_asks_for(tmp_path: Path, bench: Bench) -> None:
+    rows = bench.folder / "rows.json"
+    settings = canonical(bench.settings["prepare"]["rows"] | {"path": str(rows)})
+    places = ["--model", str(bench.folder / "m/tiny/manifest.json"), "--output", str(tmp_path / "data")]
+    held = peak_bytes([str(BIN / "zerolora"), "prepare", "--settings", settings, *places, "--workers", "1"])
+    wanted = preparing(rows, 1)
+    assert 0.4 * wanted["host_bytes"] < held < wanted["host_bytes"]
+
+
+@pytest.mark.slow
+def test_merging_holds_no_more_than_it_asks_for(tmp_path: Path) -> None:
+    """A real merge of two weight files of 256 MB, each with a matrix that an adapter changes."""
+    config = json.loads((MODELS / "smollm2-135m.json").read_text())
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps(config))
+    for number in range(2):
+        name = f"model.layers.{number}.mlp.down_proj.weight"
+        save_file({name: torch.ones(576, 1536), f"rest{number}": torch.ones(64, 10**6)}, base / f"{number}.safetensors")
+    write_json(base / MANIFEST, {"files": describe(base)})
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    prefix = "base_model.model.model.layers"
+    factors = {"A": torch.ones(4, 1536), "B": torch.ones(576, 4)}
+    tensors = {f"{prefix}.{n}.mlp.down_proj.lora_{f}.weight": value for n in range(2) for f, value in factors.items()}
+    save_file({name: value.clone() for name, value in tensors.items()}, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))
+    write_json(adapter / MANIFEST, {"files": describe(adapter)})
+    write_json(tmp_path / "base.json", {"path": str(base), "files": {}})
+    places = ["--place", str(tmp_path / "merged"), "--output", str(tmp_path / "merged")]
+    weights = ["--weights", str(tmp_path / "base.json")]
+    held = peak_bytes([str(BIN / "zerolora"), "merge", *weights, "--adapter", str(adapter), *places])
+    wanted = merging(base, adapter)
+    assert 0.4 * wanted["host_bytes"] < held < wanted["mem_mib"] * 1024**2
+
+
+def test_a_page_asks_for_the_least() -> None:
+    assert reporting()["minutes"] == FLOOR

@@ -1,0 +1,174 @@
+"""The contests of training, each in its smallest form: with a tiny model, whose speed says nothing."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import against_reference
+import against_trl
+import contest
+import limit
+import loading
+import opponents
+import pytest
+import start_up
+import tables
+import weak_scaling
+from chat_rows import write_chat
+from contest import Run, Step
+
+Contest = Callable[..., dict[str, Any]]
+FEW = ("--steps", "2", "--warm-up", "1", "--rounds", "1")
+CHAT = ("--capacity", "512", "--longest", "30")
+
+
+def run(tokens_per_second: float) -> Run:
+    return Run([Step(9.0, 1, 1, 1.0), Step(2.0, int(2 * tokens_per_second), 1, 1.0)], 100, 0)
+
+
+@pytest.fixture
+def held(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Contest:
+    """Return a function that runs a script, on one rank where it may choose, and returns its result."""
+
+    def call(script: ModuleType, *options: str) -> dict[str, Any]:
+        for module in (against_trl, limit):
+            monkeypatch.setattr(module, "ranks_of", lambda _: [1])
+        wanted = ["--device", "cpu", "--model", str(tiny_model), "--output", str(tmp_path / "result.json")]
+        monkeypatch.setattr(sys, "argv", ["script", *wanted, *FEW, *options])
+        script.main()
+        result = dict(json.loads((tmp_path / "result.json").read_text()))
+        table = next(table for name, table in tables.TABLES.items() if name in str(script.__doc__))
+        assert len(table(result)) >= 3  # docs/speed.md can show it
+        return result
+
+    return call
+
+
+def test_the_chat_set_is_mixed_and_always_the_same(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        write_chat(tmp_path / name, 300)
+    assert (tmp_path / "one").read_text() == (tmp_path / "other").read_text()
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "one").read_text().splitlines()]
+    words = [sum(len(message["content"].split()) for message in row) for row in rows]
+    assert {len(row) for row in rows} == {2, 4, 6, 8, 10, 12}
+    assert max(words) <= 600 and max(words) > 5 * sorted(words)[150]
+
+
+def test_the_template_with_marks_writes_the_same_text(tiny_model: Path) -> None:
+    marked = against_trl.template(tiny_model)
+    assert "{% generation %}" in marked and "SYSTEM" not in marked
+
+
+def test_a_ratio_is_of_each_round() -> None:
+    ours, others = [run(10), run(40), run(90)], [run(5), run(80), run(30)]
+    found = contest.ratio(ours, others, lambda each: each.tokens_per_second(1))
+    assert found == {"median": 2.0, "rounds": [2.0, 0.5, 3.0]}
+
+
+def test_contestants_take_turns_in_both_orders() -> None:
+    order: list[str] = []
+
+    def contestant(name: str) -> Callable[[], Run]:
+        return lambda: order.append(name) or run(1)  # type: ignore[func-returns-value]
+
+    runs = contest.take_turns({name: contestant(name) for name in "ab"}, 3)
+    assert "".join(order) == "abbaab" and {name: len(found) for name, found in runs.items()} == {"a": 3, "b": 3}
+
+
+def test_twice_the_tokens_of_one_rank_are_an_efficiency_of_1() -> None:
+    found = weak_scaling.efficiency([run(10), run(10)], [run(20), run(15)], 2, 1)
+    assert found["efficiency"] == pytest.approx(0.875)
+
+
+def test_padding_keeps_every_token_where_it_is_learned() -> None:
+    row = {"input_ids": [7, 8, 9, 5, 6], "labels": [-100, -100, -100, 5, 6]}
+    found = opponents.padded(row, 4, 3)
+    assert found["input_ids"] == [7, 8, 9, 0, 5, 6, 0]
+    assert found["attention_mask"] == [1, 1, 1, 0, 1, 1, 0]
+    assert found["labels"] == [-100, -100, -100, -100, 5, 6, -100]
+
+
+def test_a_training_that_fails_ends_the_contest_with_its_last_lines(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no such thing"):
+        contest.finished([[sys.executable, "-c", "raise SystemExit('no such thing')"]], [{}], tmp_path)
+
+
+@pytest.mark.slow
+def test_trl_and_ours_train_the_same(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(against_trl, "ROWS", {"train": 20, "validation": 1, "test": 1})
+    options = argparse.Namespace(device="cpu", precision="fp32", capacity=512, longest=30)
+    task = against_trl.chat_task(tmp_path, tiny_model, options)
+    still = {**contest.TRAIN, "learning_rate": 1e-12}
+    monkeypatch.setattr(against_trl, "TRAIN", still)
+    # An epoch of both, in steps of a packed row, in which nothing changes: whatever the order, the sums are the same.
+    whole = argparse.Namespace(**vars(options), steps=-1, batch=1)
+    theirs = against_trl.their_settings(task, whole)
+    others = [theirs[name]() for name in theirs if "1 ranks" in name and "MKL" not in name]
+    ours = task.ours(
+        "ours", {**still, "ranks_per_node": 1, "global_batch": 1, "micro_batch": 1}, {"packing": True, "capacity": 512}
+    ).train()
+    assert len(others) == 2
+    for each in [ours, *others]:
+        assert sum(step.tokens for step in each.steps) == task.stats["train_tokens"]
+        assert sum(step.supervised for step in each.steps) == task.stats["train_supervised_tokens"]
+        assert contest.loss_mean(each.steps) == pytest.approx(contest.loss_mean(ours.steps), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_against_trl(held: Contest) -> None:
+    result = held(against_trl, *CHAT)
+    assert len(result["tried"]) == 4
+    assert result["theirs"]["label"] in result["tried"] and result["ours"]["label"].startswith("zerolora")
+    for side in ("ours", "theirs"):
+        assert result[side]["peak_host_bytes"] > 2**28 and result[side]["tokens"] > 512
+    assert result["speed"]["rounds"] and result["gpu_memory"] is None
+
+
+@pytest.mark.slow
+def test_against_the_reference(held: Contest) -> None:
+    result = held(against_reference, "--ranks", "1", "--max-length", "128")
+    contestants = result["contestants"]
+    # The rows of a global batch are not the same ones, but as many, and almost as long.
+    tokens = [found["rounds"][0]["steps"][0]["tokens"] for found in contestants.values()]
+    assert max(tokens) < 1.1 * min(tokens)
+    losses = [found["rounds"][0]["steps"][0]["loss"] for found in contestants.values()]
+    assert max(losses) - min(losses) < 0.05
+    assert result["padded_to"]["answer"] > 20  # of this tokenizer, with a token a byte
+    assert contestants.keys() - result["speed"].keys() == {"zerolora"}
+
+
+@pytest.mark.slow
+def test_the_ratio_to_the_limit(held: Contest) -> None:
+    found = held(limit, *CHAT, "--max-length", "128")["trainings"]
+    assert len(found) == 2
+    for each in found.values():
+        assert 0 < each["ratio_to_matmul"] < 1 and 0 < each["overhead_share"] < 1
+        assert each["rounds"][0]["matmul_flops_per_second"] > 1e9
+
+
+@pytest.mark.slow
+def test_weak_scaling_and_what_is_sent(held: Contest) -> None:
+    found = held(weak_scaling, "--max-length", "128", "--strategies", "ddp", "zero2", "fsdp")["strategies"]
+    for each in found.values():
+        assert each["efficiency"] > 0
+        assert each["counted_over_predicted"] == pytest.approx(1, abs=0.3)
+    assert found["ddp"]["bytes_counted"].keys() == {"all_reduce"}
+
+
+@pytest.mark.slow
+def test_start_up_compiles_nothing(held: Contest) -> None:
+    found = held(start_up, "--max-length", "128")
+    assert found["compiled_files"] == [] and len(found["warm_rounds"]) == 1
+
+
+@pytest.mark.slow
+def test_the_memory_of_loading_is_that_of_all_ranks(held: Contest) -> None:
+    found = held(loading, "--max-length", "128", "--strategies", "zero2")
+    (peak,) = found["strategies"].values()
+    assert found["libraries_anonymous_bytes"] > 2**26
+    assert peak["rank_anonymous_bytes"] > found["libraries_anonymous_bytes"]
+    assert peak["node_bytes"] > 1.5 * peak["rank_anonymous_bytes"]

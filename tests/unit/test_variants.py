@@ -1,0 +1,95 @@
+"""Variants of the loop: what is learned at another rate, with noise, or until it gets no better."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerolora.memory import decoder
+from zerolora.train import loss
+from zerolora.train.attention import lengths
+from zerolora.train.engines import _adamw
+from zerolora.train.neftune import add_noise
+from zerolora.train.validation import Validations
+
+ALPHA = 5.0
+
+
+class Embedding(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(8, 16)
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self.table
+
+
+def noise_of(of_rows: list[list[int]]) -> torch.Tensor:
+    """Return the noise on a batch of packed rows: [packed rows, tokens, width]."""
+    model = Embedding().train()
+    ids = torch.zeros(len(of_rows), sum(of_rows[0]), dtype=torch.long)
+    plain = model.table(ids)
+    add_noise(model, ALPHA)
+    lengths.set(of_rows)
+    noisy = model.table(ids)
+    assert torch.equal(model.eval().table(ids), plain)
+    return (noisy - plain).detach()
+
+
+def test_noise_is_as_loud_as_the_row_alone_is_short() -> None:
+    """In a packed row too: of a row of 4 tokens and one of 400, the short one is ten times as loud."""
+    noise = noise_of([[4, 400], [400, 4]])
+    for row, (begin, end) in ((0, (0, 4)), (1, (400, 404))):
+        assert ALPHA / math.sqrt(4 * 16) * 0.8 < noise[row, begin:end].abs().max() <= ALPHA / math.sqrt(4 * 16)
+    for row, (begin, end) in ((0, (4, 404)), (1, (0, 400))):
+        assert ALPHA / math.sqrt(400 * 16) * 0.8 < noise[row, begin:end].abs().max() <= ALPHA / math.sqrt(400 * 16)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 16.0])
+def test_second_factors_learn_at_a_rate_of_their_own(ratio: float) -> None:
+    model = torch.nn.ParameterDict({f"q_lora_{name}": torch.zeros(2) for name in "AB"})
+    settings: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 0.0, "lora": {"plus_ratio": ratio}}
+    rates = {
+        id(parameter): group["ratio"] for group in _adamw(model, settings).param_groups for parameter in group["params"]
+    }
+    assert rates == {id(model["q_lora_A"]): 1.0, id(model["q_lora_B"]): ratio}
+
+
+@given(st.integers(1, 200_000), st.integers(16, 16384), st.integers(32, 300_000))
+def test_the_estimate_knows_the_chunks_of_the_loss(tokens: int, hidden: int, vocabulary: int) -> None:
+    assert decoder.LEAST_CHUNK == loss.LEAST_CHUNK
+    assert decoder.chunk_size(tokens, hidden, vocabulary) == loss.chunk_size(tokens, hidden, vocabulary)
+
+
+def validations(*found: float, patience: int | None = None) -> Validations:
+    result = Validations({"validation_steps": 10, "patience": patience, "keep": "best"})
+    for number, each in enumerate(found, start=1):
+        result.note(10 * number, each)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("found", "best", "exhausted"),
+    [
+        ((3.0, 2.0, 1.0), 30, False),
+        ((3.0, 1.0, 2.0, 2.0), 20, True),
+        ((1.0, 1.0, 1.0), 10, True),
+        ((math.nan, 2.0, math.nan), 20, False),
+        ((2.0, math.nan, math.nan), 10, True),
+    ],
+)
+def test_the_best_is_the_first_of_the_lowest(found: tuple[float, ...], best: int, exhausted: bool) -> None:
+    result = validations(*found, patience=2)
+    assert (result.lowest[0], result.exhausted) == (best, exhausted)
+    again = Validations({"validation_steps": 10, "patience": 2, "keep": "best"})
+    again.restore(result.state(), {})
+    assert (again.lowest[0], again.exhausted) == (best, exhausted)
+
+
+def test_a_step_is_validated_once() -> None:
+    result = validations(1.0)
+    assert [step for step in range(31) if result.due(step)] == [20, 30]
+    assert not validations().due(0)
