@@ -75,11 +75,11 @@ def _run(where: Place, arguments: list[str], device: str, logs: Path) -> None:
         for rank in where.ranks:
             # As training sets it (train/launcher.py), since what a rank reaches there is what is asked.
             threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-            environment = {**os.environ, **threads, **where.environment(rank)}
+            environment = {**os.environ, **threads}
             if device == "cpu":
                 environment["CUDA_VISIBLE_DEVICES"] = ""
             with _log(logs, rank).open("wb") as log:
-                running[rank] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                running[rank] = where.start(rank, command, environment, log)
         while any(process.poll() is None for process in running.values()):
             failed = [rank for rank, process in running.items() if process.poll()]
             if failed or time.monotonic() > deadline:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from zerolora import products
 from zerolora.files import write_json
+from zerolora.train.meeting import meet
 
 REPETITIONS = 7
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
@@ -48,7 +49,7 @@ class Rank:
             torch.cuda.set_device(self.device)
         else:
             products.choose()  # as training does
-        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        meet("nccl" if device == "cuda" else "gloo")
         # Barriers and results go by another way than what is measured.
         self.control = dist.new_group(backend="gloo")
         nodes, places = range(self.world // self.per_node), range(self.per_node)

@@ -1,5 +1,6 @@
 """Pieces of training: schedule, order of the data, loss, adapter gate, places of ranks."""
 
+import socket
 import subprocess
 import sys
 from itertools import pairwise
@@ -256,6 +257,9 @@ def test_one_machine() -> None:
     environment = where.environment(2)
     assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "3")
     assert environment["MASTER_ADDR"] == "127.0.0.1"
+    # Until the ranks have met, the port is theirs: of many runs on one machine, none meets another's.
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind((where.address, int(environment["MASTER_PORT"])))
 
 
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "node[03-05,9]"}
@@ -266,6 +270,12 @@ def test_a_slurm_task_for_each_node() -> None:
     assert list(where.ranks) == [4, 5, 6, 7]
     assert (where.address, where.port) == ("node03", 24711)
     assert where.environment(5)["LOCAL_RANK"] == "1"
+
+
+@pytest.mark.parametrize("job", ["1", "31999", "67108863"])
+def test_a_jobs_port_is_not_one_that_linux_gives_to_others(job: str) -> None:
+    where = place(SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 1, 1)
+    assert 1024 <= where.port < 32_768
 
 
 def test_a_slurm_task_for_each_rank() -> None:

@@ -5,7 +5,6 @@ divided by `divisor`. Compute is in the rendered precision; master weights, mome
 """
 
 import contextlib
-import datetime
 import importlib
 import math
 from typing import Any
@@ -17,7 +16,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.utils import parametrize
 
-PATIENCE = datetime.timedelta(minutes=30)  # as DeepSpeed's: other ranks wait while rank 0 reads a large model
+from zerolora.train.meeting import meet
+
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 WEIGHT = "weight"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as AdamW names them
@@ -28,13 +28,12 @@ Parts = dict[str, dict[str, torch.Tensor]]  # weight and moments, each by parame
 def connect(config: dict[str, Any], device: torch.device) -> None:
     """Make the ranks meet. Before the model loads: stage 3 shares it out while reading."""
     backend = "nccl" if device.type == "cuda" else "gloo"
+    meet(backend)
     if "zero_optimization" in config:
         import deepspeed
 
         _lighten()
         deepspeed.init_distributed(dist_backend=backend, verbose=False)
-    else:
-        torch.distributed.init_process_group(backend, timeout=PATIENCE)
 
 
 def _lighten() -> None:

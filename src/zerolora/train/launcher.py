@@ -18,12 +18,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from zerolora.errors import UserError
 from zerolora.train import stopping
 
 TAIL_LINES = 20
 POLL_SECONDS = 0.2
+FIRST_PORT, PORTS = 20_000, 12_000  # of Slurm jobs
+LISTENER = "ZEROLORA_LISTENER"  # the file descriptor of the socket where the ranks meet
 TERM_SECONDS = 25  # from SIGTERM to the end; Slurm's own grace (KillWait) is 30 s
 SECOND_CTRL_C = 1  # seconds after the first; within them it is the same one, sent by terminal and parent
 
@@ -41,6 +44,16 @@ class Place:
     ranks_per_node: int
     address: str
     port: int
+    listener: socket.socket | None = None
+    """Open at that port, where one process starts all ranks; rank 0 inherits it (meeting.py)."""
+
+    def start(
+        self, rank: int, command: list[str], environment: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start `command` as one rank, with the file `output` or this process's own output."""
+        kept = [self.listener.fileno()] if self.listener and not rank else []
+        variables = {**environment, **self.environment(rank)}
+        return subprocess.Popen(command, env=variables, stdout=output, stderr=output, pass_fds=kept)
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return the variables that torch.distributed and DeepSpeed read, for one rank."""
@@ -51,7 +64,7 @@ class Place:
             "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
-        }
+        } | ({LISTENER: str(self.listener.fileno())} if self.listener else {})
 
 
 def place(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Place:
@@ -77,7 +90,9 @@ def place(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Pl
             f"train.nodes is {nodes}, but this command was started once, on one machine; inside a Slurm job start "
             "it with srun, one task a node (profiles/slurm does so), or set train.nodes to 1"
         )
-    return Place(range(world), world, ranks_per_node, "127.0.0.1", _free_port())
+    listener = socket.create_server(("127.0.0.1", 0))
+    address, port = listener.getsockname()
+    return Place(range(world), world, ranks_per_node, address, port, listener)
 
 
 def _slurm_place(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Place:
@@ -96,8 +111,9 @@ def _slurm_place(environment: Mapping[str, str], nodes: int, ranks_per_node: int
             f"start {nodes} tasks (one a node) or {world} (one a rank)"
         )
     hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
-    # Two jobs that share a node must not share a port; every task of a job can work this one out.
-    port = 20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000
+    # Two jobs that share a node must not share a port; every task of a job can work this one out. Above these ports
+    # are those that Linux gives to whoever asks for any (net.ipv4.ip_local_port_range).
+    port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
     return Place(ranks, world, ranks_per_node, first_host(hosts), port)
 
 
@@ -120,18 +136,18 @@ def launch(where: Place, arguments: list[str], device: str, logs: Path) -> None:
     command = [sys.executable, "-m", "zerolora.train", *arguments]
     processes: dict[int, subprocess.Popen[bytes]] = {}
     asked = Asked()
+    environment = {**os.environ, **_threads(len(where.ranks))}
+    if device == "cpu":
+        environment = CPU_MALLOC | environment | {"DS_ACCELERATOR": "cpu"}
     # Ranks inherit it: one that still loads Python would die of a signal, with a traceback. Here none is lost either.
     signal.pthread_sigmask(signal.SIG_BLOCK, stopping.ASKING)
     try:
         for rank in where.ranks:
-            environment = {**os.environ, **_threads(len(where.ranks)), **where.environment(rank)}
-            if device == "cpu":
-                environment = CPU_MALLOC | environment | {"DS_ACCELERATOR": "cpu"}
             if rank == where.ranks[0]:
-                processes[rank] = subprocess.Popen(command, env=environment)
+                processes[rank] = where.start(rank, command, environment)
             else:
                 with _log(logs, rank).open("wb") as log:
-                    processes[rank] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                    processes[rank] = where.start(rank, command, environment, log)
         asked.listen()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping.ASKING)
         while any(process.poll() is None for process in processes.values()):
@@ -208,9 +224,3 @@ def _threads(ranks: int) -> dict[str, str]:
     # More threads than cores make each rank slower. Fixed at one on CPU, sums are also taken in the same order
     # on every machine, which keeps adapters byte-identical.
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} if ranks else {}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
