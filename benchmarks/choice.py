@@ -265,8 +265,7 @@ def launched(task: dict[str, Any], folder: Path) -> tuple[list[float], str | Non
     try:
         for rank in where.ranks:
             with (folder / f"rank{rank}.log").open("wb") as log:
-                environment = {**os.environ, **own, **where.environment(rank)}
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+                processes.append(where.start(rank, command, {**os.environ, **own}, log))
         while any(each.poll() is None for each in processes) and not any(each.poll() for each in processes):
             if time.time() - answers.stat().st_mtime > LONGEST_SECONDS:
                 break

@@ -62,7 +62,10 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
     pack_rows(run["pack"], data, packing)
     write_json(folder / "estimate.json", estimate(run["estimate"], model, packing))
     write_json(folder / "zero.json", render(run["render"], folder / "estimate.json")[0])
-    paths = {"data": data, "packing": packing, "zero": folder / "zero.json", "weights": weights, "output": folder}
+    paths = {
+        "data": data, "packing": packing, "zero": folder / "zero.json", "weights": weights,
+        "checkpoints": folder / "checkpoints/run", "output": folder,
+    }  # fmt: skip
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
     where = place(os.environ, train["nodes"], train["ranks_per_node"])
     launch(where, ["--settings", canonical(train), *arguments], train["device"], folder / "logs")

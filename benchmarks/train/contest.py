@@ -222,6 +222,8 @@ def opponent(kind: str, folder: Path, settings: dict[str, Any], ranks: int) -> R
     write_json(folder / "settings.json", settings)
     command = [sys.executable, str(OPPONENTS), kind, "--folder", str(folder)]
     where = place({}, 1, ranks)
+    assert where.listener
+    where.listener.close()  # theirs is opened by their own first rank
     own = {"OMP_NUM_THREADS": threads_of(ranks)} | ({"DS_ACCELERATOR": "cpu"} if settings["device"] == "cpu" else {})
     finished([command] * ranks, [own | where.environment(rank) for rank in where.ranks], folder)
     found = [read_json(folder / f"rank{rank}.json", "opponents.py") for rank in where.ranks]

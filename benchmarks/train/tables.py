@@ -58,7 +58,11 @@ def _scaling(found: Found) -> list[str]:
 
 
 def _start_up(found: Found) -> list[str]:
-    return ["| first | warm |", "|---|---|", f"| {found['first_seconds']:.1f} s | {found['warm_seconds']:.1f} s |"]
+    names = {"to_first_step": "to the beginning of the first step", "to_its_end": "to its end"}
+    return ["| | first time | warm |", "|---|---|---|"] + [
+        f"| {text} | {found[name]['first_seconds']:.1f} s | {found[name]['warm_seconds']:.1f} s |"
+        for name, text in names.items()
+    ]
 
 
 def _loading(found: Found) -> list[str]:
