@@ -17,7 +17,7 @@ from zerolora.memory.headroom import JOB_BYTES
 from zerolora.memory.predict import PROCESS_BYTES
 
 # A job is a Snakemake that starts a Snakemake that starts the launcher.
-SNAKEMAKE = ["snakemake", "--profile", "profiles/local", "--dry-run", "all"]
+SNAKEMAKE = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/local", "--dry-run", "all"]
 LAUNCHER = [sys.executable, "-c", "import zerolora.cli, zerolora.train.launcher"]
 PEAK = """
 import resource, subprocess, sys

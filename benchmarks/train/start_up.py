@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/train/start_up.py
 
 Needs the base model: run `make run` first. `zerolora train` is called with the training settings of config/config.yaml
-and one step: its line in the log tells its end, and the seconds that it took, in telemetry.csv, its beginning. The first
-call, which finds no file in the page cache, is told apart. Where torch, DeepSpeed and Triton keep what they compile, nothing may lie afterwards. Writes
-benchmarks/results/train_start_up.json.
+and one step: its line in the log tells its end, and the seconds that it took, in telemetry.csv, its beginning. The
+first call, which finds no file in the page cache, is told apart. Where torch, DeepSpeed and Triton keep what they
+compile, nothing may lie afterwards. Writes benchmarks/results/train_start_up.json.
 """
 
 import argparse

@@ -97,7 +97,7 @@ def test_variants_of_lora_learn_the_same_by_every_engine(
 ) -> None:
     found = metrics(bench.run(f"varied-{strategy}", strategy, **VARIED))
     assert found["losses"] == pytest.approx(varied["losses"], rel=1e-5)
-    assert found["losses"] != pytest.approx(reference["losses"], rel=1e-3)
+    assert found["losses"] != pytest.approx(reference["losses"], rel=3e-4)
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
@@ -226,10 +226,10 @@ def test_activation_checkpointing_changes_no_loss(bench: Bench, reference: dict[
     assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero3", "ddp", "fsdp"])
 def test_bf16_trains(bench: Bench, reference: dict[str, Any], strategy: str) -> None:
     found = metrics(bench.run(f"bf16-{strategy}", strategy, precision="bf16"))
-    assert found["losses"] == pytest.approx(reference["losses"], rel=2e-2)
+    assert found["losses"] == pytest.approx(reference["losses"], rel=3e-4)
 
 
 def test_two_runs_are_the_same_bytes(bench: Bench) -> None:
@@ -295,6 +295,27 @@ def test_ranks_share_the_pages_of_the_weights_file(bench: Bench, strategy: str) 
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+# Of a rank, which leaves by os._exit.
+AT_EXIT = """
+import gc, os
+def leave(code, leave=os._exit):
+    if "RANK" in os.environ:
+        open(os.environ["NOTES"], "w").write(f"{gc.isenabled()} {gc.get_freeze_count()}")
+    leave(code)
+os._exit = leave
+"""
+
+
+def test_a_rank_collects_garbage_again_once_it_has_loaded(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_EXIT)
+    environment = project_environment(ROOT) | {"NOTES": str(tmp_path / "notes")}
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
+    subprocess.run(bench.command("collecting", ranks_per_node=1), env=environment, check=True, capture_output=True)
+    enabled, frozen = (tmp_path / "notes").read_text().split()
+    assert enabled == "True"
+    assert int(frozen) > 100_000  # the libraries, which need not be looked at again
 
 
 def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench) -> None:

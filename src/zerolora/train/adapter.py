@@ -152,7 +152,9 @@ def _with_lora(model: Any, lora: dict[str, Any]) -> Any:
     # peft warns of a missing cast on the meta device, where there is nothing to cast.
     logging.getLogger("peft").setLevel(logging.ERROR)
     try:
-        return get_peft_model(model, config)
+        # In the base's type: stage 3 leaves it as it is, and has a loss scale only if it is fp16; stages 0 to 2 would
+        # cast it; DDP and FSDP hold it in fp32, and say so themselves.
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         names = sorted(
             {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}

@@ -5,8 +5,10 @@ divided by `divisor`. Compute is in the rendered precision; master weights, mome
 """
 
 import contextlib
+import functools
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -156,6 +158,12 @@ class DeepSpeed(Engine):
         if self.inner is self.optimizer:  # stage 0 in fp32
             self.engine.clip_fp32_gradients = self._clip
         self._masters = self._whole_masters() if self.stage == 0 else {}
+        if self.stage == 0 and self.inner is not self.optimizer:
+            self._take_back_first_step()
+        self._scale = 1.0  # of the gradients whose norm DeepSpeed tells
+        self._grow: Callable[[], None] | None = None
+        if self.engine.fp16_enabled():
+            self._grow_late()
         if len(self.inner.param_groups) > 1:
             # Stages 1 and 2 look for all states once the first group has made its step (stage_1_and_2.py, step).
             self._make_states(0)
@@ -166,15 +174,22 @@ class DeepSpeed(Engine):
         return self.engine(**inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
+        if self.stage == 0 and (scaler := self._scaler()):
+            # DeepSpeed scales the loss for its ZeRO optimizers only (engine.py, backward).
+            self._scale = scaler.cur_scale
+            loss = loss.float() * self._scale
         self.engine.backward(loss)
 
     def step(self) -> None:
         self.engine.step()
+        if self._grow:
+            self._grow()
+            self._grow = None
 
     def gradient_norm(self) -> float | None:
         norm = self.engine.get_global_grad_norm()
         overflowed = self.engine.fp16_enabled() and norm is not None and not math.isfinite(norm)
-        return None if norm is None or overflowed else float(norm)
+        return None if norm is None or overflowed else float(norm) / self._scale
 
     def _clip(self) -> None:
         """Clip as DeepSpeed does (engine.py, clip_fp32_gradients), and keep the norm, which it forgets."""
@@ -182,6 +197,26 @@ class DeepSpeed(Engine):
 
         parameters, largest = self.engine.module.parameters(), self.engine.gradient_clipping()
         self.engine._global_grad_norm = clip_grad_norm_(parameters, largest, mpu=self.engine.mpu)
+
+    def _take_back_first_step(self) -> None:
+        """Undo the step without gradients by which stage 0's optimizer for 16 bits makes Adam's moments
+        (unfused_optimizer.py, initialize_optimizer_states): it counts for their bias, and decays weights."""
+        self._make_states(0)
+        for low, high in self._masters.items():
+            high.data.copy_(low.data)
+
+    def _grow_late(self) -> None:
+        """Let fp16's loss scale grow after a step. Stages 0 and 3 let it grow first, then unscale by it gradients that
+        have the scale of before (stage3.py and unfused_optimizer.py, step)."""
+        update = self.optimizer._update_scale
+
+        def fall(overflowed: bool) -> None:
+            if overflowed:
+                update(overflowed)
+            else:
+                self._grow = functools.partial(update, overflowed)
+
+        self.optimizer._update_scale = fall
 
     @property
     def inner(self) -> torch.optim.AdamW:
