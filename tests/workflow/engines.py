@@ -33,9 +33,11 @@ def dvc_changed(project: Project) -> set[str]:
     return {_plain(name) for name in json.loads(project.run("dvc", "status", "--json").stdout)}
 
 
-def with_followers(project: Project, stages: set[str]) -> set[str]:
+Edges = dict[str, set[str]]
+
+
+def with_followers(edges: Edges, stages: set[str]) -> set[str]:
     """Return `stages` and all that come after them, except that settings reach a stage by their values alone."""
-    edges = _edges(project)
     reached = set(stages)
     for stage in TopologicalSorter(edges).static_order():
         if edges.get(stage, set()) & (reached - {"resolve"}):
@@ -43,9 +45,9 @@ def with_followers(project: Project, stages: set[str]) -> set[str]:
     return reached
 
 
-def _edges(project: Project) -> dict[str, set[str]]:
+def edges_of(project: Project) -> Edges:
     """Return {stage: the stages it depends on}."""
-    edges: dict[str, set[str]] = {}
+    edges: Edges = {}
     for line in project.run("dvc", "dag", "--dot").stdout.splitlines():
         names = re.findall(r'"([^"]+)"', line)
         if len(names) == 2:

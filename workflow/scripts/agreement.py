@@ -5,6 +5,7 @@ or a restored run, DVC is right and Snakemake has not heard of it: `adopt` tells
 way round: `record` tells DVC. Neither runs a stage.
 """
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -54,9 +55,15 @@ def judge_afresh() -> None:
 
 def code_of(stage: str) -> list[str]:
     """Return the rule file and modules among the dependencies of a stage of dvc.yaml."""
-    stages = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["stages"]
+    stages = _parsed(PIPELINE.read_text(encoding="utf-8"))["stages"]
     entry = stages[STAGES_OF_FETCH[0] if stage == "fetch" else stage]
     return [path for path in entry.get("do", entry)["deps"] if path.startswith(("src/", "workflow/"))]
+
+
+@functools.cache
+def _parsed(text: str) -> Any:
+    # Every rule asks, whenever Snakemake starts, which is once a job: it took as long as the rest of the start.
+    return yaml.safe_load(text)
 
 
 def own_json_files() -> list[str]:

@@ -22,9 +22,9 @@ PROCESS_BYTES = 375 * 1024**2
 # Of CPU ranks, fitted to what benchmarks/memory/measure.py --cpu found with glibc 2.36: the process once it has made a
 # step; what several ranks' exchange adds, and ZeRO from stage 1 on; what lies free in the heap: a share of small blocks
 # (tape.py), and under stage 3 of the model's bytes, where gathered weights were, the more the less is kept between.
-CPU_RANK_BYTES, CPU_GROUP_BYTES, CPU_ZERO_BYTES = 387 * 1024**2, 45 * 1024**2, 75 * 1024**2
-SMALL_HOLES = 0.28
-STAGE_3_HOLES = {True: (0, 0.82), False: (150 * 1024**2, 0.54)}  # by checkpointing: bytes, and share of the model
+CPU_RANK_BYTES, CPU_GROUP_BYTES, CPU_ZERO_BYTES = 352 * 1024**2, 44 * 1024**2, 46 * 1024**2
+SMALL_HOLES = 0.29
+STAGE_3_HOLES = {True: (88 * 1024**2, 0.3), False: (224 * 1024**2, 0.13)}  # by checkpointing: bytes, and share of the model
 GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a time (runtime/engine.py)
 DDP_BUCKET = 25 * 1024**2  # torch.nn.parallel.DistributedDataParallel's bucket_cap_mb
 NVME_BUFFERS = 5  # offload_param.buffer_count (runtime/zero/offload_config.py)
@@ -345,7 +345,9 @@ def _host(
     }
     if plan.on_cpu:
         if layout.stage == 3:
-            by_phase["loading"]["loading"] = (reading + reading / plan.ranks) * local  # the file is mapped, and counts
+            # The file is mapped, and counts; a lone rank's share of a weight is as large as what it was gathered into.
+            gathered = largest_module(shape) * width if plan.ranks == 1 else 0.0
+            by_phase["loading"]["loading"] = (reading + reading / plan.ranks + gathered) * local
         heap = _holes(shape, plan) if layout.stage == 3 else SMALL_HOLES * small
         for name, held in (("step", max(on_gpu.values())), ("saving", on_gpu["saving"])):
             by_phase[name] |= {"ranks": held * local, "heap": heap * local}
