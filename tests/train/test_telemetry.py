@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from bench import Bench, rank_process
 from conftest import ROOT, project_environment
+from safetensors.torch import load_file
 
 from zerolora.train.record import COLUMNS
 from zerolora.train.stopwatch import PARTS
@@ -83,7 +84,7 @@ def found(bench: Bench, name: str, strategy: str) -> Path:
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3", "ddp", "fsdp"])
-def test_collectives_send_what_the_formula_says(bench: Bench, strategy: str) -> None:
+def test_collectives_send_what_the_formula_says(bench: Bench, tiny_model: Path, strategy: str) -> None:
     """φ trained parameters, two micro-batches; zero/cost.py says of each what is sent when."""
     run = found(bench, f"told-{strategy}", strategy)
     adapter = WIDTH * json.loads((run / "metrics/train.json").read_text())["trainable_parameters"]
@@ -98,6 +99,11 @@ def test_collectives_send_what_the_formula_says(bench: Bench, strategy: str) -> 
     if strategy in ("zero3", "fsdp"):
         frozen = WIDTH * json.loads((bench.folder / "m/tiny/manifest.json").read_text())["parameters"]
         assert told["all_gather"] > frozen
+    if strategy == "fsdp":
+        weights = load_file(tiny_model / "model.safetensors")
+        outside = WIDTH * sum(weight.numel() for name, weight in weights.items() if ".layers." not in name)
+        # Its padding, and that the first step finds what is outside the layers gathered, are the rest.
+        assert told["all_gather"] == pytest.approx(2 * (2 * (frozen + adapter) - outside), rel=0.02)
     assert lines(run)[-1]["communication_bytes"] == pytest.approx(sum(told.values()), rel=0.5)
 
 

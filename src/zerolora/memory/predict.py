@@ -24,7 +24,8 @@ PROCESS_BYTES = 375 * 1024**2
 # (tape.py), and under stage 3 of the model's bytes, where gathered weights were, the more the less is kept between.
 CPU_RANK_BYTES, CPU_GROUP_BYTES, CPU_ZERO_BYTES = 352 * 1024**2, 44 * 1024**2, 46 * 1024**2
 SMALL_HOLES = 0.29
-STAGE_3_HOLES = {True: (88 * 1024**2, 0.3), False: (224 * 1024**2, 0.13)}  # by checkpointing: bytes, and share of the model
+# By checkpointing: bytes, and share of the model.
+STAGE_3_HOLES = {True: (88 * 1024**2, 0.3), False: (224 * 1024**2, 0.13)}
 GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a time (runtime/engine.py)
 DDP_BUCKET = 25 * 1024**2  # torch.nn.parallel.DistributedDataParallel's bucket_cap_mb
 NVME_BUFFERS = 5  # offload_param.buffer_count (runtime/zero/offload_config.py)

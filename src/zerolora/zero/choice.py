@@ -6,6 +6,7 @@ checkpointing, attention, and the sizes of DeepSpeed's buckets. What it fixes is
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -28,6 +29,7 @@ ENGINES = ("ddp", "deepspeed", "fsdp")  # at stage 0 torch's own does less besid
 WORTH_MORE = 1.1
 """Keeping more weights gathered is tried if it is at least so many times the least: else it is the same thing."""
 SHOWN = 10  # of each kind, in the table for people
+IN_A_LAYER = re.compile(r"\.(\{\}|\d+)\.")  # of a module's path: model.layers.{}.mlp.up_proj
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ def work_of(shape: Shape, plan: Plan, data: dict[str, Any]) -> Work:
         attention=plan.attention,
         width=cast(Literal[2, 4], BYTES[plan.precision]),
         live=plan.buckets.live if plan.buckets and plan.buckets.live else 0,
+        outside=sum(module.parameters for module in shape.modules if not IN_A_LAYER.search(module.path)),
     )
 
 

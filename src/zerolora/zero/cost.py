@@ -88,6 +88,8 @@ class Work:
     """Bytes of a number in training."""
     live: int = 1_000_000_000
     """stage3_max_live_parameters; DeepSpeed's default."""
+    outside: int = 0
+    """Parameters outside the layers: embedding, head, last norm."""
 
     @property
     def tokens(self) -> int:
@@ -353,13 +355,14 @@ def _stage_3(work: Work, strategy: Strategy) -> Iterator[Collective]:
 
 
 def _fsdp(work: Work, strategy: Strategy, hardware: Hardware) -> Iterator[Collective]:
-    # torch.distributed.fsdp, fully_shard on each layer, reshard_after_forward: a gather forward and one backward.
+    # torch.distributed.fsdp, fully_shard on each layer, reshard_after_forward: a gather forward and one backward. What
+    # is outside the layers stays whole between the two: the root's reshard_after_forward is False by default. Counted.
     scope: Scope = "node" if strategy.within_node else "all"
     units = work.layers + 1
-    gathered = work.accumulation * 2 * (work.frozen + work.trainable) * work.width
+    gathered = work.accumulation * (2 * (work.frozen + work.trainable) - work.outside) * work.width
     # train/engines.py: reduced in fp32, at the last micro-step only.
     gradients = work.trainable * MASTER
-    yield Collective("all_gather weights", GATHER, scope, gathered, 2 * work.accumulation * units)
+    yield Collective("all_gather weights", GATHER, scope, gathered, work.accumulation * (2 * units - 1))
     yield Collective("reduce_scatter gradients", SCATTER, scope, gradients, units)
     if strategy.within_node:
         share = gradients / hardware.gpus_per_node
