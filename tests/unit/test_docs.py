@@ -186,3 +186,7 @@ def test_training_is_as_fast_as_it_is_said_to_be() -> None:
     assert reference["speed"]["reference"]["median"] >= 2 and reference["host_memory"]["reference"]["median"] < 1
     start: Any = result("train_start_up.json")
     assert start["compiled_files"] == [] and start["to_first_step"]["warm_seconds"] < 10
+    trl: Any = result("train_trl.json")
+    assert trl["speed"]["median"] >= 1.15 and trl["host_memory"]["median"] < 1
+    limit: Any = result("train_limit.json")
+    assert all(each["overhead_share"] < 0.03 for each in limit["trainings"].values())
