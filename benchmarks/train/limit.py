@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from against_reference import reference_task
+from against_reference import VALIDATED, reference_task
 from against_trl import chat_task
 from contest import RESULTS, TRAIN, Ours, Run, about, add_options, model_of, ranks_of
 
@@ -56,7 +56,8 @@ def trainings(folder: Path, model: Path, options: argparse.Namespace) -> dict[st
     """Return what is trained: both sets of rows, on one rank and on all."""
     (folder / "reference").mkdir()
     (folder / "chat").mkdir()
-    reference, chat = reference_task(folder / "reference", model, options), chat_task(folder / "chat", model, options)
+    reference = reference_task(folder / "reference", model, options, VALIDATED)
+    chat = chat_task(folder / "chat", model, options)
     steps = {**TRAIN, "max_steps": options.steps, "precision": options.precision}
     pack = {"packing": True, "capacity": options.capacity}
     made = {}

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import psutil
-from against_reference import reference_task
+from against_reference import VALIDATED, reference_task
 from contest import QUIET, RESULTS, TRAIN, Ours, about, add_options, model_of, ranks_of
 
 from zerolora.files import write_json
@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = model_of(options, folder)
-        task = reference_task(folder, model, options)
+        task = reference_task(folder, model, options, VALIDATED)
         train = {
             **TRAIN, "max_steps": 1, "precision": options.precision, "ranks_per_node": options.ranks, "micro_batch": 1,
             "global_batch": options.ranks,

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from against_reference import reference_task
+from against_reference import VALIDATED, reference_task
 from contest import QUIET, RESULTS, ROOT, Ours, about, add_options, model_of
 
 from zerolora.config_file import load
@@ -43,7 +43,7 @@ def main() -> None:
         if options.device == "cuda":
             train["ranks_per_node"] = 1
         del train["device"]
-        task = reference_task(folder, model_of(options, folder), options)
+        task = reference_task(folder, model_of(options, folder), options, VALIDATED)
         ours = task.ours("ours", {**train, "max_steps": 1, "precision": options.precision}, {}, "zero2", "1")
         found = [started(ours, folder / "caches")]
         for _ in range(options.rounds):

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from against_reference import reference_task
+from against_reference import VALIDATED, reference_task
 from contest import RESULTS, TRAIN, Ours, Run, about, add_options, model_of, ranks_of, ratio, take_turns
 
 from zerolora.files import read_json, write_json
@@ -32,7 +32,7 @@ def main() -> None:
     most = options.ranks
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        task = reference_task(folder, model_of(options, folder), options)
+        task = reference_task(folder, model_of(options, folder), options, VALIDATED)
         ours = {
             (strategy, ranks): task.ours(
                 f"{strategy}-{ranks}",
