@@ -1,13 +1,14 @@
-"""Measure the host memory of ranks of one node while they load a model and make a first step, under every stage.
+"""Measure the host memory of ranks of one node while they load a model, under every engine and stage.
 
     .venv/bin/python benchmarks/train/loading.py
     .venv/bin/python benchmarks/train/loading.py --model config/recipes/models/qwen2.5-7b.json --precision bf16
 
-Needs the base model: run `make run` first; of a config.json the weights are drawn. `zerolora train` makes one step of
-one short row a rank; from its start on each rank is looked at every --every seconds, in /proc/PID/smaps_rollup. Told
+Needs the base model: run `make run` first; of a config.json the weights are drawn. Ranks load as train/rank.py does,
+from their start until the engine stands, and each is looked at every --every seconds, in /proc/PID/smaps_rollup. Told
 are, at their peaks: the memory that the ranks really take of the node together, where a page that several have counts
 once (Pss); the most that any rank has to itself (Anonymous), which is what it would hold if it kept the whole model;
-and what a rank has that only imports the libraries. Writes benchmarks/results/train_loading.json.
+and what a rank has that only imports the libraries. On a CPU what is on the device counts too. Writes
+benchmarks/results/train_loading.json.
 """
 
 import argparse
@@ -20,11 +21,16 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
+import torch
 from against_reference import VALIDATED, reference_task
-from contest import QUIET, RESULTS, TRAIN, Ours, about, add_options, model_of, ranks_of
+from contest import QUIET, RESULTS, TRAIN, Ours, about, add_options, model_of
 
-from zerolora.files import write_json
+from zerolora.files import read_json, write_json
+from zerolora.model.manifest import located
+from zerolora.train import engines
+from zerolora.train.adapter import adapt
+from zerolora.train.launcher import CPU_MALLOC, place
+from zerolora.train.rank import claim_device
 
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
 NOTHING = {"Pss": 0, "Anonymous": 0}
@@ -56,25 +62,50 @@ def main() -> None:
 
 def peaks(ours: Ours, every: float) -> dict[str, int]:
     """Return the peaks of all ranks together (`node_bytes`) and of the rank with the most of its own, in bytes."""
+    request = ours.folder / "loading.json"
+    weights = str(ours.task.folder / "weights/model.json")
+    write_json(request, {"settings": ours.settings, "zero": ours.zero, "weights": weights})
+    command = [sys.executable, __file__, "--load", str(request)]
     own = {"OMP_NUM_THREADS": ours.threads}
-    process = subprocess.Popen(
-        ours.command(), env=os.environ | QUIET | own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    if ours.settings["device"] == "cpu":
+        own |= CPU_MALLOC | {"DS_ACCELERATOR": "cpu"}
+    where = place({}, 1, ours.ranks)
     node = anonymous = 0
-    while process.poll() is None:
-        ranks = [memory(child) for child in psutil.Process(process.pid).children()]
-        node = max(node, sum(each["Pss"] for each in ranks))
-        anonymous = max(anonymous, *(each["Anonymous"] for each in ranks), 0)
-        time.sleep(every)
-    if process.returncode:
-        raise SystemExit(process.communicate()[1][-2000:])
+    with (ours.folder / "loading.log").open("wb") as log:
+        processes = [where.start(rank, command, os.environ | QUIET | own, log) for rank in where.ranks]
+        try:
+            while any(each.poll() is None for each in processes) and not any(each.poll() for each in processes):
+                ranks = [memory(each.pid) for each in processes]
+                node = max(node, sum(each["Pss"] for each in ranks))
+                anonymous = max(anonymous, *(each["Anonymous"] for each in ranks))
+                time.sleep(every)
+        finally:
+            codes = [each.poll() for each in processes]
+            for each in processes:
+                each.kill()
+                each.wait()
+    if any(codes):
+        raise SystemExit((ours.folder / "loading.log").read_text(errors="replace")[-2000:])
     return {"node_bytes": node, "rank_anonymous_bytes": anonymous}
 
 
-def memory(process: psutil.Process) -> dict[str, int]:
+def load(request: Path) -> None:
+    """Be a rank: load as training does, and end."""
+    asked = read_json(request, "loading.py")
+    zero = asked["zero"]
+    settings = {**asked["settings"], **zero.pop("zerolora")}
+    device = claim_device(settings, zero)
+    engines.connect(zero, device)
+    model = adapt(located(Path(asked["weights"])), settings, zero)
+    engines.start(model, zero, settings, device)
+    torch.distributed.barrier()
+    os._exit(0)  # as rank.py leaves
+
+
+def memory(process: int) -> dict[str, int]:
     """Return what a process has now, in bytes; nothing if it has ended."""
     with contextlib.suppress(OSError):
-        return NOTHING | parsed(Path(f"/proc/{process.pid}/smaps_rollup").read_text())
+        return NOTHING | parsed(Path(f"/proc/{process}/smaps_rollup").read_text())
     return NOTHING
 
 
@@ -93,11 +124,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, RESULTS / "train_loading.json")
     parser.add_argument("--max-length", type=int, default=64, help="tokens of a row")
-    parser.add_argument("--ranks", type=int, default=ranks_of("cpu")[-1])
+    parser.add_argument("--ranks", type=int, default=4, help="on a CPU more than cores will do: they compute nothing")
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
     parser.add_argument("--every", type=float, default=0.02, help="seconds between two looks")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    load(Path(sys.argv[2])) if sys.argv[1:2] == ["--load"] else main()

@@ -188,5 +188,11 @@ def test_training_is_as_fast_as_it_is_said_to_be() -> None:
     assert start["compiled_files"] == [] and start["to_first_step"]["warm_seconds"] < 10
     trl: Any = result("train_trl.json")
     assert trl["speed"]["median"] >= 1.15 and trl["host_memory"]["median"] < 1
+    loading: Any = result("train_loading.json")
+    own = {name: each["rank_anonymous_bytes"] for name, each in loading["strategies"].items()}
+    held = {
+        name: (size - loading["libraries_anonymous_bytes"]) / loading["weights_bytes"] for name, size in own.items()
+    }
+    assert max(held[name] for name in ("ddp", "zero0", "zero1", "zero2")) < 0.25 and held["zero3"] < 1
     limit: Any = result("train_limit.json")
     assert all(each["overhead_share"] < 0.03 for each in limit["trainings"].values())
