@@ -255,10 +255,10 @@ def nearest(
     found = [predicted(shape, plan, settings, data, hardware) for plan in plans]
     wanted = own[0] if own else STRATEGIES.get(settings["strategy"])
     fitting = [each for each in found if each.fault is None]
-    return min(fitting, key=lambda each: _distance(each, wanted, settings), default=None)
+    return min(fitting, key=lambda each: distance(each, wanted, settings), default=None)
 
 
-def _distance(found: Candidate, wanted: Strategy | None, settings: dict[str, Any]) -> tuple[Any, ...]:
+def distance(found: Candidate, wanted: Strategy | None, settings: dict[str, Any]) -> tuple[Any, ...]:
     """Return how far a candidate is from the settings; `wanted` is the strategy that they name, None for auto."""
     layout, little = found.layout, len(changes(found.choice, settings).get("train", {}))
     if wanted is None:
