@@ -71,6 +71,8 @@ class Step:
     """Ours only: seconds of PARTS on rank 0."""
     flops: float = 0.0
     """Ours only: FLOPs of one rank that nothing can save (zero/cost.py, useful_flops)."""
+    communicated: float = 0.0
+    """Ours only: bytes of the full buffers of one rank's collectives."""
 
 
 @dataclass
@@ -184,6 +186,7 @@ class Ours:
                     loss=row["loss"],
                     parts={part: row[f"{part}_seconds"] for part in PARTS},
                     flops=row["tflops_per_second"] * 1e12 * row["seconds"],
+                    communicated=row["communication_bytes"],
                 )
                 for row, supervised in zip(rows, self._supervised(), strict=True)
             ],

@@ -11,12 +11,13 @@ formulas (zero/cost.py). Writes benchmarks/results/train_scaling.json.
 """
 
 import argparse
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from against_reference import VALIDATED, reference_task
-from contest import RESULTS, TRAIN, Ours, Run, about, add_options, model_of, ranks_of, ratio, take_turns
+from contest import RESULTS, TRAIN, Ours, Run, Step, about, add_options, model_of, ranks_of, ratio, take_turns
 
 from zerolora.files import read_json, write_json
 from zerolora.memory.shapes import from_json
@@ -54,7 +55,7 @@ def main() -> None:
             "strategies": {
                 strategy: {
                     **efficiency(runs[label(strategy, 1)], runs[label(strategy, most)], most, options.warm_up),
-                    **communication(ours[strategy, most], runs[label(strategy, most)][0]),
+                    **communication(ours[strategy, most], runs[label(strategy, most)][0], options.warm_up),
                 }
                 for strategy in options.strategies
             },
@@ -78,13 +79,16 @@ def efficiency(one: list[Run], several: list[Run], ranks: int, warm_up: int) -> 
     }
 
 
-def communication(ours: Ours, run: Run) -> dict[str, Any]:
-    """Return the bytes that a rank sends in a step: counted and predicted, by collective, and their ratio."""
+def communication(ours: Ours, run: Run, warm_up: int) -> dict[str, Any]:
+    """Return the bytes that a rank sends in a step: counted and predicted, by collective, and their ratio.
+
+    Gathers of the first steps alone are left out: stage 3 releases every weight until it knows the modules' order.
+    """
     share = (ours.ranks - 1) / ours.ranks
-    counted = {
-        name.removesuffix("_bytes_per_step"): (2 if name.startswith("all_reduce") else 1) * share * size
-        for name, size in run.sent.items()
-    }
+    sizes = {name.removesuffix("_bytes_per_step"): size for name, size in run.sent.items()}
+    if "all_gather" in sizes:
+        sizes["all_gather"] -= mean(run.steps) - mean(run.steps[warm_up:])
+    counted = {name: (2 if name == "all_reduce" else 1) * share * size for name, size in sizes.items()}
     estimated = read_json(ours.folder / "estimate.json", "zerolora estimate")
     hardware = hardware_of(ours.render)[0]
     predicted = choose(from_json(estimated["shape"]), ours.render, estimated["data"], hardware)[0].cost.moved
@@ -93,6 +97,11 @@ def communication(ours: Ours, run: Run) -> dict[str, Any]:
         "bytes_predicted": predicted,
         "counted_over_predicted": sum(counted.values()) / sum(predicted.values()),
     }
+
+
+def mean(steps: list[Step]) -> float:
+    """Return the bytes of a step's full buffers, in the mean."""
+    return statistics.mean(step.communicated for step in steps)
 
 
 def _options() -> argparse.Namespace:

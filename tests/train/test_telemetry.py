@@ -104,7 +104,19 @@ def test_collectives_send_what_the_formula_says(bench: Bench, tiny_model: Path, 
         outside = WIDTH * sum(weight.numel() for name, weight in weights.items() if ".layers." not in name)
         # Its padding, and that the first step finds what is outside the layers gathered, are the rest.
         assert told["all_gather"] == pytest.approx(2 * (2 * (frozen + adapter) - outside), rel=0.02)
+    if strategy == "zero3":
+        # The whole model may be live. Each micro-batch gathers it once when the order of modules is known, whatever a
+        # validation made of it first; what is too small to be shared out is the rest.
+        gathered = lines(run)[-1]["communication_bytes"] - told["reduce_scatter"] - told["all_reduce"]
+        assert gathered == pytest.approx(2 * (frozen + adapter), rel=0.1)
     assert lines(run)[-1]["communication_bytes"] == pytest.approx(sum(told.values()), rel=0.5)
+
+
+def test_stage_3_keeps_no_weight_of_a_validation(bench: Bench) -> None:
+    """They would be live beside as many as may be."""
+    run = bench.run("validated-zero3", "zero3", **LONG, validation_steps=4)
+    sent = [row["communication_bytes"] for row in lines(run)]
+    assert sent[3] <= sent[4] < 1.2 * sent[3]
 
 
 def test_one_rank_and_no_clipping(bench: Bench) -> None:

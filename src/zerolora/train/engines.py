@@ -7,6 +7,7 @@ divided by `divisor`. Compute is in the rendered precision; master weights, mome
 import contextlib
 import functools
 import importlib
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -167,11 +168,21 @@ class DeepSpeed(Engine):
         if len(self.inner.param_groups) > 1:
             # Stages 1 and 2 look for all states once the first group has made its step (stage_1_and_2.py, step).
             self._make_states(0)
+        if self.stage == 3:
+            self._forget_with_the_trace()
         self.divisor = torch.distributed.get_world_size() * settings["accumulation"]
         self.resumable = config["zero_optimization"].get("offload_optimizer", {}).get("device") != "nvme"
 
     def forward(self, **inputs: Any) -> Any:
         return self.engine(**inputs)
+
+    def train(self, mode: bool = True) -> "DeepSpeed":
+        if self.stage == 3 and mode and not self.training:
+            # A forward pass leaves gathered what a backward pass would use first, and the next one does not count it
+            # among live weights (partitioned_param_coordinator.py, reset_step).
+            self.optimizer.empty_partition_cache()
+        super().train(mode)
+        return self
 
     def backward(self, loss: torch.Tensor) -> None:
         if self.stage == 0 and (scaler := self._scaler()):
@@ -204,6 +215,22 @@ class DeepSpeed(Engine):
         self._make_states(0)
         for low, high in self._masters.items():
             high.data.copy_(low.data)
+
+    def _forget_with_the_trace(self) -> None:
+        """Let stage 3 decide anew which weights to release when the order of modules is another than before. It keeps
+        what it decided by module and place (partitioned_param_coordinator.py, __params_to_release), so that after a
+        validation before the first step, where nothing is used again, every weight would be gathered twice for ever.
+        """
+        coordinator = self.optimizer.parameter_offload.get_param_coordinator()
+        decide = type(coordinator)._PartitionedParameterCoordinator__params_to_release
+        decided = inspect.getclosurevars(decide).nonlocals["func"]
+        invalidate = coordinator._invalidate_trace
+
+        def forget() -> None:
+            invalidate()
+            decided.cache_clear()
+
+        coordinator._invalidate_trace = forget
 
     def _grow_late(self) -> None:
         """Let fp16's loss scale grow after a step. Stages 0 and 3 let it grow first, then unscale by it gradients that
