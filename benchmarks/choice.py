@@ -54,6 +54,7 @@ from zerolora.resolve import resolve
 from zerolora.train import engines
 from zerolora.train.adapter import adapt
 from zerolora.train.batch import PackedRow, collate, loss_sum
+from zerolora.train.engine import DTYPES, Engine
 from zerolora.train.launcher import place
 from zerolora.train.rank import claim_device
 from zerolora.zero.choice import Candidate, choose
@@ -147,7 +148,7 @@ def reduced(arguments: argparse.Namespace, device: str, directory: Path) -> Path
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[: arguments.layers]
     torch.manual_seed(arguments.seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=engines.DTYPES[precision_of(device)])
+    model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[precision_of(device)])
     model.save_pretrained(directory)
     return directory
 
@@ -316,7 +317,7 @@ def median_seconds(task: dict[str, Any], config: dict[str, Any], device: torch.d
     return statistics.median(seconds[1:])
 
 
-def release(engine: engines.Engine) -> None:
+def release(engine: Engine) -> None:
     """Close an engine, and undo what DeepSpeed 0.19 leaves behind."""
     engine.close()
     # Something holds stage 3's parameters: without this, a rank's share of the model stays for ever.

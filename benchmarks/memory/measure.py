@@ -462,7 +462,7 @@ def save_beside(engine: Any, saver: Any, number: int) -> None:
     import torch.distributed
 
     from zerolora.train.checkpoint import State
-    from zerolora.train.engines import MOMENTS, WEIGHT
+    from zerolora.train.engine import MOMENTS, WEIGHT
 
     parts = {part: engine.part(part) for part in (WEIGHT, *MOMENTS)}
     if torch.distributed.get_rank() == 0:

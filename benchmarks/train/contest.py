@@ -35,7 +35,7 @@ from zerolora.files import canonical, read_json, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.resolve import resolve
 from zerolora.train.batch import Batches
-from zerolora.train.engines import DTYPES
+from zerolora.train.engine import DTYPES
 from zerolora.train.launcher import place
 from zerolora.train.stopwatch import PARTS
 from zerolora.zero.render import render

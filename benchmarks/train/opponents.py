@@ -18,7 +18,7 @@ from zerolora import products
 from zerolora.data.rows import IGNORED, open_split
 from zerolora.files import read_json, write_json
 from zerolora.telemetry import PeakMemory
-from zerolora.train.engines import DTYPES
+from zerolora.train.engine import DTYPES
 
 
 class Clock(TrainerCallback):

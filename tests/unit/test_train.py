@@ -320,9 +320,9 @@ def test_deepspeed_starts_without_torchs_compiler_and_leaves_it_as_it_was() -> N
     script = """
 import sys
 from deepspeed.runtime import compiler
-from zerolora.train import engines
+from zerolora.train import deepspeed_engine
 compile_later = compiler.compile
-engines._lighten()
+deepspeed_engine.lighten()
 import deepspeed.runtime.zero.muon.muon_optimizer  # as is_zero_supported_optimizer does (runtime/zero/utils.py)
 assert "torch._inductor.compile_fx" not in sys.modules
 assert compiler.compile is compile_later

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zerolora.memory import decoder
 from zerolora.train import loss
 from zerolora.train.attention import lengths
-from zerolora.train.engines import _adamw
+from zerolora.train.engine import adamw
 from zerolora.train.neftune import add_noise
 from zerolora.train.validation import Validations
 
@@ -53,7 +53,7 @@ def test_second_factors_learn_at_a_rate_of_their_own(ratio: float) -> None:
     model = torch.nn.ParameterDict({f"q_lora_{name}": torch.zeros(2) for name in "AB"})
     settings: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 0.0, "lora": {"plus_ratio": ratio}}
     rates = {
-        id(parameter): group["ratio"] for group in _adamw(model, settings).param_groups for parameter in group["params"]
+        id(parameter): group["ratio"] for group in adamw(model, settings).param_groups for parameter in group["params"]
     }
     assert rates == {id(model["q_lora_A"]): 1.0, id(model["q_lora_B"]): ratio}
 

@@ -242,7 +242,7 @@ def _phases(
         "activations": 0.0,
         "logits": 0.0,
         "gradients": kept,
-        # What is shared out is gathered tensor by tensor, in fp32 (train/engines.py, part).
+        # What is shared out is gathered tensor by tensor, in fp32 (train/engine.py, part).
         "buffers": held + (BYTES["fp32"] * what.largest_trained if plan.ranks > 1 else 0.0),
     }
     for name, values in found.items():
@@ -326,7 +326,7 @@ def _host(
     if layout.stage == 3 and layout.engine == "deepspeed":
         loading = (reading / plan.ranks + largest_module(shape) * width) * local
     elif layout.engine == "fsdp":
-        loading = reading  # rank 0 alone reads, and scatters weight by weight (train/engines.py)
+        loading = reading  # rank 0 alone reads, and scatters weight by weight (train/torch_engines.py)
     offloaded = offloaded_bytes(plan, what, states)
     # A checkpoint is the fp32 adapter, two moments and the best adapter so far, if one is kept; and their bytes as they
     # are written, while training goes on (train/checkpoint.py; safetensors copies all first). One rank of a run has it.

@@ -2,7 +2,7 @@
 
 DeepSpeed and FSDP2 call the functions of torch.distributed; `watch` puts ones that count in their place. It comes
 before deepspeed.init_distributed, which takes hold of some (deepspeed/comm/torch.py, TorchBackend.__init__). torch's
-DDP calls none of them: it says itself what it did (engines.py, DDP.reduced).
+DDP calls none of them: it says itself what it did (torch_engines.py, DDP.reduced).
 """
 
 import functools

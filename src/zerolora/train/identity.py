@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.files import MANIFEST, canonical, read_json
-from zerolora.train.engines import precision_of
+from zerolora.train.engine import precision_of
 
 # Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
 FREE = frozenset(

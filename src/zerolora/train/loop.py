@@ -15,7 +15,7 @@ from zerolora.errors import UserError
 from zerolora.train import schedule
 from zerolora.train.batch import Batches, collate, loss_sum, packed_row
 from zerolora.train.checkpoint import Checkpoints, State, read
-from zerolora.train.engines import MOMENTS, WEIGHT, Engine
+from zerolora.train.engine import MOMENTS, WEIGHT, Engine
 from zerolora.train.progress import Progress, say
 from zerolora.train.record import Record
 from zerolora.train.stopping import Stop, Stopped

@@ -16,7 +16,7 @@ import torch.distributed
 from zerolora.files import write_text
 from zerolora.train.batch import Batches
 from zerolora.train.collectives import Collectives, Counts
-from zerolora.train.engines import Engine
+from zerolora.train.engine import Engine
 from zerolora.train.health import Health
 from zerolora.train.progress import say
 from zerolora.train.readings import Readings

@@ -360,7 +360,7 @@ def _fsdp(work: Work, strategy: Strategy, hardware: Hardware) -> Iterator[Collec
     scope: Scope = "node" if strategy.within_node else "all"
     units = work.layers + 1
     gathered = work.accumulation * (2 * (work.frozen + work.trainable) - work.outside) * work.width
-    # train/engines.py: reduced in fp32, at the last micro-step only.
+    # train/torch_engines.py: reduced in fp32, at the last micro-step only.
     gradients = work.trainable * MASTER
     yield Collective("all_gather weights", GATHER, scope, gathered, work.accumulation * (2 * units - 1))
     yield Collective("reduce_scatter gradients", SCATTER, scope, gradients, units)

@@ -168,7 +168,7 @@ def _sizes(strategy: Strategy, buckets: Buckets) -> Iterator[Reason]:
     yield Reason(
         f"{ZERO}.stage3_max_reuse_distance",
         0,
-        "above 0, each module scans the trace of all that follow: a small model spends most of its time there",
+        "above 0, each module scans the trace of all that follow; what prefetching has reached is kept at 0 too",
         "deepspeed/runtime/zero/partitioned_param_coordinator.py, __params_to_release",
     )
     yield Reason(
