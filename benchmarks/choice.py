@@ -55,7 +55,7 @@ from zerolora.train import engines
 from zerolora.train.adapter import adapt
 from zerolora.train.batch import PackedRow, collate, loss_sum
 from zerolora.train.engine import DTYPES, Engine
-from zerolora.train.launcher import place
+from zerolora.train.launcher import CPU_MALLOC, place
 from zerolora.train.rank import claim_device
 from zerolora.zero.choice import Candidate, choose
 from zerolora.zero.machines import hardware_of
@@ -260,7 +260,7 @@ def launched(task: dict[str, Any], folder: Path) -> tuple[list[float], str | Non
     command = [sys.executable, __file__, "--measure", str(folder / "task.json")]
     # As launcher.py starts training.
     own = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    own |= {"DS_ACCELERATOR": "cpu"} if device == "cpu" else {}
+    own |= CPU_MALLOC | {"DS_ACCELERATOR": "cpu"} if device == "cpu" else {}
     where = place({}, 1, task["ranks"])
     processes: list[subprocess.Popen[bytes]] = []
     try:

@@ -26,6 +26,7 @@ from zerolora.zero.hardware import Hardware
 TIE = 0.01
 """Predicted times that differ by less count as equal: the model is not that good."""
 ENGINES = ("ddp", "deepspeed", "fsdp")  # at stage 0 torch's own does less beside the step (benchmarks/choice.py)
+ATTENTIONS = ("flash", "sdpa", "eager")  # the fastest first, as attentions() has them
 WORTH_MORE = 1.1
 """Keeping more weights gathered is tried if it is at least so many times the least: else it is the same thing."""
 SHOWN = 10  # of each kind, in the table for people
@@ -75,10 +76,10 @@ class Candidate:
     @property
     def rank(self) -> tuple[Any, ...]:
         """What decides between equal times: the lowest stage, the leanest engine, nothing moved away, activations kept,
-        the most room."""
+        the attention that computes least, the most room."""
         layout, choice = self.layout, self.choice
         moved = (layout.optimizer != "gpu", layout.parameters != "gpu", layout.within_node, layout.quantized)
-        kept = (choice.activation_checkpointing, choice.attention != "sdpa")
+        kept = (choice.activation_checkpointing, ATTENTIONS.index(choice.attention))
         return (layout.stage, ENGINES.index(layout.engine), moved, kept, self.gpu, choice.strategy)
 
 
