@@ -24,9 +24,12 @@ def result(name: str) -> dict[str, object]:
 
 
 def test_the_figures_of_make_run_are_those_measured() -> None:
-    measured = result("make_run.json")
+    measured: Any = result("make_run.json")
     figures = [
         f"default            {measured['accuracy_before']:.3f}  {measured['accuracy_after']:.3f}",
+        f"training takes {measured['train_resources']['training_seconds']:.0f} s",
+        f"{measured['train_resources']['tokens_per_second']:.0f} tokens/s",
+        f"held {measured['train_resources']['peak_host_bytes_all_ranks'] / 2**30:.1f} GiB",
         f"{measured['install_seconds']} s to install",
         f"{measured['run_seconds']} s to run",
         f"{measured['second_run_seconds']} s",
