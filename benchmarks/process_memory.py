@@ -25,7 +25,7 @@ subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 PROBE = """
-import zerolora.train.rank
+import datasets, zerolora.train.rank
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")][0])
 """
 

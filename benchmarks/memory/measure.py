@@ -5,9 +5,11 @@
     .venv/bin/python benchmarks/memory/measure.py --only 7b # groups whose name has this text
     .venv/bin/python benchmarks/memory/measure.py --no-measure  # predict anew for what was measured before
 
-Nothing is downloaded: models have the shapes of config/recipes/models and random weights. All else is training's own
-code: adapter, DeepSpeed's engine, loss, saving. A group of batches shares one model and one start of as many ranks as
-there are GPUs (two, or one, on a CPU); a group that fails, runs out of memory or of time is a row like any other.
+Nothing is downloaded: models have the shapes of config/recipes/models and random weights, rows have drawn lengths, the
+longest first. All else is training's own code, in its order: kernels, adapter, DeepSpeed's engine, proof of the loss,
+data, a validation, steps with a checkpoint written beside them, the adapter. A group of batches shares one model and
+one start of as many ranks as there are GPUs (two, or one, on a CPU); a group that fails, runs out of memory or of time
+is a row like any other.
 GPUs must be free of other work. Writes benchmarks/results/memory_gpu.json or memory_cpu.json, in bytes.
 """
 
@@ -15,6 +17,7 @@ import argparse
 import importlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -28,10 +31,12 @@ if __name__ == "__main__":
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psutil
+import pyarrow
 import torch
 from machine import machine
 
-from zerolora.data.rows import IGNORED
+from zerolora.data.plan import write_plan
+from zerolora.data.rows import IGNORED, schema
 from zerolora.files import read_json, write_json
 from zerolora.memory.adapters import Finetuning
 from zerolora.memory.predict import Plan, Prediction, predict, sized
@@ -44,7 +49,9 @@ from zerolora.zero.render import rendered
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "config/recipes/models"
 STEPS = 3  # the first makes the optimizer's states, the second has them all along, the third repeats it
-GROUP_SECONDS = 300  # more than any group's, on a busy machine too: only a hang takes as long
+CPU_STEPS, CPU_TOKENS = 40, 8000  # of a rank: its heap has more and more holes as lengths change, at most so long
+SHORTEST = 0.85  # of a row's length; rows of one global batch are alike in training too (train/order.py)
+GROUP_SECONDS = 600  # more than any group's, on a busy machine too: only a hang takes as long
 RESERVE = 3 * 2**30  # bytes a GPU is thought to need for context, NCCL and fragments, when it is asked what fits
 LORA: dict[str, Any] = {
     "r": 8, "alpha": 16.0, "rank_stabilized": False, "plus_ratio": 1.0, "dropout": 0.0, "targets": "all-linear"
@@ -188,6 +195,14 @@ def zero_json(group: Group) -> dict[str, Any]:
     return rendered(choice, settings)[0]
 
 
+def steps_of(group: Group, batch: Batch) -> int:
+    """Return how many steps are made on batches like this one; on a GPU torch's allocator is asked, which has no holes
+    that count."""
+    if group["device"] == "cuda":
+        return STEPS
+    return min(CPU_STEPS, max(STEPS, CPU_TOKENS // (batch["micro_batch"] * batch["length"])))
+
+
 # --- the parent: one group after the other ---
 
 
@@ -236,6 +251,7 @@ def graphics_memory() -> int:
 def start(group: Group, room: Path) -> list[dict[str, Any]]:
     """Start a group's ranks, wait, and return for each of its batches what all ranks together measured."""
     weights = written_model(group, room)
+    data = [str(written_rows(group, batch, room / f"rows{number}")) for number, batch in enumerate(group["batches"])]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -243,7 +259,7 @@ def start(group: Group, room: Path) -> list[dict[str, Any]]:
     for rank in range(group["ranks"]):
         output = room / f"rank{rank}.json"
         output.unlink(missing_ok=True)
-        request = json.dumps({"group": group, "weights": str(weights), "output": str(output)})
+        request = json.dumps({"group": group, "weights": str(weights), "output": str(output), "data": data})
         place = {
             "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": group["ranks"], "LOCAL_WORLD_SIZE": group["ranks"],
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1,  # as the launcher sets it
@@ -375,6 +391,35 @@ def written_model(group: Group, room: Path) -> Path:
     return directory
 
 
+def written_rows(group: Group, batch: Batch, directory: Path) -> Path:
+    """Write prepared rows for all steps and their plan, a row to a packed row, as prepare and pack do.
+
+    One row is as long as the batch says; so are all without a mask, else the rest are somewhat shorter.
+    """
+    draw = random.Random(1)  # noqa: S311 (lengths, no secret)
+    count = steps_of(group, batch) * batch["micro_batch"] * group["ranks"]
+    # Without a mask nothing may be padded.
+    least = batch["length"] if not batch["masked"] and batch["micro_batch"] > 1 else int(SHORTEST * batch["length"])
+    lengths = [batch["length"], *(draw.randint(least, batch["length"]) for _ in range(count - 1))]
+    supervised = [min(batch["logits"] or length, length) for length in lengths]
+    columns = {
+        "input_ids": [[1] * length for length in lengths],
+        "labels": [[IGNORED] * (all_ - some) + [1] * some for all_, some in zip(lengths, supervised, strict=True)],
+        "length": lengths,
+        "supervised": [min(some, length - 1) for length, some in zip(lengths, supervised, strict=True)],
+        "source": [0] * count,
+    }
+    table = pyarrow.table(columns, schema=schema(held_out=False))
+    directory.mkdir(exist_ok=True)
+    with (
+        pyarrow.OSFile(str(directory / "train.arrow"), "wb") as file,
+        pyarrow.ipc.new_stream(file, table.schema) as out,
+    ):
+        out.write_table(table)
+    write_plan(directory / "plan.arrow", [[number] for number in range(count)])
+    return directory
+
+
 # --- one rank ---
 
 
@@ -382,19 +427,16 @@ def run_rank(request: dict[str, Any]) -> None:
     """Be one rank of a group; append one line for each batch to the output."""
     import torch.distributed
 
-    import zerolora.train.rank  # noqa: F401  what training imports is resident too
-    from zerolora.train import adapter, engines
+    from zerolora.train import adapter, engines, isolation, rank
 
     group, weights = request["group"], Path(request["weights"])
     config = zero_json(group)
     settings = {
         "attention": group["attention"], "activation_checkpointing": group["checkpointing"], "seed": 1, "lora": LORA,
-        "learning_rate": 1e-4, "weight_decay": 0.0, "accumulation": 1, "neftune_alpha": 0.0,
+        "learning_rate": 1e-4, "weight_decay": 0.0, "accumulation": 1, "neftune_alpha": 0.0, "device": group["device"],
     }  # fmt: skip
-    device = torch.device("cpu")
+    device = rank.claim_device(settings, config)
     if group["device"] == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
         adapter._read = random_on_device
     engines.connect(config, device)
     memory = PeakMemory(device)
@@ -403,10 +445,10 @@ def run_rank(request: dict[str, Any]) -> None:
     marks |= {"host_model": resident(), "host_peak_model": memory.host()}
     engine = engines.start(model, config, settings, device)
     marks |= {"host_engine": resident(), "host_peak_engine": memory.host()}
-    engine.train()
+    isolation.check_loss(engine, engine.module.get_base_model(), device)
     with Path(request["output"]).open("a") as output:
-        for batch in group["batches"]:
-            found = one_batch(engine, batch, memory, device, weights.parent / "checkpoints")
+        for batch, data in zip(group["batches"], request["data"], strict=True):
+            found = one_batch(engine, group, batch, Path(data), memory, device)
             if device.type == "cpu" and "failed" not in found:
                 found |= {"host_steps": resident()}
                 expected = adapter.expected_tensors(weights, settings["lora"])
@@ -429,19 +471,41 @@ def random_on_device(weights: Path, dtype: torch.dtype, implementation: str) -> 
         return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
 
 
-def one_batch(engine: Any, batch: Batch, memory: PeakMemory, device: torch.device, checkpoints: Path) -> dict[str, Any]:
-    """Return the most that this rank held while it made some steps on one batch, and wrote a checkpoint."""
+def one_batch(
+    engine: Any, group: Group, batch: Batch, data: Path, memory: PeakMemory, device: torch.device
+) -> dict[str, Any]:
+    """Return the most that this rank held while it validated, made steps on batches alike, and wrote a checkpoint."""
+    import torch.distributed
+
+    from zerolora.data.plan import open_plan
+    from zerolora.data.rows import open_split
+    from zerolora.train.batch import Batches, collate, loss_sum
     from zerolora.train.checkpoint import Checkpoints
 
-    saver = Checkpoints(checkpoints, {}, {"steps": STEPS}, {"checkpoint_steps": None, "checkpoint_minutes": 1e9})
+    saver = Checkpoints(
+        data.parent / "checkpoints", {}, {"steps": STEPS}, {"checkpoint_steps": None, "checkpoint_minutes": 1e9}
+    )
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what an earlier batch took must not count as this one's
         torch.cuda.reset_peak_memory_stats(device)
+    asked = {
+        "micro_batch": batch["micro_batch"], "global_batch": batch["micro_batch"] * group["ranks"],
+        "seed": 1, "epochs": 1, "max_steps": None,
+    }  # fmt: skip
+    plan = open_plan(data / "plan.arrow")
+    batches = Batches(open_split(data, "train"), plan, asked, torch.distributed.get_rank(), group["ranks"])
     try:
-        inputs = made(batch, device)
-        for number in range(STEPS):
+        for number in range(batches.steps):
+            inputs = collate(batches.at(number)[0][0], False, device)
+            if not batch["masked"]:
+                del inputs["attention_mask"]
+            if number == 0:
+                engine.eval()
+                with torch.no_grad():
+                    loss_sum(engine, inputs, 1)
+                engine.train()
             step(engine, inputs, batch["loss"])
-            if number == STEPS - 2:
+            if number == batches.steps - 2:
                 save_beside(engine, saver, number)
         saver.wait()
     except torch.OutOfMemoryError as error:
@@ -467,22 +531,6 @@ def save_beside(engine: Any, saver: Any, number: int) -> None:
     parts = {part: engine.part(part) for part in (WEIGHT, *MOMENTS)}
     if torch.distributed.get_rank() == 0:
         saver.write(State(number, parts, number, {}, 0.0))
-
-
-def made(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """Return a micro-batch as collate makes them; padded by a token if it is masked, else full."""
-    from zerolora.train.batch import collate
-
-    length, supervised = batch["length"], batch["logits"] or batch["length"]
-    rows = []
-    for number in range(batch["micro_batch"]):
-        tokens = [1] * (length - 1 if batch["masked"] and number == 0 and batch["micro_batch"] > 1 else length)
-        labels = [IGNORED] * (len(tokens) - supervised) + tokens[-supervised:]
-        rows.append([{"input_ids": tokens, "labels": labels, "source": 0}])
-    inputs = collate(rows, False, device)
-    if not batch["masked"]:
-        del inputs["attention_mask"]
-    return inputs
 
 
 def step(engine: Any, inputs: dict[str, Any], loss: str) -> None:

@@ -1,4 +1,6 @@
-"""Whose kernels multiply fp32 matrices on a CPU."""
+"""Whose kernels multiply fp32 matrices on a CPU, and how many of them are kept."""
+
+import os
 
 import torch
 
@@ -6,15 +8,23 @@ SIZE = 256
 TOLERATED = 10.0
 """How many times the error of torch's own choice is still fp32: another order of sums, no fewer bits."""
 
+KEPT = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+"""Kernels that torch and oneDNN each keep, unless the user says otherwise. A step on rows of another length needs other
+ones, some 40 for all layers, of about half a MB; kept are a thousand otherwise, and a run's memory grows for hours
+(pytorch#27971, #98688). To make one again takes a quarter of a millisecond."""
+
 
 def choose() -> bool:
-    """Have oneDNN multiply fp32 matrices on this CPU, if that costs no accuracy; return whether it does.
+    """Have oneDNN multiply fp32 matrices on this CPU, if that costs no accuracy; return whether it does. Called before
+    the first product, when torch reads how many kernels to keep.
 
     torch multiplies by MKL, which on some processors reaches less than half of what they can. "medium" hands products
     to oneDNN, which may shorten their factors to bf16 where the processor multiplies those faster (AMX); so a product
     is held against fp64 first. Nothing is timed: the same processor always gets the same kernels, and a resumed run the
     same bytes. Source: torch.set_float32_matmul_precision; use_mkldnn_matmul in aten/src/ATen/native/mkldnn/Matmul.cpp.
     """
+    for name, number in KEPT.items():
+        os.environ.setdefault(name, number)
     drawn = torch.Generator().manual_seed(0)
     one, other = (torch.randn(SIZE, SIZE, generator=drawn) for _ in range(2))
     exact = one.double() @ other.double()

@@ -5,10 +5,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.memory import baselines, measure
+from zerolora.data.plan import open_plan
+from zerolora.data.rows import IGNORED, open_split
 from zerolora.memory.predict import Prediction, predict
 from zerolora.memory.shapes import read_shape
 from zerolora.memory.strategies import STRATEGIES
@@ -143,14 +146,27 @@ def test_the_loading_that_random_weights_stand_in_for_is_there() -> None:
     )
 
 
-def test_a_batch_is_padded_only_if_masked() -> None:
-    import torch
+def written(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
+    """Return the prepared rows of a batch on two ranks."""
+    batch = {"micro_batch": 2, "length": 80, "loss": "fused", "logits": 3, "masked": True, **changes}
+    data = measure.written_rows({"device": "cpu", "ranks": 2}, batch, tmp_path / "rows")
+    rows = open_split(data, "train").to_list()
+    assert len(open_plan(data / "plan.arrow").members) == len(rows)
+    return rows
 
-    batch = {"micro_batch": 2, "length": 8, "loss": "fused", "logits": 3, "masked": True}
-    made = measure.made(batch, torch.device("cpu"))
-    assert made["attention_mask"].sum() == 15
-    assert len(made["targets"]) == 6
-    assert "attention_mask" not in measure.made({**batch, "masked": False}, torch.device("cpu"))
+
+def test_rows_of_a_batch_have_lengths_of_their_own_the_longest_as_asked(tmp_path: Path) -> None:
+    rows = written(tmp_path)
+    lengths = [row["length"] for row in rows]
+    assert len(rows) == measure.CPU_STEPS * 2 * 2
+    assert max(lengths) == lengths[0] == 80
+    assert min(lengths) >= 0.85 * 80 and len(set(lengths)) > 5
+    assert all(len(row["input_ids"]) == len(row["labels"]) == row["length"] for row in rows)
+    assert all(row["supervised"] == sum(label != IGNORED for label in row["labels"]) == 3 for row in rows)
+
+
+def test_rows_without_a_mask_need_no_padding(tmp_path: Path) -> None:
+    assert {row["length"] for row in written(tmp_path, masked=False, logits=0)} == {80}
 
 
 def test_results_are_numbers_of_bytes() -> None:

@@ -1,5 +1,8 @@
 """fp32 products on a CPU: by the faster kernels only where these are as exact."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -7,9 +10,27 @@ import torch
 
 from zerolora import products
 
+GROWN = """
+import torch
+from zerolora import products
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+chosen, weight = products.choose(), torch.ones(192, 576)
+for length in range(1, 101):
+    torch.ones(length, 192) @ weight
+before = resident()
+for length in range(101, 601):
+    torch.ones(length, 192) @ weight
+print(chosen, resident() - before)
+"""
+
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in products.KEPT:
+        monkeypatch.setenv(name, "64")
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     yield
@@ -44,3 +65,20 @@ def test_no_random_number_is_drawn() -> None:
     drawn = torch.rand(1)
     torch.manual_seed(1)
     assert torch.equal(drawn, torch.rand(1))
+
+
+def grown(**environment: str) -> tuple[bool, int]:
+    """Return whether oneDNN was chosen, and by how many bytes a process grew over 500 new lengths."""
+    kept = {name: value for name, value in os.environ.items() if name not in products.KEPT}
+    output = subprocess.run(
+        [sys.executable, "-c", GROWN], env=kept | environment, capture_output=True, text=True, check=True
+    ).stdout.split()
+    return output[0] == "True", int(output[1])
+
+
+def test_rows_of_ever_new_lengths_do_not_fill_memory_with_kernels() -> None:
+    chosen, bytes_ = grown()
+    assert bytes_ < 30 * 2**20
+    if chosen:
+        # A user's own number holds, and shows that what is bounded is there at all.
+        assert grown(**dict.fromkeys(products.KEPT, "1024"))[1] > 2 * bytes_ + 30 * 2**20

@@ -16,16 +16,17 @@ from zerolora.memory.states import BYTES, MOMENTS, States, model_states
 from zerolora.memory.strategies import STRATEGIES, Strategy
 from zerolora.words import Attention, Loss
 
-# Resident set of a rank that has imported torch, deepspeed, transformers and peft and loaded nothing;
+# Resident set of a rank that has imported torch, deepspeed, transformers, peft and datasets and loaded nothing;
 # measured by benchmarks/process_memory.py.
-PROCESS_BYTES = 375 * 1024**2
-# Of CPU ranks, fitted to what benchmarks/memory/measure.py --cpu found with glibc 2.36: the process once it has made a
-# step; what several ranks' exchange adds, and ZeRO from stage 1 on; what lies free in the heap: a share of small blocks
-# (tape.py), and under stage 3 of the model's bytes, where gathered weights were, the more the less is kept between.
-CPU_RANK_BYTES, CPU_GROUP_BYTES, CPU_ZERO_BYTES = 352 * 1024**2, 44 * 1024**2, 46 * 1024**2
-SMALL_HOLES = 0.29
+PROCESS_BYTES = 431 * 1024**2
+# Of CPU ranks, fitted to what benchmarks/memory/measure.py --cpu found with glibc 2.36: the process once it has made
+# steps of many lengths; what several ranks' exchange adds, and ZeRO from stage 1 on; what lies free in the heap: of
+# small blocks a share (tape.py), and under stage 3 of the model's bytes, where gathered weights were, the more the less
+# is kept between.
+CPU_RANK_BYTES, CPU_GROUP_BYTES, CPU_ZERO_BYTES = 487 * 1024**2, 74 * 1024**2, 46 * 1024**2
+SMALL_HOLES = 0.15
 # By checkpointing: bytes, and share of the model.
-STAGE_3_HOLES = {True: (88 * 1024**2, 0.3), False: (224 * 1024**2, 0.13)}
+STAGE_3_HOLES = {True: (48 * 1024**2, 0.09), False: (0, 0.4)}
 GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a time (runtime/engine.py)
 DDP_BUCKET = 25 * 1024**2  # torch.nn.parallel.DistributedDataParallel's bucket_cap_mb
 NVME_BUFFERS = 5  # offload_param.buffer_count (runtime/zero/offload_config.py)
