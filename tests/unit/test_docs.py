@@ -38,6 +38,11 @@ def test_the_figures_of_make_run_are_those_measured() -> None:
     ]
     assert [figure for figure in figures if figure not in README] == []
     assert measured["files_that_differ_between_two_clones"] == []
+    # The estimate of a whole training, with the bounds of all that was measured.
+    held, predicted = measured["train_resources"]["peak_host_bytes_all_ranks"], measured["predicted_host_bytes"]
+    text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
+    assert f"{predicted / 2**30:.2f} GiB predicted, {held / 2**30:.2f} GiB held" in text
+    assert -0.02 <= predicted / held - 1 <= 0.08
 
 
 def test_the_table_of_candidates_is_the_one_measured() -> None:
