@@ -146,10 +146,10 @@ def test_the_loading_that_random_weights_stand_in_for_is_there() -> None:
     )
 
 
-def written(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
+def written(tmp_path: Path, device: str = "cpu", **changes: Any) -> list[dict[str, Any]]:
     """Return the prepared rows of a batch on two ranks."""
     batch = {"micro_batch": 2, "length": 80, "loss": "fused", "logits": 3, "masked": True, **changes}
-    data = measure.written_rows({"device": "cpu", "ranks": 2}, batch, tmp_path / "rows")
+    data = measure.written_rows({"device": device, "ranks": 2}, batch, tmp_path / "rows")
     rows = open_split(data, "train").to_list()
     assert len(open_plan(data / "plan.arrow").members) == len(rows)
     return rows
@@ -167,6 +167,11 @@ def test_rows_of_a_batch_have_lengths_of_their_own_the_longest_as_asked(tmp_path
 
 def test_rows_without_a_mask_need_no_padding(tmp_path: Path) -> None:
     assert {row["length"] for row in written(tmp_path, masked=False, logits=0)} == {80}
+
+
+def test_on_a_gpu_every_step_is_the_largest(tmp_path: Path) -> None:
+    rows = written(tmp_path, "cuda", micro_batch=1)
+    assert [row["length"] for row in rows] == [80] * measure.STEPS * 2
 
 
 def test_results_are_numbers_of_bytes() -> None:
