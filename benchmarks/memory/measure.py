@@ -480,7 +480,7 @@ def one_batch(
 
     from zerolora.data.plan import open_plan
     from zerolora.data.rows import open_split
-    from zerolora.train.batch import Batches, collate, loss_sum
+    from zerolora.train.batch import Batches, loss_sum
     from zerolora.train.checkpoint import Checkpoints
 
     saver = Checkpoints(
@@ -497,9 +497,7 @@ def one_batch(
     batches = Batches(open_split(data, "train"), plan, asked, torch.distributed.get_rank(), group["ranks"])
     try:
         for number in range(batches.steps):
-            inputs = collate(batches.at(number)[0][0], False, device)
-            if not batch["masked"]:
-                del inputs["attention_mask"]
+            inputs = micro_batch(batches, number, batch, device)
             if number == 0:
                 engine.eval()
                 with torch.no_grad():
@@ -520,6 +518,16 @@ def one_batch(
             "gpu_in_use": total - free,
         }
     return found
+
+
+def micro_batch(batches: Any, number: int, batch: Batch, device: torch.device) -> dict[str, Any]:
+    """Return this rank's micro-batch of a step, without a mask if the batch has none."""
+    from zerolora.train.batch import collate
+
+    inputs = collate(batches.at(number)[0][0], False, device)
+    if not batch["masked"]:
+        del inputs["attention_mask"]
+    return inputs
 
 
 def save_beside(engine: Any, saver: Any, number: int) -> None:

@@ -10,7 +10,7 @@ TOLERATED = 10.0
 
 KEPT = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 """Kernels that torch and oneDNN each keep, unless the user says otherwise. A step on rows of another length needs other
-ones, some 40 for all layers, of about half a MB; kept are a thousand otherwise, and a run's memory grows for hours
+ones, some 40 for all layers, of about half a MB; kept are a thousand otherwise, and memory grows with every new length
 (pytorch#27971, #98688). To make one again takes a quarter of a millisecond."""
 
 

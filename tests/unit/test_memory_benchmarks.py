@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.memory import baselines, measure
 from zerolora.data.plan import open_plan
@@ -15,6 +16,7 @@ from zerolora.data.rows import IGNORED, open_split
 from zerolora.memory.predict import Prediction, predict
 from zerolora.memory.shapes import read_shape
 from zerolora.memory.strategies import STRATEGIES
+from zerolora.train.batch import Batches
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "config/recipes/models"
@@ -167,6 +169,23 @@ def test_rows_of_a_batch_have_lengths_of_their_own_the_longest_as_asked(tmp_path
 
 def test_rows_without_a_mask_need_no_padding(tmp_path: Path) -> None:
     assert {row["length"] for row in written(tmp_path, masked=False, logits=0)} == {80}
+
+
+def test_a_micro_batch_is_padded_only_if_masked(tmp_path: Path) -> None:
+    batch = {"micro_batch": 2, "length": 80, "loss": "fused", "logits": 3, "masked": True}
+    asked = {"micro_batch": 2, "global_batch": 4, "seed": 1, "epochs": 1, "max_steps": None}
+
+    def made(**changes: Any) -> list[dict[str, Any]]:
+        data = measure.written_rows({"device": "cpu", "ranks": 2}, batch | changes, tmp_path / "rows")
+        batches = Batches(open_split(data, "train"), open_plan(data / "plan.arrow"), asked, 0, 2)
+        assert batches.steps == measure.CPU_STEPS
+        steps = range(batches.steps)
+        return [measure.micro_batch(batches, number, batch | changes, torch.device("cpu")) for number in steps]
+
+    masked, whole = made(), made(masked=False)
+    assert any(inputs["attention_mask"].sum() < inputs["input_ids"].numel() for inputs in masked)
+    assert all(len(inputs["targets"]) == 6 for inputs in masked + whole)
+    assert all("attention_mask" not in inputs and inputs["input_ids"].shape == (2, 80) for inputs in whole)
 
 
 def test_on_a_gpu_every_step_is_the_largest(tmp_path: Path) -> None:

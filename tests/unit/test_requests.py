@@ -115,7 +115,7 @@ def test_preparing_holds_no_more_than_it_asks_for(tmp_path: Path, bench: Bench) 
     places = ["--model", str(bench.folder / "m/tiny/manifest.json"), "--output", str(tmp_path / "data")]
     held = peak_bytes([str(BIN / "zerolora"), "prepare", "--settings", settings, *places, "--workers", "1"])
     wanted = preparing(rows, 1)
-    assert 0.35 * wanted["host_bytes"] < held < wanted["host_bytes"]
+    assert 0.4 * wanted["host_bytes"] < held < wanted["host_bytes"]
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_merging_holds_no_more_than_it_asks_for(tmp_path: Path) -> None:
     weights = ["--weights", str(tmp_path / "base.json")]
     held = peak_bytes([str(BIN / "zerolora"), "merge", *weights, "--adapter", str(adapter), *places])
     wanted = merging(base, adapter)
-    assert 0.35 * wanted["host_bytes"] < held < wanted["mem_mib"] * 1024**2
+    assert 0.4 * wanted["host_bytes"] < held < wanted["mem_mib"] * 1024**2
 
 
 def test_a_page_asks_for_the_least() -> None:

@@ -51,7 +51,8 @@ def test_training_does_not_begin_where_it_will_not_fit(project: Project) -> None
     lines = [line.removeprefix("zerolora: ") for line in said(project).splitlines()]
     assert lines[0].startswith("render.strategy is zero2 and nothing fits")
     row = next(line for line in lines if line.startswith("  zero2 "))
-    assert re.search(r"needs \d\.\d\d GiB of a host's \d\.\d\d GiB, headroom included$", row)
+    gib = [f"{value / 2**30:.2f} GiB" for value in (needed["zero2"], between)]
+    assert row.endswith(f"needs {gib[0]} of a host's {gib[1]}, headroom included")
     # Of the same engine; stage 1 has the same buffers.
     advice = yaml.safe_load("\n".join(lines[lines.index(ADVICE) + 1 :]))
     assert advice["render"]["strategy"] == "zero0"

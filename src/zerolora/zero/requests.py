@@ -35,6 +35,9 @@ PREPARE_PROCESS, PREPARE_GROWTH, PREPARE_PACE = 170_000_000, 0.4, 2.0e5
 PREPARE_LIBRARIES = 780_000_000
 """Resident bytes of libraries, as Slurm counts them: also what others on the node have mapped too.
 tests/unit/test_requests.py holds it against a real run."""
+LIBRARIES = 375 * 1024**2
+"""Resident bytes of a process that merges or writes a page: no rank, which reads data too (predict.py, PROCESS_BYTES).
+tests/unit/test_requests.py holds merging against a real run."""
 LOSS_TOKENS = 2048  # of a forward pass for the loss (evaluate/evaluate.py)
 
 Request = dict[str, Any]
@@ -80,7 +83,7 @@ def merging(model: Path, adapter: Path) -> Request:
     added = sum(file["bytes"] for file in read_json(adapter / MANIFEST, "zerolora train")["files"].values())
     # A file's tensors, and their bytes as they are written; a matrix in fp32, its update and their sum.
     held = 2 * max(files) + 3 * BYTES["fp32"] * largest_module(read_shape(model)) + added
-    return _request(3 * sum(files) / PACE, PROCESS_BYTES + held)
+    return _request(3 * sum(files) / PACE, LIBRARIES + held)
 
 
 def evaluating(settings: dict[str, Any], model: Path, data: Path, run: dict[str, Any]) -> Request:
@@ -109,7 +112,7 @@ def preparing(rows: Path, processes: int) -> Request:
 
 def reporting() -> Request:
     """Return the request of writing a page."""
-    return _request(0, PROCESS_BYTES)
+    return _request(0, LIBRARIES)
 
 
 def _request(seconds: float, host: float, gpus: int = 0) -> Request:
