@@ -45,21 +45,21 @@ import torch.distributed
 from machine import machine
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from zerolora.config_file import load
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
 from zerolora.data.rows import IGNORED
 from zerolora.files import read_json, write_json
-from zerolora.memory.shapes import read_shape
-from zerolora.probe import probe
-from zerolora.resolve import resolve
-from zerolora.train import engines
+from zerolora.memory.model_spec import read_model_spec
+from zerolora.planner.choice import Candidate, choose
+from zerolora.planner.machines import hardware_of
+from zerolora.planner.render import rendered
+from zerolora.probe.probe import probe
 from zerolora.train.adapter import adapt
 from zerolora.train.batch import PackedRow, collate, loss_sum
-from zerolora.train.engine import DTYPES, Engine
-from zerolora.train.launcher import CPU_MALLOC, place
+from zerolora.train.engines import select as engines
+from zerolora.train.engines.base import DTYPES, Engine
+from zerolora.train.launch.launcher import CPU_MALLOC, place
 from zerolora.train.rank import claim_device
-from zerolora.zero.choice import Candidate, choose
-from zerolora.zero.machines import hardware_of
-from zerolora.zero.render import rendered
 
 RESULT = Path("benchmarks/results/choice.json")
 MODEL = Path("config/recipes/models/smollm2-135m.json")
@@ -100,7 +100,7 @@ def main() -> None:
     draw = random.Random(arguments.seed)  # noqa: S311 (an order, no secret)
     with tempfile.TemporaryDirectory() as folder:
         model = reduced(arguments, device, Path(folder) / "model")
-        shape = read_shape(model)
+        shape = read_model_spec(model)
         probe(Path(folder) / "probe.json", device, ranks)
         probed = read_json(Path(folder) / "probe.json", "zerolora probe")
         settings, train = settings_of(device, ranks, arguments.global_batch, probed)

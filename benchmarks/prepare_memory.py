@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from machine import machine
 
-from zerolora.config import Prepare
+from zerolora.config.schema import Prepare
 from zerolora.files import canonical, write_json
 
 RESULT = Path("benchmarks/results/prepare_memory.json")

@@ -18,7 +18,7 @@ from zerolora.memory.predict import PROCESS_BYTES
 
 # A job is a Snakemake that starts a Snakemake that starts the launcher.
 SNAKEMAKE = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/local", "--dry-run", "all"]
-LAUNCHER = [sys.executable, "-c", "import zerolora.cli, zerolora.train.launcher"]
+LAUNCHER = [sys.executable, "-c", "import zerolora.cli, zerolora.train.launch.launcher"]
 PEAK = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)

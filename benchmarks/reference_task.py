@@ -14,18 +14,18 @@ from typing import Any
 
 from machine import machine
 
-from zerolora.config_file import load
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
 from zerolora.evaluate.evaluate import evaluate
 from zerolora.files import canonical, read_json, write_json
+from zerolora.manifest import located
 from zerolora.memory.estimate import estimate
 from zerolora.merge.merge import merge
-from zerolora.model.manifest import located
-from zerolora.resolve import resolve
-from zerolora.train.launcher import launch, place
-from zerolora.zero.render import render
+from zerolora.planner.render import render
+from zerolora.train.launch.launcher import launch, place
 
 RESULT = Path("benchmarks/results/reference_task.json")
 RUN, DATASET = "default", "reference"

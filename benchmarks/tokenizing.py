@@ -22,7 +22,7 @@ from typing import Any
 
 from machine import machine
 
-from zerolora.config import Prepare
+from zerolora.config.schema import Prepare
 from zerolora.data.prepare import prepare
 from zerolora.files import write_json
 

@@ -11,16 +11,16 @@ import psutil
 import yaml
 from conftest import BIN, ROOT, TINY_CONFIG, project_environment
 
-from zerolora.config import Source
-from zerolora.config_file import load
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
+from zerolora.config.schema import Source
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
-from zerolora.fetch import fetch, restore
+from zerolora.fetch.models import fetch, restore
 from zerolora.files import canonical, write_json
 from zerolora.memory.estimate import estimate
-from zerolora.resolve import resolve
-from zerolora.zero.render import render
+from zerolora.planner.render import render
 
 # Packing off, packed rows of a row or two, and all rows of the data in one packed row.
 PLANS = {"unpacked": None, "packed": 160, "whole": 4096}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora.memory.strategies import STRATEGIES
+from zerolora.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from typing import Any
 from zerolora.files import write_json
 from zerolora.memory.adapters import Finetuning
 from zerolora.memory.estimate import attentions
+from zerolora.memory.model_spec import read_model_spec
 from zerolora.memory.predict import Plan, predict, sized
-from zerolora.memory.shapes import read_shape
-from zerolora.zero.choice import Choice
-from zerolora.zero.render import rendered
+from zerolora.planner.choice import Choice
+from zerolora.planner.render import rendered
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -133,7 +133,7 @@ def case_of(draw: random.Random, model: str, method: str, strategy: str) -> dict
 
 def as_trained(case: dict[str, Any]) -> dict[str, Any]:
     """Return a case with the loss and the attention that training takes."""
-    best = attentions(read_shape(MODELS / f"{case['model']}.json"))[0]
+    best = attentions(read_model_spec(MODELS / f"{case['model']}.json"))[0]
     return {**case, "loss": "fused", "attention": best}
 
 
@@ -172,7 +172,7 @@ NOT_TRACED = ("loading", "evaluation", "saving")  # a trace is of a step
 
 def compared(case: dict[str, Any], traced: dict[str, int]) -> dict[str, Any]:
     """Return predicted and traced bytes of a case. A trace has one device, so what is offloaded counts in both."""
-    prediction = predict(read_shape(MODELS / f"{case['model']}.json"), plan_of(case))
+    prediction = predict(read_model_spec(MODELS / f"{case['model']}.json"), plan_of(case))
     step = {name: value + prediction.offloaded for name, value in prediction.phases.items() if name not in NOT_TRACED}
     for name in ("backward_end", "optimizer"):
         step[name] += prediction.offloaded_step
@@ -288,7 +288,7 @@ def command(case: dict[str, Any]) -> list[str]:
 def zero_json(case: dict[str, Any]) -> dict[str, Any]:
     """Return the DeepSpeed JSON that render writes for a case; pinned memory and overlap are CUDA's alone."""
     plan = plan_of(case)
-    sizes = sized(read_shape(MODELS / f"{case['model']}.json"), plan)
+    sizes = sized(read_model_spec(MODELS / f"{case['model']}.json"), plan)
     choice = Choice(
         case["strategy"],
         case["micro_batch"],

@@ -39,12 +39,12 @@ from zerolora.data.plan import write_plan
 from zerolora.data.rows import IGNORED, schema
 from zerolora.files import read_json, write_json
 from zerolora.memory.adapters import Finetuning
+from zerolora.memory.model_spec import read_model_spec
 from zerolora.memory.predict import Plan, Prediction, predict, sized
-from zerolora.memory.shapes import read_shape
-from zerolora.telemetry import PeakMemory
-from zerolora.train.launcher import CPU_MALLOC
-from zerolora.zero.choice import Choice
-from zerolora.zero.render import rendered
+from zerolora.peak_memory import PeakMemory
+from zerolora.planner.choice import Choice
+from zerolora.planner.render import rendered
+from zerolora.train.launch.launcher import CPU_MALLOC
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "config/recipes/models"
@@ -185,7 +185,7 @@ def plan_of(group: Group, batch: Batch) -> Plan:
 def zero_json(group: Group) -> dict[str, Any]:
     """Return what render writes for a group: the DeepSpeed JSON, or the options of another engine."""
     plan = plan_of(group, group["batches"][0])
-    sizes = sized(read_shape(MODELS / f"{group['model']}.json"), plan)
+    sizes = sized(read_model_spec(MODELS / f"{group['model']}.json"), plan)
     micro_batch = group["batches"][0]["micro_batch"]
     choice = Choice(group["strategy"], micro_batch, 1, group["checkpointing"], group["attention"], sizes)
     settings = {
@@ -210,7 +210,7 @@ def measured(groups: list[Group], deadline: float) -> Iterator[list[dict[str, An
     """Yield for each group a row for each of its batches: what was measured, or why nothing was."""
     with tempfile.TemporaryDirectory(prefix="zerolora-memory-") as room:
         for group in groups:
-            shape = read_shape(MODELS / f"{group['model']}.json")
+            shape = read_model_spec(MODELS / f"{group['model']}.json")
             predictions = [predict(shape, plan_of(group, batch)) for batch in group["batches"]]
             fault = "no time left" if time.monotonic() > deadline else None
             asked = [
@@ -342,7 +342,7 @@ def row(group: Group, batch: Batch, prediction: Prediction, found: dict[str, Any
 
 def predicted_anew(each: dict[str, Any]) -> dict[str, Any]:
     """Return a row with today's prediction beside what was measured."""
-    prediction = predict(read_shape(MODELS / f"{each['model']}.json"), plan_of(each, each))
+    prediction = predict(read_model_spec(MODELS / f"{each['model']}.json"), plan_of(each, each))
     found = {name: value for name, value in each.items() if name.startswith(("host_", "gpu_", "failed", "skipped"))}
     case = {name: value for name, value in each.items() if name not in (*found, *PREDICTED)}
     return row({**case, "batches": None}, {}, prediction, found)
@@ -428,7 +428,8 @@ def run_rank(request: dict[str, Any]) -> None:
     """Be one rank of a group; append one line for each batch to the output."""
     import torch.distributed
 
-    from zerolora.train import adapter, engines, isolation, rank
+    from zerolora.train import adapter, isolation, rank
+    from zerolora.train.engines import select as engines
 
     group, weights = request["group"], Path(request["weights"])
     config = zero_json(group)
@@ -481,7 +482,7 @@ def one_batch(
     from zerolora.data.plan import open_plan
     from zerolora.data.rows import open_split
     from zerolora.train.batch import Batches, loss_sum
-    from zerolora.train.checkpoint import Checkpoints
+    from zerolora.train.checkpoint.store import Checkpoints
 
     saver = Checkpoints(
         data.parent / "checkpoints", {}, {"steps": STEPS}, {"checkpoint_steps": None, "checkpoint_minutes": 1e9}
@@ -534,8 +535,8 @@ def save_beside(engine: Any, saver: Any, number: int) -> None:
     """Begin to write a checkpoint, as training does while it goes on."""
     import torch.distributed
 
-    from zerolora.train.checkpoint import State
-    from zerolora.train.engine import MOMENTS, WEIGHT
+    from zerolora.train.checkpoint.store import State
+    from zerolora.train.engines.base import MOMENTS, WEIGHT
 
     parts = {part: engine.part(part) for part in (WEIGHT, *MOMENTS)}
     if torch.distributed.get_rank() == 0:

@@ -25,20 +25,20 @@ import yaml
 from machine import PACKAGES, machine
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from zerolora.config_file import load
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
 from zerolora.data.pack import pack_rows
 from zerolora.data.plan import open_plan
 from zerolora.data.prepare import prepare
 from zerolora.data.rows import open_split
-from zerolora.fetch import fetch, restore
+from zerolora.fetch.models import fetch, restore
 from zerolora.files import canonical, read_json, write_json
 from zerolora.memory.estimate import estimate
-from zerolora.resolve import resolve
+from zerolora.planner.render import render
 from zerolora.train.batch import Batches
-from zerolora.train.engine import DTYPES
-from zerolora.train.launcher import place
-from zerolora.train.stopwatch import PARTS
-from zerolora.zero.render import render
+from zerolora.train.engines.base import DTYPES
+from zerolora.train.launch.launcher import place
+from zerolora.train.telemetry.stopwatch import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "resources/weights/smollm2-135m-instruct"
@@ -70,7 +70,7 @@ class Step:
     parts: dict[str, float] = field(default_factory=dict)
     """Ours only: seconds of PARTS on rank 0."""
     flops: float = 0.0
-    """Ours only: FLOPs of one rank that nothing can save (zero/cost.py, useful_flops)."""
+    """Ours only: FLOPs of one rank that nothing can save (planner/cost.py, useful_flops)."""
     communicated: float = 0.0
     """Ours only: bytes of the full buffers of one rank's collectives."""
 

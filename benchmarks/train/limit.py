@@ -5,8 +5,9 @@
 
 Needs the base model: run `make run` first. Trains with `zerolora train` on one rank and on all (one a core or GPU):
 rows of the reference task, four at a time, and packed rows of a chat set. Right before each training `zerolora probe`
-measures matrix products on as many ranks. FLOPs are those that nothing can save (zero/cost.py, useful_flops): what is
-computed twice or for padding counts as time only. Overhead is the part of a step, from the end of the one before to its
+measures matrix products on as many ranks. FLOPs are those that nothing can save (planner/cost.py, useful_flops): what
+is computed twice or for padding counts as time only. Overhead is the part of a step, from the end of the one before
+to its
 own, that is neither forward, backward nor optimizer; waiting for other ranks is told apart from it. Writes
 benchmarks/results/train_limit.json.
 """
@@ -22,7 +23,7 @@ from against_trl import chat_task
 from contest import RESULTS, TRAIN, Ours, Run, about, add_options, model_of, ranks_of
 
 from zerolora.files import read_json, write_json
-from zerolora.probe import probe
+from zerolora.probe.probe import probe
 
 COMPUTING = ("forward", "backward", "optimizer")
 ROWS = 4  # of the reference task at a time, as in config/config.yaml

@@ -26,10 +26,10 @@ from against_reference import VALIDATED, reference_task
 from contest import QUIET, RESULTS, TRAIN, Ours, about, add_options, model_of
 
 from zerolora.files import read_json, write_json
-from zerolora.model.manifest import located
-from zerolora.train import engines
+from zerolora.manifest import located
 from zerolora.train.adapter import adapt
-from zerolora.train.launcher import CPU_MALLOC, place
+from zerolora.train.engines import select as engines
+from zerolora.train.launch.launcher import CPU_MALLOC, place
 from zerolora.train.rank import claim_device
 
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")

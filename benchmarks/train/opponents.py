@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
-from zerolora import products
+from zerolora import cpu_matmul
 from zerolora.data.rows import IGNORED, open_split
 from zerolora.files import read_json, write_json
-from zerolora.telemetry import PeakMemory
-from zerolora.train.engine import DTYPES
+from zerolora.peak_memory import PeakMemory
+from zerolora.train.engines.base import DTYPES
 
 
 class Clock(TrainerCallback):
@@ -74,7 +74,7 @@ def main() -> None:
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if settings["device"] == "cuda" else torch.device("cpu")
     if settings["onednn"]:
-        products.choose()
+        cpu_matmul.choose()
     memory, clock = PeakMemory(device), Clock()
     trainer = {"trl": trl, "reference": reference}[options.kind](settings, options.folder)
     clock.counting(trainer)

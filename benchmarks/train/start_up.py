@@ -23,9 +23,9 @@ from typing import Any
 from against_reference import VALIDATED, reference_task
 from contest import QUIET, RESULTS, ROOT, Ours, about, add_options, model_of
 
-from zerolora.config_file import load
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
 from zerolora.files import write_json
-from zerolora.resolve import resolve
 
 IMPORTS = "import deepspeed, zerolora.cli, zerolora.train.rank"
 CACHES = ("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")

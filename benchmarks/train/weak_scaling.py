@@ -7,7 +7,7 @@ Needs the base model: run `make run` first. Rows are those of the reference task
 has one thread, on one rank too, so that what is lost is what ranks cost each other: waiting, sending, and shared caches
 and memory. Efficiency is tokens/s on all ranks over as many times those on one, round by round. What a rank sends is
 counted by training (bytes of full buffers by collective, here as a ring sends them) and held against the cost model's
-formulas (zero/cost.py). Writes benchmarks/results/train_scaling.json.
+formulas (planner/cost.py). Writes benchmarks/results/train_scaling.json.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from against_reference import VALIDATED, reference_task
 from contest import RESULTS, TRAIN, Ours, Run, Step, about, add_options, model_of, ranks_of, ratio, take_turns
 
 from zerolora.files import read_json, write_json
-from zerolora.memory.shapes import from_json
-from zerolora.zero.choice import choose
-from zerolora.zero.machines import hardware_of
+from zerolora.memory.model_spec import from_json
+from zerolora.planner.choice import choose
+from zerolora.planner.machines import hardware_of
 
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
 

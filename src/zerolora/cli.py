@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from zerolora.errors import UserError
-from zerolora.train.stopping import STOPPED, Stopped
-from zerolora.words import Attention, Loss, Method
+from zerolora.train.launch.stop_signals import STOPPED, Stopped
+from zerolora.types import Attention, Loss, Method
 
 app = typer.Typer(
     help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. Each command is one stage of the pipeline.",
@@ -65,9 +65,9 @@ def resolve(
     config: Annotated[Path, typer.Option(help="The config, as in config/config.yaml.")], output: Output
 ) -> None:
     """Check the config and write what it means for every stage."""
-    from zerolora.config_file import load
+    from zerolora.config.file import load
+    from zerolora.config.resolve import resolve as stage
     from zerolora.files import write_json
-    from zerolora.resolve import resolve as stage
 
     write_json(output, stage(load(config)))
 
@@ -75,7 +75,7 @@ def resolve(
 @app.command()
 def schema(output: Output) -> None:
     """Write the JSON Schema of the config, for editors."""
-    from zerolora.config import Config
+    from zerolora.config.schema import Config
     from zerolora.files import write_json
 
     write_json(output, Config.model_json_schema())
@@ -98,7 +98,7 @@ def reference(
 @app.command()
 def fetch(settings: Settings, weights: Weights, output: Output) -> None:
     """Bring the pinned base model here and write down what it is."""
-    from zerolora.fetch import fetch as stage
+    from zerolora.fetch.models import fetch as stage
 
     stage(settings, weights, output)
 
@@ -106,7 +106,7 @@ def fetch(settings: Settings, weights: Weights, output: Output) -> None:
 @app.command()
 def fetch_data(settings: Settings, output: Output) -> None:
     """Bring the pinned data files of a hub repository here."""
-    from zerolora.fetch_data import fetch_data as stage
+    from zerolora.fetch.data_sets import fetch_data as stage
 
     stage(settings, output)
 
@@ -114,7 +114,7 @@ def fetch_data(settings: Settings, output: Output) -> None:
 @app.command()
 def weights(model: ModelDirectory, weights: Weights) -> None:
     """Make sure the base weights are on this machine and are those that fetch wrote down."""
-    from zerolora.fetch import restore
+    from zerolora.fetch.models import restore
 
     restore(model, weights)
 
@@ -249,7 +249,7 @@ def probe(
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of each machine, measuring at once.")] = 1,
 ) -> None:
     """Measure this machine, or those of the Slurm job, for the choice of a strategy (hardware.probe)."""
-    from zerolora.probe import probe as measure
+    from zerolora.probe.probe import probe as measure
 
     measure(output, device, ranks)
 
@@ -263,8 +263,8 @@ def render(
 ) -> None:
     """Choose how the run trains, and write what training reads: the DeepSpeed JSON with the choice beside it."""
     from zerolora.files import write_json
-    from zerolora.zero.render import lines
-    from zerolora.zero.render import render as stage
+    from zerolora.planner.render import lines
+    from zerolora.planner.render import render as stage
 
     rendered, why = stage(settings, estimate)
     write_json(reasons, why)
@@ -285,8 +285,8 @@ def train(
 ) -> None:
     """Train the adapter: one rank, several here, or one Slurm task of many. Goes on from the last checkpoint."""
     from zerolora.files import canonical
-    from zerolora.train.launcher import launch, place
-    from zerolora.train.trackers import check
+    from zerolora.train.launch.launcher import launch, place
+    from zerolora.train.telemetry.trackers import check
 
     check(settings["tracker"])
     where = place(os.environ, settings["nodes"], settings["ranks_per_node"])
@@ -310,8 +310,8 @@ def merge(
     output: Output,
 ) -> None:
     """Add the adapter to the base weights."""
+    from zerolora.manifest import located
     from zerolora.merge.merge import merge as stage
-    from zerolora.model.manifest import located
 
     stage(located(weights), adapter, output, place)
 
@@ -323,8 +323,8 @@ def merged_weights(
     manifest: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
 ) -> None:
     """Make sure the merged weights are on this machine; merge again if they are not."""
+    from zerolora.manifest import located
     from zerolora.merge.merge import restore
-    from zerolora.model.manifest import located
 
     restore(located(weights), adapter, manifest)
 
@@ -339,7 +339,7 @@ def evaluate(
 ) -> None:
     """Ask a model the held-out rows and judge its answers."""
     from zerolora.evaluate.evaluate import evaluate as stage
-    from zerolora.model.manifest import located
+    from zerolora.manifest import located
 
     stage(settings, data, located(weights), output, answers)
 

@@ -10,11 +10,11 @@ import yaml
 from cluster import ACCOUNT, Cluster
 from conftest import Project, project_environment
 
-from zerolora.config_file import load
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
 from zerolora.files import canonical, write_json
 from zerolora.memory.estimate import estimate
-from zerolora.resolve import resolve
-from zerolora.zero.render import render
+from zerolora.planner.render import render
 
 PROFILE = "profiles/slurm/config.yaml"
 QUICK = Path(__file__).with_name("quick_snakemake.py")

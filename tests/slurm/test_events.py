@@ -16,7 +16,7 @@ from cluster_project import ClusterProject
 from conftest import Project
 from engines import edit_config
 
-from zerolora.train.checkpoint import Torn, header
+from zerolora.train.checkpoint.store import CorruptCheckpoint, header
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -62,7 +62,7 @@ class Disturbed:
         files = sorted((self.project.directory / "work/checkpoints/default").glob("*/step-*.safetensors"))
         try:
             return int(header(files[-1])["step"]) if files else 0
-        except Torn:  # pruned a moment ago
+        except CorruptCheckpoint:  # pruned a moment ago
             return 0
 
     def nodes(self) -> list[str]:

@@ -20,8 +20,8 @@ from engines import dvc_changed, edit_config, snakemake_would_run
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from zerolora.planner import slurm_resources
 from zerolora.units import gib
-from zerolora.zero import requests
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -86,13 +86,13 @@ def test_every_job_asks_for_the_time_and_memory_that_were_computed_for_it(projec
     results, model = project.directory / "results", project.directory / "resources/models/tiny"
     resolved = json.loads((results / "config.json").read_text())
     render = resolved["runs"]["default"]["render"]
-    evaluating = requests.evaluating(resolved["evaluate"]["rows"], model, results / "data/rows", render)
+    evaluating = slurm_resources.evaluating(resolved["evaluate"]["rows"], model, results / "data/rows", render)
     wanted = {
-        "prepare_wildcards_rows": requests.preparing(project.directory / "rows.json", 1),
+        "prepare_wildcards_rows": slurm_resources.preparing(project.directory / "rows.json", 1),
         "evaluate_base_wildcards_rows": evaluating,
-        "merge_wildcards_default": requests.merging(model, results / "default/adapter"),
+        "merge_wildcards_default": slurm_resources.merging(model, results / "default/adapter"),
         "evaluate_wildcards_default": evaluating,
-        "report_wildcards_default": requests.reporting(),
+        "report_wildcards_default": slurm_resources.reporting(),
     }
     for name, expected in wanted.items():
         (job,) = project.jobs(f"rule_{name}")
@@ -144,7 +144,10 @@ def test_any_shape_learns_the_same(
 def test_the_tasks_of_a_step_share_out_all_ranks_and_agree_where_to_meet(
     project: ClusterProject, nodes: int, ranks_per_node: int, tasks: int
 ) -> None:
-    code = f"import os; from zerolora.train.launcher import place; print(place(os.environ, {nodes}, {ranks_per_node}))"
+    code = (
+        "import os; from zerolora.train.launch.launcher import place; "
+        f"print(place(os.environ, {nodes}, {ranks_per_node}))"
+    )
     result = project.run("srun", *shape(nodes, tasks), sys.executable, "-c", code)
     places = [re.fullmatch(r"Place\(ranks=range\((\d+), (\d+)\), (.*)\)", line) for line in result.stdout.splitlines()]
     assert len(places) == tasks
@@ -194,13 +197,15 @@ def test_all_tries_of_a_training_are_accounted_for(project: ClusterProject, tmp_
     """A job that is requeued, then another one: three tries, two GPUs each."""
     steps, cluster = tmp_path / "steps", project.cluster
     site = ("--parsable", "--requeue", "--gres=gpu:2", "--mem=500", f"--output={tmp_path}/log")
-    command = f"srun workflow/scripts/noted {steps} sleep $((2 + 60 * (1 - ${{SLURM_RESTART_COUNT:-0}})))"
+    command = f"srun workflow/scripts/record_slurm_step {steps} sleep $((2 + 60 * (1 - ${{SLURM_RESTART_COUNT:-0}})))"
     first = project.run("sbatch", *site, f"--wrap={command}").stdout.strip()
     cluster.wait(steps.exists, "the job runs", 60)
     time.sleep(2)
     project.run("scontrol", "requeue", first)
     cluster.wait_job_state(first, "COMPLETED", 120)
-    second = project.run("sbatch", *site, f"--wrap=srun workflow/scripts/noted {steps} sleep 2").stdout.strip()
+    second = project.run(
+        "sbatch", *site, f"--wrap=srun workflow/scripts/record_slurm_step {steps} sleep 2"
+    ).stdout.strip()
     cluster.wait_job_state(second, "COMPLETED", 60)
     assert steps.read_text().split() == [f"{first}.0", f"{first}.0", f"{second}.0"]
     with steps.open("a") as file:

@@ -13,7 +13,7 @@ import pytest
 from bench import Bench, metrics
 from conftest import ROOT, project_environment
 
-from zerolora.train.checkpoint import header
+from zerolora.train.checkpoint.store import header
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

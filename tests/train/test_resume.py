@@ -18,8 +18,8 @@ from bench import Bench, metrics, rank_process
 from conftest import ROOT, project_environment
 from safetensors.torch import load_file
 
-from zerolora.train.checkpoint import FINISHED, header
-from zerolora.train.stopping import STOPPED
+from zerolora.train.checkpoint.store import FINISHED, header
+from zerolora.train.launch.stop_signals import STOPPED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -17,8 +17,8 @@ from bench import Bench, rank_process
 from conftest import ROOT, project_environment
 from safetensors.torch import load_file
 
-from zerolora.train.record import COLUMNS
-from zerolora.train.stopwatch import PARTS
+from zerolora.train.telemetry.stopwatch import PARTS
+from zerolora.train.telemetry.writer import COLUMNS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -85,7 +85,7 @@ def found(bench: Bench, name: str, strategy: str) -> Path:
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3", "ddp", "fsdp"])
 def test_collectives_send_what_the_formula_says(bench: Bench, tiny_model: Path, strategy: str) -> None:
-    """φ trained parameters, two micro-batches; zero/cost.py says of each what is sent when."""
+    """φ trained parameters, two micro-batches; planner/cost.py says of each what is sent when."""
     run = found(bench, f"told-{strategy}", strategy)
     adapter = WIDTH * json.loads((run / "metrics/train.json").read_text())["trainable_parameters"]
     told = {name.removesuffix("_bytes_per_step"): size for name, size in resources(run).items() if "_bytes_per" in name}

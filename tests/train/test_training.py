@@ -17,7 +17,7 @@ from conftest import ROOT, project_environment
 from safetensors.torch import load_file
 
 from zerolora.data.rows import open_split
-from zerolora.memory.strategies import STRATEGIES
+from zerolora.strategies import STRATEGIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -15,8 +15,8 @@ import pytest
 from bench import Bench, rank_process
 from conftest import ROOT, project_environment
 
-from zerolora.train.checkpoint import Torn, header
-from zerolora.train.stopping import STOPPED
+from zerolora.train.checkpoint.store import CorruptCheckpoint, header
+from zerolora.train.launch.stop_signals import STOPPED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -46,7 +46,7 @@ def step_of(bench: Bench, name: str) -> int:
     files = sorted((bench.folder / "checkpoints" / name).glob("*/step-*.safetensors"))
     try:
         return int(header(files[-1])["step"]) if files else 0
-    except Torn:  # pruned a moment ago
+    except CorruptCheckpoint:  # pruned a moment ago
         return 0
 
 
@@ -112,7 +112,7 @@ def test_a_rank_that_lags_is_named_once(bench: Bench) -> None:
 # Two ranks that go through steps together, with nothing to compute; then each does what it was told.
 PRETENDED = """
 import sys, time
-from zerolora.train.watch import Watch
+from zerolora.train.launch.heartbeat import Watch
 
 watch = Watch()
 watch.at("loading")
@@ -171,7 +171,7 @@ def test_a_job_that_was_suspended_as_a_whole_does_not_hang() -> None:
 
 
 def test_ranks_that_never_meet_say_who_is_missing() -> None:
-    code = "from zerolora.train.watch import Watch; import time; Watch(); time.sleep(1000)"
+    code = "from zerolora.train.launch.heartbeat import Heartbeat; import time; Heartbeat(); time.sleep(1000)"
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT), "ZEROLORA_PATIENCE": "2"}
     ranks = [
         subprocess.Popen(

@@ -39,7 +39,7 @@ def accounted(steps: Path, path: str) -> subprocess.CompletedProcess[str]:
 
 def test_where_no_job_trained_nothing_is_asked(tmp_path: Path) -> None:
     assert accounted(tmp_path / "steps", "").stdout == "null\n"
-    command = [SCRIPTS / "noted", tmp_path / "steps", "echo", "said"]
+    command = [SCRIPTS / "record_slurm_step", tmp_path / "steps", "echo", "said"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "said\n"
     assert not (tmp_path / "steps").exists()
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolora.errors import UserError
-from zerolora.train.checkpoint import Checkpoints, State, Torn, differences, header, read, write
-from zerolora.train.identity import FREE
+from zerolora.train.checkpoint.identity import FREE
+from zerolora.train.checkpoint.store import Checkpoints, CorruptCheckpoint, State, differences, header, read, write
 
 BOUND = {"train.seed": 1, "train.learning_rate": 0.1, "data": "abc"}
 EXACT: dict[str, Any] = {"steps": 9, "settings": {}, "code": "x"}
@@ -52,7 +52,7 @@ def test_any_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, pla
     content = bytearray(path.read_bytes())
     content[place % len(content)] ^= flip
     path.write_bytes(content)
-    with pytest.raises(Torn):
+    with pytest.raises(CorruptCheckpoint):
         read(path)
 
 
@@ -61,7 +61,7 @@ def test_any_cut_is_found(tmp_path_factory: pytest.TempPathFactory, kept: float)
     path = write(tmp_path_factory.mktemp("cut"), state_of(4), BOUND, EXACT)
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content))])
-    with pytest.raises(Torn):
+    with pytest.raises(CorruptCheckpoint):
         read(path)
 
 

@@ -14,20 +14,20 @@ import yaml
 from benchmarks.memory import compare
 from zerolora.errors import UserError
 from zerolora.memory.headroom import asked
-from zerolora.memory.shapes import Shape, read_shape
-from zerolora.memory.strategies import STRATEGIES
+from zerolora.memory.model_spec import ModelSpec, read_model_spec
+from zerolora.planner.choice import TIE, Candidate, choose, distance, divisors, summary, table
+from zerolora.planner.hardware import GPUS, Hardware, named
+from zerolora.planner.machines import hardware_of, link_of, typical
+from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
-from zerolora.zero.choice import TIE, Candidate, choose, distance, divisors, summary, table
-from zerolora.zero.hardware import GPUS, Hardware, named
-from zerolora.zero.machines import hardware_of, link_of, typical
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "config/recipes/models"
 POINTS = 1000
 
 
-def shape_of(name: str) -> Shape:
-    return read_shape(MODELS / f"{name}.json")
+def shape_of(name: str) -> ModelSpec:
+    return read_model_spec(MODELS / f"{name}.json")
 
 
 def settings_of(**changed: Any) -> dict[str, Any]:

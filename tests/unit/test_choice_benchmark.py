@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from benchmarks import choice as benchmark
-from zerolora.memory.shapes import read_shape
-from zerolora.zero.choice import choose
-from zerolora.zero.machines import unmeasured_cpu
-from zerolora.zero.render import rendered
+from zerolora.memory.model_spec import read_model_spec
+from zerolora.planner.choice import choose
+from zerolora.planner.machines import unmeasured_cpu
+from zerolora.planner.render import rendered
 
 ROWS = [[benchmark.drawn_row(list(range(57)), 0.385)]] * 8
 
@@ -25,7 +25,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[benchmark.Tried]:
     monkeypatch.chdir(Path(__file__).resolve().parents[2])
     settings, _ = benchmark.settings_of("cpu", 2, 8, {})
     hardware = unmeasured_cpu(2, 1, "nvme")
-    found = choose(read_shape(benchmark.MODEL), settings, benchmark.data_of(ROWS), hardware)
+    found = choose(read_model_spec(benchmark.MODEL), settings, benchmark.data_of(ROWS), hardware)
     return benchmark.to_try(found, None, lot())
 
 

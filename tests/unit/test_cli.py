@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import BIN, ROOT, TINY_CONFIG
 
-from zerolora.config_file import load
-from zerolora.resolve import resolve
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
 
 
 def zerolora(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from conftest import ROOT, TINY_CONFIG
 
-from zerolora.config import Config, Format, RowField
-from zerolora.config_file import load
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
+from zerolora.config.schema import Config, Format, RowField
 from zerolora.data.formats import FIELDS
 from zerolora.errors import UserError
-from zerolora.resolve import resolve
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:
@@ -294,7 +294,7 @@ def test_every_shipped_config_loads(path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_misspelt_resume_is_told_before_anything_runs() -> None:
     from pydantic import ValidationError
 
-    from zerolora.config import Train
+    from zerolora.config.schema import Train
 
     assert [Train(resume=value).resume for value in ("auto", "never", "a.safetensors")]
     with pytest.raises(ValidationError, match="write auto, never, or a checkpoint's file"):

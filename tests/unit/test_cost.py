@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.memory.strategies import STRATEGIES
-from zerolora.zero.cost import Work, explain, gathered_elements, step_seconds
-from zerolora.zero.hardware import GPUS, Disk, Hardware, Link, named
+from zerolora.planner.cost import Work, explain, gathered_elements, step_seconds
+from zerolora.planner.hardware import GPUS, Disk, Hardware, Link, named
+from zerolora.strategies import STRATEGIES
 
 # Llama-3-8B, LoRA r 16 on all linear modules: 32 layers, 4096 wide, 8 key-value heads of 32, MLP 14336.
 PSI, PHI = 8_030_261_248, 41_943_040

@@ -10,11 +10,11 @@ from conftest import BIN, ROOT
 
 from benchmarks.memory import compare
 from benchmarks.train import tables
-from zerolora.config import STRATEGIES as CONFIG_STRATEGIES
-from zerolora.config import Config
+from zerolora.config.schema import STRATEGIES as CONFIG_STRATEGIES
+from zerolora.config.schema import Config
 from zerolora.memory.headroom import JOB_BYTES
-from zerolora.memory.strategies import STRATEGIES
-from zerolora.zero.hardware import GPUS, NETWORKS, NODE_LINKS
+from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS
+from zerolora.strategies import STRATEGIES
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

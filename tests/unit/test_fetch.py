@@ -13,10 +13,10 @@ import pytest
 from conftest import make_tiny_model
 
 from zerolora.errors import UserError
-from zerolora.fetch import fetch, restore
+from zerolora.fetch import sources
+from zerolora.fetch.models import fetch, restore
 from zerolora.files import sha256
-from zerolora.model import sources
-from zerolora.model.manifest import located
+from zerolora.manifest import located
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 

@@ -19,7 +19,7 @@ from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
 from zerolora.data import readers
 from zerolora.errors import UserError
-from zerolora.fetch_data import fetch_data
+from zerolora.fetch.data_sets import fetch_data
 from zerolora.files import describe, sha256
 
 SETTINGS: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from zerolora.errors import UserError
-from zerolora.zero.hardware import (
+from zerolora.planner.hardware import (
     DISKS,
     GPUS,
     HOST_LINKS,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from zerolora.train.health import QUIET, Health
-from zerolora.train.record import COLUMNS, read, text
+from zerolora.train.telemetry.health import QUIET, Health
+from zerolora.train.telemetry.writer import COLUMNS, read, text
 
 HEALTHY: dict[str, Any] = dict.fromkeys(COLUMNS) | {
     "loss": 1.0,

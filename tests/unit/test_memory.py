@@ -15,10 +15,10 @@ from benchmarks.memory import compare
 from zerolora.errors import UserError
 from zerolora.memory.adapters import Finetuning, weights
 from zerolora.memory.estimate import Capacity, estimate, estimated, rows, table
+from zerolora.memory.model_spec import ModelSpec, from_json, read_model_spec, to_json
 from zerolora.memory.predict import Plan, predict
-from zerolora.memory.shapes import Shape, from_json, read_shape, to_json
 from zerolora.memory.states import BYTES, model_states
-from zerolora.memory.strategies import STRATEGIES
+from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_keeps_the_papers_rows() -> None:
     """Model states of full fine-tuning are 16, 4 + 12/N, 2 + 14/N and 16/N bytes a parameter, to the byte."""
     model = MODELS / "llama-2-7b.json"
-    parameters = read_shape(model).parameters
+    parameters = read_model_spec(model).parameters
     result = run("--model", str(model), "--method", "full", "--gpus-per-node", "8", "--json")
     found = {entry["strategy"]: entry["gpu"] for entry in map(json.loads, result.stdout.splitlines())}
     for name, factor in (("zero0", 16), ("zero1", 4 + 12 / 8), ("zero2", 2 + 14 / 8), ("zero3", 16 / 8)):
@@ -166,13 +166,13 @@ METHODS: list[tuple[Finetuning, dict[str, Any]]] = [
 def test_a_method_trains_what_peft_trains(small: Path, how: Finetuning, options: dict[str, Any]) -> None:
     import peft
 
-    assert weights(read_shape(small), how, 2).trained == trained_by(small, peft.LoraConfig(**options))
+    assert weights(read_model_spec(small), how, 2).trained == trained_by(small, peft.LoraConfig(**options))
 
 
 def test_ia3_trains_what_peft_trains(small: Path) -> None:
     import peft
 
-    assert weights(read_shape(small), Finetuning("ia3"), 2).trained == trained_by(small, peft.IA3Config())
+    assert weights(read_model_spec(small), Finetuning("ia3"), 2).trained == trained_by(small, peft.IA3Config())
 
 
 def trained_by(model: Path, config: Any) -> int:
@@ -188,7 +188,7 @@ def trained_by(model: Path, config: Any) -> int:
 
 def test_four_bits_have_the_constants_that_the_paper_says(small: Path) -> None:
     """QLoRA, arXiv 2305.14314, section 3: 0.5 bits a parameter for constants, 0.127 with double quantization."""
-    shape = read_shape(small)
+    shape = read_model_spec(small)
     count = sum(module.parameters * module.count for module in shape.linears)
     for double, bits in ((False, 0.5), (True, 0.127)):
         found = weights(shape, Finetuning("qlora", double_quantization=double), 2).frozen_bytes
@@ -203,7 +203,9 @@ def test_frozen_parameters_cost_their_weights_only() -> None:
 
 # --- laws ---
 
-SHAPES = {name: read_shape(MODELS / f"{name}.json") for name in ("smollm2-135m", "llama-3-8b", "gpt2", "gemma-2-9b")}
+SHAPES = {
+    name: read_model_spec(MODELS / f"{name}.json") for name in ("smollm2-135m", "llama-3-8b", "gpt2", "gemma-2-9b")
+}
 
 
 @st.composite
@@ -232,7 +234,7 @@ SLACK = 2**16  # bytes: storages are rounded up to blocks of 512
 
 @given(MODEL, plans())
 @settings(max_examples=60, deadline=None)
-def test_more_nodes_never_need_more_of_a_gpu(shape: Shape, plan: Plan) -> None:
+def test_more_nodes_never_need_more_of_a_gpu(shape: ModelSpec, plan: Plan) -> None:
     plan = replace(
         plan, nodes=plan.nodes + 1
     )  # from one node to two, hpZ and DDP have something to do for the first time
@@ -242,7 +244,7 @@ def test_more_nodes_never_need_more_of_a_gpu(shape: Shape, plan: Plan) -> None:
 
 @given(MODEL, plans())
 @settings(max_examples=60, deadline=None)
-def test_a_longer_row_or_a_larger_batch_never_needs_less(shape: Shape, plan: Plan) -> None:
+def test_a_longer_row_or_a_larger_batch_never_needs_less(shape: ModelSpec, plan: Plan) -> None:
     least = predict(shape, plan).gpu["total"] - SLACK
     assert predict(shape, replace(plan, length=plan.length + 8)).gpu["total"] >= least
     assert predict(shape, replace(plan, micro_batch=plan.micro_batch + 1)).gpu["total"] >= least
@@ -255,7 +257,7 @@ def test_a_longer_row_or_a_larger_batch_never_needs_less(shape: Shape, plan: Pla
     st.sampled_from([("zero1", "zero1_offload"), ("zero2", "zero2_offload"), ("zero3", "zero3_offload")]),
 )
 @settings(max_examples=60, deadline=None)
-def test_offload_moves_bytes_and_loses_none(shape: Shape, plan: Plan, names: tuple[str, str]) -> None:
+def test_offload_moves_bytes_and_loses_none(shape: ModelSpec, plan: Plan, names: tuple[str, str]) -> None:
     kept, moved = (
         model_states(*_states_of(shape, plan), STRATEGIES[name], plan.ranks, plan.ranks_per_node, plan.precision)
         for name in names
@@ -266,14 +268,14 @@ def test_offload_moves_bytes_and_loses_none(shape: Shape, plan: Plan, names: tup
     assert predict(shape, replace(plan, strategy=names[1])).offloaded >= int(moved.host)
 
 
-def _states_of(shape: Shape, plan: Plan) -> tuple[float, int]:
+def _states_of(shape: ModelSpec, plan: Plan) -> tuple[float, int]:
     what = weights(shape, plan.finetuning, BYTES[plan.precision])
     return what.frozen_bytes, what.trained
 
 
 @given(MODEL, plans())
 @settings(max_examples=60, deadline=None)
-def test_a_higher_stage_never_needs_more_states(shape: Shape, plan: Plan) -> None:
+def test_a_higher_stage_never_needs_more_states(shape: ModelSpec, plan: Plan) -> None:
     plan = replace(plan, nodes=plan.nodes + 2)  # one rank of stage 1 in fp32 has a master copy that stage 0 has not
     totals = [predict(shape, replace(plan, strategy=f"zero{stage}")).gpu["model_states"] for stage in range(4)]
     assert totals == sorted(totals, reverse=True)
@@ -281,7 +283,7 @@ def test_a_higher_stage_never_needs_more_states(shape: Shape, plan: Plan) -> Non
 
 @given(MODEL, plans())
 @settings(max_examples=60, deadline=None)
-def test_saving_activations_never_needs_more(shape: Shape, plan: Plan) -> None:
+def test_saving_activations_never_needs_more(shape: ModelSpec, plan: Plan) -> None:
     plan = replace(plan, length=max(256, plan.length), loss="supervised", finetuning=Finetuning())
     plain, saving = (predict(shape, replace(plan, activation_checkpointing=each)) for each in (False, True))
     assert saving.gpu["total"] <= plain.gpu["total"] + SLACK
@@ -311,7 +313,7 @@ def test_the_stage_estimates_every_strategy_and_names_its_sources(small: Path) -
     assert [entry["strategy"] for entry in result["strategies"]] == list(STRATEGIES)
     terms = {term for entry in result["strategies"] for part in ("gpu", "host") for term in entry[part]}
     assert terms - {"model_states", "total", "peak_phase"} <= set(result["sources"])
-    assert from_json(json.loads(json.dumps(result["shape"]))) == read_shape(small)
+    assert from_json(json.loads(json.dumps(result["shape"]))) == read_model_spec(small)
     assert "zero3_offload" in table(result)
 
 
@@ -330,7 +332,7 @@ def test_what_does_not_fit_says_why(small: Path) -> None:
 
 def test_the_published_experiment_fits_as_it_did() -> None:
     """Qwen2.5-14B on 2 x 32 GB (MB = 2^20): 28,317.6 MB while loading; all four strategies ran."""
-    shape = read_shape(MODELS / "qwen2.5-14b.json")
+    shape = read_model_spec(MODELS / "qwen2.5-14b.json")
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     plan = Plan(
         strategy="zero0",
@@ -358,7 +360,7 @@ def test_the_published_experiment_fits_as_it_did() -> None:
 def test_an_unknown_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nothing_known"}')
     with pytest.raises(UserError, match="nothing_known"):
-        read_shape(tmp_path)
+        read_model_spec(tmp_path)
 
 
 def test_a_packing_plan_of_another_version_is_one_line(small: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from benchmarks.memory import baselines, measure
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import IGNORED, open_split
+from zerolora.memory.model_spec import read_model_spec
 from zerolora.memory.predict import Prediction, predict
-from zerolora.memory.shapes import read_shape
-from zerolora.memory.strategies import STRATEGIES
+from zerolora.strategies import STRATEGIES
 from zerolora.train.batch import Batches
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_accelerate_answers_four_copies_in_fp32() -> None:
 
 def test_every_group_is_known_to_prediction_and_render() -> None:
     for group in [*measure.cpu_groups(), *gpu_groups()]:
-        shape = read_shape(MODELS / f"{group['model']}.json")
+        shape = read_model_spec(MODELS / f"{group['model']}.json")
         assert {"bf16", "fp16"} <= measure.zero_json(group).keys(), group
         for batch in group["batches"]:
             plan = measure.plan_of(group, batch)
@@ -94,7 +94,7 @@ def test_groups_cover_what_they_claim() -> None:
 
 def prediction_of(group: measure.Group) -> Prediction:
     """Return the prediction of a group's first batch."""
-    return predict(read_shape(MODELS / f"{group['model']}.json"), measure.plan_of(group, group["batches"][0]))
+    return predict(read_model_spec(MODELS / f"{group['model']}.json"), measure.plan_of(group, group["batches"][0]))
 
 
 def test_ranks_are_joined_worst_gpu_and_sum_of_host() -> None:

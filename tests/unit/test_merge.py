@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from zerolora.errors import UserError
+from zerolora.manifest import located
 from zerolora.merge.merge import merge, restore
-from zerolora.model.manifest import located
 
 
 def make_adapter(model: Path, folder: Path, **options: Any) -> Path:

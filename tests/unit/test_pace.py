@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zerolora.train.pace import COMPARISONS, SECONDS, STEPS, Pace, Paces
+from zerolora.train.telemetry.stragglers import COMPARISONS, SECONDS, STEPS, Pace, StragglerDetector
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Rank:
 def compared(*turns: list[float], steps: int = STEPS, seconds: float = SECONDS) -> list[list[str]]:
     """Return what is said after each turn, in which rank r takes so many seconds for a step."""
     ranks = [Rank(number) for number in range(len(turns[0]))]
-    paces, said = Paces(), []
+    paces, said = StragglerDetector(), []
     for turn, times in enumerate(turns, start=1):
         for rank, time in zip(ranks, times, strict=True):
             rank.steps += steps

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zerolora.config import Prepare
+from zerolora.config.schema import Prepare
 from zerolora.data.mask import Proof
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import PREFIX, records

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from zerolora.errors import UserError
-from zerolora.memory.strategies import STRATEGIES
-from zerolora.probe import _nodes, probe
-from zerolora.zero.cost import Work, step_seconds
-from zerolora.zero.hardware import measured
+from zerolora.planner.cost import Work, step_seconds
+from zerolora.planner.hardware import measured
+from zerolora.probe.probe import _nodes, probe
+from zerolora.strategies import STRATEGIES
 
 
 def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from zerolora import products
+from zerolora import cpu_matmul
 
 GROWN = """
 import torch
-from zerolora import products
+from zerolora import cpu_matmul
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
-chosen, weight = products.choose(), torch.ones(192, 576)
+chosen, weight = cpu_matmul.choose(), torch.ones(192, 576)
 for length in range(1, 101):
     torch.ones(length, 192) @ weight
 before = resident()
@@ -29,7 +29,7 @@ print(chosen, resident() - before)
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in products.KEPT:
+    for name in cpu_matmul.KEPT:
         monkeypatch.setenv(name, "64")
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -38,7 +38,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_what_is_chosen_is_as_exact_as_fp32() -> None:
-    chosen = products.choose()
+    chosen = cpu_matmul.choose()
     assert torch.get_float32_matmul_precision() == ("medium" if chosen else "highest")
     one, other = torch.randn(300, 700), torch.randn(700, 200)
     exact = one.double() @ other.double()
@@ -55,13 +55,13 @@ def test_where_factors_are_shortened_torchs_own_stay(monkeypatch: pytest.MonkeyP
         return multiply(one, other)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", shortened)
-    assert not products.choose()
+    assert not cpu_matmul.choose()
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_no_random_number_is_drawn() -> None:
     torch.manual_seed(1)
-    products.choose()
+    cpu_matmul.choose()
     drawn = torch.rand(1)
     torch.manual_seed(1)
     assert torch.equal(drawn, torch.rand(1))
@@ -69,7 +69,7 @@ def test_no_random_number_is_drawn() -> None:
 
 def grown(**environment: str) -> tuple[bool, int]:
     """Return whether oneDNN was chosen, and by how many bytes a process grew over 500 new lengths."""
-    kept = {name: value for name, value in os.environ.items() if name not in products.KEPT}
+    kept = {name: value for name, value in os.environ.items() if name not in cpu_matmul.KEPT}
     output = subprocess.run(
         [sys.executable, "-c", GROWN], env=kept | environment, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -81,4 +81,4 @@ def test_rows_of_ever_new_lengths_do_not_fill_memory_with_kernels() -> None:
     assert bytes_ < 30 * 2**20
     if chosen:
         # A user's own number holds, and shows that what is bounded is there at all.
-        assert grown(**dict.fromkeys(products.KEPT, "1024"))[1] > 2 * bytes_ + 30 * 2**20
+        assert grown(**dict.fromkeys(cpu_matmul.KEPT, "1024"))[1] > 2 * bytes_ + 30 * 2**20

@@ -22,7 +22,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from zerolora.data import cutting
+from zerolora.data import chunking
 from zerolora.data.example import BadRow
 from zerolora.data.readers import chunks, files_of
 from zerolora.data.records import Chunk
@@ -237,7 +237,7 @@ def test_a_row_much_longer_than_a_chunk(tmp_path: Path, kind: str) -> None:
 def test_a_row_without_end_does_not_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, line: int
 ) -> None:
-    monkeypatch.setattr(cutting, "LONGEST_ROW", 1000)
+    monkeypatch.setattr(chunking, "LONGEST_ROW", 1000)
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=rf"{name}:{line}: a row begins here that is longer than .* MiB"):
         _read(tmp_path / name, size=100)

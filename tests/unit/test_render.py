@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from zerolora.errors import UserError
 from zerolora.memory.buffers import Buckets, buckets
 from zerolora.memory.estimate import estimate
-from zerolora.memory.strategies import STRATEGIES, Strategy
-from zerolora.zero.choice import Choice
-from zerolora.zero.own_json import (
+from zerolora.planner.choice import Choice
+from zerolora.planner.engine_config import strategy_json
+from zerolora.planner.render import lines, render, rendered
+from zerolora.planner.user_config import (
     DEFAULTS,
     FLAGS,
     OFFLOADS,
@@ -26,8 +27,7 @@ from zerolora.zero.own_json import (
     filled,
     known_keys,
 )
-from zerolora.zero.render import lines, render, rendered
-from zerolora.zero.strategies import strategy_json
+from zerolora.strategies import STRATEGIES, Strategy
 
 SETTINGS: dict[str, Any] = {
     "device": "cuda",

@@ -14,8 +14,7 @@ from test_render import SETTINGS
 
 from zerolora.files import MANIFEST, canonical, describe, write_json
 from zerolora.memory.headroom import SHARE, asked
-from zerolora.units import GIB
-from zerolora.zero.requests import (
+from zerolora.planner.slurm_resources import (
     FLOOR,
     PREPARE_GROWTH,
     PREPARE_PACE,
@@ -26,6 +25,7 @@ from zerolora.zero.requests import (
     preparing,
     reporting,
 )
+from zerolora.units import GIB
 
 MODELS = ROOT / "config/recipes/models"
 EVALUATE = {"split": "test", "rows": None, "batch": 50, "max_new_tokens": 32}
@@ -39,9 +39,9 @@ def fetched(folder: Path, name: str, width: int, files: int) -> Path:
     """Write what fetch writes of a model whose weights have `width` bytes each, in so many files."""
     model = json.loads((MODELS / f"{name}.json").read_text())
     write_json(folder / "config.json", model)
-    from zerolora.memory.shapes import read_shape
+    from zerolora.memory.model_spec import read_model_spec
 
-    size = read_shape(folder).parameters * width // files
+    size = read_model_spec(folder).parameters * width // files
     weights = {f"model-{number}.safetensors": {"bytes": size} for number in range(files)}
     write_json(folder / MANIFEST, {"files": weights | {"config.json": {"bytes": 1}}})
     return folder

@@ -12,7 +12,7 @@ import pytest
 from zerolora.errors import UserError
 from zerolora.memory.adapters import Finetuning, weights
 from zerolora.memory.families import FAMILIES
-from zerolora.memory.shapes import Module, Shape, from_config, read_shape
+from zerolora.memory.model_spec import ModelSpec, Module, from_config, read_model_spec
 
 MODELS = sorted((Path(__file__).parents[2] / "config/recipes/models").glob("*.json"))
 
@@ -135,13 +135,13 @@ def copies(module: Module) -> list[str]:
     return [module.path.replace("{}", str(number)) for number in range(module.count)]
 
 
-def parameters_of(shape: Shape) -> dict[str, tuple[int, ...]]:
+def parameters_of(shape: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {
         f"{path}.{name}": size for module in shape.modules for path in copies(module) for name, size in module.weights
     }
 
 
-def compared(shape: Shape, model: Any) -> None:
+def compared(shape: ModelSpec, model: Any) -> None:
     assert parameters_of(shape) == {name: tuple(each.shape) for name, each in model.named_parameters()}
     assert shape.parameters == sum(each.numel() for each in model.parameters())
     places = {path: place for place, (path, _) in enumerate(model.named_modules())}
@@ -156,7 +156,7 @@ def compared(shape: Shape, model: Any) -> None:
     assert [module.path for module in shape.modules if module.kind == "head"] == ["lm_head"]
 
 
-def compared_with_peft(shape: Shape, model: Any) -> None:
+def compared_with_peft(shape: ModelSpec, model: Any) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
@@ -189,7 +189,7 @@ def test_every_family_has_cases() -> None:
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_every_parameter_of_a_published_model(path: Path) -> None:
-    shape = read_shape(path)
+    shape = read_model_spec(path)
     assert shape.counted == "config.json"
     compared(shape, built(json.loads(path.read_text())))
 
@@ -220,14 +220,14 @@ PUBLISHED = {
 
 
 def test_totals_are_the_published_ones() -> None:
-    assert {path.stem: read_shape(path).parameters for path in MODELS} == PUBLISHED
+    assert {path.stem: read_model_spec(path).parameters for path in MODELS} == PUBLISHED
 
 
 def test_reading_a_known_family_imports_neither_torch_nor_transformers() -> None:
     paths = [str(path) for path in MODELS]
     code = (
-        "import sys; from pathlib import Path; from zerolora.memory.shapes import read_shape\n"
-        f"for path in {paths!r}: read_shape(Path(path))\n"
+        "import sys; from pathlib import Path; from zerolora.memory.model_spec import read_model_spec\n"
+        f"for path in {paths!r}: read_model_spec(Path(path))\n"
         "print(sorted({'torch', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -265,7 +265,7 @@ def test_what_the_meta_device_shows_is_what_the_file_says(
     }
 
 
-def traits(name: str, **config: Any) -> Shape:
+def traits(name: str, **config: Any) -> ModelSpec:
     path = next(path for path in MODELS if path.stem == name)
     return from_config(json.loads(path.read_text()) | config, path)
 
@@ -329,7 +329,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, config: Any, message: str) -> 
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     with pytest.raises(UserError, match=re.escape(message)) as caught:
-        read_shape(tmp_path)
+        read_model_spec(tmp_path)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"{path}: ")
 
@@ -337,6 +337,6 @@ def test_each_mistake_is_one_line(tmp_path: Path, config: Any, message: str) -> 
 def test_a_directory_and_a_file_under_another_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "other.json").write_text(json.dumps(LLAMA))
-    assert read_shape(tmp_path) == read_shape(tmp_path / "other.json")
+    assert read_model_spec(tmp_path) == read_model_spec(tmp_path / "other.json")
     with pytest.raises(UserError, match=r"nowhere/config\.json: there is no such file"):
-        read_shape(tmp_path / "nowhere")
+        read_model_spec(tmp_path / "nowhere")

@@ -19,7 +19,7 @@ from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.adapter import expected_tensors, faults_of
 from zerolora.train.batch import Batches, collate, loss_sum
-from zerolora.train.launcher import first_host, place
+from zerolora.train.launch.launcher import first_host, place
 from zerolora.train.loss import make_chunked
 from zerolora.train.schedule import learning_rate
 
@@ -320,9 +320,9 @@ def test_deepspeed_starts_without_torchs_compiler_and_leaves_it_as_it_was() -> N
     script = """
 import sys
 from deepspeed.runtime import compiler
-from zerolora.train import deepspeed_engine
+from zerolora.train.engines import deepspeed as deepspeed_engine
 compile_later = compiler.compile
-deepspeed_engine.lighten()
+deepspeed_engine.apply_startup_patches()
 import deepspeed.runtime.zero.muon.muon_optimizer  # as is_zero_supported_optimizer does (runtime/zero/utils.py)
 assert "torch._inductor.compile_fx" not in sys.modules
 assert compiler.compile is compile_later

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zerolora.memory import decoder
 from zerolora.train import loss
 from zerolora.train.attention import lengths
-from zerolora.train.engine import adamw
+from zerolora.train.engines.base import adamw
 from zerolora.train.neftune import add_noise
 from zerolora.train.validation import Validations
 

@@ -25,8 +25,8 @@ NEEDS: dict[str, list[str]] = {
 HEAD = """
 import json, sys
 sys.path.insert(0, {scripts!r})
-import agreement
-agreement.judge_afresh()
+import engine_sync
+engine_sync.judge_afresh()
 SETTINGS = json.load(open("settings.json"))
 rule all:
     input: "report"

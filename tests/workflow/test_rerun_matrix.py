@@ -12,7 +12,7 @@ import yaml
 from conftest import Project, make_tiny_model, write_rows
 from engines import dvc_changed, dvc_ran, edges_of, edit_config, snakemake_ran, snakemake_would_run, with_followers
 
-from zerolora.config import Config, Fetch
+from zerolora.config.schema import Config, Fetch
 
 pytestmark = pytest.mark.slow
 

@@ -7,23 +7,23 @@ from snakemake.common.tbdstring import TBDString
 from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path("workflow/scripts").resolve()))
-import agreement
+import engine_sync
 import preempted
 
-from zerolora.config import HUB_DATA
-from zerolora.config_file import load, read_values
+from zerolora.config.schema import HUB_DATA
+from zerolora.config.file import load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
-from zerolora.resolve import resolve
-from zerolora.zero import requests
+from zerolora.config.resolve import resolve
+from zerolora.planner import slurm_resources
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
 LOCK_FILE = "envs/requirements.lock"
 
-agreement.find_commands()
-agreement.judge_afresh()
-preempted.end_preempted()
+engine_sync.put_commands_on_path()
+engine_sync.reset_job_reasons()
+preempted.cancel_preempted_jobs()
 
 if workflow.config_settings.config or workflow.config_settings.configfiles:
     raise WorkflowError(
@@ -66,7 +66,7 @@ def model_of(wildcards):
 
 def code(stage):
     """Rule file and modules that a stage runs, as dvc.yaml lists them: both engines watch the same files."""
-    return agreement.code_of(stage)
+    return engine_sync.code_of(stage)
 
 
 def fetched(wildcards):
@@ -166,21 +166,23 @@ def gres(wildcards):
 
 
 def request_of_prepare(wildcards, threads):
-    return requests.preparing(Path(CONFIG.prepare[wildcards.dataset].path), threads)
+    return slurm_resources.preparing(
+        Path(CONFIG.prepare[wildcards.dataset].path), threads
+    )
 
 
 def request_of_train(wildcards, threads):
-    return requests.rendered(Path(f"results/{wildcards.run}/render.json"))
+    return slurm_resources.rendered(Path(f"results/{wildcards.run}/render.json"))
 
 
 def request_of_merge(wildcards, threads):
-    return requests.merging(
+    return slurm_resources.merging(
         Path(model_directory(wildcards)), Path(adapter_directory(wildcards))
     )
 
 
 def request_of_evaluate(wildcards, threads):
-    return requests.evaluating(
+    return slurm_resources.evaluating(
         SETTINGS["evaluate"][dataset_of(wildcards)],
         Path(model_directory(wildcards)),
         Path(data_directory(wildcards)),
@@ -189,7 +191,7 @@ def request_of_evaluate(wildcards, threads):
 
 
 def request_of_report(wildcards, threads):
-    return requests.reporting()
+    return slurm_resources.reporting()
 
 
 def run_of(wildcards):
@@ -203,7 +205,7 @@ def run_of(wildcards):
 
 
 def minutes(request):
-    """A resources function: minutes that zerolora asks for a job (zero/requests.py), twice as many the second time; but
+    """A resources function: minutes that zerolora asks for a job (planner/slurm_resources.py), twice as many the second time; but
     for training, which goes on where it was."""
     return asked(request, "minutes")
 

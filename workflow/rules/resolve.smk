@@ -1,6 +1,6 @@
 rule resolve:
     input:
-        own=agreement.own_json_files(),
+        own=engine_sync.own_json_files(),
         code=code("resolve"),
     output:
         RESOLVED,

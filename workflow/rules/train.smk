@@ -36,7 +36,7 @@ checkpoint train:
         logs="results/logs/train/{run}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
-        " {resources.launcher} workflow/scripts/noted {params.logs}/steps zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
+        " {resources.launcher} workflow/scripts/record_slurm_step {params.logs}/steps zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
         " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json"
         " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} &&"
         " echo finished >> {params.logs}/steps"

@@ -3,7 +3,7 @@
 
     workflow/scripts/accounting.py results/logs/train/NAME/steps
 
-The file has a line for each step that trained (workflow/scripts/noted), and `finished` where a training ended well.
+The file has a line for each step that trained (record_slurm_step), and `finished` where one ended well.
 """
 
 import json

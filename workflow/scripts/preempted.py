@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def end_preempted() -> None:
+def cancel_preempted_jobs() -> None:
     """Have the Slurm executor, if it is there, take a job that ended as PREEMPTED for one that was cancelled.
 
     Only where it asks the controller (squeue), to which a job that is requeued is PENDING at once; accounting (sacct)

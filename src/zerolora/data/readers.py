@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from zerolora.data.cutting import CUTS
+from zerolora.data.chunking import CUTS
 from zerolora.data.records import Chunk
 from zerolora.data.tables import tables
 from zerolora.errors import UserError

@@ -20,12 +20,12 @@ import numpy as np
 
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Tokens
 from zerolora.data.example import BadRow, Example
-from zerolora.data.fit import Parts, fitted
 from zerolora.data.formats import parse
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
 from zerolora.data.rows import FIELDS, IGNORED, schema
 from zerolora.data.template import Piece, Template
+from zerolora.data.truncation import Parts, fitted
 from zerolora.errors import UserError
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from zerolora import products
+from zerolora import cpu_matmul
 from zerolora.data.rows import FIELDS, IGNORED, open_split
 from zerolora.evaluate.checks import judge
 from zerolora.files import MANIFEST, read_json, write_json
-from zerolora.telemetry import PeakMemory
+from zerolora.peak_memory import PeakMemory
 
 LOSS_TOKENS = 2048  # of one forward pass without generation
 
@@ -27,7 +27,7 @@ def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, 
     """Judge the model in directory `weights` on a split of `data`; write figures to `output`, answers to a file."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
-        products.choose()
+        cpu_matmul.choose()
     rows = open_split(data, settings["split"])
     rows = rows.select(range(min(settings["rows"] or len(rows), len(rows))))
     memory = PeakMemory(device)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zerolora.errors import UserError, shown
-from zerolora.memory.shapes import Module, Shape, expert_adapter_parameters
-from zerolora.words import Method
+from zerolora.memory.model_spec import ModelSpec, Module, expert_adapter_parameters
+from zerolora.types import Method
 
 ADAPTABLE = ("linear", "conv1d", "embedding", "head")
 # peft/utils/constants.py, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING: keys, values, and the MLP's last input.
@@ -64,7 +64,7 @@ class Weights:
 
 
 @functools.lru_cache(maxsize=64)
-def weights(shape: Shape, how: Finetuning, width: int) -> Weights:
+def weights(shape: ModelSpec, how: Finetuning, width: int) -> Weights:
     """Return what a method freezes and trains; `width` is the bytes of an unquantized weight.
 
     Raises UserError if a name is in no module.
@@ -110,7 +110,7 @@ def _quantized_bytes(how: Finetuning) -> float:
     return 0.5 + 1 / how.block + 4 / (how.block * SECOND_BLOCK)
 
 
-def _targets(shape: Shape, how: Finetuning) -> list[Module]:
+def _targets(shape: ModelSpec, how: Finetuning) -> list[Module]:
     if how.method == "ia3" and how.targets == "all-linear":
         return [module for module in shape.linears if module.path.endswith(IA3_FEEDFORWARD) or _is(module, IA3_TARGETS)]
     if how.targets == "all-linear":
@@ -120,7 +120,7 @@ def _targets(shape: Shape, how: Finetuning) -> list[Module]:
     return _named(shape, names, "train.lora.targets", adaptable)
 
 
-def _named(shape: Shape, names: tuple[str, ...], key: str, among: tuple[Module, ...]) -> list[Module]:
+def _named(shape: ModelSpec, names: tuple[str, ...], key: str, among: tuple[Module, ...]) -> list[Module]:
     """Return the modules whose name, or end of path, is one of `names`."""
     for name in names:
         if not any(_is(module, (name,)) for module in among):

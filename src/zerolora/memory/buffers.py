@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from zerolora.memory.strategies import Strategy
+from zerolora.strategies import Strategy
 
 # Below this a collective's time is mostly latency: at 10 GB/s and 20 us, 5e6 elements of 2 bytes are 1 ms.
 SMALLEST_BUCKET = 5_000_000

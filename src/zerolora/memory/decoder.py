@@ -9,16 +9,16 @@ import math
 from collections.abc import Callable
 
 from zerolora.memory.layer import Layer
-from zerolora.memory.projections import Pass, Trained
-from zerolora.memory.shapes import Shape
-from zerolora.memory.tape import Node, Parameter, Tape, Value
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.memory.projections import ForwardSpec, Trained
+from zerolora.memory.tracer import MemoryTracer, Node, Parameter, Value
 
 LEAST_CHUNK = 256  # tokens (train/loss.py)
 Phases = dict[str, dict[str, int]]
 
 
 @functools.lru_cache(maxsize=1024)
-def phases(shape: Shape, step: Pass, trained: Trained) -> Phases:
+def phases(shape: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
     """Return the bytes alive when most are, by kind and in total, in the phases forward, loss and backward.
 
     Two and three layers are run; as every layer adds the same, the rest is a straight line. Of backward both ends
@@ -37,7 +37,7 @@ def phases(shape: Shape, step: Pass, trained: Trained) -> Phases:
 
 
 @functools.lru_cache(maxsize=1024)
-def evaluation(shape: Shape, step: Pass, trained: Trained) -> int:
+def evaluation(shape: ModelSpec, step: ForwardSpec, trained: Trained) -> int:
     """Return the most bytes alive in a forward pass that keeps nothing for a backward pass."""
     return Decoder(shape, min(shape.layers, 2), step, trained).evaluate()
 
@@ -45,7 +45,7 @@ def evaluation(shape: Shape, step: Pass, trained: Trained) -> int:
 class Decoder(Layer):
     """A decoder of `layers` layers and what is trained of it."""
 
-    def __init__(self, shape: Shape, layers: int, step: Pass, trained: Trained) -> None:
+    def __init__(self, shape: ModelSpec, layers: int, step: ForwardSpec, trained: Trained) -> None:
         super().__init__(shape, step, trained)
         self.layers = layers
         self.embedded = self.trained_weight(shape.vocabulary * shape.hidden)
@@ -225,7 +225,7 @@ class Input(Parameter):
 
     __slots__ = ("gradient",)
 
-    def __init__(self, tape: Tape, count: float, width: float) -> None:
+    def __init__(self, tape: MemoryTracer, count: float, width: float) -> None:
         super().__init__(tape, count, width, 0)
         self.gradient: Value | None = None
 

@@ -15,13 +15,13 @@ from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.adapters import Finetuning, weights
 from zerolora.memory.headroom import asked
+from zerolora.memory.model_spec import ModelSpec, read_model_spec, to_json
 from zerolora.memory.predict import Plan, Prediction, predict
-from zerolora.memory.shapes import Shape, read_shape, to_json
 from zerolora.memory.sources import SOURCES
 from zerolora.memory.states import BYTES
-from zerolora.memory.strategies import STRATEGIES
+from zerolora.strategies import STRATEGIES
+from zerolora.types import Attention
 from zerolora.units import GIB, gib
-from zerolora.words import Attention
 
 BAR = 20  # characters
 BUILT_IN_ATTENTION = ("falcon", "t5")  # transformers has not made theirs replaceable
@@ -41,7 +41,7 @@ def estimate(settings: dict[str, Any], model: Path, packing: Path) -> dict[str, 
 
     Only config.json and stats.json are read. Raises UserError if they are missing or say too little.
     """
-    shape = read_shape(model)
+    shape = read_model_spec(model)
     stats = read_json(packing / "stats.json", "zerolora pack")
     if "most_supervised" not in stats:
         raise UserError(f"{packing / 'stats.json'}: is of another version; run `zerolora pack` again")
@@ -78,7 +78,7 @@ def data_of(stats: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def plan_of(shape: Shape, settings: dict[str, Any], data: dict[str, Any]) -> Plan:
+def plan_of(shape: ModelSpec, settings: dict[str, Any], data: dict[str, Any]) -> Plan:
     """Return the plan of a run: its settings, and what data_of says. Of what is open, the least is taken."""
     lora = settings["lora"]
     targets = lora["targets"]
@@ -109,7 +109,7 @@ def plan_of(shape: Shape, settings: dict[str, Any], data: dict[str, Any]) -> Pla
     )
 
 
-def attentions(shape: Shape) -> tuple[Attention, ...]:
+def attentions(shape: ModelSpec) -> tuple[Attention, ...]:
     """Return the implementations of attention that a model surely has, the fastest first."""
     if shape.family in BUILT_IN_ATTENTION or shape.counted != "config.json":
         return ("sdpa", "eager")
@@ -125,16 +125,16 @@ def standalone(model: Path, plan: Plan, capacity: Capacity, strategy: str) -> li
     """Return the estimates of one strategy, or of all, for a model. Raises UserError for one that there is not."""
     if strategy != "all" and strategy not in STRATEGIES:
         raise UserError(f"--strategy {strategy}: write all or one of {', '.join(STRATEGIES)}")
-    shape = read_shape(model)
+    shape = read_model_spec(model)
     return estimates(shape, plan, capacity, list(STRATEGIES) if strategy == "all" else [strategy])
 
 
-def estimates(shape: Shape, plan: Plan, capacity: Capacity, names: list[str]) -> list[dict[str, Any]]:
+def estimates(shape: ModelSpec, plan: Plan, capacity: Capacity, names: list[str]) -> list[dict[str, Any]]:
     """Return `{"strategy", "gpu", "host", "disk", "fits", "why", …}` of each named strategy, in bytes."""
     return [estimated(shape, replace(plan, strategy=name), capacity) for name in names]
 
 
-def estimated(shape: Shape, plan: Plan, capacity: Capacity) -> dict[str, Any]:
+def estimated(shape: ModelSpec, plan: Plan, capacity: Capacity) -> dict[str, Any]:
     """Return the estimate of one plan, with what dominates it and what would lower it."""
     prediction = predict(shape, plan)
     fault = impossible(plan) or too_large(prediction, capacity)
@@ -179,7 +179,7 @@ def too_large(prediction: Prediction, capacity: Capacity) -> str | None:
     return None
 
 
-def remedies(shape: Shape, plan: Plan, total: int) -> list[dict[str, Any]]:
+def remedies(shape: ModelSpec, plan: Plan, total: int) -> list[dict[str, Any]]:
     """Return what would lower a GPU's total, each tried on its own, the most effective first: `{"change", "total"}`."""
     tried: list[tuple[str, Plan]] = []
     if not plan.activation_checkpointing:

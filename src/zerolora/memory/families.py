@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.memory.shapes import Module, Shape
+from zerolora.memory.model_spec import ModelSpec, Module
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _llama_like(
     norms: tuple[str, ...] = TWO_NORMS,
     activation: str = "hidden_act",
     default_activation: str = "silu",
-) -> Shape:
+) -> ModelSpec:
     """Return the shape of a decoder with Llama's layout. `positions` and `tied` are the class's defaults."""
     hidden, layers, heads = _basics(keys)
     inner, vocabulary = keys.size("intermediate_size"), keys.size("vocab_size")
@@ -164,7 +164,7 @@ def _llama_like(
         _rms("model.norm", hidden),
         _head(hidden, vocabulary, tied),
     )
-    return Shape(
+    return ModelSpec(
         family=keys.family,
         modules=modules,
         layers=layers,
@@ -190,7 +190,7 @@ def _basics(keys: Keys) -> tuple[int, int, int]:
     return keys.size("hidden_size"), keys.size("num_hidden_layers"), keys.size("num_attention_heads")
 
 
-def _llama(keys: Keys) -> Shape:
+def _llama(keys: Keys) -> ModelSpec:
     hidden, _, heads = _basics(keys)
     head_dim, bias = keys.divided(hidden, heads), keys.flag("attention_bias", False)
     return _llama_like(
@@ -204,7 +204,7 @@ def _llama(keys: Keys) -> Shape:
     )
 
 
-def _qwen2(keys: Keys) -> Shape:
+def _qwen2(keys: Keys) -> ModelSpec:
     hidden, layers, heads = _basics(keys)
     shape = _llama_like(
         keys,
@@ -216,7 +216,7 @@ def _qwen2(keys: Keys) -> Shape:
     return replace(shape, sliding_window=_qwen_window(keys, layers))
 
 
-def _qwen3(keys: Keys) -> Shape:
+def _qwen3(keys: Keys) -> ModelSpec:
     _, layers, heads = _basics(keys)
     bias = keys.flag("attention_bias", False)
     shape = _llama_like(
@@ -244,7 +244,7 @@ def _limit(keys: Keys) -> int:
     return 0 if keys.config.get("max_window_layers") == 0 else keys.size("max_window_layers", default=28)
 
 
-def _mistral(keys: Keys) -> Shape:
+def _mistral(keys: Keys) -> ModelSpec:
     hidden, _, heads = _basics(keys)
     head_dim = max(hidden // heads, 1)
     shape = _llama_like(
@@ -256,7 +256,7 @@ def _mistral(keys: Keys) -> Shape:
     return replace(shape, sliding_window=keys.window(4096))
 
 
-def _mixtral(keys: Keys) -> Shape:
+def _mixtral(keys: Keys) -> ModelSpec:
     """As Mistral, with all experts of a layer in two parameters of three dimensions, and a router of its own class.
 
     Neither is an nn.Linear; peft's all-linear adapts them all the same: shapes.expert_adapter_parameters.
@@ -286,7 +286,7 @@ def _instead(modules: tuple[Module, ...], part: str, others: tuple[Module, ...])
     return rest[:at] + others + rest[at:]
 
 
-def _phi3(keys: Keys) -> Shape:
+def _phi3(keys: Keys) -> ModelSpec:
     hidden, layers, heads = _basics(keys)
     head_dim = keys.size("head_dim", default=max(hidden // heads, 1))
     key_heads = keys.size("num_key_value_heads", default=heads, null=heads)
@@ -318,7 +318,7 @@ def _rotated(keys: Keys, name: str, default: float) -> float:
     return keys.rate(name, default)
 
 
-def _gemma(keys: Keys) -> Shape:
+def _gemma(keys: Keys) -> ModelSpec:
     bias = keys.flag("attention_bias", False)
     shape = _llama_like(
         keys,
@@ -335,15 +335,15 @@ def _gemma(keys: Keys) -> Shape:
     return replace(shape, norm="rms_gemma", scaled_embedding=True, activation=activation)
 
 
-def _gemma2(keys: Keys) -> Shape:
+def _gemma2(keys: Keys) -> ModelSpec:
     return _gemma_with_four_norms(keys, positions=8192, qk_norm=False, capped=True)
 
 
-def _gemma3(keys: Keys) -> Shape:
+def _gemma3(keys: Keys) -> ModelSpec:
     return _gemma_with_four_norms(keys, positions=131072, qk_norm=True, capped=False)
 
 
-def _gemma_with_four_norms(keys: Keys, positions: int, qk_norm: bool, capped: bool) -> Shape:
+def _gemma_with_four_norms(keys: Keys, positions: int, qk_norm: bool, capped: bool) -> ModelSpec:
     hidden, _, heads = _basics(keys)
     keys.divided(hidden, heads)
     bias = keys.flag("attention_bias", False)
@@ -371,7 +371,7 @@ def _gemma_with_four_norms(keys: Keys, positions: int, qk_norm: bool, capped: bo
     )
 
 
-def _gpt2(keys: Keys) -> Shape:
+def _gpt2(keys: Keys) -> ModelSpec:
     hidden, layers = keys.size("hidden_size", "n_embd"), keys.size("num_hidden_layers", "n_layer")
     heads, vocabulary = keys.size("num_attention_heads", "n_head"), keys.size("vocab_size")
     head_dim = keys.divided(hidden, heads)
@@ -390,7 +390,7 @@ def _gpt2(keys: Keys) -> Shape:
         _layer_norm("transformer.ln_f", hidden),
         _head(hidden, vocabulary, tied),
     )
-    return Shape(
+    return ModelSpec(
         family=keys.family,
         modules=modules,
         layers=layers,
@@ -411,7 +411,7 @@ def _gpt2(keys: Keys) -> Shape:
     )
 
 
-def _gpt_neox(keys: Keys) -> Shape:
+def _gpt_neox(keys: Keys) -> ModelSpec:
     hidden, layers, heads = _basics(keys)
     head_dim = keys.divided(hidden, heads)
     inner, vocabulary = keys.size("intermediate_size"), keys.size("vocab_size")
@@ -428,7 +428,7 @@ def _gpt_neox(keys: Keys) -> Shape:
         _layer_norm("gpt_neox.final_layer_norm", hidden),
         _head(hidden, vocabulary, tied),
     )
-    return Shape(
+    return ModelSpec(
         family=keys.family,
         modules=modules,
         layers=layers,
@@ -451,7 +451,7 @@ def _gpt_neox(keys: Keys) -> Shape:
     )
 
 
-def _falcon(keys: Keys) -> Shape:
+def _falcon(keys: Keys) -> ModelSpec:
     hidden = keys.size("n_embed", "hidden_size")
     layers, heads = keys.size("num_hidden_layers"), keys.size("num_attention_heads")
     head_dim, vocabulary = keys.divided(hidden, heads), keys.size("vocab_size")
@@ -473,7 +473,7 @@ def _falcon(keys: Keys) -> Shape:
         _layer_norm("transformer.ln_f", hidden),
         _head(hidden, vocabulary, tied),
     )
-    return Shape(
+    return ModelSpec(
         family=keys.family,
         modules=modules,
         layers=layers,
@@ -505,7 +505,7 @@ def _falcon_norms(keys: Keys, new: bool, parallel: bool) -> tuple[str, ...]:
     return ("ln_attn", "ln_mlp") if count == 2 else ("input_layernorm",)
 
 
-def _opt(keys: Keys) -> Shape:
+def _opt(keys: Keys) -> ModelSpec:
     hidden, layers, heads = _basics(keys)
     head_dim, vocabulary = keys.divided(hidden, heads), keys.size("vocab_size")
     inner, positions = keys.size("ffn_dim"), keys.size("max_position_embeddings", default=2048)
@@ -528,7 +528,7 @@ def _opt(keys: Keys) -> Shape:
         _head(embedded, vocabulary, tied),
     )
     affine = keys.flag("layer_norm_elementwise_affine", True)
-    return Shape(
+    return ModelSpec(
         family=keys.family,
         modules=tuple(module for module in modules if affine or module.kind != "norm"),
         layers=layers,
@@ -551,7 +551,7 @@ def _opt(keys: Keys) -> Shape:
 OPT_ATTENTION = ("k_proj", "v_proj", "q_proj", "out_proj")
 
 
-def _bloom(keys: Keys) -> Shape:
+def _bloom(keys: Keys) -> ModelSpec:
     hidden, vocabulary = keys.size("n_embed", "hidden_size"), keys.size("vocab_size")
     layers = keys.size("num_hidden_layers", "n_layer")
     heads = keys.size("num_attention_heads", "n_head")
@@ -569,7 +569,7 @@ def _bloom(keys: Keys) -> Shape:
         _layer_norm("transformer.ln_f", hidden),
         _head(hidden, vocabulary, tied),
     )
-    return Shape(
+    return ModelSpec(
         family=keys.family,
         modules=modules,
         layers=layers,
@@ -602,7 +602,7 @@ class _T5Sizes:
     buckets: int
 
 
-def _t5(keys: Keys) -> Shape:
+def _t5(keys: Keys) -> ModelSpec:
     """Return the shape of a T5. Its head is always tied: T5Config forces tie_word_embeddings to true."""
     encoder_layers = keys.size("num_hidden_layers", "num_layers")
     layers = keys.size("num_decoder_layers", default=encoder_layers, null=encoder_layers)
@@ -622,7 +622,7 @@ def _t5(keys: Keys) -> Shape:
         *_t5_stack("decoder", layers, sizes),
         _head(sizes.hidden, vocabulary, tied=True),
     )
-    return Shape(
+    return ModelSpec(
         family=keys.family,
         modules=modules,
         layers=layers,
@@ -681,7 +681,7 @@ def _t5_attention(path: str, name: str, layers: int, sizes: _T5Sizes) -> tuple[M
     )
 
 
-FAMILIES: dict[str, Callable[[Keys], Shape]] = {
+FAMILIES: dict[str, Callable[[Keys], ModelSpec]] = {
     "bloom": _bloom,
     "falcon": _falcon,
     "gemma": _gemma,

@@ -3,15 +3,15 @@
 Sources: transformers/models/*/modeling_*.py, integrations/sdpa_attention.py.
 """
 
-from zerolora.memory.projections import Pass, Projections, Trained
-from zerolora.memory.shapes import Shape
-from zerolora.memory.tape import Value
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.memory.projections import ForwardSpec, Projections, Trained
+from zerolora.memory.tracer import Value
 
 
 class Layer(Projections):
     """The layer of a model; all its layers are alike."""
 
-    def __init__(self, shape: Shape, step: Pass, trained: Trained) -> None:
+    def __init__(self, shape: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
         super().__init__(shape, step, trained)
         # transformers' phi3 and gpt_neox rotate a part of each head, maybe all of it, and join it with the rest.
         self.joined = shape.family == "phi3" or 0 < shape.rotary < 1

@@ -6,13 +6,13 @@ Source: torch's tools/autograd/derivatives.yaml. Widths are bytes of an element,
 from collections.abc import Callable
 from typing import Any
 
-from zerolora.memory.tape import Parameter, Tape, Value
+from zerolora.memory.tracer import MemoryTracer, Parameter, Value
 
 
 class Operations:
     """Operations on values of one tape."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: MemoryTracer) -> None:
         self.tape = tape
 
     def _result(

@@ -10,11 +10,11 @@ from typing import Any
 from zerolora.memory.adapters import Finetuning, Weights, weights
 from zerolora.memory.buffers import Buckets, buckets
 from zerolora.memory.decoder import Phases, evaluation, phases
-from zerolora.memory.projections import Pass, Trained
-from zerolora.memory.shapes import Shape
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.memory.projections import ForwardSpec, Trained
 from zerolora.memory.states import BYTES, MOMENTS, States, model_states
-from zerolora.memory.strategies import STRATEGIES, Strategy
-from zerolora.words import Attention, Loss
+from zerolora.strategies import STRATEGIES, Strategy
+from zerolora.types import Attention, Loss
 
 # Resident set of a rank that has imported torch, deepspeed, transformers, peft and datasets and loaded nothing;
 # measured by benchmarks/process_memory.py.
@@ -91,7 +91,7 @@ class Prediction:
     buckets: Buckets
 
 
-def predict(shape: Shape, plan: Plan) -> Prediction:
+def predict(shape: ModelSpec, plan: Plan) -> Prediction:
     """Return the bytes that a plan needs. Raises UserError if a module to train is not in the model."""
     layout, width = plan.layout, BYTES[plan.precision]
     what = weights(shape, plan.finetuning, width)
@@ -117,27 +117,27 @@ def predict(shape: Shape, plan: Plan) -> Prediction:
     )
 
 
-def sized(shape: Shape, plan: Plan) -> Buckets:
+def sized(shape: ModelSpec, plan: Plan) -> Buckets:
     """Return the sizes that render writes for a plan."""
     what = weights(shape, plan.finetuning, BYTES[plan.precision])
     layer, largest = layer_parameters(shape), largest_module(shape)
     return buckets(plan.layout, shape.hidden, what.trained, layer, largest, shape.parameters, not plan.on_cpu)
 
 
-def layer_parameters(shape: Shape) -> int:
+def layer_parameters(shape: ModelSpec) -> int:
     """Return the parameters of one layer."""
     return sum(module.parameters for module in shape.modules if "{}" in module.path)
 
 
-def largest_module(shape: Shape) -> int:
+def largest_module(shape: ModelSpec) -> int:
     """Return the parameters of the largest module."""
     return max(module.parameters for module in shape.modules)
 
 
-def _played(shape: Shape, plan: Plan, what: Weights, sizes: Buckets) -> tuple[Phases, int]:
+def _played(shape: ModelSpec, plan: Plan, what: Weights, sizes: Buckets) -> tuple[Phases, int]:
     """Return what the tape says of a step, and of a forward pass without gradients, in bytes."""
     layout, width = plan.layout, BYTES[plan.precision]
-    step = Pass(
+    step = ForwardSpec(
         plan.micro_batch,
         plan.length,
         width,
@@ -159,7 +159,7 @@ def _played(shape: Shape, plan: Plan, what: Weights, sizes: Buckets) -> tuple[Ph
     return phases(shape, step, trained), evaluation(shape, replace(step, checkpointing=False), trained)
 
 
-def _resident(shape: Shape, plan: Plan, what: Weights, sizes: Buckets) -> dict[str, float]:
+def _resident(shape: ModelSpec, plan: Plan, what: Weights, sizes: Buckets) -> dict[str, float]:
     """Return what the engine holds all the time beside model states."""
     layout, width = plan.layout, BYTES[plan.precision]
     found: dict[str, float] = {}
@@ -176,7 +176,7 @@ def _resident(shape: Shape, plan: Plan, what: Weights, sizes: Buckets) -> dict[s
     return found
 
 
-def _gathered(shape: Shape, plan: Plan, what: Weights, sizes: Buckets) -> float:
+def _gathered(shape: ModelSpec, plan: Plan, what: Weights, sizes: Buckets) -> float:
     """Return the bytes of weights that are gathered at a time."""
     layout, width = plan.layout, BYTES[plan.precision]
     if layout.stage < 3:
@@ -195,7 +195,7 @@ def _gathered(shape: Shape, plan: Plan, what: Weights, sizes: Buckets) -> float:
 
 
 def _phases(
-    shape: Shape,
+    shape: ModelSpec,
     plan: Plan,
     what: Weights,
     states: States,
@@ -243,7 +243,7 @@ def _phases(
         "activations": 0.0,
         "logits": 0.0,
         "gradients": kept,
-        # What is shared out is gathered tensor by tensor, in fp32 (train/engine.py, part).
+        # What is shared out is gathered tensor by tensor, in fp32 (train/engines/base.py, part).
         "buffers": held + (BYTES["fp32"] * what.largest_trained if plan.ranks > 1 else 0.0),
     }
     for name, values in found.items():
@@ -260,7 +260,7 @@ def _bucket(plan: Plan, sizes: Buckets) -> float:
     return float(sizes.reduce * (2 if sizes.overlap else 1) * BYTES[plan.precision])
 
 
-def _reducing(shape: Shape, plan: Plan, what: Weights, sizes: Buckets) -> float:
+def _reducing(shape: ModelSpec, plan: Plan, what: Weights, sizes: Buckets) -> float:
     """Return what the reduction of gradients takes at the end of the backward pass."""
     layout, width = plan.layout, BYTES[plan.precision]
     if layout.engine != "deepspeed":
@@ -315,7 +315,7 @@ def _gpu_terms(states: States, at_peak: dict[str, float], reserve: int, peak: st
 
 
 def _host(
-    shape: Shape, plan: Plan, what: Weights, states: States, sizes: Buckets, on_gpu: dict[str, int], small: float
+    shape: ModelSpec, plan: Plan, what: Weights, states: States, sizes: Buckets, on_gpu: dict[str, int], small: float
 ) -> dict[str, Any]:
     """Return the terms of one host, all its ranks together; `on_gpu` are the GPU's phases without reserve."""
     width, local, layout = BYTES[plan.precision], plan.ranks_per_node, plan.layout
@@ -327,10 +327,10 @@ def _host(
     if layout.stage == 3 and layout.engine == "deepspeed":
         loading = (reading / plan.ranks + largest_module(shape) * width) * local
     elif layout.engine == "fsdp":
-        loading = reading  # rank 0 alone reads, and scatters weight by weight (train/torch_engines.py)
+        loading = reading  # rank 0 alone reads, and scatters weight by weight (train/engines/torch_engines.py)
     offloaded = offloaded_bytes(plan, what, states)
     # A checkpoint is the fp32 adapter, two moments and the best adapter so far, if one is kept; and their bytes as they
-    # are written, while training goes on (train/checkpoint.py; safetensors copies all first). One rank of a run has it.
+    # are written, while training goes on (train/checkpoint/store.py; safetensors copies all first). One rank has it.
     gathering = 2.0 * _checkpoint(plan) * (what.trained if what.frozen else 0)
     swapping = 0.0
     if layout.parameters == "nvme":
@@ -368,7 +368,7 @@ def _cpu_process(plan: Plan) -> float:
     return CPU_RANK_BYTES + CPU_GROUP_BYTES * (plan.ranks > 1) + CPU_ZERO_BYTES * sharing
 
 
-def _holes(shape: Shape, plan: Plan) -> float:
+def _holes(shape: ModelSpec, plan: Plan) -> float:
     """Return what lies free in the heap of a CPU rank under stage 3; one rank alone gathers nothing, and has half."""
     fixed, share = STAGE_3_HOLES[plan.activation_checkpointing]
     return (fixed + share * shape.parameters * BYTES[plan.precision]) / (1 if plan.ranks > 1 else 2)
@@ -401,7 +401,7 @@ def _checkpoint(plan: Plan) -> int:
     return BYTES["fp32"] * (1 + plan.keeps_best) + MOMENTS
 
 
-def _disk(shape: Shape, plan: Plan, what: Weights, states: States) -> dict[str, Any]:
+def _disk(shape: ModelSpec, plan: Plan, what: Weights, states: States) -> dict[str, Any]:
     """Return what the run writes and reads on disk: the base, adapter, checkpoints and merged model once, what is
     offloaded to NVMe once a node."""
     width = BYTES[plan.precision]

@@ -5,10 +5,10 @@ Sources: peft/tuners/lora/layer.py, bnb.py and dora.py, peft/tuners/ia3/layer.py
 
 from dataclasses import dataclass
 
+from zerolora.memory.model_spec import ModelSpec, Module
 from zerolora.memory.operations import Operations
-from zerolora.memory.shapes import Module, Shape
-from zerolora.memory.tape import Parameter, Tape, Value
-from zerolora.words import Attention, Loss, Method
+from zerolora.memory.tracer import MemoryTracer, Parameter, Value
+from zerolora.types import Attention, Loss, Method
 
 # Which projection a linear module of a layer is, by the end of its path.
 ROLES = {
@@ -25,7 +25,7 @@ ROLES = {
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardSpec:
     """One micro-batch of one rank."""
 
     rows: int
@@ -67,8 +67,8 @@ class Trained:
 class Projections(Operations):
     """What a layer's linear modules need to know: the model, the micro-batch, and what is trained."""
 
-    def __init__(self, shape: Shape, step: Pass, trained: Trained) -> None:
-        super().__init__(Tape(trained.bucket))
+    def __init__(self, shape: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
+        super().__init__(MemoryTracer(trained.bucket))
         self.shape, self.step, self.trained = shape, step, trained
         self.tokens = step.rows * step.length
         self.ranks = dict(trained.ranks)
@@ -176,7 +176,7 @@ class Projections(Operations):
         return Parameter(self.tape, count, self.step.width, self.trained.share)
 
 
-def typical(shape: Shape) -> dict[str, Module]:
+def typical(shape: ModelSpec) -> dict[str, Module]:
     """Return the projections of a layer by the model's sizes alone, for those that are named otherwise."""
     queries, keys = shape.heads * shape.head_dim, shape.key_heads * shape.head_dim
     sizes = {

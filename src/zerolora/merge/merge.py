@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, read_json, staged_directory, write_json
-from zerolora.model.manifest import WEIGHTS, is_weight
+from zerolora.manifest import WEIGHTS, is_weight
 
 PREFIX = "base_model.model."
 

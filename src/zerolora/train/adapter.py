@@ -15,7 +15,7 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.dropout import make_sparse
-from zerolora.train.engine import WEIGHT, Engine, dtype_of
+from zerolora.train.engines.base import WEIGHT, Engine, dtype_of
 from zerolora.train.loss import make_chunked
 from zerolora.train.neftune import add_noise
 

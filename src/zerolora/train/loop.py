@@ -14,13 +14,13 @@ from zerolora.data.plan import Plan
 from zerolora.errors import UserError
 from zerolora.train import schedule
 from zerolora.train.batch import Batches, collate, loss_sum, packed_row
-from zerolora.train.checkpoint import Checkpoints, State, read
-from zerolora.train.engine import MOMENTS, WEIGHT, Engine
-from zerolora.train.progress import Progress, say
-from zerolora.train.record import Record
-from zerolora.train.stopping import Stop, Stopped
+from zerolora.train.checkpoint.store import Checkpoints, State, read
+from zerolora.train.engines.base import MOMENTS, WEIGHT, Engine
+from zerolora.train.launch.heartbeat import Heartbeat
+from zerolora.train.launch.stop_signals import Stop, Stopped
+from zerolora.train.telemetry.progress import Progress, say
+from zerolora.train.telemetry.writer import TelemetryWriter
 from zerolora.train.validation import Validations
-from zerolora.train.watch import Watch
 
 
 class Loop:
@@ -35,9 +35,9 @@ class Loop:
         sources: int,
         device: torch.device,
         saver: Checkpoints,
-        record: Record,
+        record: TelemetryWriter,
         stop: Stop,
-        watch: Watch,
+        watch: Heartbeat,
     ) -> None:
         self.engine, self.batches, self.settings, self.packed = engine, batches, settings, packed
         self.sources, self.device, self.saver = sources, device, saver

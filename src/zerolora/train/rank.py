@@ -17,26 +17,26 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
-from zerolora import products
+from zerolora import cpu_matmul
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json, write_json, write_text
-from zerolora.model.manifest import located
-from zerolora.telemetry import PeakMemory
-from zerolora.train import engines
+from zerolora.manifest import located
+from zerolora.peak_memory import PeakMemory
 from zerolora.train.adapter import adapt, expected_tensors, save
 from zerolora.train.batch import Batches
-from zerolora.train.checkpoint import Checkpoints
-from zerolora.train.collectives import Collectives
-from zerolora.train.identity import binding, exact
+from zerolora.train.checkpoint.identity import resume_key, run_fingerprint
+from zerolora.train.checkpoint.store import Checkpoints
+from zerolora.train.engines import select as engines
 from zerolora.train.isolation import check_isolation, check_loss
+from zerolora.train.launch.heartbeat import Heartbeat
+from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
 from zerolora.train.loop import Loop
-from zerolora.train.record import FILE, Record
-from zerolora.train.stopping import STOPPED, Stop, Stopped
-from zerolora.train.stopwatch import Stopwatch
-from zerolora.train.trackers import Tracker
-from zerolora.train.watch import Watch
+from zerolora.train.telemetry.collectives import Collectives
+from zerolora.train.telemetry.stopwatch import Stopwatch
+from zerolora.train.telemetry.trackers import Tracker
+from zerolora.train.telemetry.writer import FILE, TelemetryWriter
 
 
 def train(
@@ -49,7 +49,7 @@ def train(
     the config says, packed rows would see each other, a loss is not finite, or the finished adapter is not whole.
     """
     started = time.monotonic()
-    stop, watch = Stop(), Watch()
+    stop, watch = Stop(), Heartbeat()
     config = read_json(zero, "zerolora render")
     settings = {**settings, **config.pop("zerolora")}  # what render chose holds
     packed = read_json(packing / "stats.json", "zerolora pack")["packing"]
@@ -75,11 +75,11 @@ def train(
     batches = Batches(open_split(data, "train"), open_plan(packing / "train.arrow"), settings, rank, world)
     saver = Checkpoints(
         checkpoints,
-        binding(settings, config, data, packing, weights),
-        exact(settings, config, batches.steps),
+        resume_key(settings, config, data, packing, weights),
+        run_fingerprint(settings, config, batches.steps),
         settings,
     )
-    record = Record(engine, batches, times, sent, settings)
+    record = TelemetryWriter(engine, batches, times, sent, settings)
     loop = Loop(engine, batches, settings, packed, len(sources), device, saver, record, stop, watch)
     loop.resume()
     split, plan = open_split(data, "validation"), open_plan(packing / "validation.arrow")
@@ -140,7 +140,7 @@ def _collect_garbage() -> None:
 def claim_device(settings: dict[str, Any], zero: dict[str, Any]) -> torch.device:
     """Return this rank's device, ready to be used. Raises UserError if the machine has not what the config says."""
     if settings["device"] == "cpu":
-        products.choose()
+        cpu_matmul.choose()
         return torch.device("cpu")
     local_rank = int(os.environ["LOCAL_RANK"])
     if torch.cuda.device_count() <= local_rank:

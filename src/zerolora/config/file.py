@@ -1,0 +1,123 @@
+"""Read config/config.yaml and say what is wrong with it: one line a mistake, with file, line, key, value and remedy."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from zerolora.config.messages import remedy
+from zerolora.config.rules import impossible
+from zerolora.config.schema import Config
+from zerolora.errors import UserError, shown
+
+
+def load(path: Path) -> Config:
+    """Return the checked config in `path`.
+
+    Raises UserError with one line a mistake: file and line, key, value seen, remedy.
+    """
+    value, lines = _parse(path)
+    try:
+        config = Config.model_validate(value)
+    except ValidationError as error:
+        raise UserError("\n".join(_mistakes(path, error, lines))) from None
+    mistakes = [
+        f"{_where(path, location, lines)}: {'.'.join(location)}: {text}" for location, text in impossible(config)
+    ]
+    if mistakes:
+        raise UserError("\n".join(mistakes))
+    return config
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the values that the file says, unchecked. Raises UserError if it is not YAML."""
+    return _parse(path)[0]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that also reads 2e-4 as a number, as YAML 1.2 (and DVC) does, and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+    """Return the file's values and the line of each key."""
+    text = _read(path)
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader; it only reads 2e-4 as a number too
+        lines = _lines(yaml.compose(text, Loader=_Loader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or "this is not YAML"
+        raise UserError(f"{where}: {problem}; mend the YAML") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: holds {shown(value)} where sections such as fetch, prepare, runs are expected")
+    return value, lines
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; copy one of config/recipes/ to it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+
+
+def _lines(node: yaml.Node | None, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+    lines = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            location = (*prefix, str(key.value))
+            lines[location] = key.start_mark.line + 1
+            lines.update(_lines(value, location))
+    return lines
+
+
+def _where(path: Path, location: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> str:
+    for end in range(len(location), 0, -1):
+        if location[:end] in lines:
+            return f"{path}:{lines[location[:end]]}"
+    return str(path)
+
+
+def _mistakes(path: Path, error: ValidationError, lines: dict[tuple[str, ...], int]) -> Iterable[str]:
+    told: dict[tuple[str, ...], str] = {}
+    for mistake in error.errors():
+        location = tuple(str(part) for part in mistake["loc"] if part != "[key]")
+        # A union reports each alternative that failed; the first one says enough, but for a word that would do as well.
+        located = tuple(part for part in location if (part in _known(lines)) or location.index(part) == 0)
+        if located not in told:
+            told[located] = f"{_where(path, location, lines)}: {'.'.join(_readable(location))}: {remedy(mistake)}"
+        elif mistake["type"] == "literal_error":
+            told[located] += f", or {mistake['ctx']['expected']}"
+    return told.values()
+
+
+def _known(lines: dict[tuple[str, ...], int]) -> set[str]:
+    return {part for location in lines for part in location}
+
+
+def _readable(location: tuple[str, ...]) -> list[str]:
+    """Return a location without the alternatives of a union, which pydantic names in it."""
+    return [
+        part
+        for part in location
+        if not re.match(r"(literal|list|constrained|function|str|float|int)\b.*\[", part)
+        and part not in ("bool", "constrained-int")
+    ]

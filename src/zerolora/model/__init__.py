@@ -1,1 +1,0 @@
-"""Base models on disk: where they come from, what they are, what shape they have."""

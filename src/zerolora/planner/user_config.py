@@ -1,0 +1,304 @@
+"""A user's own DeepSpeed JSON: looked through before anything runs, filled in, and described as a strategy.
+
+DeepSpeed reads its config when the model is loaded already, and keeps silent about much that cannot work; here a
+mistake is one line that names the key, before the job waits in a queue.
+"""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, cast
+
+from zerolora.errors import UserError, shown
+from zerolora.memory.buffers import Buckets
+from zerolora.planner.engine_config import Device, check
+from zerolora.strategies import Place, Strategy
+
+ZERO = "zero_optimization"
+# All keys of zero_optimization and their types, as deepspeed/runtime/zero/config.py has them (0.19); a test holds the
+# two equal. It refuses any other (extra="forbid"), with a traceback.
+FLAGS = (
+    "contiguous_gradients",
+    "reduce_scatter",
+    "use_multi_rank_bucket_allreduce",
+    "allgather_partitions",
+    "overlap_comm",
+    "compute_grad_norm",
+    "load_from_fp32_weights",
+    "elastic_checkpoint",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_use_all_reduce_for_fetch_params",
+    "stage3_allgather_sequential",
+    "ignore_unused_parameters",
+    "legacy_stage1",
+    "round_robin_gradients",
+    "parameter_alignment",
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+    "memory_efficient_linear",
+    "pipeline_loading_checkpoint",
+    "override_module_apply",
+    "log_trace_cache_warnings",
+    "enable_sanity_checks",
+    "save_muon_momentum_buffer_in_memory",
+)
+SIZES = (
+    "stage",
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "sub_group_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_module_granularity_threshold",
+    "zero_hpz_partition_size",
+)
+SECTIONS = (
+    "offload_param",
+    "offload_optimizer",
+    "zenflow",
+    "leaf_module",
+)
+RENAMED = {
+    "cpu_offload": "offload_optimizer: {device: cpu}",
+    "cpu_offload_param": "offload_param: {device: cpu}",
+    "cpu_offload_use_pin_memory": "pin_memory in offload_optimizer or offload_param",
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+}
+OFFLOADS = {
+    "offload_param": {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"},
+    "offload_optimizer": {
+        "device",
+        "nvme_path",
+        "buffer_count",
+        "pin_memory",
+        "pipeline_read",
+        "pipeline_write",
+        "fast_init",
+        "ratio",
+        "super_offload",
+        "cpuadam_cores_perc",
+    },
+}
+# A misspelt key of the top level is ignored: these are the ones whose loss would change a run.
+TOP = (ZERO, "aio", "bf16", "fp16", "gradient_clipping", "activation_checkpointing", "communication_data_type")
+# What DeepSpeed takes where the JSON says nothing, in elements.
+DEFAULTS = {
+    "reduce_bucket_size": 500_000_000,
+    "allgather_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+}
+HPZ_OFF = {"zero_hpz_partition_size": 1}
+ALIKE = 0.75  # difflib's ratio from which a name is taken for a misspelt one
+
+
+def check_own(path: str, own: Any, settings: dict[str, Any]) -> None:
+    """Raise UserError, one line a mistake, if a JSON is impossible by itself or for a run's `settings`.
+
+    `settings` holds device, precision, ranks and, where it differs, ranks_per_node.
+    """
+    mistakes = list(faults(own))
+    if not mistakes:
+        mistakes += _batch_faults(own, settings["ranks"])
+        strategy, _ = described(own)
+        zero = own.get(ZERO, {})
+        nvme = next((zero[key]["nvme_path"] for key in OFFLOADS if (zero.get(key) or {}).get("nvme_path")), None)
+        hpz = zero.get("zero_hpz_partition_size", settings.get("ranks_per_node", settings["ranks"]))
+        try:
+            check(strategy, cast(Device, settings["device"]), settings["ranks"], hpz, nvme, settings["precision"])
+        except UserError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UserError("\n".join(f"render.strategy: {path}: {mistake}" for mistake in mistakes))
+
+
+def faults(own: Any) -> Iterator[str]:
+    """Yield what makes a JSON impossible by itself, whatever the run."""
+    if not isinstance(own, dict) or not isinstance(own.get(ZERO, {}), dict):
+        yield f"is not a DeepSpeed config; write an object with a {ZERO} object"
+        return
+    zero = own.get(ZERO, {})
+    yield from _misspelt(own)
+    yield from _unknown(zero)
+    wrong = list(_wrong_types(zero))
+    yield from wrong
+    if all(isinstance(own.get(key, {}), dict) and own.get(key, {}).get("enabled") is True for key in ("bf16", "fp16")):
+        yield "bf16.enabled and fp16.enabled are both true; write one, or none: training's precision wins"
+    if not wrong:
+        yield from _contradictions(zero)
+
+
+def filled(own: dict[str, Any], hidden: int) -> dict[str, Any]:
+    """Return a JSON with "auto" in its stage-3 sizes replaced for a model of width `hidden`, and stage 0 where it names
+    none. Raises UserError for an "auto" that has no meaning: DeepSpeed would drop it without a word."""
+    zero = {"stage": 0, **own.get(ZERO, {})}
+    known = auto_values(hidden)
+    for key, value in zero.items():
+        if value == "auto":
+            if key not in known:
+                raise UserError(f"render.strategy: {ZERO}.{key} is 'auto' in your JSON; write its value")
+            zero[key] = known[key]
+    copied = {key: dict(value) if isinstance(value, dict) else value for key, value in own.items()}
+    return {**copied, ZERO: zero}
+
+
+def auto_values(hidden: int) -> dict[str, int]:
+    """Return what "auto" means for stage 3's sizes (transformers/integrations/deepspeed.py, config_finalize)."""
+    return {
+        "reduce_bucket_size": hidden * hidden,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+
+
+def described(own: dict[str, Any]) -> tuple[Strategy, Buckets]:
+    """Return a JSON as the strategy and sizes it amounts to, so that it is estimated like the named ones.
+
+    Give it a JSON that is filled; an "auto" that is left counts as DeepSpeed's default, which is what it gets.
+    """
+    zero = own.get(ZERO, {})
+    stage = zero.get("stage", 0)
+    strategy = Strategy(
+        stage,
+        optimizer=_place(zero, "offload_optimizer") if stage else "gpu",
+        parameters=_place(zero, "offload_param"),
+        within_node=stage == 3 and zero.get("zero_hpz_partition_size", 1) > 1,
+        quantized=stage == 3 and bool(zero.get("zero_quantized_weights")),
+    )
+    if stage == 0:
+        return strategy, Buckets()
+    overlap = zero.get("overlap_comm")
+    overlap = stage == 3 if overlap in (None, "auto") else overlap
+    if stage < 3:
+        return strategy, Buckets(
+            reduce=_size(zero, "reduce_bucket_size"), allgather=_size(zero, "allgather_bucket_size"), overlap=overlap
+        )
+    return strategy, Buckets(
+        reduce=_size(zero, "reduce_bucket_size"),
+        prefetch=_size(zero, "stage3_prefetch_bucket_size"),
+        persistence=_size(zero, "stage3_param_persistence_threshold"),
+        live=_size(zero, "stage3_max_live_parameters"),
+        overlap=overlap,
+    )
+
+
+def aliases(key: str) -> set[str]:
+    """Return the names that DeepSpeed takes for a key: stage-3 ones go without their prefix too."""
+    plain = key.removeprefix("stage3_")
+    return {key, plain} if key.startswith("stage3_") else {key}
+
+
+def known_keys() -> set[str]:
+    """Return every key that zero_optimization may have, in all its names."""
+    return set(RENAMED) | {name for key in (*FLAGS, *SIZES, *SECTIONS) for name in aliases(key)}
+
+
+def _misspelt(own: dict[str, Any]) -> Iterator[str]:
+    for key in own:
+        near = difflib.get_close_matches(key, TOP, 1, ALIKE)
+        if near and key not in TOP:
+            yield f"{shown(key)} is no key of DeepSpeed, which ignores it; write {near[0]}"
+
+
+def _unknown(zero: dict[str, Any]) -> Iterator[str]:
+    for key in zero:
+        if key in RENAMED:
+            yield f"{ZERO}.{key} is deprecated; write {RENAMED[key]}"
+        elif key == "aio":
+            yield f"{ZERO}.aio belongs to the top level (DeepSpeed#2721); move it there"
+        elif key not in known_keys():
+            yield f"{ZERO}.{key} is no key of DeepSpeed; {_nearest(key, known_keys())}"
+    for section, known in OFFLOADS.items():
+        for key in zero.get(section) or () if isinstance(zero.get(section), dict) else ():
+            if key not in known:
+                yield f"{ZERO}.{section}.{key} is no key of DeepSpeed; {_nearest(key, known)}"
+
+
+def _nearest(key: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(key, sorted(known), 1)
+    return f"write {near[0]}" if near else "remove it"
+
+
+def _wrong_types(zero: dict[str, Any]) -> Iterator[str]:
+    for key, value in zero.items():
+        if value in ("auto", None):
+            continue
+        where = f"{ZERO}.{key} is {shown(value)}"
+        if any(key in aliases(flag) for flag in FLAGS) and not isinstance(value, bool):
+            yield f"{where}; write true or false"
+        elif any(key in aliases(size) for size in SIZES) and not _whole(value):
+            yield f"{where}; write a whole number of 0 or more"
+        elif key in SECTIONS and not isinstance(value, dict):
+            yield f"{where}; write an object"
+    for key in OFFLOADS:
+        device = (zero.get(key) or {}).get("device", "none") if isinstance(zero.get(key) or {}, dict) else "none"
+        if device not in ("none", "cpu", "nvme"):
+            yield f"{ZERO}.{key}.device is {shown(device)}; write none, cpu or nvme"
+
+
+def _whole(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and value >= 0 and value == int(value)
+
+
+def _contradictions(zero: dict[str, Any]) -> Iterator[str]:
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        yield f"{ZERO}.stage is {stage!r}; write 0, 1, 2 or 3"
+        return
+    yield from _impossible_offload(zero, stage)
+    for key in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights"):
+        if stage != 3 and zero.get(key, "auto") not in (None, False, 0, "auto") and zero[key] != HPZ_OFF.get(key):
+            yield f"{ZERO}.{key} with stage {stage}, which DeepSpeed ignores; write stage 3 or remove it"
+    if stage == 3 and 0 in [zero.get(name) for name in aliases("stage3_max_live_parameters")]:
+        yield (
+            f"{ZERO}.stage3_max_live_parameters is 0, with which nothing is fetched ahead; "
+            "write the parameters of two layers and of the largest module, or remove it"
+        )
+    if zero.get("reduce_bucket_size") == 0:
+        yield f"{ZERO}.reduce_bucket_size is 0; write 1 or more"
+    if zero.get("legacy_stage1"):
+        yield f"{ZERO}.legacy_stage1 is true, which DeepSpeed no longer has; remove it"
+
+
+def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[str]:
+    devices = {key: _place(zero, key) for key in OFFLOADS}
+    for key, device in devices.items():
+        if device == "nvme" and stage != 3:
+            # stage_1_and_2.py: any device but none is cpu_offload.
+            yield (
+                f"{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; write stage 3 or device cpu"
+            )
+        if device == "nvme" and not zero[key].get("nvme_path"):
+            yield f"{key}.device is nvme without nvme_path (DeepSpeed#5124); write the folder of a local disk"
+    if devices["offload_param"] != "gpu" and stage != 3:
+        yield f"offload_param with stage {stage}, where parameters are not shared out; write stage 3 or remove it"
+    if devices["offload_optimizer"] != "gpu" and stage == 0:
+        yield "offload_optimizer with stage 0, which DeepSpeed ignores; write stage 1 or more, or remove it"
+    if (zero.get("offload_optimizer") or {}).get("ratio", 1.0) != 1.0 and stage != 3:
+        yield f"offload_optimizer.ratio with stage {stage}; write stage 3 or remove it"
+
+
+def _batch_faults(own: dict[str, Any], ranks: int) -> Iterator[str]:
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    batch, micro, accumulation = (own.get(key) for key in keys)
+    if all(isinstance(value, int) for value in (batch, micro, accumulation)):
+        assert isinstance(micro, int) and isinstance(accumulation, int)
+        if batch != micro * accumulation * ranks:
+            yield (
+                f"train_batch_size is {batch}, but {micro} a GPU x {accumulation} steps x {ranks} ranks are "
+                f"{micro * accumulation * ranks}; write that, or leave the three out: training's values win"
+            )
+
+
+def _place(zero: dict[str, Any], key: str) -> Place:
+    device = (zero.get(key) or {}).get("device", "none")
+    return "gpu" if device == "none" else device
+
+
+def _size(zero: dict[str, Any], key: str) -> int:
+    found = [zero[name] for name in aliases(key) if zero.get(name, "auto") != "auto"]
+    return int(found[0]) if found else DEFAULTS[key]

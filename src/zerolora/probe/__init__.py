@@ -1,0 +1,1 @@
+"""Measure the machines that training is planned for."""

@@ -1,0 +1,1 @@
+"""Small checkpoints, independent of stage and world size."""

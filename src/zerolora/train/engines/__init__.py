@@ -1,0 +1,1 @@
+"""The engines that train an adapted model: DeepSpeed, DDP and FSDP2."""

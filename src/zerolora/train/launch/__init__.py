@@ -1,0 +1,1 @@
+"""Starting ranks, their rendezvous, heartbeat and stop signals."""

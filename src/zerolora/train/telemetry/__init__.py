@@ -1,0 +1,1 @@
+"""What training measures of itself while it runs."""

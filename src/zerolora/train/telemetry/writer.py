@@ -1,0 +1,214 @@
+"""The line that each step leaves in telemetry.csv: what docs/telemetry.md says of every column.
+
+While training runs, rank 0 adds lines to a file beside the checkpoints; of a resumed run, those after its checkpoint
+are taken back first. When it has ended, they are published among the metrics.
+"""
+
+import contextlib
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from zerolora.files import write_text
+from zerolora.train.batch import Batches
+from zerolora.train.engines.base import Engine
+from zerolora.train.telemetry.collectives import Collectives, Counts
+from zerolora.train.telemetry.health import Health
+from zerolora.train.telemetry.progress import say
+from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
+from zerolora.train.telemetry.system_monitor import SystemMonitor
+from zerolora.train.telemetry.trackers import Tracker
+
+Row = dict[str, Any]
+COLUMNS = (
+    "step",
+    "loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens",
+    "tokens_per_second",
+    "tflops_per_second",
+    "mfu",
+    "seconds",
+    *(f"{part}_seconds" for part in PARTS),
+    "between_seconds",
+    "communication_bytes",
+    "cpu_percent",
+    "host_memory_bytes",
+    "gpu_percent",
+    "gpu_memory_bytes",
+)
+FILE = "telemetry.csv"
+
+
+class TelemetryWriter:
+    """The lines of one run. Every rank times its steps; rank 0 writes."""
+
+    def __init__(
+        self, engine: Engine, batches: Batches, times: Stopwatch, sent: Collectives, settings: dict[str, Any]
+    ) -> None:
+        self.engine, self.batches, self.times, self.sent = engine, batches, times, sent
+        self.flops, self.device = settings["flops"], times.device
+        self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.rows: list[Row] = []
+        """A line of each step; on rank 0 only."""
+        self.health = Health()
+        self.made = 0
+        """Steps that this process made."""
+        self.totals: Counts = {}
+        """Collectives of those steps."""
+        self.readings = SystemMonitor(self.device)
+        self._file: Any = None
+        self._tracker: Tracker | None = None
+
+    def open(self, path: Path, known: list[Row], tracker: Tracker) -> None:
+        """Write to `path` from here on, behind the lines it has of the steps `known`, of which loss and learning rate
+        are given; what else is not on disk of them stays empty. Rank 0 only."""
+        found = {row["step"]: row for row in read(path)}
+        self.rows = [{**dict.fromkeys(COLUMNS), **found.get(row["step"], {}), **row} for row in known]
+        self._tracker = tracker
+        for row in self.rows:
+            self.health.judge(row)  # what was said is not said again
+            tracker.log(row)
+        try:
+            write_text(path, text(self.rows))
+            self._file = path.open("a", encoding="utf-8", newline="")
+        except OSError as error:
+            self._without(path, error)
+
+    def start(self) -> None:
+        """A step begins."""
+        self.sent.mark()
+        self.times.start()
+
+    def lap(self, part: str) -> None:
+        """What this rank did since the last lap was `part`, one of PARTS."""
+        self.times.lap(part)
+
+    def write(self, step: int, loss: float, learning_rate: float) -> Row:
+        """Write the line of a step that has just ended, say what is wrong with it, and return it. Rank 0; others do
+        nothing."""
+        self.times.stop()
+        if self.rank:
+            return {}
+        calls, size, waited = self.engine.reduced()
+        if calls:
+            self.sent.add("all_reduce", calls, size)
+        self._count()
+        parts = self.times.seconds()
+        parts["backward"] -= waited
+        parts["communication"] += waited
+        seconds = self.times.total
+        tokens, squared, supervised = self.batches.sizes_at(step - 1)
+        flops = self.flops["token"] * tokens + self.flops["squared_token"] * squared
+        rate = (flops + self.flops["supervised_token"] * supervised) / seconds / self.world
+        row: Row = {
+            "step": step,
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "gradient_norm": self.engine.gradient_norm(),
+            "tokens": tokens,
+            "tokens_per_second": tokens / seconds,
+            "tflops_per_second": rate / 1e12,
+            "mfu": rate / self.flops["peak"] if self.flops["peak"] else None,
+            "seconds": seconds,
+            **{f"{part}_seconds": spent for part, spent in parts.items()},
+            "between_seconds": self.times.between,
+            "communication_bytes": sum(counted["bytes"] for counted in self.sent.counts().values()),
+            **self.readings.now(),
+        }
+        self._put(row)
+        for line in self.health.judge(row):
+            say(line)
+        return row
+
+    def publish(self, path: Path) -> None:
+        """Write all lines to `path`, whole or not at all."""
+        write_text(path, text(self.rows))
+
+    def summary(self) -> dict[str, float]:
+        """Return figures of the whole run: FLOP/s, shares of the time, faults, and what a step sends."""
+        measured = [row for row in self.rows if row["seconds"] is not None]
+        found: dict[str, float] = {f"health_{fault}": count for fault, count in self.health.faults.items()}
+        if not measured:
+            return found
+        seconds = sum(row["seconds"] for row in measured)
+        whole = seconds + sum(row["between_seconds"] for row in measured)
+        for part in (*PARTS, "between"):
+            found[f"{part}_share"] = sum(row[f"{part}_seconds"] for row in measured) / whole
+        found["tflops_per_second"] = sum(row["tflops_per_second"] * row["seconds"] for row in measured) / seconds
+        if self.flops["peak"]:
+            found["mfu"] = found["tflops_per_second"] * 1e12 / self.flops["peak"]
+        for name, counted in self.totals.items():
+            found |= {f"{name}_{what}_per_step": number / self.made for what, number in counted.items()}
+        return found
+
+    def __enter__(self) -> "TelemetryWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            self._file.close()
+        if self._tracker:
+            self._tracker.close()
+
+    def _put(self, row: Row) -> None:
+        self.rows.append(row)
+        if self._tracker:
+            self._tracker.log(row)
+        if self._file:
+            try:
+                self._file.write(text([row], header=False))
+                self._file.flush()  # for who watches
+            except OSError as error:
+                self._without(Path(self._file.name), error)
+
+    def _without(self, path: Path, error: OSError) -> None:
+        self._file = None
+        say(f"{path}: telemetry cannot be written there ({error.strerror}); it is written when training ends")
+
+    def _count(self) -> None:
+        self.made += 1
+        for name, counted in self.sent.counts().items():
+            total = self.totals.setdefault(name, {"calls": 0, "bytes": 0})
+            for what, number in counted.items():
+                total[what] += number
+
+
+def text(rows: list[Row], header: bool = True) -> str:
+    """Return lines of telemetry as CSV. What was measured has six digits."""
+    table = io.StringIO()
+    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows({name: _cell(name, value) for name, value in row.items()} for row in rows)
+    return table.getvalue()
+
+
+def read(path: Path) -> list[Row]:
+    """Return the whole lines of a file of telemetry; none if there is no such file, or one of other columns."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except OSError:
+        return []
+    if not lines or tuple(lines[0].strip().split(",")) != COLUMNS:
+        return []
+    # A process that was killed may have left half a line.
+    whole = [line.rstrip("\n").split(",") for line in lines[1:] if line.endswith("\n")]
+    return [dict(zip(COLUMNS, map(_value, cells), strict=True)) for cells in whole if len(cells) == len(COLUMNS)]
+
+
+def _cell(name: str, value: Any) -> Any:
+    exact = isinstance(value, int) or value is None or name in ("loss", "learning_rate")
+    return value if exact else f"{value:.6g}"
+
+
+def _value(cell: str) -> float | None:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(cell)
+    return None

@@ -1,0 +1,189 @@
+"""Keep the two engines of one mind: what DVC knows to be right Snakemake takes over, and the other way round.
+
+Snakemake judges by its own records (`.snakemake/`), DVC by the hashes in `dvc.lock`. After `dvc pull`, `dvc checkout`
+or a restored run, DVC is right and Snakemake has not heard of it: `import_dvc_state` tells it. After `snakemake`, it is
+the other way round: `commit_dvc_state` tells DVC. Neither runs a stage.
+"""
+
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PIPELINE = Path("dvc.yaml")
+LOCK = Path("dvc.lock")
+# The dvc.lock that Snakemake's records were last brought into line with.
+AGREED = Path(".snakemake/agreed-dvc-lock.sha256")
+NAMED_FILES = ("config/deepspeed", "config/hardware")  # as config.py has them
+TARGET_RULES = ("all", "default")
+STAGES_OF_FETCH = ("fetch_package", "fetch_hub", "fetch_directory")
+
+
+def put_commands_on_path() -> None:
+    """Put the commands that rules call on PATH: they lie beside the Python that runs Snakemake."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def reset_job_reasons() -> None:
+    """Make Snakemake decide about every pending job anew whenever a checkpoint has run.
+
+    It looks again at that moment, but adds to its earlier reasons instead of forming new ones, so a job that was
+    expected to see changed inputs runs although they turned out the same, and one that was hidden behind such a job is
+    forgotten. With the earlier reasons dropped its decision is that of DVC: a stage runs if what it reads has changed.
+    docs/engines.md tells what was tried; a test compares this with an oracle on random edits.
+    """
+    from snakemake.dag import DAG
+
+    if getattr(DAG.update_needrun, "afresh", False):
+        return
+    original = DAG.update_needrun
+
+    async def update_needrun(dag: Any, create_inventory: bool = False) -> None:
+        for job in list(dag.jobs):
+            if not dag.finished(job) and job not in dag._running:
+                dag._reason.pop(job, None)
+        await original(dag, create_inventory)
+
+    update_needrun.afresh = True  # type: ignore[attr-defined]
+    DAG.update_needrun = update_needrun
+
+
+def code_of(stage: str) -> list[str]:
+    """Return the rule file and modules among the dependencies of a stage of dvc.yaml."""
+    stages = _parsed(PIPELINE.read_text(encoding="utf-8"))["stages"]
+    entry = stages[STAGES_OF_FETCH[0] if stage == "fetch" else stage]
+    return [path for path in entry.get("do", entry)["deps"] if path.startswith(("src/", "workflow/"))]
+
+
+@functools.cache
+def _parsed(text: str) -> Any:
+    # Every rule asks, whenever Snakemake starts, which is once a job: it took as long as the rest of the start.
+    return yaml.safe_load(text)
+
+
+def own_json_files() -> list[str]:
+    """Return the JSON files that a config can name: DeepSpeed's of the user's own, and measured hardware."""
+    return sorted(str(path) for folder in NAMED_FILES for path in Path(folder).glob("*.json"))
+
+
+def import_dvc_state() -> None:
+    """Let Snakemake take over the stages that DVC says are up to date, if dvc.lock changed since the last time.
+
+    A stage is taken over if it and every stage before it is clean in `dvc status`.
+    """
+    if _quiet() or not LOCK.exists() or _agreed():
+        return
+    from dvc.exceptions import DvcException
+
+    try:
+        targets = _clean_targets()
+    except DvcException as error:
+        print(f"not taken over from DVC: {error}", file=sys.stderr)
+        return
+    if targets:
+        command = [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--touch",
+            "--forceall",
+            "--cores",
+            "1",
+            "--quiet",
+            "all",
+        ]
+        result = subprocess.run(
+            [*command, "--", *targets],
+            env={**_without_profile(), "ZEROLORA_ADOPTING": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode:
+            lines = (result.stderr or result.stdout).strip().splitlines()
+            print(f"not taken over from DVC: {lines[-1] if lines else 'no reason given'}", file=sys.stderr)
+            return
+    _agree()
+
+
+def commit_dvc_state(workflow: Any) -> None:
+    """Let DVC record the outputs of every job of a workflow that ended well.
+
+    Only jobs of this DAG count: they are up to date, which nobody knows of other results that lie around.
+    """
+    if _quiet() or not PIPELINE.exists() or workflow.touch:
+        return
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    names = {_stage_of(job) for job in workflow.dag.jobs if job.rule.name not in TARGET_RULES}
+    try:
+        with Repo() as repo:
+            known = {stage.addressing for stage in repo.index.stages}
+            changed = repo.status([name for name in names if name in known])
+            for name in changed:
+                repo.commit(name, force=True)
+    except DvcException as error:
+        print(f"not recorded in DVC: {error}; run `dvc commit` when that is mended", file=sys.stderr)
+        return
+    _agree()
+
+
+def unsettle() -> None:
+    """Forget the agreement when jobs begin to run: until they end well, Snakemake's records may be ahead of DVC's."""
+    if "ZEROLORA_ADOPTING" not in os.environ:
+        AGREED.unlink(missing_ok=True)
+
+
+def _without_profile() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "SNAKEMAKE_PROFILE"}
+
+
+def _quiet() -> bool:
+    """Tell whether this Snakemake runs inside `dvc repro` or inside `import_dvc_state`, or DVC is not set up."""
+    return "DVC_STAGE" in os.environ or "ZEROLORA_ADOPTING" in os.environ or not Path(".dvc").is_dir()
+
+
+def _clean_targets() -> list[str]:
+    from dvc.repo import Repo
+    from networkx import descendants
+
+    with Repo() as repo:
+        graph = repo.index.graph
+        recorded = yaml.safe_load(LOCK.read_text(encoding="utf-8")).get("stages", {})
+        changed = set(repo.status())
+        dirty = {stage for stage in graph if stage.addressing in changed or stage.name not in recorded}
+        # An edge leads from a stage to those it depends on.
+        clean = [stage for stage in graph if stage not in dirty and not descendants(graph, stage) & dirty]
+        return [stage.cmd.split()[-1] for stage in clean]
+
+
+def _stage_of(job: Any) -> str:
+    """Return the DVC stage of a Snakemake job, as in train@default."""
+    wildcards = job.wildcards_dict
+    if not wildcards:
+        return job.rule.name
+    (value,) = wildcards.values()
+    if job.rule.name == "fetch":
+        source = yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))["fetch"]
+        group = next(name for name, models in source.items() if value in (models or {}))
+        return f"fetch_{group}@{value}"
+    return f"{job.rule.name}@{value}"
+
+
+def _agreed() -> bool:
+    return AGREED.is_file() and AGREED.read_text(encoding="utf-8") == _digest()
+
+
+def _agree() -> None:
+    AGREED.parent.mkdir(exist_ok=True)
+    AGREED.write_text(_digest(), encoding="utf-8")
+
+
+def _digest() -> str:
+    return hashlib.sha256(LOCK.read_bytes()).hexdigest()
