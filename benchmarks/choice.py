@@ -164,7 +164,7 @@ def settings_of(
     device: str, ranks: int, global_batch: int, probed: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of render, with all that can be chosen left open, and those of train."""
-    run = resolve(load(Path("config/config.yaml")))["runs"]["default"]
+    run = resolve(load(Path("config/config.yaml"))).model_dump(mode="json")["runs"]["default"]
     here = {"device": device, "nodes": 1, "ranks_per_node": ranks, "global_batch": global_batch}
     left_open = {"strategy": "auto", "micro_batch": None, "activation_checkpointing": None, "attention": None}
     render = {

@@ -40,7 +40,7 @@ CANDIDATES: list[tuple[str, dict[str, Any]]] = [
 
 def main() -> None:
     """Train and judge every candidate."""
-    settings = resolve(load(Path("config/config.yaml")))
+    settings = resolve(load(Path("config/config.yaml"))).model_dump(mode="json")
     results = []
     for rule, overrides in CANDIDATES:
         with tempfile.TemporaryDirectory() as folder:

@@ -60,7 +60,7 @@ class Bench:
         )
         config["hardware"]["nodes"] = 2
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
-        return resolve(load(self.folder / "config.yaml"))
+        return resolve(load(self.folder / "config.yaml")).model_dump(mode="json")
 
     def command(
         self,

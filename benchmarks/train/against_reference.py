@@ -102,7 +102,7 @@ def reference_task(folder: Path, model: Path, options: argparse.Namespace, valid
     """Return the reference task, prepared as config/config.yaml says but for the longest row. With `validated`, only so
     many rows are: nobody waits for the rest, where validation is not what is measured."""
     write_json(folder / "rows.json", records("tens", 42))
-    prepared = resolve(load(ROOT / "config/config.yaml"))["prepare"]["reference"]
+    prepared = resolve(load(ROOT / "config/config.yaml")).model_dump(mode="json")["prepare"]["reference"]
     kept = ("template", "split", "seed", "max_length")
     wanted = {name: prepared[name] for name in kept} | {"path": str(folder / "rows.json")}
     if validated is not None:

@@ -124,7 +124,7 @@ class Task:
         }
         path = self.folder / "config.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        return resolve(load(path))
+        return resolve(load(path)).model_dump(mode="json")
 
     def ours(
         self,

@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        train = resolve(load(ROOT / "config/config.yaml"))["runs"]["default"]["train"]
+        train = resolve(load(ROOT / "config/config.yaml")).model_dump(mode="json")["runs"]["default"]["train"]
         if options.device == "cuda":
             train["ranks_per_node"] = 1
         del train["device"]

@@ -69,7 +69,7 @@ def resolve(
     from zerolora.config.resolve import resolve as stage
     from zerolora.files import write_json
 
-    write_json(output, stage(load(config)))
+    write_json(output, stage(load(config)).model_dump(mode="json"))
 
 
 @app.command()

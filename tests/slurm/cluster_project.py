@@ -85,7 +85,7 @@ class ClusterProject(Project):
         config["train"] |= {"nodes": nodes, "ranks_per_node": ranks_per_node, "micro_batch": 1}
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        run = resolve(load(folder / "config.yaml"))["runs"]["default"]
+        run = resolve(load(folder / "config.yaml")).model_dump(mode="json")["runs"]["default"]
         packing = self.directory / "results/default/packing"
         write_json(
             folder / "estimate.json", estimate(run["estimate"], self.directory / "resources/models/tiny", packing)

@@ -54,7 +54,7 @@ def test_estimate_and_render_never_load_torch(tmp_path: Path, tiny_model: Path) 
 
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(TINY_CONFIG))
-    run = resolve(load(config))["runs"]["default"]
+    run = resolve(load(config)).model_dump(mode="json")["runs"]["default"]
     packing = tmp_path / "packing"
     packing.mkdir()
     lengths = {"longest_packed_row": 100, "most_supervised": 50, "train_packed_rows": 9, "train_tokens": 700}

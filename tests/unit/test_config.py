@@ -22,6 +22,10 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
     return path
 
 
+def resolved(path: Path) -> Any:
+    return resolve(load(path)).model_dump(mode="json")
+
+
 def edited(dotted: str, value: Any) -> dict[str, Any]:
     config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
     *parents, last = dotted.split(".")
@@ -204,7 +208,7 @@ def test_every_spelling_of_a_number(tmp_path: Path, number: str) -> None:
 def test_a_run_overrides_only_what_it_names(tmp_path: Path) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     config["runs"]["wide"] = {"dataset": "rows", "train": {"lora": {"r": 16}}}
-    runs = resolve(load(write(tmp_path, config)))["runs"]
+    runs = resolved(write(tmp_path, config))["runs"]
     assert runs["wide"]["train"]["lora"]["r"] == 16
     runs["wide"]["train"]["lora"]["r"] = runs["wide"]["estimate"]["lora"]["r"] = 4
     assert runs["wide"] == runs["default"]
@@ -228,7 +232,7 @@ OTHER = {
 @pytest.mark.parametrize(("source", "key"), [(source, key) for source, pin in PINNED.items() for key in pin])
 def test_a_models_pin_is_read_by_fetch_alone(tmp_path: Path, source: str, key: str) -> None:
     before, after = (
-        resolve(load(write(tmp_path, edited("fetch", {source: {"tiny": PINNED[source] | change}}))))
+        resolved(write(tmp_path, edited("fetch", {source: {"tiny": PINNED[source] | change}})))
         for change in ({}, {key: OTHER[key]})
     )
     assert before["fetch"]["tiny"] != after["fetch"]["tiny"]
@@ -254,19 +258,19 @@ def test_a_pin_that_pins_nothing_is_refused(tmp_path: Path, source: str, key: st
 @pytest.mark.parametrize(("capability", "precision"), [(7.0, "fp16"), (7.5, "fp16"), (8.0, "bf16"), (9.0, "bf16")])
 def test_precision_follows_the_device(tmp_path: Path, capability: float, precision: str) -> None:
     config = edited("hardware", GPU | {"compute_capability": capability})
-    assert resolve(load(write(tmp_path, config)))["runs"]["default"]["render"]["precision"] == precision
+    assert resolved(write(tmp_path, config))["runs"]["default"]["render"]["precision"] == precision
 
 
 def test_precision_on_cpu_is_fp32_unless_pinned(tmp_path: Path) -> None:
-    assert resolve(load(write(tmp_path, TINY_CONFIG)))["runs"]["default"]["render"]["precision"] == "fp32"
+    assert resolved(write(tmp_path, TINY_CONFIG))["runs"]["default"]["render"]["precision"] == "fp32"
     pinned = edited("train.precision", "bf16")
-    assert resolve(load(write(tmp_path, pinned)))["runs"]["default"]["render"]["precision"] == "bf16"
+    assert resolved(write(tmp_path, pinned))["runs"]["default"]["render"]["precision"] == "bf16"
 
 
 @pytest.mark.parametrize("name", ["zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"])
 def test_xtuners_names_mean_the_same(tmp_path: Path, name: str) -> None:
     ours, theirs = (
-        resolve(load(write(tmp_path, edited("render.strategy", strategy)))) for strategy in (name, f"deepspeed_{name}")
+        resolved(write(tmp_path, edited("render.strategy", strategy))) for strategy in (name, f"deepspeed_{name}")
     )
     assert ours == theirs
 
@@ -288,7 +292,7 @@ def test_every_key_is_explained() -> None:
 )
 def test_every_shipped_config_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    resolve(load(path))
+    resolved(path)
 
 
 def test_a_misspelt_resume_is_told_before_anything_runs() -> None:

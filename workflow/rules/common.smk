@@ -34,7 +34,7 @@ if workflow.config_settings.config or workflow.config_settings.configfiles:
 try:
     CONFIG = load(Path(CONFIG_FILE))
     VALUES = read_values(Path(CONFIG_FILE))
-    SETTINGS = resolve(CONFIG)
+    SETTINGS = resolve(CONFIG).model_dump(mode="json")
 except UserError as error:
     sys.exit(str(error))
 

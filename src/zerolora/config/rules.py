@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from zerolora.config.messages import remedy
-from zerolora.config.resolve import device_precision, models_by_source, run_settings, stages_of
-from zerolora.config.schema import HUB_DATA, RESERVED_RUNS, Config, RunSettings
+from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of
+from zerolora.config.schema import HUB_DATA, RESERVED_RUNS, Config, RunSections
 from zerolora.errors import UserError, shown
 from zerolora.planner.engine_config import check
 from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS
@@ -91,7 +91,7 @@ def _unused(config: Config) -> Iterable[Mistake]:
 
 def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
     try:
-        settings = run_settings(config, run)
+        settings = run_sections(config, run)
     except ValidationError as error:
         for mistake in error.errors():
             where = tuple(str(part) for part in mistake["loc"])
@@ -141,10 +141,10 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
 
 
 def _impossible_strategy(
-    config: Config, run: str, settings: RunSettings, at: Callable[[str, str], tuple[str, ...]]
+    config: Config, run: str, settings: RunSections, at: Callable[[str, str], tuple[str, ...]]
 ) -> Iterable[Mistake]:
     try:
-        rendered = stages_of(config, run)["render"]
+        rendered = stages_of(config, run).render.model_dump(mode="json")
     except UserError as error:  # the user's own JSON, or the probe, cannot be read
         yield at("hardware", "probe") if "config/hardware" in str(error) else at("render", "strategy"), str(error)
         return

@@ -100,6 +100,7 @@ RowField = Literal[
     "labels",
 ]
 Role = Literal["system", "user", "assistant", "tool"]
+Check = Literal["exact", "sum"]
 
 
 class Section(BaseModel):
@@ -239,7 +240,7 @@ class Source(Section):
     """The split that all its rows go to; if left out, `split` of the data set is drawn from them."""
 
 
-class Prepare(Section):
+class PrepareSettings(Section):
     """One data set: rows of one or several sources, tokenized for one model."""
 
     model: Name
@@ -272,7 +273,12 @@ class Prepare(Section):
     """What becomes of rows that are there already: counted, or left out as well."""
     leakage: Literal["report", "drop"] = "report"
     """What becomes of training rows whose prompt is in validation or test: counted, or left out as well."""
-    check: Literal["exact", "sum"] = "exact"
+
+
+class Prepare(PrepareSettings):
+    """One data set: rows of one or several sources, tokenized for one model, and how answers to them are judged."""
+
+    check: Check = "exact"
     """How an answer is judged: exact = it equals the row's output; sum = the reference task's rule."""
 
 
@@ -318,8 +324,8 @@ class Lora(Section):
     """Linear modules that get an adapter: all-linear (all but the output head), or names as in q_proj."""
 
 
-class Train(Section):
-    """LoRA training under DeepSpeed."""
+class TrainSettings(Section):
+    """LoRA training, but for what `render` decides."""
 
     nodes: Positive = 1
     """Machines to train on."""
@@ -327,9 +333,6 @@ class Train(Section):
     """Processes on each machine; one a GPU."""
     global_batch: Positive = 8
     """Packed rows of one optimizer step, over all ranks. The order of the data depends on it and on the seed only."""
-    micro_batch: Positive | Literal["auto"] = "auto"
-    """Packed rows of one forward pass of one rank; auto = the fastest predicted that fits. Accumulation follows:
-    global_batch / (micro_batch x ranks)."""
     epochs: Positive = 1
     """Passes over the training rows."""
     max_steps: Positive | None = None
@@ -342,16 +345,6 @@ class Train(Section):
     """Share of the steps in which the learning rate rises from 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's decoupled weight decay."""
-    gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
-    """Largest norm of the gradient; 0 = no clipping."""
-    precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    """auto: bf16 where the GPU has it, fp16 on older ones, fp32 on CPU."""
-    activation_checkpointing: bool | Literal["auto"] = "auto"
-    """Keep only each layer's input and compute the rest again in the backward pass; auto = where that is fastest, or
-    needed to fit."""
-    attention: Literal["auto", "flash", "sdpa", "eager"] = "auto"
-    """Implementation of attention: flash = PyTorch's fused kernels, each row of a packed row on its own; sdpa = the
-    same kernels on whole packed rows, with a mask; eager = plain matrices; auto = the fastest that the model has."""
     neftune_alpha: Annotated[float, Field(ge=0)] = 0.0
     """Noise on embeddings in training, up to alpha / sqrt(tokens of the row x width) (NEFTune, arXiv 2310.05914)."""
     seed: int = 42
@@ -373,6 +366,24 @@ class Train(Section):
     """Where telemetry goes besides telemetry.csv: a tracker of experiments, offline (docs/telemetry.md)."""
     lora: Lora = Lora()
     """The adapter."""
+
+
+class Train(TrainSettings):
+    """LoRA training under DeepSpeed."""
+
+    micro_batch: Positive | Literal["auto"] = "auto"
+    """Packed rows of one forward pass of one rank; auto = the fastest predicted that fits. Accumulation follows:
+    global_batch / (micro_batch x ranks)."""
+    gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of the gradient; 0 = no clipping."""
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    """auto: bf16 where the GPU has it, fp16 on older ones, fp32 on CPU."""
+    activation_checkpointing: bool | Literal["auto"] = "auto"
+    """Keep only each layer's input and compute the rest again in the backward pass; auto = where that is fastest, or
+    needed to fit."""
+    attention: Literal["auto", "flash", "sdpa", "eager"] = "auto"
+    """Implementation of attention: flash = PyTorch's fused kernels, each row of a packed row on its own; sdpa = the
+    same kernels on whole packed rows, with a mask; eager = plain matrices; auto = the fastest that the model has."""
 
 
 class Merge(Section):
@@ -451,8 +462,8 @@ class Config(Section):
     """Runs by name; each trains one adapter and writes to results/<name>/."""
 
 
-class RunSettings(Section):
-    """The settings of one run: the config's sections with the run's overrides merged in."""
+class RunSections(Section):
+    """One run: the config's sections with the run's overrides merged in."""
 
     hardware: Hardware
     pack: Pack

