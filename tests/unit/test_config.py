@@ -210,7 +210,8 @@ def test_a_run_overrides_only_what_it_names(tmp_path: Path) -> None:
     config["runs"]["wide"] = {"dataset": "rows", "train": {"lora": {"r": 16}}}
     runs = resolved(write(tmp_path, config))["runs"]
     assert runs["wide"]["train"]["lora"]["r"] == 16
-    runs["wide"]["train"]["lora"]["r"] = runs["wide"]["estimate"]["lora"]["r"] = 4
+    for stage in ("train", "estimate", "render"):
+        runs["wide"][stage]["lora"]["r"] = 4
     assert runs["wide"] == runs["default"]
 
 
