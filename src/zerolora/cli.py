@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, explained
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
 from zerolora.types import Attention, Loss, Method
 
@@ -50,7 +50,7 @@ def start(
         # The tasks of an srun share the file: the first begins it, and none writes over what another wrote.
         if os.environ.get("SLURM_PROCID", "0") == "0":
             log.write_text("", encoding="utf-8")
-        handlers.append(logging.FileHandler(log, mode="a", encoding="utf-8"))
+        handlers.append(logging.FileHandler(log, mode="a", encoding="utf-8", errors="backslashreplace"))
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers)
     REPORT.setLevel(logging.INFO)
     if context.invoked_subcommand not in ("fetch", "fetch-data", "weights"):
@@ -381,7 +381,13 @@ def show(
 
 
 def main() -> None:
-    """Run the command; a user's mistake prints its lines and exits with 2, being asked to stop with STOPPED."""
+    """Run the command.
+
+    Exits with 2 after a line for each mistake of the user or refusal of the operating system, and with STOPPED after
+    a request to stop. Standard input is closed, so that nothing a stage calls can wait for an answer.
+    """
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
     try:
         app()
     except Stopped as stopped:
@@ -390,4 +396,7 @@ def main() -> None:
     except UserError as error:
         for line in str(error).splitlines():
             REPORT.error("zerolora: %s", line)
+        sys.exit(2)
+    except OSError as error:
+        REPORT.error("zerolora: %s", explained(error))
         sys.exit(2)

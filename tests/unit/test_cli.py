@@ -33,6 +33,29 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert not (tmp_path / "out.json").exists()
 
 
+def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    """A limit on file sizes stands for the full disk: both fail in the write itself."""
+    rows = tmp_path / "reference.json"
+    command = f"ulimit -f 8; exec {BIN}/zerolora reference --output {rows}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("zerolora: ") and "File too large" in line and "ulimit -f" in line, line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_that_is_a_directory_is_one_line(tmp_path: Path) -> None:
+    result = zerolora("resolve", "--config", str(tmp_path), "--output", str(tmp_path / "out.json"))
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [f"zerolora: {tmp_path}: Is a directory; write the path of a file"]
+
+
+def test_nothing_a_command_calls_can_read_standard_input(tmp_path: Path) -> None:
+    code = "import sys; from zerolora import cli; cli.app = lambda: print([sys.stdin.read()]); cli.main()"
+    result = subprocess.run([sys.executable, "-c", code], input="y\n", capture_output=True, text=True, check=True)
+    assert result.stdout == "['']\n"
+
+
 def test_the_log_holds_what_was_said(tmp_path: Path) -> None:
     log = tmp_path / "logs/x.log"
     zerolora("--log", str(log), "resolve", "--config", "none.yaml", "--output", str(tmp_path / "out.json"))

@@ -1,13 +1,19 @@
-"""Files appear whole or not at all."""
+"""Files appear whole or not at all, and what the operating system refuses is one line."""
 
+import ctypes
+import errno
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.errors import UserError
-from zerolora.files import canonical, describe, read_json, staged_directory, write_json
+from zerolora.errors import UserError, explained
+from zerolora.files import canonical, describe, read_json, staged_directory, write_json, write_text
 from zerolora.units import gib, parse_bytes
 
 
@@ -79,3 +85,165 @@ def test_a_staged_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
         (staged / "a").touch(0o600)
     (tmp_path / "other").touch()
     assert (tmp_path / "out/a").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_umask_is_respected_and_not_changed_by_an_import(tmp_path: Path) -> None:
+    code = """
+import os, stat, sys
+from pathlib import Path
+os.umask(0o027)
+calls = []
+real, os.umask = os.umask, lambda mask: calls.append(mask)
+from zerolora.files import staged_directory
+assert not calls
+with staged_directory(Path(sys.argv[1])) as staged:
+    (staged / "a").touch(0o600)
+os.umask = real
+assert stat.S_IMODE((Path(sys.argv[1]) / "a").stat().st_mode) == 0o640
+assert os.umask(0) == 0o027
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=True)
+
+
+def test_importing_a_light_module_changes_nothing_in_the_process() -> None:
+    """Modules that need torch are left out: torch itself sets up the process."""
+    code = """
+import importlib, locale, logging, os, pkgutil, signal, sys
+import numpy, pydantic, tokenizers, tqdm, typer, yaml  # what other libraries do at import is theirs
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("torch is heavy")
+
+sys.meta_path.insert(0, NoTorch())
+
+def state():
+    return (
+        dict(os.environ), os.getcwd(), list(sys.path), sys.excepthook, sys.getrecursionlimit(),
+        [signal.getsignal(number) for number in signal.valid_signals()], locale.setlocale(locale.LC_ALL),
+        list(logging.root.handlers), logging.root.level, logging.getLogger("zerolora").handlers,
+        open("/proc/self/status").read().split("Umask:")[1].split()[0], sorted(os.listdir("/proc/self/fd")),
+    )
+
+calls = []
+os.umask = calls.append
+import zerolora
+light = []
+for module in pkgutil.walk_packages(zerolora.__path__, "zerolora.", onerror=lambda name: None):
+    if module.name.endswith("__main__"):
+        continue
+    before = state()
+    try:
+        importlib.import_module(module.name)
+    except ImportError:  # of torch
+        continue
+    after = state()
+    differing = [number for number, (a, b) in enumerate(zip(before, after)) if a != b]
+    assert not differing and not calls, (module.name, differing, calls)
+    light.append(module.name)
+assert {"zerolora.cli", "zerolora.files", "zerolora.config.file", "zerolora.data.prepare"} <= set(light), light
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_dead_process_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = os.uname().nodename
+    left = [f".out.{host}.{dead.pid}.tmp", f".out.{host}.{dead.pid}.old.tmp"]
+    kept = [f".out.{host}.1.tmp", f".out.other-host.{dead.pid}.tmp", f".out2.{host}.{dead.pid}.tmp"]
+    for name in left + kept:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text("")
+    (tmp_path / f".out.json.{host}.{dead.pid}.tmp").write_text("half")
+    with staged_directory(tmp_path / "out") as staged:
+        (staged / "a").write_text("")
+        assert staged.name == f".out.{host}.{os.getpid()}.tmp"
+    write_text(tmp_path / "out.json", "{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "out", "out.json"])
+
+
+def test_a_directory_is_there_at_every_moment_of_its_replacement(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with staged_directory(target) as staged:
+        (staged / "a").write_text("")
+    missing, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal missing
+        while not done.is_set():
+            missing += not target.exists()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(50):
+        with staged_directory(target) as staged:
+            (staged / "a").write_text("")
+    done.set()
+    watcher.join()
+    assert missing == 0
+
+
+def test_without_renameat2_it_is_replaced_in_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C library of macOS has no renameat2, nor has musl."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    for name in ("a", "b"):
+        with staged_directory(tmp_path / "out") as staged:
+            (staged / name).write_text(name)
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["out", "out/b"]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "file"])
+def test_a_link_or_file_in_the_place_of_a_directory_is_replaced(tmp_path: Path, kind: str) -> None:
+    other = tmp_path / "other"
+    if kind != "dangling":
+        other.mkdir()
+        (other / "kept").write_text("")
+    if kind == "file":
+        (tmp_path / "out").write_text("")
+    else:
+        (tmp_path / "out").symlink_to(other)
+    with staged_directory(tmp_path / "out") as staged:
+        (staged / "new").write_text("")
+    assert (tmp_path / "out/new").is_file() and not (tmp_path / "out").is_symlink()
+    assert kind == "dangling" or (other / "kept").is_file()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("kind", ["directory", "read-only", "dangling", "full"])
+def test_what_the_operating_system_refuses_names_file_and_remedy(tmp_path: Path, kind: str) -> None:
+    path, expected = tmp_path / "x.json", ""
+    if kind == "directory":
+        path.mkdir()
+        expected = f"{path}: Is a directory; write the path of a file"
+    if kind == "read-only":
+        path, expected = Path("/proc/version"), "/proc/version: "
+    if kind == "dangling":
+        path.symlink_to("gone")
+        expected = f"{path}: is a link to 'gone', which is not there; mend or remove the link"
+    if kind == "full":
+        path = Path("/dev/full")
+        expected = "No space left on device; "
+    with pytest.raises(OSError) as caught:
+        if kind == "full":
+            path.write_text("x" * 100_000)
+        elif kind == "read-only":
+            path.unlink()
+        else:
+            path.read_text()
+    assert explained(caught.value).startswith(expected)
+    assert len(explained(caught.value).splitlines()) == 1
+
+
+def test_arrows_error_in_a_staged_directory_names_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught, staged_directory(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    remedy = "free some space there, or write to another disk"
+    assert explained(caught.value) == f"{tmp_path}/out: No space left on device; {remedy}"
+
+
+def test_a_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("")
+    with pytest.raises(UserError, match=r"caf\\xe9.*not UTF-8; rename it"):
+        describe(tmp_path)

@@ -233,7 +233,7 @@ def write(folder: Path, state: State, bound: dict[str, Any], exact: dict[str, An
     text = canonical(manifest)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _name(state.step)
-    beside = folder / f".{path.name}.{os.getpid()}"
+    beside = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
         save_file(tensors, beside, {"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
         readable(beside)
