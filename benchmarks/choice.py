@@ -47,12 +47,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.config.settings import UsefulFlops
 from zerolora.data.rows import IGNORED
 from zerolora.files import read_json, write_json
 from zerolora.memory.model_spec import read_model_spec
-from zerolora.planner.choice import Candidate, choose
+from zerolora.planner.choice import Candidate, Choice, choose
 from zerolora.planner.machines import hardware_of
-from zerolora.planner.render import rendered
+from zerolora.planner.render import rendered, training_choice
 from zerolora.probe.probe import probe
 from zerolora.train.adapter import adapt
 from zerolora.train.batch import PackedRow, collate, loss_sum
@@ -242,7 +243,7 @@ def measure_all(
         draw.shuffle(pending)
         started, count = time.monotonic(), len(pending)
         while pending:
-            configs = [rendered(each.candidate.choice, settings)[0] for each in pending]
+            configs = [engine_and_choice(each.candidate.choice, settings) for each in pending]
             medians, error = launched({**task, "configs": configs}, folder)
             for each, median in zip(pending, medians, strict=False):
                 each.medians.append(median)
@@ -250,6 +251,13 @@ def measure_all(
                 pending[len(medians)].error = error
             pending = pending[len(medians) + 1 :] if error else []
         print(f"{strategy}: {count} configurations in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def engine_and_choice(choice: Choice, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what render writes for a choice, but for the FLOPs, which only telemetry reads."""
+    flops = UsefulFlops(token=0, squared_token=0, supervised_token=0, peak=None)
+    chosen = training_choice(choice, settings["precision"], flops)
+    return {**rendered(choice, settings)[0], "zerolora": chosen.model_dump(mode="json")}
 
 
 def launched(task: dict[str, Any], folder: Path) -> tuple[list[float], str | None]:

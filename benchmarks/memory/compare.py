@@ -306,9 +306,7 @@ def zero_json(case: dict[str, Any]) -> dict[str, Any]:
         "precision": case["precision"],
         "gradient_clipping": 1.0,
     }
-    config = rendered(choice, settings)[0]
-    del config["zerolora"]
-    return config
+    return rendered(choice, settings)[0]
 
 
 def read_traces() -> list[dict[str, Any]]:

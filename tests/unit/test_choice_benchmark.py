@@ -11,7 +11,6 @@ from benchmarks import choice as benchmark
 from zerolora.memory.model_spec import read_model_spec
 from zerolora.planner.choice import choose
 from zerolora.planner.machines import unmeasured_cpu
-from zerolora.planner.render import rendered
 
 ROWS = [[benchmark.drawn_row(list(range(57)), 0.385)]] * 8
 
@@ -60,7 +59,7 @@ def test_everything_that_can_run_here_is_tried_and_the_choice_is_among_it(tried:
 def test_every_configuration_tried_can_be_rendered(tried: list[benchmark.Tried]) -> None:
     settings, _ = benchmark.settings_of("cpu", 2, 8, {})
     for each in tried:
-        assert rendered(each.candidate.choice, settings)[0]["zerolora"]["micro_batch"]
+        assert benchmark.engine_and_choice(each.candidate.choice, settings)["zerolora"]["micro_batch"]
 
 
 def test_the_ratio_is_of_throughputs(tried: list[benchmark.Tried]) -> None:

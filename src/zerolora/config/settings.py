@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from zerolora.config import schema
-from zerolora.types import Attention, Precision
+from zerolora.types import Attention, EngineName, Precision
 
 
 class Settings(schema.Section):
@@ -117,6 +117,35 @@ class RenderSettings(EstimateSettings):
     validation_steps: int | None
     nvme: str | None
     hardware: HardwareSettings
+
+
+class UsefulFlops(Settings):
+    """FLOPs of training that nothing can save (docs/telemetry.md, MFU), and the rate that they are compared with."""
+
+    token: float
+    """FLOPs per token."""
+    squared_token: float
+    """FLOPs per squared token of a row: attention."""
+    supervised_token: float
+    """FLOPs per supervised token: logits."""
+    peak: float | None
+    """Matrix FLOP/s of one rank; None if the hardware is neither named nor measured."""
+
+
+class TrainingChoice(Settings):
+    """What `render` decides and `train` reads: the entry `zerolora` of results/<run>/zero.json."""
+
+    engine: EngineName
+    strategy: str
+    """A strategy's name, or the path of the user's own DeepSpeed JSON."""
+    micro_batch: int
+    """Packed rows of one forward pass of one rank."""
+    accumulation: int
+    """Forward passes of one optimizer step of one rank."""
+    activation_checkpointing: bool
+    attention: Attention
+    precision: Precision
+    flops: UsefulFlops
 
 
 class TrainSettings(schema.TrainSettings):

@@ -21,6 +21,7 @@ from zerolora.memory.states import BYTES
 from zerolora.planner.cost import Cost, Work, step_seconds
 from zerolora.planner.hardware import Hardware
 from zerolora.strategies import STRATEGIES, Strategy
+from zerolora.types import Attention
 from zerolora.units import GIB
 
 TIE = 0.01
@@ -45,8 +46,8 @@ class Choice:
     """Forward passes of one optimizer step of one rank."""
     activation_checkpointing: bool
     """Keep each layer's input only."""
-    attention: str
-    """sdpa or eager."""
+    attention: Attention
+    """Implementation of attention."""
     buckets: Buckets
     """DeepSpeed's sizes, in elements; all 0 for the other engines."""
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.settings import TrainingChoice, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.estimate import plan_of
@@ -21,6 +22,7 @@ from zerolora.planner.machines import hardware_of, peak_of
 from zerolora.planner.reasons import Reason, nested
 from zerolora.planner.user_config import check_own, described, filled
 from zerolora.strategies import STRATEGIES
+from zerolora.types import Precision
 from zerolora.units import gib
 
 NEVER = 10**9  # steps between DeepSpeed's own progress lines; the loop has a bar
@@ -55,13 +57,14 @@ def render(settings: dict[str, Any], estimate: Path) -> tuple[dict[str, Any], di
     found = choose(shape, settings, data, hardware, own)
     check_disk(found[0], shape, estimate.parent)
     choice = found[0].choice
+    work = work_of(shape, plan_of(shape, settings, data), data)
     if own is None:
         config, reasons = rendered(choice, settings)
         overrides: list[dict[str, Any]] = []
     else:
         (config, overrides), reasons = rendered_own(choice, settings, shape.hidden), []
-    work = work_of(shape, plan_of(shape, settings, data), data)
-    config["zerolora"]["flops"] = {**useful_flops(work), "peak": peak_of(settings)}
+    flops = UsefulFlops(**useful_flops(work), peak=peak_of(settings))
+    config["zerolora"] = training_choice(choice, settings["precision"], flops).model_dump(mode="json")
     return config, {
         "strategy": _words(choice, settings),
         "hardware": source,
@@ -97,7 +100,7 @@ def _words(choice: Choice, settings: dict[str, Any]) -> str:
 
 
 def rendered(choice: Choice, settings: dict[str, Any]) -> tuple[dict[str, Any], list[Reason]]:
-    """Return (zero.json, reasons) for a choice. Raises UserError if it cannot run on the run's hardware."""
+    """Return (options of the engine, reasons) for a choice. Raises UserError if it cannot run on the run's hardware."""
     strategy, precision, nvme = STRATEGIES[choice.strategy], settings["precision"], settings["nvme"]
     ranks, local = _ranks(settings), settings["ranks_per_node"]
     check(strategy, settings["device"], ranks, local, nvme, precision)
@@ -109,37 +112,32 @@ def rendered(choice: Choice, settings: dict[str, Any]) -> tuple[dict[str, Any], 
         _, reasons = strategy_json(strategy, choice.buckets, settings["device"], local, nvme, precision)
         reasons += aio_json() if "nvme" in (strategy.optimizer, strategy.parameters) else []
         reasons += _torch_optimizer()
-    config = {
-        **nested(reasons),
-        **_from_training(choice, settings),
-        "zerolora": _chosen(choice, strategy.engine, precision),
-    }
-    return config, reasons
+    return {**nested(reasons), **_from_training(choice, settings)}, reasons
 
 
 def rendered_own(choice: Choice, settings: dict[str, Any], hidden: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return (zero.json, overrides) for a user's own JSON that is checked already."""
+    """Return (options of DeepSpeed, overrides) for a user's own JSON that is checked already."""
     config = filled(settings["own_json"], hidden)
     overrides = _override(config, _from_training(choice, settings))
     for key in ("optimizer", "scheduler"):
         if key in config:
             overrides.append({"key": key, "json": config.pop(key), "training": "AdamW and train.schedule"})
     overrides += _override(config, nested(_torch_optimizer()))
-    config["zerolora"] = _chosen(choice, "deepspeed", settings["precision"])
     return config, overrides
 
 
-def _chosen(choice: Choice, engine: str, precision: str) -> dict[str, Any]:
-    """Return what training reads beside the engine's own options."""
-    return {
-        "engine": engine,
-        "strategy": choice.strategy,
-        "micro_batch": choice.micro_batch,
-        "accumulation": choice.accumulation,
-        "activation_checkpointing": choice.activation_checkpointing,
-        "attention": choice.attention,
-        "precision": precision,
-    }
+def training_choice(choice: Choice, precision: Precision, flops: UsefulFlops) -> TrainingChoice:
+    """Return what training reads beside the options of its engine."""
+    return TrainingChoice(
+        engine=STRATEGIES[choice.strategy].engine if choice.strategy in STRATEGIES else "deepspeed",
+        strategy=choice.strategy,
+        micro_batch=choice.micro_batch,
+        accumulation=choice.accumulation,
+        activation_checkpointing=choice.activation_checkpointing,
+        attention=choice.attention,
+        precision=precision,
+        flops=flops,
+    )
 
 
 def _torch_optimizer() -> list[Reason]:

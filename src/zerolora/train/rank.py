@@ -18,6 +18,7 @@ import torch
 import torch.distributed
 
 from zerolora import cpu_matmul
+from zerolora.config.settings import TrainingChoice
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
@@ -51,7 +52,7 @@ def train(
     started = time.monotonic()
     stop, watch = Stop(), Heartbeat()
     config = read_json(zero, "zerolora render")
-    settings = {**settings, **config.pop("zerolora")}  # what render chose holds
+    settings = {**settings, **TrainingChoice.model_validate(config.pop("zerolora")).model_dump(mode="json")}
     packed = read_json(packing / "stats.json", "zerolora pack")["packing"]
     sources = read_json(data / MANIFEST, "zerolora prepare")["sources"]
     device = claim_device(settings, config)
