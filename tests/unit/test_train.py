@@ -14,7 +14,7 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.data.plan import CHUNK, Plan, open_plan, write_plan
+from zerolora.data.plan import CHUNK, PackingPlan, open_plan, write_plan
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.adapter import expected_tensors, faults_of
@@ -40,10 +40,10 @@ def rows_of(count: int) -> Any:
     )
 
 
-def plan_of(count: int, together: int = 1) -> Plan:
+def plan_of(count: int, together: int = 1) -> PackingPlan:
     """Return a plan that joins rows by so many."""
     starts = [*range(0, count, together), count]
-    return Plan(np.array(starts), np.arange(count, dtype=np.int32))
+    return PackingPlan(np.array(starts), np.arange(count, dtype=np.int32))
 
 
 def seen(batches: Batches, step: int) -> list[int]:
@@ -123,7 +123,7 @@ def test_the_longest_packed_row_comes_first() -> None:
         | dict.fromkeys(("input_ids", "labels"), lengths)
     )
     packed = [[0, 1], [2, 3, 4, 5], *[[row] for row in range(6, 24)]]
-    plan = Plan(np.cumsum([0, *map(len, packed)]), np.concatenate(packed).astype(np.int32))
+    plan = PackingPlan(np.cumsum([0, *map(len, packed)]), np.concatenate(packed).astype(np.int32))
     for seed in range(9):
         batches = Batches(rows, plan, {**BATCH, "seed": seed, "global_batch": 1}, 0, 1)
         assert batches.tokens_until(1) == 8
@@ -168,7 +168,7 @@ def test_a_plan_comes_back_as_it_was_written(packed: list[list[int]]) -> None:
 def test_a_large_plan_comes_back_as_it_was_written(tmp_path: Path) -> None:
     """Larger than what is written at once, from lists and from a plan."""
     count = CHUNK + 3
-    plan = Plan(np.arange(0, 2 * count + 1, 2), np.arange(2 * count, dtype=np.int32)[::-1].copy())
+    plan = PackingPlan(np.arange(0, 2 * count + 1, 2), np.arange(2 * count, dtype=np.int32)[::-1].copy())
     write_plan(tmp_path / "plan", plan)
     write_plan(tmp_path / "lists", ([row, row - 1] for row in range(2 * count - 1, 0, -2)))
     assert (tmp_path / "plan").read_bytes() == (tmp_path / "lists").read_bytes()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zerolora.data.packing import lower_bound, pack
-from zerolora.data.plan import Plan, open_plan, write_plan
+from zerolora.data.plan import PackingPlan, open_plan, write_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
@@ -41,7 +41,7 @@ def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
                 write_plan(staged / f"{split}.arrow", pack(lengths, capacity))
             else:
                 each = np.arange(len(lengths) + 1)
-                write_plan(staged / f"{split}.arrow", Plan(each, each[:-1].astype(np.int32)))
+                write_plan(staged / f"{split}.arrow", PackingPlan(each, each[:-1].astype(np.int32)))
             plan = open_plan(staged / f"{split}.arrow")
             stats |= {f"{split}_{name}": value for name, value in _count(plan, rows, lengths, settings).items()}
         stats["longest_packed_row"] = max(stats["train_longest_packed_row"], stats["validation_longest_packed_row"])
@@ -56,7 +56,7 @@ def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
         )
 
 
-def _count(plan: Plan, rows: Any, lengths: np.ndarray, settings: dict[str, Any]) -> dict[str, Any]:
+def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, settings: dict[str, Any]) -> dict[str, Any]:
     supervised = rows.with_format("numpy")["supervised"][:].astype(np.int64)
     tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
     counts: dict[str, Any] = {

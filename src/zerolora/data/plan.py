@@ -13,7 +13,7 @@ CHUNK = 2**20  # packed rows written at once: what of a plan is in memory twice
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that was written to its end
 
 
-class Plan(NamedTuple):
+class PackingPlan(NamedTuple):
     """Packed row i is made of the prepared rows `members[starts[i] : starts[i + 1]]`, in that order.
 
     starts: int64 [packed rows + 1]; members: int32 [rows].
@@ -23,18 +23,18 @@ class Plan(NamedTuple):
     members: np.ndarray
 
 
-def write_plan(path: Path, packed: Iterable[list[int]] | Plan) -> None:
+def write_plan(path: Path, packed: Iterable[list[int]] | PackingPlan) -> None:
     """Write packed rows, each a list of row numbers, or a plan, as an Arrow stream with one column, `rows`."""
     import pyarrow
 
     schema = pyarrow.schema([("rows", pyarrow.list_(pyarrow.int32()))])
-    chunks = _slices(packed) if isinstance(packed, Plan) else _lists(packed)
+    chunks = _slices(packed) if isinstance(packed, PackingPlan) else _lists(packed)
     with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, schema) as writer:
         for chunk in chunks:
             writer.write_batch(pyarrow.record_batch([chunk], schema=schema))
 
 
-def open_plan(path: Path) -> Plan:
+def open_plan(path: Path) -> PackingPlan:
     """Return the plan in `path`; up to CHUNK packed rows, its members are the mapped file itself.
 
     Raises UserError if it is not there or not whole.
@@ -55,7 +55,7 @@ def open_plan(path: Path) -> Plan:
     lengths = [np.diff(column.offsets.to_numpy()) for column in columns]
     members = [column.flatten().to_numpy() for column in columns]
     starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]), dtype=np.int64)
-    return Plan(starts, members[0] if len(members) == 1 else np.concatenate([np.zeros(0, np.int32), *members]))
+    return PackingPlan(starts, members[0] if len(members) == 1 else np.concatenate([np.zeros(0, np.int32), *members]))
 
 
 def _lists(packed: Iterable[list[int]]) -> Iterator[Any]:
@@ -66,7 +66,7 @@ def _lists(packed: Iterable[list[int]]) -> Iterator[Any]:
         yield pyarrow.array(chunk, pyarrow.list_(pyarrow.int32()))
 
 
-def _slices(plan: Plan) -> Iterator[Any]:
+def _slices(plan: PackingPlan) -> Iterator[Any]:
     import pyarrow
 
     for start in range(0, len(plan.starts) - 1, CHUNK):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from zerolora.data.plan import Plan
+from zerolora.data.plan import PackingPlan
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.attention import lengths
@@ -17,7 +17,7 @@ PackedRow = list[dict[str, Any]]  # the rows that share it: input_ids, labels, s
 class Batches:
     """The packed rows of every optimizer step, in an order that depends on seed and global batch only (order.py)."""
 
-    def __init__(self, rows: Any, plan: Plan, settings: dict[str, Any], rank: int, world: int) -> None:
+    def __init__(self, rows: Any, plan: PackingPlan, settings: dict[str, Any], rank: int, world: int) -> None:
         self.rows, self.plan, self.rank, self.world = rows, plan, rank, world
         self.micro_batch = settings["micro_batch"]
         if len(plan.members) != len(rows):
@@ -101,7 +101,7 @@ class Batches:
         return np.bincount(self._source[members], seen, sources).astype(int).tolist()
 
 
-def packed_row(rows: Any, plan: Plan, number: int) -> PackedRow:
+def packed_row(rows: Any, plan: PackingPlan, number: int) -> PackedRow:
     """Return the rows of packed row `number`."""
     columns = rows[plan.members[plan.starts[number] : plan.starts[number + 1]].tolist()]
     names = ("input_ids", "labels", "source")
@@ -177,6 +177,6 @@ def _column(rows: Any, name: str) -> np.ndarray:
     return np.asarray(rows.with_format("numpy")[name][:], dtype=np.int64)
 
 
-def _sums(values: np.ndarray, plan: Plan) -> np.ndarray:
+def _sums(values: np.ndarray, plan: PackingPlan) -> np.ndarray:
     """Return the sum of `values` [rows] over each packed row."""
     return np.add.reduceat(values[plan.members], plan.starts[:-1])

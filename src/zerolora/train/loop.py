@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from zerolora.data.plan import Plan
+from zerolora.data.plan import PackingPlan
 from zerolora.errors import UserError
 from zerolora.train import schedule
 from zerolora.train.batch import Batches, collate, loss_sum, packed_row
@@ -75,7 +75,7 @@ class Loop:
         if self.rank == 0:
             print(f"goes on after step {self.step} of {self.batches.steps}, from {chosen[0]}", file=sys.stderr)
 
-    def run(self, rows: Any, plan: Plan) -> None:
+    def run(self, rows: Any, plan: PackingPlan) -> None:
         """Make all steps that are left, and validate on `rows` in between, if the config says so.
 
         Raises Stopped when asked to stop, UserError if a loss is not finite.
@@ -139,7 +139,7 @@ class Loop:
         self.loss_by_source += sums[3:]
         return sums[0].item() / tokens, bool(sums[1]), bool(sums[2])
 
-    def validate(self, rows: Any, plan: Plan) -> bool:
+    def validate(self, rows: Any, plan: PackingPlan) -> bool:
         """Take the mean loss per supervised token of a split, and keep the adapter if it is the best so far and wanted.
 
         Returns whether it is the best. Raises Stopped when asked to stop.
