@@ -50,7 +50,7 @@ from zerolora.config.resolve import resolve
 from zerolora.config.settings import UsefulFlops
 from zerolora.data.rows import IGNORED
 from zerolora.files import read_json, write_json
-from zerolora.memory.model_spec import read_model_spec
+from zerolora.memory.read_spec import read_model_spec
 from zerolora.planner.choice import Candidate, Choice, choose
 from zerolora.planner.machines import hardware_of
 from zerolora.planner.render import rendered, training_choice

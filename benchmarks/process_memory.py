@@ -13,8 +13,8 @@ from pathlib import Path
 from machine import machine
 
 from zerolora.files import write_json
+from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
 from zerolora.memory.headroom import JOB_BYTES
-from zerolora.memory.predict import PROCESS_BYTES
 
 # A job is a Snakemake that starts a Snakemake that starts the launcher.
 SNAKEMAKE = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/local", "--dry-run", "all"]

@@ -16,6 +16,7 @@ from machine import machine
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.config.settings import EstimateSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
@@ -60,7 +61,7 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
     prepare({**data_settings, "path": str(folder / "rows.json")}, model / "manifest.json", data)
     packing = folder / "packing"
     pack_rows(run["pack"], data, packing)
-    write_json(folder / "estimate.json", estimate(run["estimate"], model, packing))
+    write_json(folder / "estimate.json", estimate(EstimateSettings.model_validate(run["estimate"]), model, packing))
     write_json(folder / "zero.json", render(run["render"], folder / "estimate.json")[0])
     paths = {
         "data": data, "packing": packing, "zero": folder / "zero.json", "weights": weights,

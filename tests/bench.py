@@ -14,6 +14,7 @@ from conftest import BIN, ROOT, TINY_CONFIG, project_environment
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Source
+from zerolora.config.settings import EstimateSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
@@ -77,7 +78,7 @@ class Bench:
         run = self.resolved(**train)["runs"]["default"]
         write_json(
             self.folder / name / "estimate.json",
-            estimate(run["estimate"], self.folder / "m/tiny", self.folder / packing),
+            estimate(EstimateSettings.model_validate(run["estimate"]), self.folder / "m/tiny", self.folder / packing),
         )
         own = json.loads((ROOT / strategy).read_text()) if strategy.endswith(".json") else None
         chosen = run["render"] | {"strategy": strategy, "own_json": own}

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.files import write_json
-from zerolora.memory.adapters import Finetuning
 from zerolora.memory.estimate import attentions
-from zerolora.memory.model_spec import read_model_spec
-from zerolora.memory.predict import Plan, predict, sized
+from zerolora.memory.predict import predict, sized
+from zerolora.memory.read_spec import read_model_spec
+from zerolora.memory.training_spec import TrainingSpec
+from zerolora.methods import create
 from zerolora.planner.choice import Choice
 from zerolora.planner.render import rendered
 
@@ -149,11 +150,11 @@ def label(row: dict[str, Any]) -> str:
     return " ".join(map(str, (*parts, f"{row['micro_batch']}x{row['length']}", row["logits"], saving, row["phase"])))
 
 
-def plan_of(case: dict[str, Any]) -> Plan:
-    """Return the plan that a case is."""
-    return Plan(
+def spec_of(case: dict[str, Any]) -> TrainingSpec:
+    """Return the training spec of a case."""
+    return TrainingSpec(
         strategy=case["strategy"],
-        finetuning=Finetuning(case["method"], r=case["r"], dropout=case["dropout"]),
+        method=create(case["method"], r=case["r"], dropout=case["dropout"]),
         nodes=max(1, case["ranks"] // 8),
         ranks_per_node=min(8, case["ranks"]),
         micro_batch=case["micro_batch"],
@@ -172,7 +173,7 @@ NOT_TRACED = ("loading", "evaluation", "saving")  # a trace is of a step
 
 def compared(case: dict[str, Any], traced: dict[str, int]) -> dict[str, Any]:
     """Return predicted and traced bytes of a case. A trace has one device, so what is offloaded counts in both."""
-    prediction = predict(read_model_spec(MODELS / f"{case['model']}.json"), plan_of(case))
+    prediction = predict(read_model_spec(MODELS / f"{case['model']}.json"), spec_of(case))
     step = {name: value + prediction.offloaded for name, value in prediction.phases.items() if name not in NOT_TRACED}
     for name in ("backward_end", "optimizer"):
         step[name] += prediction.offloaded_step
@@ -287,8 +288,8 @@ def command(case: dict[str, Any]) -> list[str]:
 
 def zero_json(case: dict[str, Any]) -> dict[str, Any]:
     """Return the DeepSpeed JSON that render writes for a case; pinned memory and overlap are CUDA's alone."""
-    plan = plan_of(case)
-    sizes = sized(read_model_spec(MODELS / f"{case['model']}.json"), plan)
+    spec = spec_of(case)
+    sizes = sized(read_model_spec(MODELS / f"{case['model']}.json"), spec)
     choice = Choice(
         case["strategy"],
         case["micro_batch"],
@@ -299,9 +300,9 @@ def zero_json(case: dict[str, Any]) -> dict[str, Any]:
     )
     settings = {
         "device": "cpu",
-        "nodes": plan.nodes,
-        "ranks_per_node": plan.ranks_per_node,
-        "ranks": plan.ranks,
+        "nodes": spec.nodes,
+        "ranks_per_node": spec.ranks_per_node,
+        "ranks": spec.ranks,
         "nvme": None,
         "precision": case["precision"],
         "gradient_clipping": 1.0,

@@ -38,9 +38,10 @@ from machine import machine
 from zerolora.data.plan import write_plan
 from zerolora.data.rows import IGNORED, schema
 from zerolora.files import read_json, write_json
-from zerolora.memory.adapters import Finetuning
-from zerolora.memory.model_spec import read_model_spec
-from zerolora.memory.predict import Plan, Prediction, predict, sized
+from zerolora.memory.predict import Prediction, predict, sized
+from zerolora.memory.read_spec import read_model_spec
+from zerolora.memory.training_spec import TrainingSpec
+from zerolora.methods.lora import Lora
 from zerolora.peak_memory import PeakMemory
 from zerolora.planner.choice import Choice
 from zerolora.planner.render import rendered
@@ -161,11 +162,11 @@ def name_of(group: Group) -> str:
     return " ".join([*parts, saving, group["attention"]])
 
 
-def plan_of(group: Group, batch: Batch) -> Plan:
-    """Return the plan that a batch of a group is, nothing reserved."""
-    return Plan(
+def spec_of(group: Group, batch: Batch) -> TrainingSpec:
+    """Return the training spec of a batch of a group, nothing reserved."""
+    return TrainingSpec(
         strategy=group["strategy"],
-        finetuning=Finetuning("lora", r=LORA["r"]),
+        method=Lora(r=LORA["r"]),
         nodes=1,
         ranks_per_node=group["ranks"],
         micro_batch=batch["micro_batch"],
@@ -184,8 +185,8 @@ def plan_of(group: Group, batch: Batch) -> Plan:
 
 def zero_json(group: Group) -> dict[str, Any]:
     """Return what render writes for a group: the DeepSpeed JSON, or the options of another engine."""
-    plan = plan_of(group, group["batches"][0])
-    sizes = sized(read_model_spec(MODELS / f"{group['model']}.json"), plan)
+    spec = spec_of(group, group["batches"][0])
+    sizes = sized(read_model_spec(MODELS / f"{group['model']}.json"), spec)
     micro_batch = group["batches"][0]["micro_batch"]
     choice = Choice(group["strategy"], micro_batch, 1, group["checkpointing"], group["attention"], sizes)
     settings = {
@@ -211,7 +212,7 @@ def measured(groups: list[Group], deadline: float) -> Iterator[list[dict[str, An
     with tempfile.TemporaryDirectory(prefix="zerolora-memory-") as room:
         for group in groups:
             shape = read_model_spec(MODELS / f"{group['model']}.json")
-            predictions = [predict(shape, plan_of(group, batch)) for batch in group["batches"]]
+            predictions = [predict(shape, spec_of(group, batch)) for batch in group["batches"]]
             fault = "no time left" if time.monotonic() > deadline else None
             asked = [
                 (batch, prediction, fault or too_large(group, prediction))
@@ -342,7 +343,7 @@ def row(group: Group, batch: Batch, prediction: Prediction, found: dict[str, Any
 
 def predicted_anew(each: dict[str, Any]) -> dict[str, Any]:
     """Return a row with today's prediction beside what was measured."""
-    prediction = predict(read_model_spec(MODELS / f"{each['model']}.json"), plan_of(each, each))
+    prediction = predict(read_model_spec(MODELS / f"{each['model']}.json"), spec_of(each, each))
     found = {name: value for name, value in each.items() if name.startswith(("host_", "gpu_", "failed", "skipped"))}
     case = {name: value for name, value in each.items() if name not in (*found, *PREDICTED)}
     return row({**case, "batches": None}, {}, prediction, found)

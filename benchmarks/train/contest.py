@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.config.settings import EstimateSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.plan import open_plan
 from zerolora.data.prepare import prepare
@@ -150,7 +151,12 @@ class Ours:
         run = task.resolved(train, pack, {"strategy": strategy})["runs"]["default"]
         self.render, estimated = run["render"], folder / "estimate.json"
         pack_rows(run["pack"], task.data, folder / "packing")
-        write_json(estimated, estimate(run["estimate"], task.folder / "models/model", folder / "packing"))
+        write_json(
+            estimated,
+            estimate(
+                EstimateSettings.model_validate(run["estimate"]), task.folder / "models/model", folder / "packing"
+            ),
+        )
         self.zero, _ = render(self.render, estimated)
         write_json(folder / "zero.json", self.zero)
         self.settings = {**run["train"], "resume": "never"}

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from zerolora.errors import UserError, explained
+from zerolora.memory.command import memory
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
-from zerolora.types import Attention, Loss, Method
 
 app = typer.Typer(
     help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. Each command is one stage of the pipeline.",
@@ -141,105 +141,19 @@ def pack(settings: Settings, data: Data, output: Output) -> None:
 
 
 @app.command()
-def estimate(
-    model: Annotated[Path, typer.Option(help="A model's directory, or its config.json under any name.")],
-    settings: Annotated[
-        dict[str, Any] | None,
-        typer.Option(parser=json.loads, metavar="JSON", help="The stage's entry of results/config.json."),
-    ] = None,
-    packing: Annotated[Path | None, typer.Option(help="Directory of the run's packing plan, with --settings.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where the result goes, with --settings.")] = None,
-    method: Annotated[Method, typer.Option(help="What is trained.")] = "lora",
-    lora_r: Annotated[int, typer.Option(min=1, help="Rank of LoRA, DoRA and QLoRA.")] = 8,
-    lora_targets: Annotated[str, typer.Option(help="all-linear, or names with commas between.")] = "all-linear",
-    lora_dropout: Annotated[float, typer.Option(min=0, max=1, help="Dropout before the first factor.")] = 0.0,
-    rank_pattern: Annotated[
-        list[str] | None, typer.Option(help="Another rank for some modules, as in q_proj=16; may be repeated.")
-    ] = None,
-    modules_to_save: Annotated[str, typer.Option(help="Modules trained whole, with commas between.")] = "",
-    quantization: Annotated[Literal["nf4", "fp4"], typer.Option(help="QLoRA's 4-bit type.")] = "nf4",
-    quantization_block: Annotated[int, typer.Option(min=1, help="Weights of one quantization constant.")] = 64,
-    double_quantization: Annotated[bool, typer.Option(help="Quantize the constants too.")] = True,
-    strategy: Annotated[str, typer.Option(help="A strategy's name, or all.")] = "all",
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each machine, one rank each.")] = 1,
-    gpu_memory: Annotated[str, typer.Option(help="Memory of one GPU.")] = "80GiB",
-    host_memory: Annotated[str, typer.Option(help="Memory of one machine.")] = "512GiB",
-    micro_batch: Annotated[int, typer.Option(min=1, help="Rows of one forward pass.")] = 1,
-    accumulation: Annotated[int, typer.Option(min=1, help="Forward passes of one optimizer step.")] = 1,
-    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens of the longest row.")] = 4096,
-    activation_checkpointing: Annotated[bool, typer.Option(help="Keep each layer's input only.")] = False,
-    attention: Annotated[Attention, typer.Option(help="Implementation of attention.")] = "sdpa",
-    precision: Annotated[Literal["bf16", "fp16", "fp32"], typer.Option(help="Of weights and activations.")] = "bf16",
-    loss: Annotated[Loss, typer.Option(help="Logits of all positions, supervised ones, or by chunks.")] = "full",
-    supervised_span: Annotated[
-        int | None, typer.Option(min=1, help="Positions of a row with logits, with --loss supervised or fused.")
-    ] = None,
-    reserve: Annotated[str, typer.Option(help="Per GPU, for CUDA context, NCCL and fragmentation.")] = "1.5GiB",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a strategy, in bytes.")] = False,
-) -> None:
-    """Predict the bytes per GPU, host and disk of a strategy, or of all; nothing is loaded."""
-    from zerolora.memory import estimate as stage
+def estimate(settings: Settings, model: ModelDirectory, packing: Packing, output: Output) -> None:
+    """Predict what every strategy needs of GPU, host and disk for a run; nothing is loaded."""
+    from zerolora.config.settings import EstimateSettings
+    from zerolora.files import write_json
+    from zerolora.memory.estimate import estimate as stage
+    from zerolora.memory.table import table
 
-    if settings is not None:
-        if packing is None or output is None:
-            raise UserError("--settings needs --packing and --output too")
-        from zerolora.files import write_json
-
-        result = stage.estimate(settings, model, packing)
-        write_json(output, result)
-        REPORT.info(stage.table(result))
-        return
-    from zerolora.memory.adapters import Finetuning
-    from zerolora.memory.predict import Plan
-
-    how = Finetuning(
-        method,
-        r=lora_r,
-        targets=lora_targets if lora_targets == "all-linear" else tuple(lora_targets.split(",")),
-        dropout=lora_dropout,
-        rank_pattern=tuple(_pair(text) for text in rank_pattern or []),
-        modules_to_save=tuple(name for name in modules_to_save.split(",") if name),
-        quantization=quantization,
-        double_quantization=double_quantization,
-        block=quantization_block,
-    )
-    plan = Plan(
-        strategy="zero0",
-        finetuning=how,
-        nodes=nodes,
-        ranks_per_node=gpus_per_node,
-        micro_batch=micro_batch,
-        accumulation=accumulation,
-        length=sequence_length,
-        activation_checkpointing=activation_checkpointing,
-        attention=attention,
-        precision=precision,
-        loss=loss,
-        logits=supervised_span or 0,
-        reserve=_bytes("--reserve", reserve),
-    )
-    capacity = stage.Capacity(_bytes("--gpu-memory", gpu_memory), _bytes("--host-memory", host_memory))
-    found = stage.standalone(model, plan, capacity, strategy)
-    if found[0]["counted_from"] != "config.json":
-        REPORT.info("the model's family is not in the table: counted on the meta device, activations as of any decoder")
-    typer.echo("\n".join(json.dumps(entry) for entry in found) if as_json else stage.rows(found, capacity))
+    result = stage(EstimateSettings.model_validate(settings), model, packing)
+    write_json(output, result)
+    REPORT.info(table(result))
 
 
-def _bytes(option: str, text: str) -> int:
-    from zerolora.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise UserError(f"{option} {text}: {error}") from None
-
-
-def _pair(text: str) -> tuple[str, int]:
-    name, _, r = text.partition("=")
-    if not r.isdigit() or not int(r):
-        raise UserError(f"--rank-pattern {text}: write a module and its rank, as in q_proj=16")
-    return name, int(r)
+app.command()(memory)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from conftest import Project, project_environment
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.config.settings import EstimateSettings
 from zerolora.files import canonical, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render
@@ -88,7 +89,10 @@ class ClusterProject(Project):
         run = resolve(load(folder / "config.yaml")).model_dump(mode="json")["runs"]["default"]
         packing = self.directory / "results/default/packing"
         write_json(
-            folder / "estimate.json", estimate(run["estimate"], self.directory / "resources/models/tiny", packing)
+            folder / "estimate.json",
+            estimate(
+                EstimateSettings.model_validate(run["estimate"]), self.directory / "resources/models/tiny", packing
+            ),
         )
         write_json(folder / "zero.json", render(run["render"], folder / "estimate.json")[0])
         paths = {

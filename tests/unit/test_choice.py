@@ -14,7 +14,8 @@ import yaml
 from benchmarks.memory import compare
 from zerolora.errors import UserError
 from zerolora.memory.headroom import asked
-from zerolora.memory.model_spec import ModelSpec, read_model_spec
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.memory.read_spec import read_model_spec
 from zerolora.planner.choice import TIE, Candidate, choose, distance, divisors, summary, table
 from zerolora.planner.hardware import GPUS, Hardware, named
 from zerolora.planner.machines import hardware_of, link_of, typical

@@ -88,7 +88,7 @@ def test_the_errors_of_the_estimate_are_those_found() -> None:
 @pytest.mark.parametrize("document", ["README.md", "docs/memory.md"])
 def test_the_estimates_of_the_documents_can_be_had(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    commands = re.findall(r"^ {4}(?:\.venv/bin/)?zerolora (estimate --model config/\S+.*)$", text, re.M)
+    commands = re.findall(r"^ {4}(?:\.venv/bin/)?zerolora (memory --model config/\S+.*)$", text, re.M)
     assert commands
     for command in commands:
         result = subprocess.run(

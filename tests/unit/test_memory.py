@@ -12,12 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.memory import compare
+from zerolora.config.settings import EstimateSettings
 from zerolora.errors import UserError
-from zerolora.memory.adapters import Finetuning, weights
-from zerolora.memory.estimate import Capacity, estimate, estimated, rows, table
-from zerolora.memory.model_spec import ModelSpec, from_json, read_model_spec, to_json
-from zerolora.memory.predict import Plan, predict
-from zerolora.memory.states import BYTES, model_states
+from zerolora.memory.estimate import Capacity, estimate, estimated
+from zerolora.memory.model_spec import ModelSpec, from_json, to_json
+from zerolora.memory.predict import predict
+from zerolora.memory.read_spec import read_model_spec
+from zerolora.memory.states import model_states
+from zerolora.memory.table import rows, table
+from zerolora.memory.training_spec import TrainingSpec
+from zerolora.methods import METHODS, create
+from zerolora.methods.base import Method
+from zerolora.methods.dora import Dora
+from zerolora.methods.ia3 import Ia3
+from zerolora.methods.lora import Lora
+from zerolora.methods.qlora import Qlora
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 
@@ -48,7 +57,7 @@ def test_full_fine_tuning_needs_what_the_papers_say(
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerolora", "estimate", *options]
+    command = [sys.executable, "-m", "zerolora", "memory", *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -94,7 +103,7 @@ def test_a_table_for_people_has_a_bar_against_the_capacity() -> None:
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = (
         "import sys; from zerolora.cli import app; "
-        f"app(['estimate', '--model', {str(MODELS / 'llama-3-70b.json')!r}, '--json'], standalone_mode=False); "
+        f"app(['memory', '--model', {str(MODELS / 'llama-3-70b.json')!r}, '--json'], standalone_mode=False); "
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'imported'"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
@@ -146,33 +155,33 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-METHODS: list[tuple[Finetuning, dict[str, Any]]] = [
-    (Finetuning(r=4), {"r": 4, "target_modules": "all-linear"}),
-    (Finetuning("dora", r=4), {"r": 4, "target_modules": "all-linear", "use_dora": True}),
-    (Finetuning(r=2, targets=("q_proj", "v_proj")), {"r": 2, "target_modules": ["q_proj", "v_proj"]}),
+TRAINED: list[tuple[Method, dict[str, Any]]] = [
+    (Lora(r=4), {"r": 4, "target_modules": "all-linear"}),
+    (Dora(r=4), {"r": 4, "target_modules": "all-linear", "use_dora": True}),
+    (Lora(r=2, targets=("q_proj", "v_proj")), {"r": 2, "target_modules": ["q_proj", "v_proj"]}),
     (
-        Finetuning(r=4, rank_pattern=(("k_proj", 8), ("layers.1.mlp.up_proj", 2))),
+        Lora(r=4, rank_pattern=(("k_proj", 8), ("layers.1.mlp.up_proj", 2))),
         {"r": 4, "target_modules": "all-linear", "rank_pattern": {"k_proj": 8, "layers.1.mlp.up_proj": 2}},
     ),
     (
-        Finetuning(r=4, modules_to_save=("lm_head", "embed_tokens")),
+        Lora(r=4, modules_to_save=("lm_head", "embed_tokens")),
         {"r": 4, "target_modules": "all-linear", "modules_to_save": ["lm_head", "embed_tokens"]},
     ),
-    (Finetuning(r=4, targets=("embed_tokens",)), {"r": 4, "target_modules": ["embed_tokens"]}),
+    (Lora(r=4, targets=("embed_tokens",)), {"r": 4, "target_modules": ["embed_tokens"]}),
 ]
 
 
-@pytest.mark.parametrize(("how", "options"), METHODS, ids=range(len(METHODS)))
-def test_a_method_trains_what_peft_trains(small: Path, how: Finetuning, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("method", "options"), TRAINED, ids=range(len(TRAINED)))
+def test_a_method_trains_what_peft_trains(small: Path, method: Method, options: dict[str, Any]) -> None:
     import peft
 
-    assert weights(read_model_spec(small), how, 2).trained == trained_by(small, peft.LoraConfig(**options))
+    assert method.parameters(read_model_spec(small), 2).trained == trained_by(small, peft.LoraConfig(**options))
 
 
 def test_ia3_trains_what_peft_trains(small: Path) -> None:
     import peft
 
-    assert weights(read_model_spec(small), Finetuning("ia3"), 2).trained == trained_by(small, peft.IA3Config())
+    assert Ia3().parameters(read_model_spec(small), 2).trained == trained_by(small, peft.IA3Config())
 
 
 def trained_by(model: Path, config: Any) -> int:
@@ -188,11 +197,11 @@ def trained_by(model: Path, config: Any) -> int:
 
 def test_four_bits_have_the_constants_that_the_paper_says(small: Path) -> None:
     """QLoRA, arXiv 2305.14314, section 3: 0.5 bits a parameter for constants, 0.127 with double quantization."""
-    shape = read_model_spec(small)
-    count = sum(module.parameters * module.count for module in shape.linears)
+    model = read_model_spec(small)
+    count = sum(module.parameters * module.count for module in model.linears)
     for double, bits in ((False, 0.5), (True, 0.127)):
-        found = weights(shape, Finetuning("qlora", double_quantization=double), 2).frozen_bytes
-        quantized = found - 2 * (shape.parameters - count)
+        found = Qlora(double_quantization=double).parameters(model, 2).frozen_bytes
+        quantized = found - 2 * (model.parameters - count)
         assert round(8 * quantized / count - 4, 3) == bits
 
 
@@ -203,18 +212,16 @@ def test_frozen_parameters_cost_their_weights_only() -> None:
 
 # --- laws ---
 
-SHAPES = {
+SPECS = {
     name: read_model_spec(MODELS / f"{name}.json") for name in ("smollm2-135m", "llama-3-8b", "gpt2", "gemma-2-9b")
 }
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    return Plan(
+def specs(draw: st.DrawFn) -> TrainingSpec:
+    return TrainingSpec(
         strategy=draw(st.sampled_from(list(STRATEGIES))),
-        finetuning=Finetuning(
-            draw(st.sampled_from(["lora", "full", "dora", "ia3", "qlora"])), r=draw(st.sampled_from([1, 8, 64]))
-        ),
+        method=create(draw(st.sampled_from(sorted(METHODS))), r=draw(st.sampled_from([1, 8, 64]))),
         nodes=draw(st.integers(1, 8)),
         ranks_per_node=draw(st.integers(1, 8)),
         micro_batch=draw(st.integers(1, 16)),
@@ -228,84 +235,86 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-MODEL = st.sampled_from(list(SHAPES.values()))
+MODEL = st.sampled_from(list(SPECS.values()))
 SLACK = 2**16  # bytes: storages are rounded up to blocks of 512
 
 
-@given(MODEL, plans())
+@given(MODEL, specs())
 @settings(max_examples=60, deadline=None)
-def test_more_nodes_never_need_more_of_a_gpu(shape: ModelSpec, plan: Plan) -> None:
-    plan = replace(
-        plan, nodes=plan.nodes + 1
+def test_more_nodes_never_need_more_of_a_gpu(model: ModelSpec, spec: TrainingSpec) -> None:
+    spec = replace(
+        spec, nodes=spec.nodes + 1
     )  # from one node to two, hpZ and DDP have something to do for the first time
-    more = replace(plan, nodes=2 * plan.nodes)
-    assert predict(shape, more).gpu["total"] <= predict(shape, plan).gpu["total"] + SLACK
+    more = replace(spec, nodes=2 * spec.nodes)
+    assert predict(model, more).gpu["total"] <= predict(model, spec).gpu["total"] + SLACK
 
 
-@given(MODEL, plans())
+@given(MODEL, specs())
 @settings(max_examples=60, deadline=None)
-def test_a_longer_row_or_a_larger_batch_never_needs_less(shape: ModelSpec, plan: Plan) -> None:
-    least = predict(shape, plan).gpu["total"] - SLACK
-    assert predict(shape, replace(plan, length=plan.length + 8)).gpu["total"] >= least
-    assert predict(shape, replace(plan, micro_batch=plan.micro_batch + 1)).gpu["total"] >= least
-    assert predict(shape, replace(plan, accumulation=8)).gpu["total"] >= least
+def test_a_longer_row_or_a_larger_batch_never_needs_less(model: ModelSpec, spec: TrainingSpec) -> None:
+    least = predict(model, spec).gpu["total"] - SLACK
+    assert predict(model, replace(spec, length=spec.length + 8)).gpu["total"] >= least
+    assert predict(model, replace(spec, micro_batch=spec.micro_batch + 1)).gpu["total"] >= least
+    assert predict(model, replace(spec, accumulation=8)).gpu["total"] >= least
 
 
 @given(
     MODEL,
-    plans(),
+    specs(),
     st.sampled_from([("zero1", "zero1_offload"), ("zero2", "zero2_offload"), ("zero3", "zero3_offload")]),
 )
 @settings(max_examples=60, deadline=None)
-def test_offload_moves_bytes_and_loses_none(shape: ModelSpec, plan: Plan, names: tuple[str, str]) -> None:
+def test_offload_moves_bytes_and_loses_none(model: ModelSpec, spec: TrainingSpec, names: tuple[str, str]) -> None:
     kept, moved = (
-        model_states(*_states_of(shape, plan), STRATEGIES[name], plan.ranks, plan.ranks_per_node, plan.precision)
+        model_states(*_states_of(model, spec), STRATEGIES[name], spec.ranks, spec.ranks_per_node, spec.precision)
         for name in names
     )
     assert moved.total <= kept.total
     # Gradients go to their owners alone, in the precision of the optimizer.
     assert moved.total + moved.host >= kept.total - kept.gradients - 1
-    assert predict(shape, replace(plan, strategy=names[1])).offloaded >= int(moved.host)
+    assert predict(model, replace(spec, strategy=names[1])).offloaded >= int(moved.host)
 
 
-def _states_of(shape: ModelSpec, plan: Plan) -> tuple[float, int]:
-    what = weights(shape, plan.finetuning, BYTES[plan.precision])
-    return what.frozen_bytes, what.trained
+def _states_of(model: ModelSpec, spec: TrainingSpec) -> tuple[float, int]:
+    parameters = spec.parameters(model)
+    return parameters.frozen_bytes, parameters.trained
 
 
-@given(MODEL, plans())
+@given(MODEL, specs())
 @settings(max_examples=60, deadline=None)
-def test_a_higher_stage_never_needs_more_states(shape: ModelSpec, plan: Plan) -> None:
-    plan = replace(plan, nodes=plan.nodes + 2)  # one rank of stage 1 in fp32 has a master copy that stage 0 has not
-    totals = [predict(shape, replace(plan, strategy=f"zero{stage}")).gpu["model_states"] for stage in range(4)]
+def test_a_higher_stage_never_needs_more_states(model: ModelSpec, spec: TrainingSpec) -> None:
+    spec = replace(spec, nodes=spec.nodes + 2)  # one rank of stage 1 in fp32 has a master copy that stage 0 has not
+    totals = [predict(model, replace(spec, strategy=f"zero{stage}")).gpu["model_states"] for stage in range(4)]
     assert totals == sorted(totals, reverse=True)
 
 
-@given(MODEL, plans())
+@given(MODEL, specs())
 @settings(max_examples=60, deadline=None)
-def test_saving_activations_never_needs_more(shape: ModelSpec, plan: Plan) -> None:
-    plan = replace(plan, length=max(256, plan.length), loss="supervised", finetuning=Finetuning())
-    plain, saving = (predict(shape, replace(plan, activation_checkpointing=each)) for each in (False, True))
+def test_saving_activations_never_needs_more(model: ModelSpec, spec: TrainingSpec) -> None:
+    spec = replace(spec, length=max(256, spec.length), loss="supervised", method=Lora())
+    plain, saving = (predict(model, replace(spec, activation_checkpointing=each)) for each in (False, True))
     assert saving.gpu["total"] <= plain.gpu["total"] + SLACK
 
 
 # --- the stage ---
 
-SETTINGS: dict[str, Any] = {
-    "device": "cuda",
-    "gpu_memory": 80 * GIB,
-    "host_memory": 512 * GIB,
-    "reserve": GIB,
-    "nodes": 1,
-    "ranks_per_node": 8,
-    "global_batch": 16,
-    "micro_batch": 1,
-    "precision": "bf16",
-    "activation_checkpointing": True,
-    "attention": None,
-    "lora": {"r": 16, "targets": "all-linear", "dropout": 0.0},
-    "keeps_best": False,
-}
+SETTINGS = EstimateSettings.model_validate(
+    {
+        "device": "cuda",
+        "gpu_memory": 80 * GIB,
+        "host_memory": 512 * GIB,
+        "reserve": GIB,
+        "nodes": 1,
+        "ranks_per_node": 8,
+        "global_batch": 16,
+        "micro_batch": 1,
+        "precision": "bf16",
+        "activation_checkpointing": True,
+        "attention": None,
+        "lora": {"r": 16, "targets": "all-linear", "dropout": 0.0},
+        "keeps_best": False,
+    }
+)
 
 
 def test_the_stage_estimates_every_strategy_and_names_its_sources(small: Path) -> None:
@@ -318,25 +327,25 @@ def test_the_stage_estimates_every_strategy_and_names_its_sources(small: Path) -
 
 
 def test_a_shape_survives_json() -> None:
-    for shape in SHAPES.values():
-        assert from_json(json.loads(json.dumps(to_json(shape)))) == shape
+    for model in SPECS.values():
+        assert from_json(json.loads(json.dumps(to_json(model)))) == model
 
 
 def test_what_does_not_fit_says_why(small: Path) -> None:
-    result = estimate({**SETTINGS, "gpu_memory": GIB // 4}, small, small)
+    result = estimate(SETTINGS.model_copy(update={"gpu_memory": GIB // 4}), small, small)
     assert not any(entry["fits"] for entry in result["strategies"])
     assert "of a GPU's 0.25 GiB" in result["strategies"][0]["why"]
-    result = estimate({**SETTINGS, "device": "cpu", "host_memory": GIB}, small, small)
+    result = estimate(SETTINGS.model_copy(update={"device": "cpu", "host_memory": GIB}), small, small)
     assert "of a host's 1.00 GiB" in result["strategies"][0]["why"]
 
 
 def test_the_published_experiment_fits_as_it_did() -> None:
     """Qwen2.5-14B on 2 x 32 GB (MB = 2^20): 28,317.6 MB while loading; all four strategies ran."""
-    shape = read_model_spec(MODELS / "qwen2.5-14b.json")
+    model = read_model_spec(MODELS / "qwen2.5-14b.json")
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    plan = Plan(
+    spec = TrainingSpec(
         strategy="zero0",
-        finetuning=Finetuning(r=8, targets=names, dropout=0.01),
+        method=Lora(r=8, targets=names, dropout=0.01),
         nodes=1,
         ranks_per_node=2,
         micro_batch=16,
@@ -350,11 +359,11 @@ def test_the_published_experiment_fits_as_it_did() -> None:
     )
     capacity = Capacity(32 * GIB, 180 * 10**9)
     for name in ("zero0", "zero1", "zero2_offload", "zero3_offload"):
-        entry = estimated(shape, replace(plan, strategy=name), capacity)
+        entry = estimated(model, replace(spec, strategy=name), capacity)
         assert entry["fits"], (name, entry["why"])
-    loading = estimated(shape, plan, capacity)["phases"]["loading"] - plan.reserve
+    loading = estimated(model, spec, capacity)["phases"]["loading"] - spec.reserve
     assert abs(loading / 2**20 - 28317.6) / 28317.6 < 0.01
-    assert "zero3_offload" in rows([estimated(shape, replace(plan, strategy="zero3_offload"), capacity)], capacity)
+    assert "zero3_offload" in rows([estimated(model, replace(spec, strategy="zero3_offload"), capacity)], capacity)
 
 
 def test_an_unknown_model_is_named(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import torch
 from benchmarks.memory import baselines, measure
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import IGNORED, open_split
-from zerolora.memory.model_spec import read_model_spec
 from zerolora.memory.predict import Prediction, predict
+from zerolora.memory.read_spec import read_model_spec
 from zerolora.strategies import STRATEGIES
 from zerolora.train.batch import Batches
 
@@ -65,13 +65,13 @@ def test_accelerate_answers_four_copies_in_fp32() -> None:
 
 def test_every_group_is_known_to_prediction_and_render() -> None:
     for group in [*measure.cpu_groups(), *gpu_groups()]:
-        shape = read_model_spec(MODELS / f"{group['model']}.json")
+        model = read_model_spec(MODELS / f"{group['model']}.json")
         assert {"bf16", "fp16"} <= measure.zero_json(group).keys(), group
         for batch in group["batches"]:
-            plan = measure.plan_of(group, batch)
-            assert plan.reserve == 0
-            assert plan.on_cpu == (group["device"] == "cpu")
-            assert predict(shape, plan).host["total"] > 0
+            spec = measure.spec_of(group, batch)
+            assert spec.reserve == 0
+            assert spec.on_cpu == (group["device"] == "cpu")
+            assert predict(model, spec).host["total"] > 0
 
 
 def gpu_groups() -> list[measure.Group]:
@@ -94,7 +94,7 @@ def test_groups_cover_what_they_claim() -> None:
 
 def prediction_of(group: measure.Group) -> Prediction:
     """Return the prediction of a group's first batch."""
-    return predict(read_model_spec(MODELS / f"{group['model']}.json"), measure.plan_of(group, group["batches"][0]))
+    return predict(read_model_spec(MODELS / f"{group['model']}.json"), measure.spec_of(group, group["batches"][0]))
 
 
 def test_ranks_are_joined_worst_gpu_and_sum_of_host() -> None:

@@ -13,7 +13,7 @@ from zerolora.config.settings import UsefulFlops
 from zerolora.errors import UserError
 from zerolora.memory.buffers import Buckets, buckets
 from zerolora.memory.estimate import estimate
-from zerolora.planner.choice import Choice
+from zerolora.planner.choice import Choice, estimate_settings
 from zerolora.planner.engine_config import strategy_json
 from zerolora.planner.render import lines, render, rendered, training_choice
 from zerolora.planner.user_config import (
@@ -101,7 +101,7 @@ def predicted(tmp_path: Path) -> Path:
     for name, content in {"config.json": MODEL, "stats.json": STATS}.items():
         (tmp_path / name).write_text(json.dumps(content))
     path = tmp_path / "estimate.json"
-    path.write_text(json.dumps(estimate(SETTINGS, tmp_path, tmp_path)))
+    path.write_text(json.dumps(estimate(estimate_settings(SETTINGS), tmp_path, tmp_path)))
     return path
 
 

@@ -39,7 +39,7 @@ def fetched(folder: Path, name: str, width: int, files: int) -> Path:
     """Write what fetch writes of a model whose weights have `width` bytes each, in so many files."""
     model = json.loads((MODELS / f"{name}.json").read_text())
     write_json(folder / "config.json", model)
-    from zerolora.memory.model_spec import read_model_spec
+    from zerolora.memory.read_spec import read_model_spec
 
     size = read_model_spec(folder).parameters * width // files
     weights = {f"model-{number}.safetensors": {"bytes": size} for number in range(files)}

@@ -1,4 +1,4 @@
-"""One training step of a decoder on the tape: embedding, layers, loss, backward.
+"""One training step of a decoder on the tracer: embedding, layers, loss, backward.
 
 Sources: transformers/models/*/modeling_*.py, loss/loss_utils.py; torch/utils/checkpoint.py. Variables here live as long
 as theirs, which is what decides the peak. A layer is in layer.py, its linear modules and adapters in projections.py.
@@ -18,18 +18,18 @@ Phases = dict[str, dict[str, int]]
 
 
 @functools.lru_cache(maxsize=1024)
-def phases(shape: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
+def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
     """Return the bytes alive when most are, by kind and in total, in the phases forward, loss and backward.
 
     Two and three layers are run; as every layer adds the same, the rest is a straight line. Of backward both ends
     count: its beginning, with everything saved, and its end, with every gradient there. "small_blocks" is no phase, but
-    the most alive at once in blocks that a heap serves (tape.py, SMALL).
+    the most alive at once in blocks that a heap serves (tracer.py, SMALL).
     """
     # Of an encoder-decoder, whose decoder layers attend twice: a layer of the encoder is one more, the other half one.
-    layers = shape.layers + shape.encoder_layers + (shape.layers // 2 if shape.encoder_layers else 0)
+    layers = model.layers + model.encoder_layers + (model.layers // 2 if model.encoder_layers else 0)
     if layers <= 3:
-        return Decoder(shape, layers, step, trained).run()
-    two, three = (Decoder(shape, layers, step, trained).run() for layers in (2, 3))
+        return Decoder(model, layers, step, trained).run()
+    two, three = (Decoder(model, layers, step, trained).run() for layers in (2, 3))
     return {
         phase: {kind: value + (layers - 3) * (value - two[phase].get(kind, 0)) for kind, value in kinds.items()}
         for phase, kinds in three.items()
@@ -37,55 +37,55 @@ def phases(shape: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
 
 
 @functools.lru_cache(maxsize=1024)
-def evaluation(shape: ModelSpec, step: ForwardSpec, trained: Trained) -> int:
+def evaluation(model: ModelSpec, step: ForwardSpec, trained: Trained) -> int:
     """Return the most bytes alive in a forward pass that keeps nothing for a backward pass."""
-    return Decoder(shape, min(shape.layers, 2), step, trained).evaluate()
+    return Decoder(model, min(model.layers, 2), step, trained).evaluate()
 
 
 class Decoder(Layer):
     """A decoder of `layers` layers and what is trained of it."""
 
-    def __init__(self, shape: ModelSpec, layers: int, step: ForwardSpec, trained: Trained) -> None:
-        super().__init__(shape, step, trained)
+    def __init__(self, model: ModelSpec, layers: int, step: ForwardSpec, trained: Trained) -> None:
+        super().__init__(model, step, trained)
         self.layers = layers
-        self.embedded = self.trained_weight(shape.vocabulary * shape.hidden)
+        self.embedded = self.trained_weight(model.vocabulary * model.hidden)
         self.leaf: Value | None = None
         self.reached: Callable[[str], None] = lambda phase: None
 
     def run(self) -> Phases:
         """Make one step and return what each phase held."""
-        tape, step = self.tape, self.step
+        tracer, step = self.tracer, self.step
         found: Phases = {}
 
         def noted(phase: str) -> None:
-            found[phase] = {**tape.at_peak, "total": tape.peak}
-            tape.restart()
+            found[phase] = {**tracer.at_peak, "total": tracer.peak}
+            tracer.restart()
 
-        ids = [tape.new(self.tokens, 8) for _ in range(3)]  # input_ids, labels, position_ids
-        tables = [tape.new(self.tokens * self.shape.head_dim, step.width) for _ in range(2 * bool(self.shape.rotary))]
-        mask = tape.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
+        ids = [tracer.new(self.tokens, 8) for _ in range(3)]  # input_ids, labels, position_ids
+        tables = [tracer.new(self.tokens * self.model.head_dim, step.width) for _ in range(2 * bool(self.model.rotary))]
+        mask = tracer.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
         if mask and step.attention == "eager":
-            mask = tape.new(step.rows * step.length**2, step.width)
+            mask = tracer.new(step.rows * step.length**2, step.width)
         hidden = [self.body(mask)]
         noted("forward")
-        tape.kind = "logits"
+        tracer.kind = "logits"
         loss, held = self.head(hidden.pop())
         noted("loss")
         self.reached = noted
-        tape.backward(loss, tape.new(1, 4))
+        tracer.backward(loss, tracer.new(1, 4))
         noted("backward_end" if "backward" in found else "backward")
-        found["small_blocks"] = {"total": tape.small_peak}
+        found["small_blocks"] = {"total": tracer.small_peak}
         del ids, tables, mask, held
         return found
 
     def evaluate(self) -> int:
         """Make a forward pass without gradients and return the most bytes alive."""
-        self.tape.recording = False
+        self.tracer.recording = False
         step = self.step
-        mask = self.tape.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
+        mask = self.tracer.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
         loss, held = self.head(self.body(mask))
         del mask, loss, held
-        return self.tape.peak
+        return self.tracer.peak
 
     def body(self, mask: Value | None) -> Value:
         """Embedding, layers and the last norm."""
@@ -97,18 +97,18 @@ class Decoder(Layer):
 
     def embedding(self) -> Value:
         """The embedded tokens; what needs their gradient is the trained embedding, or checkpointing."""
-        new, shape = self.tape.new, self.shape
-        hidden = new(self.tokens * shape.hidden, self.step.width)
-        if self.trained.method == "full":
-            hidden.source = self.tape.node(
-                [self.of(self.embedded)], [], lambda gradient: [new(shape.vocabulary * shape.hidden, self.step.width)]
+        new, model = self.tracer.new, self.model
+        hidden = new(self.tokens * model.hidden, self.step.width)
+        if self.trained.trains_base:
+            hidden.source = self.tracer.node(
+                [self.of(self.embedded)], [], lambda gradient: [new(model.vocabulary * model.hidden, self.step.width)]
             )
         elif self.step.checkpointing:
-            hidden.source = Parameter(self.tape, hidden.count, hidden.width, 0)
+            hidden.source = Parameter(self.tracer, hidden.count, hidden.width, 0)
             self.leaf = hidden  # the graph keeps the tensor that it gives a gradient
-        if shape.scaled_embedding:
+        if model.scaled_embedding:
             hidden = self.unary(hidden)
-        return self.dropped(hidden) if shape.hidden_dropout else hidden
+        return self.dropped(hidden) if model.hidden_dropout else hidden
 
     def marked(self, hidden: Value, number: int) -> Value:
         """Tell the backward pass, on its way through a layer's input, which part of it is over.
@@ -123,7 +123,7 @@ class Decoder(Layer):
                 if number == self.layers - 1 > 0:
                     self.reached("backward")
                 if number == 1:
-                    self.tape.restart()
+                    self.tracer.restart()
                 return [gradient]
 
             node.backward = passing
@@ -131,31 +131,31 @@ class Decoder(Layer):
 
     def checkpointed(self, hidden: Value, mask: Value | None) -> Value:
         """A layer whose inside is computed again in the backward pass (torch.utils.checkpoint, reentrant)."""
-        tape = self.tape
-        tape.recording = False
+        tracer = self.tracer
+        tracer.recording = False
         result = self.layer(hidden, mask)
-        tape.recording = True
+        tracer.recording = True
         # The node has its input saved, and nothing else.
         count, width = hidden.count, hidden.width
 
         saved = [hidden.storage]
 
         def backward(gradient: Value) -> list[Value]:
-            kind, tape.kind = tape.kind, "activations"
-            leaf = Input(tape, count, width)
+            kind, tracer.kind = tracer.kind, "activations"
+            leaf = Input(tracer, count, width)
             storage = saved.pop()  # freed when this is over
             again = self.layer(Value(storage, count, width, leaf), mask)
-            tape.backward(again, gradient)
-            tape.kind = kind
+            tracer.backward(again, gradient)
+            tracer.kind = kind
             assert leaf.gradient
             return [leaf.gradient]
 
-        result.source = tape.node([hidden], [hidden], backward)
+        result.source = tracer.node([hidden], [hidden], backward)
         return result
 
     def head(self, hidden: Value) -> tuple[Value, Value | None]:
         """Return the loss, and the logits if they are held."""
-        shape, step = self.shape, self.step
+        model, step = self.model, self.step
         positions = step.rows * (step.logits or step.length)
         if step.loss == "fused":
             chosen = self.chosen(hidden, positions)
@@ -163,31 +163,31 @@ class Decoder(Layer):
             return self.fused_loss(chosen), None
         kept = self.slice(hidden, positions / self.tokens) if positions < self.tokens else hidden
         weight = None
-        if self.trained.method == "full":
-            weight = self.embedded if shape.tied else self.trained_weight(shape.vocabulary * shape.hidden)
-        logits = self.linear(kept, shape.hidden, shape.vocabulary, weight, self.step.saves_inputs)
-        if shape.softcap_logits:
+        if self.trained.trains_base:
+            weight = self.embedded if model.tied else self.trained_weight(model.vocabulary * model.hidden)
+        logits = self.linear(kept, model.hidden, model.vocabulary, weight, self.step.saves_inputs)
+        if model.softcap_logits:
             logits = self.unary(self.unary(self.unary(logits), "output"))
         return self.cross_entropy(logits), logits if step.loss == "full" else None
 
     def chosen(self, hidden: Value, positions: float) -> Value:
         """The hidden states of some positions (index_select); its gradient is as large as the whole."""
-        new, count, width = self.tape.new, hidden.count, hidden.width
-        result = new(positions * self.shape.hidden, width)
-        result.source = self.tape.node([hidden], [], lambda gradient: [new(count, width)])
+        new, count, width = self.tracer.new, hidden.count, hidden.width
+        result = new(positions * self.model.hidden, width)
+        result.source = self.tracer.node([hidden], [], lambda gradient: [new(count, width)])
         return result
 
     def fused_loss(self, hidden: Value) -> Value:
         """Loss and gradient of a chunk of tokens at a time, already in the forward pass (train/loss.py)."""
-        shape, width, new = self.shape, self.step.width, self.tape.new
-        tokens = hidden.count / shape.hidden
+        model, width, new = self.model, self.step.width, self.tracer.new
+        tokens = hidden.count / model.hidden
         gradient = new(hidden.count, width) if hidden.needs_gradient else None
-        size = min(tokens, chunk_size(tokens, shape.hidden, shape.vocabulary))
-        logits = new(size * shape.vocabulary, width)
+        size = min(tokens, chunk_size(tokens, model.hidden, model.vocabulary))
+        logits = new(size * model.vocabulary, width)
         in_fp32 = self.cast(logits, 4)
         del logits
-        if shape.softcap_logits and gradient:
-            slope = new(size * shape.vocabulary, 4)
+        if model.softcap_logits and gradient:
+            slope = new(size * model.vocabulary, 4)
             del slope
         if gradient:
             as_weight = self.cast(in_fp32, width)
@@ -195,12 +195,12 @@ class Decoder(Layer):
         del in_fp32
         loss = new(1, 4)
         count = hidden.count
-        loss.source = self.tape.node([hidden], [gradient] if gradient else [], lambda _: [new(count, width)])
+        loss.source = self.tracer.node([hidden], [gradient] if gradient else [], lambda _: [new(count, width)])
         return loss
 
     def cross_entropy(self, logits: Value) -> Value:
         """log_softmax in fp32, whose result is saved; two more of its size in the backward pass."""
-        new, count = self.tape.new, logits.count
+        new, count = self.tracer.new, logits.count
         in_fp32 = self.cast(logits, 4)
         del logits
         log_softmax = new(count, 4)
@@ -208,9 +208,9 @@ class Decoder(Layer):
         def through_softmax(gradient: Value) -> list[Value]:
             return [new(count, 4)]
 
-        log_softmax.source = self.tape.node([in_fp32], [log_softmax], through_softmax)
+        log_softmax.source = self.tracer.node([in_fp32], [log_softmax], through_softmax)
         loss = new(1, 4)
-        loss.source = self.tape.node([log_softmax], [], lambda gradient: [new(count, 4)])
+        loss.source = self.tracer.node([log_softmax], [], lambda gradient: [new(count, 4)])
         return loss
 
 
@@ -225,8 +225,8 @@ class Input(Parameter):
 
     __slots__ = ("gradient",)
 
-    def __init__(self, tape: MemoryTracer, count: float, width: float) -> None:
-        super().__init__(tape, count, width, 0)
+    def __init__(self, tracer: MemoryTracer, count: float, width: float) -> None:
+        super().__init__(tracer, count, width, 0)
         self.gradient: Value | None = None
 
     def accumulate(self, gradient: Value) -> None:

@@ -1,5 +1,6 @@
-"""A transformer layer on the tape: norms, attention, MLP, experts, with variables that live as long as the model's own.
+"""A transformer layer on the memory tracer: norms, attention, MLP, experts.
 
+Variables live as long as those of the model code, which decides when a tensor is freed.
 Sources: transformers/models/*/modeling_*.py, integrations/sdpa_attention.py.
 """
 
@@ -11,49 +12,49 @@ from zerolora.memory.tracer import Value
 class Layer(Projections):
     """The layer of a model; all its layers are alike."""
 
-    def __init__(self, shape: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
-        super().__init__(shape, step, trained)
+    def __init__(self, model: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
+        super().__init__(model, step, trained)
         # transformers' phi3 and gpt_neox rotate a part of each head, maybe all of it, and join it with the rest.
-        self.joined = shape.family == "phi3" or 0 < shape.rotary < 1
+        self.joined = model.family == "phi3" or 0 < model.rotary < 1
 
     def layer(self, hidden: Value, mask: Value | None) -> Value:
         """Attention and MLP with their norms and residuals."""
-        if self.shape.parallel:
+        if self.model.parallel:
             normed = self.norm(hidden)
             attended = self.attention(normed, mask)
-            if self.shape.norms_per_layer > 1:
+            if self.model.norms_per_layer > 1:
                 normed = self.norm(hidden)
             return self.add(self.add(self.mlp(normed), attended), hidden)
         residual = hidden
         hidden = self.norm(hidden)
         hidden = self.attention(hidden, mask)
-        if self.shape.norms_per_layer > 2:
+        if self.model.norms_per_layer > 2:
             hidden = self.norm(hidden)
         hidden = self.add(residual, hidden)
         residual = hidden
         hidden = self.norm(hidden)
-        hidden = self.experts(hidden) if self.shape.experts else self.mlp(hidden)
-        if self.shape.hidden_dropout:
+        hidden = self.experts(hidden) if self.model.experts else self.mlp(hidden)
+        if self.model.hidden_dropout:
             hidden = self.dropped(hidden)
-        if self.shape.norms_per_layer > 2:
+        if self.model.norms_per_layer > 2:
             hidden = self.norm(hidden)
         return self.add(residual, hidden)
 
     def norm(self, value: Value) -> Value:
         """Layer norm as one kernel; RMS norm as written: in fp32, with a copy for the weight."""
-        full = self.trained.method == "full"
-        new, count, width = self.tape.new, value.count, value.width
-        if self.shape.norm == "layer":
+        full = self.trained.trains_base
+        new, count, width = self.tracer.new, value.count, value.width
+        if self.model.norm == "layer":
             saved = [value] if value.needs_gradient or full else []
             result = new(count, width)
-            result.source = self.tape.node(
-                [value] if not full else [value, self.of(self.trained_weight(self.shape.hidden))],
+            result.source = self.tracer.node(
+                [value] if not full else [value, self.of(self.trained_weight(self.model.hidden))],
                 saved,
-                lambda gradient: [new(count, width), new(self.shape.hidden, width)][: 1 + full],
+                lambda gradient: [new(count, width), new(self.model.hidden, width)][: 1 + full],
             )
             return result
         in_fp32 = self.cast(value, 4)
-        if self.shape.norm == "rms_gemma":
+        if self.model.norm == "rms_gemma":
             scaled = self.scaled_by_root(in_fp32)
             return self.cast(self.by_weight(scaled), width)
         in_fp32 = self.scaled_by_root(in_fp32)
@@ -61,7 +62,7 @@ class Layer(Projections):
 
     def scaled_by_root(self, value: Value) -> Value:
         """x · rsqrt(mean(x²)): saves x once, and a number a token."""
-        new, count = self.tape.new, value.count
+        new, count = self.tracer.new, value.count
         square = new(count, 4)  # gone as soon as its mean is there
         del square
         result = new(count, 4)
@@ -77,30 +78,30 @@ class Layer(Projections):
             del through, squared
             return [total]
 
-        result.source = self.tape.node([value], [value], backward)
+        result.source = self.tracer.node([value], [value], backward)
         return result
 
     def by_weight(self, value: Value) -> Value:
         """Times the norm's weight."""
-        if self.trained.method != "full":
+        if not self.trained.trains_base:
             return self.unary(value)
-        new, count, width = self.tape.new, value.count, value.width
-        weight = self.of(self.trained_weight(self.shape.hidden))
+        new, count, width = self.tracer.new, value.count, value.width
+        weight = self.of(self.trained_weight(self.model.hidden))
         result = new(count, width)
-        result.source = self.tape.node(
-            [value, weight], [value], lambda gradient: [new(count, width), new(self.shape.hidden, width)]
+        result.source = self.tracer.node(
+            [value, weight], [value], lambda gradient: [new(count, width), new(self.model.hidden, width)]
         )
         return result
 
     def attention(self, hidden: Value, mask: Value | None) -> Value:
         """Projections, rotary embedding, attention, output projection."""
-        shape, step = self.shape, self.step
+        model, step = self.model, self.step
         query, key, value = self.projections(hidden)
-        if shape.qk_norm:
+        if model.qk_norm:
             query, key = self.norm(query), self.norm(key)
-        if shape.rotary:
+        if model.rotary:
             query, key = self.rotated(query), self.rotated(key)
-        groups = shape.heads / shape.key_heads
+        groups = model.heads / model.key_heads
         if step.attention == "eager":
             output = self.eager(query, self.repeat(key, groups), self.repeat(value, groups), mask)
         else:
@@ -111,16 +112,16 @@ class Layer(Projections):
         if self.joined and step.attention != "eager":
             output = self.unary(output)  # laid out by heads like its query, so that it is copied before it is projected
         output = self.projection("o", output)
-        return self.dropped(output) if shape.hidden_dropout else output
+        return self.dropped(output) if model.hidden_dropout else output
 
     def projections(self, hidden: Value) -> tuple[Value, Value, Value]:
         """Query, key and value, from one projection or three."""
         if "qkv" not in self.roles:
             return self.projection("q", hidden), self.projection("k", hidden), self.projection("v", hidden)
-        shape = self.shape
+        model = self.model
         joined = self.projection("qkv", hidden)
-        heads = shape.heads + 2 * shape.key_heads
-        shares = (shape.heads / heads, shape.key_heads / heads, shape.key_heads / heads)
+        heads = model.heads + 2 * model.key_heads
+        shares = (model.heads / heads, model.key_heads / heads, model.key_heads / heads)
         query, key, value = (self.slice(joined, share) for share in shares)
         return query, key, value
 
@@ -137,39 +138,39 @@ class Layer(Projections):
 
     def eager(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
         """Scores, softmax in fp32, weighted sum."""
-        count = self.step.rows * self.shape.heads * self.step.length**2
+        count = self.step.rows * self.model.heads * self.step.length**2
         weights = self.unary(self.matmul(query, key, count))
-        if self.shape.softcap_attention:
+        if self.model.softcap_attention:
             weights = self.unary(self.unary(self.unary(weights), "output"))
         if mask:
             weights = self.unary(weights)
         weights = self.softmax(weights)
-        if self.shape.attention_dropout:
+        if self.model.attention_dropout:
             weights = self.dropped(weights)
         output = self.matmul(weights, value, query.count)
         return self.unary(output)  # transposed into one piece
 
     def softmax(self, value: Value) -> Value:
         """softmax(x, dtype=fp32).to(x.dtype): saves its fp32 result."""
-        new, count, width = self.tape.new, value.count, value.width
+        new, count, width = self.tracer.new, value.count, value.width
         result = new(count, 4)
 
         def backward(gradient: Value) -> list[Value]:
             return [new(count, width)]
 
-        result.source = self.tape.node([value], [result], backward)
+        result.source = self.tracer.node([value], [result], backward)
         return self.cast(result, width)
 
     def fused(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
         """One kernel: saves its inputs, its result and a number a head and token, and a mask in the model's width."""
-        new, step = self.tape.new, self.step
+        new, step = self.tracer.new, self.step
         saved = [query, key, value]
         if mask:
             saved.append(new(step.rows * step.length**2, step.width))
         result = new(query.count, query.width)
-        saved += [result, new(step.rows * self.shape.heads * step.length, 4)]
+        saved += [result, new(step.rows * self.model.heads * step.length, 4)]
         shapes = [(each.count, each.width) for each in (query, key, value)]
-        result.source = self.tape.node(
+        result.source = self.tracer.node(
             [query, key, value], saved, lambda gradient: [new(count, width) for count, width in shapes]
         )
         return result
@@ -189,9 +190,9 @@ class Layer(Projections):
 
     def activation(self, value: Value) -> Value:
         """One kernel, or the several that gelu_new is written in."""
-        if self.shape.activation == "relu":
+        if self.model.activation == "relu":
             return self.unary(value, "output")
-        if self.shape.activation != "gelu_new":
+        if self.model.activation != "gelu_new":
             return self.unary(value, "input")
         cube = self.unary(value, "input")
         inner = self.unary(self.add(value, self.unary(cube)))
@@ -200,27 +201,27 @@ class Layer(Projections):
 
     def experts(self, hidden: Value) -> Value:
         """The experts of each token, gathered, computed and added up by weight."""
-        shape = self.shape
-        chosen = self.repeat(hidden, shape.experts_per_token)
-        joined = self.widened(chosen, 2 * shape.inner)
+        model = self.model
+        chosen = self.repeat(hidden, model.experts_per_token)
+        joined = self.widened(chosen, 2 * model.inner)
         gate, up = self.slice(joined, 0.5), self.slice(joined, 0.5)
         product = self.mul(self.unary(gate, "input"), up)
         del gate, up, joined, chosen
-        output = self.unary(self.widened(product, shape.hidden), "input")
+        output = self.unary(self.widened(product, model.hidden), "input")
         del product
-        return self.view(self.slice(output, 1 / shape.experts_per_token))
+        return self.view(self.slice(output, 1 / model.experts_per_token))
 
     def widened(self, value: Value, outputs: int) -> Value:
         """A product of each token with its experts' weights, which are one parameter for all experts."""
-        new, count, width = self.tape.new, value.count, value.width
-        rows = self.tokens * self.shape.experts_per_token
+        new, count, width = self.tracer.new, value.count, value.width
+        rows = self.tokens * self.model.experts_per_token
         result = new(rows * outputs, width)
-        weight = self.shape.experts * outputs * count / rows
-        if self.trained.method != "full":
-            result.source = self.tape.node([value], [], lambda gradient: [new(count, width)])
+        weight = self.model.experts * outputs * count / rows
+        if not self.trained.trains_base:
+            result.source = self.tracer.node([value], [], lambda gradient: [new(count, width)])
             return result
         trained = self.of(self.trained_weight(weight))
-        result.source = self.tape.node(
+        result.source = self.tracer.node(
             [value, trained], [value], lambda gradient: [new(count, width), new(weight, width)]
         )
         return result

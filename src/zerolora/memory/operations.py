@@ -1,4 +1,4 @@
-"""The operations of a transformer on the tape: what each allocates and what it saves for the backward pass.
+"""The operations of a transformer on the tracer: what each allocates and what it saves for the backward pass.
 
 Source: torch's tools/autograd/derivatives.yaml. Widths are bytes of an element, counts are elements.
 """
@@ -10,33 +10,33 @@ from zerolora.memory.tracer import MemoryTracer, Parameter, Value
 
 
 class Operations:
-    """Operations on values of one tape."""
+    """Operations on values of one tracer."""
 
-    def __init__(self, tape: MemoryTracer) -> None:
-        self.tape = tape
+    def __init__(self, tracer: MemoryTracer) -> None:
+        self.tracer = tracer
 
     def _result(
         self, count: float, width: float, inputs: list[Value], saved: list[Value], backward: Callable[..., Any]
     ) -> Value:
-        result = self.tape.new(count, width)
-        result.source = self.tape.node(inputs, saved, backward)
+        result = self.tracer.new(count, width)
+        result.source = self.tracer.node(inputs, saved, backward)
         return result
 
     def of(self, weight: Parameter) -> Value:
         """A value that stands for a trained weight, without bytes of its own."""
-        return Value(self.tape.nothing, weight.count, weight.width, weight)
+        return Value(self.tracer.nothing, weight.count, weight.width, weight)
 
     def view(self, value: Value, count: float | None = None) -> Value:
         """Another shape, or a part, of the same storage."""
         result = Value(value.storage, value.count if count is None else count, value.width, None)
-        result.source = self.tape.node([value], [], lambda gradient: [gradient])
+        result.source = self.tracer.node([value], [], lambda gradient: [gradient])
         return result
 
     def linear(
         self, value: Value, inputs: float, outputs: float, weight: Parameter | None = None, saves: bool = False
     ) -> Value:
         """Return x·Wᵀ; the input is saved if the weight is trained, or if it `saves` it anyway."""
-        new, count, width = self.tape.new, value.count, value.width
+        new, count, width = self.tracer.new, value.count, value.width
         needed = value.needs_gradient
 
         def backward(gradient: Value) -> list[Value | None]:
@@ -54,24 +54,24 @@ class Operations:
 
     def unary(self, value: Value, saved: str = "") -> Value:
         """An elementwise function; saves its "input", its "output", or nothing."""
-        new, count, width = self.tape.new, value.count, value.width
+        new, count, width = self.tracer.new, value.count, value.width
         result = new(count, width)
         kept = {"input": [value], "output": [result], "": []}[saved]
-        result.source = self.tape.node([value], kept, lambda gradient: [new(count, width)])
+        result.source = self.tracer.node([value], kept, lambda gradient: [new(count, width)])
         return result
 
     def dropped(self, value: Value) -> Value:
         """Dropout: saves a mask of bytes (native_dropout)."""
-        new, count, width = self.tape.new, value.count, value.width
+        new, count, width = self.tracer.new, value.count, value.width
         result = new(count, width)
-        result.source = self.tape.node([value], [new(count, 1)], lambda gradient: [new(count, width)])
+        result.source = self.tracer.node([value], [new(count, 1)], lambda gradient: [new(count, width)])
         return result
 
     def cast(self, value: Value, width: float) -> Value:
         """The same in another width; nothing happens if it has that already."""
         if value.width == width:
             return value
-        new, count, before = self.tape.new, value.count, value.width
+        new, count, before = self.tracer.new, value.count, value.width
         return self._result(count, width, [value], [], lambda gradient: [new(count, before)])
 
     def add(self, first: Value, second: Value) -> Value:
@@ -82,7 +82,7 @@ class Operations:
 
     def mul(self, first: Value, second: Value) -> Value:
         """A product; saves each factor whose counterpart needs a gradient."""
-        new = self.tape.new
+        new = self.tracer.new
         saved = [other for one, other in ((first, second), (second, first)) if one.needs_gradient]
         shapes = [(one.count, one.width, one.needs_gradient) for one in (first, second)]
         return self._result(
@@ -104,14 +104,14 @@ class Operations:
 
     def slice(self, value: Value, share: float) -> Value:
         """A part of a value; its gradient is as large as the whole."""
-        new, count, width = self.tape.new, value.count, value.width
+        new, count, width = self.tracer.new, value.count, value.width
         result = Value(value.storage, count * share, width, None)
-        result.source = self.tape.node([value], [], lambda gradient: [new(count, width)])
+        result.source = self.tracer.node([value], [], lambda gradient: [new(count, width)])
         return result
 
     def matmul(self, first: Value, second: Value, count: float) -> Value:
         """A product of two values, both saved, with `count` elements."""
-        new = self.tape.new
+        new = self.tracer.new
         saved = [other for one, other in ((first, second), (second, first)) if one.needs_gradient]
         shapes = [(one.count, one.width, one.needs_gradient) for one in (first, second)]
         return self._result(
@@ -126,5 +126,5 @@ class Operations:
         """Each head `times` over; the gradient is summed."""
         if times == 1:
             return value
-        new, count, width = self.tape.new, value.count, value.width
+        new, count, width = self.tracer.new, value.count, value.width
         return self._result(count * times, width, [value], [], lambda gradient: [new(count, width)])

@@ -77,29 +77,29 @@ class MemoryTracer:
 class _Storage:
     """Bytes that are alive as long as this object is."""
 
-    __slots__ = ("kind", "size", "tape")
+    __slots__ = ("kind", "size", "tracer")
 
-    def __init__(self, tape: MemoryTracer, size: float) -> None:
-        self.tape, self.size, self.kind = tape, -(-int(size) // BLOCK) * BLOCK, tape.kind
-        tape.live += self.size
-        tape.kinds[self.kind] += self.size
-        if tape.live > tape.peak:
-            tape.peak, tape.at_peak = tape.live, Counter(tape.kinds)
+    def __init__(self, tracer: MemoryTracer, size: float) -> None:
+        self.tracer, self.size, self.kind = tracer, -(-int(size) // BLOCK) * BLOCK, tracer.kind
+        tracer.live += self.size
+        tracer.kinds[self.kind] += self.size
+        if tracer.live > tracer.peak:
+            tracer.peak, tracer.at_peak = tracer.live, Counter(tracer.kinds)
         if self.size < SMALL:
-            tape.small += self.size
-            tape.small_peak = max(tape.small_peak, tape.small)
+            tracer.small += self.size
+            tracer.small_peak = max(tracer.small_peak, tracer.small)
 
     def become(self, kind: str) -> None:
         """Count as another kind from here on."""
-        self.tape.kinds[self.kind] -= self.size
-        self.tape.kinds[kind] += self.size
+        self.tracer.kinds[self.kind] -= self.size
+        self.tracer.kinds[kind] += self.size
         self.kind = kind
 
     def __del__(self) -> None:
-        self.tape.live -= self.size
-        self.tape.kinds[self.kind] -= self.size
+        self.tracer.live -= self.size
+        self.tracer.kinds[self.kind] -= self.size
         if self.size < SMALL:
-            self.tape.small -= self.size
+            self.tracer.small -= self.size
 
 
 class Node:
@@ -133,30 +133,30 @@ class Value:
 class Parameter:
     """A trained weight, whose own bytes are counted elsewhere."""
 
-    __slots__ = ("count", "done", "share", "tape", "width")
+    __slots__ = ("count", "done", "share", "tracer", "width")
 
-    def __init__(self, tape: MemoryTracer, count: float, width: float, share: float) -> None:
-        self.tape, self.count, self.width, self.share = tape, count, width, share
+    def __init__(self, tracer: MemoryTracer, count: float, width: float, share: float) -> None:
+        self.tracer, self.count, self.width, self.share = tracer, count, width, share
         self.done = False
 
     def accumulate(self, gradient: Value) -> None:
         """Keep this rank's share of a gradient until the step, as AccumulateGrad or ZeRO's buckets do."""
-        tape = self.tape
-        if tape.bucket:
-            kind, tape.kind = tape.kind, "buffers"
-            tape.gradients.append(tape.new(tape.bucket, 1))
-            tape.kind, tape.bucket = kind, 0.0
+        tracer = self.tracer
+        if tracer.bucket:
+            kind, tracer.kind = tracer.kind, "buffers"
+            tracer.gradients.append(tracer.new(tracer.bucket, 1))
+            tracer.kind, tracer.bucket = kind, 0.0
         if self.done:
             # A tied weight's second gradient is added to the first, into a third.
-            tape.new(self.count * bool(self.share), self.width)
+            tracer.new(self.count * bool(self.share), self.width)
         if self.done or not self.share:
             return
         self.done = True
-        kind, tape.kind = tape.kind, "gradients"
+        kind, tracer.kind = tracer.kind, "gradients"
         if self.share == 1:
             # The very tensor is kept: from here on it counts as a gradient.
             gradient.storage.become("gradients")
-            tape.gradients.append(gradient)
+            tracer.gradients.append(gradient)
         else:
-            tape.gradients.append(tape.new(self.count * self.share, self.width))
-        tape.kind = kind
+            tracer.gradients.append(tracer.new(self.count * self.share, self.width))
+        tracer.kind = kind

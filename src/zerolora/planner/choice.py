@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from zerolora.config.settings import EstimateSettings
 from zerolora.errors import UserError
-from zerolora.memory.adapters import weights
 from zerolora.memory.buffers import Buckets
-from zerolora.memory.estimate import Capacity, attentions, estimated, impossible, masked, plan_of, rows, too_large
+from zerolora.memory.estimate import Capacity, attentions, estimated, impossible, masked, too_large, training_spec
 from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.predict import Plan, predict, sized
+from zerolora.memory.predict import predict, sized
 from zerolora.memory.states import BYTES
+from zerolora.memory.table import rows
+from zerolora.memory.training_spec import TrainingSpec
 from zerolora.planner.cost import Cost, Work, step_seconds
 from zerolora.planner.hardware import Hardware
 from zerolora.strategies import STRATEGIES, Strategy
@@ -57,7 +59,7 @@ class Candidate:
     """A choice with what is predicted of it."""
 
     choice: Choice
-    plan: Plan
+    plan: TrainingSpec
     """What it was predicted from."""
     gpu: int
     """Bytes on a GPU."""
@@ -112,9 +114,9 @@ def choose(
 
 def candidates(
     shape: ModelSpec, settings: dict[str, Any], data: dict[str, Any], hardware: Hardware, own: Own | None = None
-) -> Iterator[Plan]:
+) -> Iterator[TrainingSpec]:
     """Yield every plan that the settings leave open."""
-    base = plan_of(shape, settings, data)
+    base = training_spec(shape, estimate_settings(settings), data)
     per_rank = settings["global_batch"] // base.ranks
     micro_batches = [settings["micro_batch"]] if settings["micro_batch"] else divisors(per_rank)
     saving, attention = settings["activation_checkpointing"], settings["attention"]
@@ -138,6 +140,11 @@ def candidates(
             yield replace(plan, buckets=sizes)
 
 
+def estimate_settings(settings: dict[str, Any]) -> EstimateSettings:
+    """Return what the estimate reads of render's settings."""
+    return EstimateSettings.model_validate({name: settings[name] for name in EstimateSettings.model_fields})
+
+
 def _names(settings: dict[str, Any]) -> list[str]:
     if settings["strategy"] != "auto":
         return [settings["strategy"]]
@@ -149,13 +156,13 @@ def _names(settings: dict[str, Any]) -> list[str]:
     ]
 
 
-def sizes_of(shape: ModelSpec, plan: Plan, hardware: Hardware) -> list[Buckets]:
+def sizes_of(shape: ModelSpec, plan: TrainingSpec, hardware: Hardware) -> list[Buckets]:
     """Return the bucket sizes to choose from: at stage 3, weights for two layers live at a time, or all of them, which
     are then gathered half as often."""
     least = sized(shape, plan)
     if plan.layout.engine != "deepspeed" or plan.layout.stage < 3:
         return [least]
-    everything = shape.parameters + weights(shape, plan.finetuning, BYTES[plan.precision]).trained
+    everything = shape.parameters + plan.parameters(shape).trained
     # So much is gathered ahead that the link's latency is a small part of it; what is ahead is live too.
     ahead = min(everything, max(least.prefetch, int(worthwhile(hardware) / BYTES[plan.precision])))
     live = min(everything, least.live + ahead - least.prefetch)
@@ -171,7 +178,7 @@ def worthwhile(hardware: Hardware) -> float:
 
 
 def predicted(
-    shape: ModelSpec, plan: Plan, settings: dict[str, Any], data: dict[str, Any], hardware: Hardware
+    shape: ModelSpec, plan: TrainingSpec, settings: dict[str, Any], data: dict[str, Any], hardware: Hardware
 ) -> Candidate:
     """Return a plan with its bytes and seconds."""
     prediction = predict(shape, plan)
@@ -195,7 +202,7 @@ def predicted(
     )
 
 
-def _unwanted(shape: ModelSpec, plan: Plan, settings: dict[str, Any]) -> str | None:
+def _unwanted(shape: ModelSpec, plan: TrainingSpec, settings: dict[str, Any]) -> str | None:
     if plan.own is None and "nvme" in (plan.layout.optimizer, plan.layout.parameters) and not settings["nvme"]:
         return "hardware.nvme names no folder"
     if plan.layout.engine != "deepspeed" and plan.precision == "fp16":
@@ -205,9 +212,9 @@ def _unwanted(shape: ModelSpec, plan: Plan, settings: dict[str, Any]) -> str | N
     return None
 
 
-def work_of(shape: ModelSpec, plan: Plan, data: dict[str, Any]) -> Work:
+def work_of(shape: ModelSpec, plan: TrainingSpec, data: dict[str, Any]) -> Work:
     """Return the work of an average step: of rows of mean length, where memory goes by the longest."""
-    what = weights(shape, plan.finetuning, BYTES[plan.precision])
+    what = plan.parameters(shape)
     linears = [module for module in shape.modules if module.kind in ("linear", "conv1d", "head", "experts")]
     matmul = sum(module.parameters * module.count for module in linears)
     if shape.tied:

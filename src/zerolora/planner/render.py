@@ -11,11 +11,11 @@ from typing import Any
 from zerolora.config.settings import TrainingChoice, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.files import read_json
-from zerolora.memory.estimate import plan_of
+from zerolora.memory.estimate import training_spec
 from zerolora.memory.model_spec import ModelSpec, from_json
 from zerolora.memory.predict import predict
 from zerolora.planner import slurm_resources
-from zerolora.planner.choice import Candidate, Choice, choose, summary, table, work_of
+from zerolora.planner.choice import Candidate, Choice, choose, estimate_settings, summary, table, work_of
 from zerolora.planner.cost import useful_flops
 from zerolora.planner.engine_config import ZERO, aio_json, check, ddp_json, fsdp_json, strategy_json
 from zerolora.planner.machines import hardware_of, peak_of
@@ -57,7 +57,7 @@ def render(settings: dict[str, Any], estimate: Path) -> tuple[dict[str, Any], di
     found = choose(shape, settings, data, hardware, own)
     check_disk(found[0], shape, estimate.parent)
     choice = found[0].choice
-    work = work_of(shape, plan_of(shape, settings, data), data)
+    work = work_of(shape, training_spec(shape, estimate_settings(settings), data), data)
     if own is None:
         config, reasons = rendered(choice, settings)
         overrides: list[dict[str, Any]] = []

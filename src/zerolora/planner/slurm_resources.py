@@ -12,16 +12,20 @@ from typing import Any
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
 from zerolora.memory.decoder import evaluation
-from zerolora.memory.estimate import plan_of
+from zerolora.memory.estimate import training_spec
+from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
+from zerolora.memory.gpu import largest_module
 from zerolora.memory.headroom import asked
-from zerolora.memory.model_spec import ModelSpec, read_model_spec
-from zerolora.memory.predict import PROCESS_BYTES, largest_module, predict
-from zerolora.memory.projections import ForwardSpec, Trained
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.memory.predict import predict
+from zerolora.memory.projections import NOTHING, ForwardSpec
+from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.states import BYTES
-from zerolora.planner.choice import Candidate, steps_of, work_of
+from zerolora.planner.choice import Candidate, estimate_settings, steps_of, work_of
 from zerolora.planner.cost import OPERATIONS, step_seconds
 from zerolora.planner.machines import hardware_of, unmeasured_cpu
 from zerolora.strategies import STRATEGIES
+from zerolora.types import Precision
 
 SLACK = 4
 """Seconds asked for over seconds predicted. Of the configurations that benchmarks/choice.py measured, the worst took
@@ -36,7 +40,7 @@ PREPARE_LIBRARIES = 780_000_000
 """Resident bytes of libraries, as Slurm counts them: also what others on the node have mapped too.
 tests/unit/test_requests.py holds it against a real run."""
 LIBRARIES = 375 * 1024**2
-"""Resident bytes of a process that merges or writes a page: no rank, which reads data too (predict.py, PROCESS_BYTES).
+"""Resident bytes of a process that merges or writes a page: no rank, which reads data too (glibc_heap.PROCESS).
 tests/unit/test_requests.py holds merging against a real run."""
 LOSS_TOKENS = 2048  # of a forward pass for the loss (evaluate/evaluate.py)
 
@@ -136,9 +140,8 @@ def _answering(shape: ModelSpec, settings: dict[str, Any], longest: int, width: 
     length = longest + settings["max_new_tokens"]
     cache = 2 * shape.layers * shape.key_heads * shape.head_dim * width * settings["batch"] * length
     together = max(1, LOSS_TOKENS // longest)
-    nothing = Trained("lora", (), width, 0.0)
     answering, measuring = (
-        evaluation(shape, ForwardSpec(batch, tokens, width, "sdpa", True, False, "supervised", logits), nothing)
+        evaluation(shape, ForwardSpec(batch, tokens, width, "sdpa", True, False, "supervised", logits), NOTHING)
         for batch, tokens, logits in ((settings["batch"], length, 1), (together, longest, longest))
     )
     return max(cache + answering, measuring)
@@ -148,7 +151,7 @@ def _asking(
     shape: ModelSpec, settings: dict[str, Any], rows: int, longest: int, run: dict[str, Any], on_gpu: bool
 ) -> float:
     """Return the seconds that answers to all prompts and the loss take on one device."""
-    precision = run["precision"] if on_gpu else "fp32"
+    precision: Precision = run["precision"] if on_gpu else "fp32"
     if run["device"] == "cuda" and not on_gpu:
         hardware = unmeasured_cpu(1, 1, run["hardware"]["disk"])
     else:
@@ -157,7 +160,12 @@ def _asking(
     def forward(length: int) -> float:
         data = {"packing": False, "longest_packed_row": length, "most_supervised": length, "packed_rows": 1}
         data |= {"tokens": length, "supervised_tokens": length, "mean_row_of_a_token": length}
-        plan = replace(plan_of(shape, run, data), precision=precision, micro_batch=settings["batch"], accumulation=1)
+        plan = replace(
+            training_spec(shape, estimate_settings(run), data),
+            precision=precision,
+            micro_batch=settings["batch"],
+            accumulation=1,
+        )
         issuing = shape.layers * OPERATIONS["full"][0] * hardware.kernel_seconds
         return step_seconds(work_of(shape, plan, data), STRATEGIES["zero0"], hardware).forward + issuing
 

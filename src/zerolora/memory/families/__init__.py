@@ -1,0 +1,18 @@
+"""The model families whose spec is read from config.json alone, one file a family or group of families.
+
+A family is added by a file here with a table `FAMILIES`: by model_type, the function that reads its config.json.
+
+Source of every path, order, bias and default: transformers 5.23, models/<family>/configuration_<family>.py and
+modeling_<family>.py; tests/unit/test_shapes.py compares each parameter with the real class.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+from zerolora.memory.families.keys import Keys
+from zerolora.memory.model_spec import ModelSpec
+
+FAMILIES: dict[str, Callable[[Keys], ModelSpec]] = {}
+for _file in pkgutil.iter_modules(__path__):
+    FAMILIES |= getattr(importlib.import_module(f"{__name__}.{_file.name}"), "FAMILIES", {})

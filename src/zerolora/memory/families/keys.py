@@ -1,0 +1,91 @@
+"""A model's config.json, checked key by key as it is read."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError, shown
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A config.json whose values are checked as they are read.
+
+    Of several names for a value, the first that is present counts.
+    """
+
+    config: dict[str, Any]
+    where: Path
+    family: str
+
+    def size(self, *names: str, default: int | None = None, null: int | None = None) -> int:
+        """Return a count of at least 1; `default` where the key is left out, `null` where it is null.
+
+        Without a default the key is required, even where the config class has a default: a file that does not say
+        how large the model is would be counted as a model of another size.
+        """
+        name = self._name(names)
+        if name is None:
+            if default is None:
+                raise UserError(
+                    f"{self.where}: has no {names[-1]}, which a {self.family} model needs; fetch the model again"
+                )
+            return default
+        value = self.config[name]
+        if value is None and null is not None:
+            return null
+        # JSON's true is an int to Python.
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(name, "a whole number of at least 1, without quotes")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.config.get(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def rate(self, name: str, default: float) -> float:
+        """Return a number from 0 to 1, such as a dropout."""
+        value = self.config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise self.wrong(name, "a number from 0 to 1")
+        return float(value)
+
+    def text(self, name: str, default: str) -> str:
+        """Return a name, such as an activation's."""
+        value = self.config.get(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(name, f"a name such as {default}")
+        return value
+
+    def capped(self, name: str, default: bool) -> bool:
+        """Return whether attention scores or logits are capped."""
+        value = self.config.get(name, 1.0 if default else None)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            raise self.wrong(name, "a number above 0, or null")
+        return value is not None
+
+    def divided(self, hidden: int, heads: int) -> int:
+        """Return the width of a head, in a family whose class refuses any remainder."""
+        if hidden % heads:
+            raise UserError(
+                f"{self.where}: the hidden size {hidden} is not a multiple of the {heads} attention heads, "
+                f"which a {self.family} model needs; write one that is, or fetch the model again"
+            )
+        return hidden // heads
+
+    def rotary_share(self, name: str, default: float) -> float:
+        """Return the share of a head that is rotated, which older files have under `name`."""
+        parameters = self.config.get("rope_scaling") or self.config.get("rope_parameters")
+        if isinstance(parameters, dict) and "partial_rotary_factor" in parameters:
+            return replace(self, config=parameters).rate("partial_rotary_factor", default)
+        return self.rate(name, default)
+
+    def wrong(self, name: str, remedy: str) -> UserError:
+        """Return the error of a value that no model can be built from."""
+        return UserError(f"{self.where}: {name} is {shown(self.config[name])}; write {remedy}")
+
+    def _name(self, names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if name in self.config), None)

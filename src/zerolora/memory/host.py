@@ -1,0 +1,114 @@
+"""What one machine holds in host memory, phase by phase, all its ranks together."""
+
+from typing import Any
+
+from zerolora.memory import glibc_heap
+from zerolora.memory.gpu import Run, TracedStep, largest_module
+from zerolora.memory.states import BYTES, MOMENTS
+
+NVME_BUFFERS = 5  # offload_param.buffer_count (deepspeed/runtime/zero/offload_config.py)
+TERMS = ("loading", "offload", "pinned", "saving", "ranks", "heap")
+
+
+def terms(run: Run, step: TracedStep, on_gpu: dict[str, int]) -> dict[str, Any]:
+    """Return the terms of one host in bytes, which add up to the total of the phase that needs most.
+
+    `on_gpu` are the totals of the phases on the GPU, reserve left out: on CPU ranks they are in host memory.
+    """
+    spec, local = run.spec, run.spec.ranks_per_node
+    saving = _saving(run)
+    by_phase = {
+        "loading": {"loading": _loading(run)},
+        "step": {
+            "offload": (offloaded(run) + stepping(run)) * local,
+            "pinned": _nvme_buffers(run),
+            "saving": saving,
+        },
+        "saving": {"offload": offloaded(run) * local, "saving": saving},
+    }
+    if spec.on_cpu:
+        heap = _free_in_heap(run, step)
+        for name, held in (("step", max(on_gpu.values())), ("saving", on_gpu["saving"])):
+            by_phase[name] |= {"ranks": held * local, "heap": heap * local}
+    peak = max(by_phase, key=lambda name: sum(by_phase[name].values()))
+    host: dict[str, Any] = {"processes": _process(run) * local}
+    host |= {name: int(by_phase[peak].get(name, 0)) for name in TERMS}
+    host["total"] = sum(host.values())
+    host["peak_phase"] = peak
+    return host
+
+
+def offloaded(run: Run) -> float:
+    """Return the bytes of one rank that offload keeps on the host.
+
+    Beside the states: 16-bit copies of the partition's weights (stages 1 and 2: stage_1_and_2.py,
+    param_buffer_of_bit16_for_cpu_offload_groups) or gradients (stage3.py, grad_partitions_flat_buffer), and a buffer
+    for the largest gradient in transfer (temp_grad_buffer_for_cpu_offload).
+    """
+    spec, parameters = run.spec, run.parameters
+    if spec.layout.optimizer == "gpu":
+        return 0.0
+    beside = parameters.trained * spec.width / spec.ranks
+    if spec.layout.stage < 3:
+        beside += parameters.largest_trained * spec.width
+    return run.states.host + beside
+
+
+def stepping(run: Run) -> float:
+    """Return the bytes of one rank that an offloaded optimizer allocates and frees in a step: the partition's norm in
+    fp64 (stage_1_and_2.py, complete_grad_norm_calculation_for_cpu_offload), or AdamW's square root and quotient."""
+    return 8.0 * run.parameters.trained / run.spec.ranks if run.spec.layout.optimizer != "gpu" else 0.0
+
+
+def checkpoint_bytes(run: Run) -> int:
+    """Return the bytes of a trained parameter in a checkpoint: fp32, its moments, and its value in the best adapter."""
+    return BYTES["fp32"] * (1 + run.spec.keeps_best) + MOMENTS
+
+
+def _loading(run: Run) -> float:
+    """Return the bytes of the base model on the host while it is read, all ranks together."""
+    spec, local = run.spec, run.spec.ranks_per_node
+    # Full fine-tuning freezes nothing, but reads as much.
+    reading = run.parameters.frozen_bytes or run.model.parameters * spec.width
+    if spec.on_cpu and spec.layout.stage == 3:
+        # The file is mapped, and counts; a lone rank's shard of a weight is as large as what it was gathered into.
+        gathered = largest_module(run.model) * spec.width if spec.ranks == 1 else 0.0
+        return (reading + reading / spec.ranks + gathered) * local
+    if run.deepspeed_stage == 3:
+        # A tensor at a time, of which a rank keeps its shard (partition_parameters.py, zero.Init).
+        return (reading / spec.ranks + largest_module(run.model) * spec.width) * local
+    if spec.layout.engine == "fsdp":
+        return reading  # rank 0 alone reads, and scatters weight by weight (train/engines/torch_engines.py)
+    return reading * local
+
+
+def _saving(run: Run) -> float:
+    """Return the bytes of a checkpoint while it is written, which one rank of the run holds.
+
+    It is the fp32 adapter, two moments and the best adapter so far, if one is kept; and their bytes as they are
+    written, while training goes on (train/checkpoint/store.py; safetensors copies all first).
+    """
+    return 2.0 * checkpoint_bytes(run) * (run.parameters.trained if run.parameters.frozen else 0)
+
+
+def _nvme_buffers(run: Run) -> float:
+    """Return the bytes of the buffers between NVMe and GPU (partitioned_param_swapper.py): render gives each rank's the
+    size of its shard of the weights that may be gathered at once."""
+    return float(NVME_BUFFERS * run.buckets.live * run.spec.width) if run.spec.layout.parameters == "nvme" else 0.0
+
+
+def _process(run: Run) -> int:
+    """Return the bytes of a rank's process beside its tensors."""
+    if not run.spec.on_cpu:
+        return glibc_heap.PROCESS
+    zero = run.deepspeed_stage is not None and run.deepspeed_stage > 0
+    return glibc_heap.CPU_PROCESS + glibc_heap.CPU_GROUP * (run.spec.ranks > 1) + glibc_heap.CPU_ZERO * zero
+
+
+def _free_in_heap(run: Run, step: TracedStep) -> float:
+    """Return the bytes that are free in a CPU rank's heap, but still resident."""
+    if run.spec.layout.stage < 3:
+        return glibc_heap.SMALL_BLOCKS_SHARE * step.small_blocks
+    fixed, share = glibc_heap.STAGE_3_HEAP[run.spec.activation_checkpointing]
+    free = fixed + share * run.model.parameters * run.spec.width
+    return free if run.spec.ranks > 1 else free / 2  # one rank alone gathers nothing

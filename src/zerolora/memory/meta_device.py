@@ -1,0 +1,167 @@
+"""Count a model on torch's meta device, for architectures that are in no family's file."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError, shown
+from zerolora.memory.model_spec import ModelSpec, Module
+
+
+def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
+    """Return the spec of the architecture that a config.json describes; `where` names its file in messages.
+
+    Raises UserError if transformers cannot build it.
+    """
+    model = _build(config, where)
+    modules = _merge_layers(list(_owners(model)))
+    text = model.config.get_text_config(decoder=True)
+
+    def of(*names: str, default: Any = 0) -> Any:
+        """Return the first of the text config's attributes that says something."""
+        return next((value for name in names if (value := getattr(text, name, None)) is not None), default)
+
+    heads, hidden = of("num_attention_heads", "n_head", default=1), of("hidden_size", "d_model", "n_embd")
+    # Experts in one parameter of three dimensions have its name in place of a module's.
+    names = {module.name for module in modules} | {name for module in modules for name, _ in module.weights}
+    heads_own = [name for module in modules if module.kind == "head" for name, _ in module.weights]
+    rotary = any("rotary" in name for name, _ in model.named_modules()) or hasattr(text, "rope_parameters")
+    norms = _layer_norms(modules, hidden)
+    both = model.config.is_encoder_decoder
+    return ModelSpec(
+        family=config["model_type"],
+        modules=modules,
+        layers=of("decoder_layers", "num_decoder_layers", "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        key_heads=of("num_key_value_heads", "num_kv_heads", default=heads),
+        head_dim=of("head_dim", default=hidden // heads),
+        inner=of("moe_intermediate_size", "intermediate_size", "ffn_dim", "d_ff", default=4 * hidden),
+        vocabulary=of("vocab_size"),
+        tied=any(module.kind == "head" for module in modules) and "weight" not in heads_own,
+        norm=_norm_of(model),
+        norms_per_layer=norms,
+        activation=of("hidden_activation", "hidden_act", "activation_function", default="gelu"),
+        qk_norm=bool(names & {"q_norm", "k_norm", "q_layernorm", "query_layernorm"}),
+        gated=bool(names & {"gate_proj", "gate_up_proj", "w3", "wi_1"}),
+        parallel=bool(of("use_parallel_residual", "parallel_attn", default=norms == 1)),
+        rotary=float(_partial_rotary(text)) if rotary else 0.0,
+        softcap_attention=bool(of("attn_logit_softcapping")),
+        softcap_logits=bool(of("final_logit_softcapping")),
+        attention_dropout=of("attention_dropout", "attn_pdrop"),
+        hidden_dropout=of("hidden_dropout", "residual_dropout", "resid_pdrop", "dropout"),
+        scaled_embedding=bool(of("scale_embedding", default="gemma" in config["model_type"])),
+        experts=of("num_local_experts", "num_experts", "n_routed_experts"),
+        experts_per_token=of("num_experts_per_tok", "num_experts_per_token"),
+        encoder_layers=of("encoder_layers", "num_layers", "num_hidden_layers") if both else 0,
+        counted="meta device",
+    )
+
+
+def _build(config: dict[str, Any], where: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    family = config["model_type"]
+    if family not in CONFIG_MAPPING:
+        raise UserError(
+            f"{where}: model_type is {shown(family)}, which this transformers has no class for; "
+            "write the name of an architecture that it has (code from a model's repository is never run)"
+        )
+    try:
+        settings = CONFIG_MAPPING[family].from_dict(config)
+        factory: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
+        with torch.device("meta"):
+            return factory.from_config(settings, trust_remote_code=False)
+    # Each config and model class refuses in its own way what it cannot build: KeyError, TypeError, RuntimeError, ...
+    except Exception as error:
+        # huggingface_hub's StrictDataclassFieldValidationError says what it is about in several lines.
+        why = " ".join(str(error).split())
+        raise UserError(
+            f"{where}: a {family} cannot be built from it ({why:.240}); mend the value or fetch it again"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """A module of the built model: the layer number in its path, -1 without, and the module with {} in its place."""
+
+    stack: str
+    index: int
+    module: Module
+
+
+def _owners(model: Any) -> Iterator[_Owner]:
+    seen: set[int] = set()
+    head = model.get_output_embeddings()
+    for path, module in model.named_modules():
+        own = [(name, each) for name, each in module.named_parameters(recurse=False) if id(each) not in seen]
+        seen.update(id(each) for _, each in own)
+        if not own and module is not head:
+            continue
+        parts = path.split(".")
+        at = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
+        template = ".".join("{}" if place == at else part for place, part in enumerate(parts))
+        weights = tuple((name, tuple(each.shape)) for name, each in own)
+        kind, inputs, outputs = _kind(module, head)
+        index = int(parts[at]) if at < len(parts) else -1
+        yield _Owner(".".join(parts[:at]), index, Module(template, kind, weights, 1, inputs, outputs))
+
+
+def _kind(module: Any, head: Any) -> tuple[str, int, int]:
+    """Return the kind, and the inputs and outputs of a linear one."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    name = type(module).__name__.lower()
+    if isinstance(module, nn.Linear):
+        return "head" if module is head else "linear", module.in_features, module.out_features
+    if isinstance(module, Conv1D):
+        return "conv1d", module.nx, module.nf
+    if isinstance(module, nn.Embedding):
+        return "embedding", 0, 0
+    return next((kind for kind in ("norm", "experts", "router") if kind in name), "other"), 0, 0
+
+
+def _merge_layers(owners: list[_Owner]) -> tuple[Module, ...]:
+    """Return the modules, one that is the same in every layer of its stack once, any other with its layer's number."""
+    sizes: dict[str, set[int]] = defaultdict(set)
+    found: dict[Module, list[int]] = defaultdict(list)
+    for owner in owners:
+        sizes[owner.stack].add(owner.index)
+        found[owner.module].append(owner.index)
+    modules: dict[Module, None] = {}
+    for owner in owners:
+        each, layers = owner.module, len(sizes[owner.stack])
+        if found[each] == list(range(layers)):
+            each = Module(each.path, each.kind, each.weights, layers, each.inputs, each.outputs)
+        elif owner.index >= 0:
+            path = each.path.replace("{}", str(owner.index))
+            each = Module(path, each.kind, each.weights, 1, each.inputs, each.outputs)
+        modules[each] = None
+    return tuple(modules)
+
+
+def _layer_norms(modules: tuple[Module, ...], hidden: int) -> int:
+    """Return how many norms over the hidden width a decoder layer has; those of queries and keys are not."""
+    stacks: dict[str, int] = defaultdict(int)
+    for module in modules:
+        if module.kind == "norm" and "{}" in module.path and module.weights[0][1] == (hidden,):
+            stacks[module.path.partition("{}")[0]] += not module.name.startswith(("q_", "k_"))
+    return max(stacks.values(), default=0)
+
+
+def _norm_of(model: Any) -> str:
+    names = {type(module).__name__ for module in model.modules() if "Norm" in type(module).__name__}
+    # T5LayerNorm takes no mean off: it is an RMS norm by another name.
+    if not all("RMS" in name or name.endswith("T5LayerNorm") for name in names):
+        return "layer"
+    return "rms_gemma" if any(name.startswith("Gemma") for name in names) else "rms"
+
+
+def _partial_rotary(text: Any) -> float:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    return parameters.get("partial_rotary_factor") or getattr(text, "partial_rotary_factor", None) or 1.0

@@ -1,0 +1,70 @@
+"""One way to train a model: everything that a prediction depends on beside the model itself."""
+
+import functools
+from dataclasses import dataclass
+
+from zerolora.memory.buffers import Buckets
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.memory.states import BYTES
+from zerolora.methods.base import Method, TrainedParameters
+from zerolora.strategies import STRATEGIES, Strategy
+from zerolora.types import Attention, Loss, Precision
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """Strategy, method, ranks, batch and precision of a run."""
+
+    strategy: str
+    """A strategy's name, or the path of the user's own DeepSpeed JSON."""
+    method: Method
+    nodes: int
+    ranks_per_node: int
+    micro_batch: int
+    """Packed rows of one forward pass of one rank."""
+    accumulation: int
+    """Forward passes of one optimizer step of one rank."""
+    length: int
+    """Tokens of the longest packed row."""
+    activation_checkpointing: bool
+    attention: Attention
+    precision: Precision
+    masked: bool = True
+    """Attention gets a mask, since rows are packed or padded to the longest."""
+    loss: Loss = "full"
+    logits: int = 0
+    """Positions of a row that get logits; 0 = all."""
+    on_cpu: bool = False
+    """Ranks compute on the CPU: what would be in GPU memory is in host memory."""
+    keeps_best: bool = False
+    """The adapter of the lowest validation loss is kept beside the one in training."""
+    reserve: int = 0
+    """Bytes per GPU for the CUDA context, NCCL and fragmentation."""
+    buckets: Buckets | None = None
+    """Sizes of the user's own DeepSpeed JSON; None for those that render writes."""
+    own: Strategy | None = None
+    """The layout of the user's own DeepSpeed JSON; None for a named strategy."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on all nodes."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def layout(self) -> Strategy:
+        """The strategy's layout."""
+        return self.own or STRATEGIES[self.strategy]
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight that is not quantized, and of an activation."""
+        return BYTES[self.precision]
+
+    def parameters(self, model: ModelSpec) -> TrainedParameters:
+        """Return what of a model is trained. Raises UserError if a module to train is not in the model."""
+        return _parameters(self.method, model, self.width)
+
+
+@functools.lru_cache(maxsize=64)
+def _parameters(method: Method, model: ModelSpec, width: int) -> TrainedParameters:
+    return method.parameters(model, width)
