@@ -64,12 +64,13 @@ def start(
 def resolve(
     config: Annotated[Path, typer.Option(help="The config, as in config/config.yaml.")], output: Output
 ) -> None:
-    """Check the config and write what it means for every stage."""
+    """Check the config and write the settings and the code fingerprint of every stage."""
     from zerolora.config.file import load
     from zerolora.config.resolve import resolve as stage
     from zerolora.files import write_json
+    from zerolora.fingerprint import fingerprints
 
-    write_json(output, stage(load(config)).model_dump(mode="json"))
+    write_json(output, {**stage(load(config)).model_dump(mode="json"), "code": fingerprints()})
 
 
 @app.command()

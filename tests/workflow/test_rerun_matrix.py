@@ -260,14 +260,26 @@ def _profile(project: Project) -> None:
     path.write_text(path.read_text() + "keep-going: true\n")
 
 
-def _module(project: Project) -> None:
-    path = project.directory / "src/zerolora/memory/states.py"
-    path.write_text(path.read_text() + "# a remark\n")
+def _remarks(project: Project) -> None:
+    """A comment, a docstring, a reformat; in modules and in a rule."""
+    for name, old, new in (
+        ("src/zerolora/memory/states.py", "", "# a remark\n"),
+        ("src/zerolora/train/schedule.py", '"""The course', '"""Here: the course'),
+        ("src/zerolora/data/packing.py", "\nimport ", "\n\n\nimport "),
+        ("workflow/rules/prepare.smk", "", "# a remark\n"),
+    ):
+        path = project.directory / name
+        path.write_text(path.read_text().replace(old, new, 1))
 
 
-def _rule_file(project: Project) -> None:
-    path = project.directory / "workflow/rules/prepare.smk"
-    path.write_text(path.read_text() + "# a remark\n")
+def _constant(project: Project) -> None:
+    path = project.directory / "src/zerolora/train/schedule.py"
+    path.write_text(path.read_text() + "NUMBER = 1\n")
+
+
+def _shell(project: Project) -> None:
+    path = project.directory / "workflow/rules/pack.smk"
+    path.write_text(path.read_text().replace(" --data ", "  --data "))
 
 
 def _row(project: Project) -> None:
@@ -288,7 +300,8 @@ def _set(**values: Any) -> Callable[[Project], None]:
 
 
 AFTER_TRAIN = {"train@default", "merge@default", "evaluate@default", "report@default"}
-# What is edited, how, and all that then runs: a stage whose inputs turn out the same does not.
+# What is edited, how, and all that then runs: a stage whose inputs turn out the same does not. DVC alone runs resolve
+# after any edit of the source, since it learns from it that no fingerprint has changed.
 EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
     ("a comment in the config", _comment, set()),
     ("the order of keys", _key_order, set()),
@@ -297,8 +310,9 @@ EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
     ("the profile", _profile, set()),
     ("a default written out", _set(**{"train.weight_decay": 0.0}), {"resolve"}),
     ("the host's memory", _set(**{"hardware.host_memory": "25GiB"}), {"resolve", E, R, P}),
-    ("a remark in a module", _module, {E, R}),
-    ("a remark in a rule file", _rule_file, {"prepare@rows"}),
+    ("remarks in modules and a rule", _remarks, set()),
+    ("a constant of a module", _constant, {"resolve", T}),
+    ("a rule's command", _shell, {"resolve", K}),
     ("the learning rate", _set(**{"train.learning_rate": 2e-2}), {"resolve", *AFTER_TRAIN}),
     ("a data row", _row, {"prepare@rows", "evaluate_base@rows", K, E, R, *AFTER_TRAIN}),
     (
@@ -329,7 +343,8 @@ def test_each_edit_runs_the_same_stages_in_both_engines(
         edit(twin)
         by_snakemake, by_dvc = snakemake_ran(finished), dvc_ran(twin)
         left = {"dvc": dvc_changed(finished), "snakemake": snakemake_would_run(twin)}
-        if by_snakemake != expected or by_dvc != expected or any(left.values()):
+        read = {"resolve"} if edit is _remarks else set()
+        if by_snakemake != expected or by_dvc != expected | read or any(left.values()):
             wrong[name] = {"expected": expected, "snakemake": by_snakemake, "dvc": by_dvc, "left over": left}
     assert wrong == {}
     assert _adapters(finished.directory) == _adapters(twin.directory)

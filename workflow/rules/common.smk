@@ -14,11 +14,13 @@ from zerolora.config.schema import HUB_DATA
 from zerolora.config.file import load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
+from zerolora.fingerprint import fingerprints
 from zerolora.config.resolve import resolve
 from zerolora.planner import slurm_resources
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
+CODE = fingerprints()
 LOCK_FILE = "envs/requirements.lock"
 
 engine_sync.put_commands_on_path()
@@ -65,8 +67,8 @@ def model_of(wildcards):
 
 
 def code(stage):
-    """Rule file and modules that a stage runs, as dvc.yaml lists them: both engines watch the same files."""
-    return engine_sync.code_of(stage)
+    """The fingerprint of the code that a stage runs (zerolora.fingerprint); DVC reads it from results/config.json."""
+    return CODE[stage]
 
 
 def fetched(wildcards):

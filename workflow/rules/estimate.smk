@@ -1,7 +1,6 @@
 checkpoint estimate:
     input:
         packing=packed,
-        code=code("estimate"),
     output:
         estimate="results/{run}/estimate.json",
     log:
@@ -10,6 +9,7 @@ checkpoint estimate:
     conda:
         "../../envs/conda.yaml"
     params:
+        code=code("estimate"),
         settings=settings("runs", "run", "estimate"),
         packing=packing_directory,
         model=model_directory,

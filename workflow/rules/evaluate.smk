@@ -2,7 +2,6 @@
 checkpoint evaluate_base:
     input:
         data=prepared,
-        code=code("evaluate_base"),
     output:
         metrics="results/base/{dataset}/evaluate.json",
         resources="results/base/{dataset}/evaluate_resources.json",
@@ -17,6 +16,7 @@ checkpoint evaluate_base:
         mem_mb=memory(request_of_evaluate),
         gres=gres_of(request_of_evaluate),
     params:
+        code=code("evaluate_base"),
         settings=evaluate_settings,
         data=data_directory,
         model=model_directory,
@@ -32,7 +32,6 @@ checkpoint evaluate:
     input:
         data=prepared,
         manifest="results/{run}/merged/manifest.json",
-        code=code("evaluate"),
     output:
         metrics="results/{run}/metrics/evaluate.json",
         resources="results/{run}/metrics/evaluate_resources.json",
@@ -47,6 +46,7 @@ checkpoint evaluate:
         mem_mb=memory(request_of_evaluate),
         gres=gres_of(request_of_evaluate),
     params:
+        code=code("evaluate"),
         settings=evaluate_settings,
         data=data_directory,
         model=model_directory,

@@ -2,7 +2,6 @@
 checkpoint fetch:
     input:
         source=source_files,
-        code=code("fetch"),
     output:
         manifest="resources/models/{model}/manifest.json",
     log:
@@ -11,6 +10,7 @@ checkpoint fetch:
     conda:
         "../../envs/conda.yaml"
     params:
+        code=code("fetch"),
         settings=settings("fetch", "model"),
         weights="resources/weights/{model}",
         output="resources/models/{model}",

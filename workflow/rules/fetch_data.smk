@@ -1,6 +1,4 @@
 checkpoint fetch_data:
-    input:
-        code=code("fetch_data"),
     output:
         manifest="data/hub/{source}/manifest.json",
     log:
@@ -9,6 +7,7 @@ checkpoint fetch_data:
     conda:
         "../../envs/conda.yaml"
     params:
+        code=code("fetch_data"),
         settings=settings("fetch_data", "source"),
         output="data/hub/{source}",
     shell:

@@ -2,7 +2,6 @@ checkpoint merge:
     input:
         data=prepared,
         adapter="results/{run}/adapter/manifest.json",
-        code=code("merge"),
     output:
         manifest="results/{run}/merged/manifest.json",
     log:
@@ -13,6 +12,7 @@ checkpoint merge:
         runtime=minutes(request_of_merge),
         mem_mb=memory(request_of_merge),
     params:
+        code=code("merge"),
         settings=settings("runs", "run", "merge"),
         adapter=adapter_directory,
         model=model_directory,

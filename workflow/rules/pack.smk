@@ -1,7 +1,6 @@
 checkpoint pack:
     input:
         data=prepared,
-        code=code("pack"),
     output:
         manifest="results/{run}/packing/manifest.json",
         stats="results/{run}/packing/stats.json",
@@ -12,6 +11,7 @@ checkpoint pack:
     conda:
         "../../envs/conda.yaml"
     params:
+        code=code("pack"),
         settings=settings("runs", "run", "pack"),
         data=data_directory,
         output=packing_directory,

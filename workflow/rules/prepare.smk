@@ -3,7 +3,6 @@ checkpoint prepare:
         rows=data_files,
         fetched=fetched_data,
         model=fetched,
-        code=code("prepare"),
     output:
         manifest="results/data/{dataset}/manifest.json",
         stats=report(
@@ -34,6 +33,7 @@ checkpoint prepare:
         runtime=minutes(request_of_prepare),
         mem_mb=memory(request_of_prepare),
     params:
+        code=code("prepare"),
         settings=settings("prepare", "dataset"),
         output="results/data/{dataset}",
     shell:

@@ -1,7 +1,6 @@
 checkpoint render:
     input:
         estimate="results/{run}/estimate.json",
-        code=code("render"),
     output:
         zero="results/{run}/zero.json",
         reasons="results/{run}/render.json",
@@ -13,6 +12,7 @@ checkpoint render:
     conda:
         "../../envs/conda.yaml"
     params:
+        code=code("render"),
         settings=settings("runs", "run", "render"),
     shell:
         "zerolora --log {log} render --settings {params.settings:q}"

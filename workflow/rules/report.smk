@@ -18,7 +18,6 @@ rule report:
         ),
         answers="results/{run}/answers.json",
         lock=LOCK_FILE,
-        code=code("report"),
     output:
         page=report(
             "results/{run}/report.html",
@@ -35,6 +34,7 @@ rule report:
         runtime=minutes(request_of_report),
         mem_mb=memory(request_of_report),
     params:
+        code=code("report"),
         settings=settings("runs", "run", "report"),
         data=data_directory,
         packing=packing_directory,

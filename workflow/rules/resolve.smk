@@ -1,7 +1,6 @@
 rule resolve:
     input:
         own=engine_sync.own_json_files(),
-        code=code("resolve"),
     output:
         RESOLVED,
     log:
@@ -11,6 +10,7 @@ rule resolve:
         "../../envs/conda.yaml"
     params:
         values=canonical(VALUES),
+        code=canonical(CODE),
         config=CONFIG_FILE,
     shell:
         "zerolora --log {log} resolve --config {params.config} --output {output}"

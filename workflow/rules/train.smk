@@ -3,7 +3,6 @@ checkpoint train:
         data=prepared,
         packing=packed,
         zero="results/{run}/zero.json",
-        code=code("train"),
     output:
         adapter="results/{run}/adapter/manifest.json",
         metrics="results/{run}/metrics/train.json",
@@ -26,6 +25,7 @@ checkpoint train:
         mpi="",
         launcher="",
     params:
+        code=code("train"),
         settings=settings("runs", "run", "train"),
         data=data_directory,
         packing=packing_directory,

@@ -5,8 +5,8 @@ or a restored run, DVC is right and Snakemake has not heard of it: `import_dvc_s
 the other way round: `commit_dvc_state` tells DVC. Neither runs a stage.
 """
 
-import functools
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -19,9 +19,12 @@ PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")
 # The dvc.lock that Snakemake's records were last brought into line with.
 AGREED = Path(".snakemake/agreed-dvc-lock.sha256")
+# Sizes and dates of the source files at that time.
+AGREED_SOURCES = Path(".snakemake/agreed-sources.sha256")
+SOURCES = (Path("src/zerolora"), Path("workflow/rules"))  # of the stage resolve in dvc.yaml
+RESOLVED = Path("results/config.json")
 NAMED_FILES = ("config/deepspeed", "config/hardware")  # as config.py has them
 TARGET_RULES = ("all", "default")
-STAGES_OF_FETCH = ("fetch_package", "fetch_hub", "fetch_directory")
 
 
 def put_commands_on_path() -> None:
@@ -53,19 +56,6 @@ def reset_job_reasons() -> None:
     DAG.update_needrun = update_needrun
 
 
-def code_of(stage: str) -> list[str]:
-    """Return the rule file and modules among the dependencies of a stage of dvc.yaml."""
-    stages = _parsed(PIPELINE.read_text(encoding="utf-8"))["stages"]
-    entry = stages[STAGES_OF_FETCH[0] if stage == "fetch" else stage]
-    return [path for path in entry.get("do", entry)["deps"] if path.startswith(("src/", "workflow/"))]
-
-
-@functools.cache
-def _parsed(text: str) -> Any:
-    # Every rule asks, whenever Snakemake starts, which is once a job: it took as long as the rest of the start.
-    return yaml.safe_load(text)
-
-
 def own_json_files() -> list[str]:
     """Return the JSON files that a config can name: DeepSpeed's of the user's own, and measured hardware."""
     return sorted(str(path) for folder in NAMED_FILES for path in Path(folder).glob("*.json"))
@@ -76,7 +66,10 @@ def import_dvc_state() -> None:
 
     A stage is taken over if it and every stage before it is clean in `dvc status`.
     """
-    if _quiet() or not LOCK.exists() or _agreed():
+    if _quiet() or not LOCK.exists():
+        return
+    _commit_remarks()
+    if _agreed():
         return
     from dvc.exceptions import DvcException
 
@@ -109,6 +102,51 @@ def import_dvc_state() -> None:
             print(f"not taken over from DVC: {lines[-1] if lines else 'no reason given'}", file=sys.stderr)
             return
     _agree()
+
+
+def _commit_remarks() -> None:
+    """Let DVC take over edits of the source that leave every code fingerprint as it was: remarks, docstrings, layout.
+
+    DVC sees the files of the stage resolve, not what they mean; Snakemake sees fingerprints, and has nothing to run.
+    """
+    if AGREED_SOURCES.is_file() and AGREED_SOURCES.read_text(encoding="utf-8") == _stamp_of_sources():
+        return
+    from zerolora.fingerprint import fingerprints
+
+    try:
+        known = json.loads(RESOLVED.read_text(encoding="utf-8"))["code"]
+    except (OSError, ValueError, KeyError):
+        return
+    if known != fingerprints():
+        return
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    agreed = _agreed()
+    try:
+        with Repo() as repo:
+            changes = repo.status(["resolve"]).get("resolve", [])
+            if changes and all(
+                isinstance(change, dict) and set(change.get("changed deps", {None})) <= {str(path) for path in SOURCES}
+                for change in changes
+            ):
+                repo.commit("resolve", force=True)
+    except DvcException as error:
+        print(f"the edited source files are not recorded in DVC: {error}", file=sys.stderr)
+        return
+    if agreed:
+        _agree()
+    else:
+        AGREED_SOURCES.parent.mkdir(exist_ok=True)
+        AGREED_SOURCES.write_text(_stamp_of_sources(), encoding="utf-8")
+
+
+def _stamp_of_sources() -> str:
+    files = sorted(
+        path for folder in SOURCES for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
+    )
+    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()
 
 
 def commit_dvc_state(workflow: Any) -> None:
@@ -183,6 +221,7 @@ def _agreed() -> bool:
 def _agree() -> None:
     AGREED.parent.mkdir(exist_ok=True)
     AGREED.write_text(_digest(), encoding="utf-8")
+    AGREED_SOURCES.write_text(_stamp_of_sources(), encoding="utf-8")
 
 
 def _digest() -> str:

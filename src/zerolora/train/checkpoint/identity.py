@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.files import MANIFEST, canonical, read_json
+from zerolora.fingerprint import of_stage
 from zerolora.train.engines.base import precision_of
 
 # Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
@@ -52,13 +53,7 @@ def resume_key(
 def run_fingerprint(settings: dict[str, Any], config: dict[str, Any], steps: int) -> dict[str, Any]:
     """Return what makes a finished run the very same, its speed and memory too."""
     trained = {key: value for key, value in settings.items() if key not in SAVING}
-    return {"steps": steps, "settings": trained, "config": config, "code": _code()}
-
-
-def _code() -> str:
-    """Return a hash of the modules that train."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return {"steps": steps, "settings": trained, "config": config, "code": of_stage("train")}
 
 
 def _hash(value: Any) -> str:

@@ -1,0 +1,275 @@
+"""The code fingerprint of a stage: a hash of the code that can change its result.
+
+It covers the syntax trees of the modules that the stage imports, directly or through others, the data files beside
+them, and the stage's rule. Comments, docstrings and formatting are not part of it. Snakemake compares it as a parameter
+of the rule, DVC as a value in results/config.json, training as part of a run's fingerprint.
+"""
+
+import ast
+import hashlib
+import io
+import json
+import os
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from zerolora.stages import STAGES
+
+PACKAGE = Path(__file__).parent
+RULES = Path("workflow/rules")
+CACHE = PACKAGE / "__pycache__" / "fingerprints.json"
+
+LEFT_OUT: Mapping[str, str] = {
+    "": "the package's own docstring",
+    "cli": "hands files and settings to the stages",
+    "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
+    "errors": "messages",
+    "files": "writes values as they are given, whole or not at all",
+    "fingerprint": "compares code",
+    "stages": "names the stages; a stage's rule and modules are hashed themselves",
+    "peak_memory": "reads how much memory a process held",
+    "train.launch.heartbeat": "ends ranks that hang; no value passes through it",
+    "train.telemetry.collectives": "counts what ranks send",
+    "train.telemetry.health": "warns of a run that goes wrong",
+    "train.telemetry.progress": "shows how far training is",
+    "train.telemetry.stopwatch": "reads the clock",
+    "train.telemetry.stragglers": "names a rank that is slower than the others",
+    "train.telemetry.system_monitor": "reads the load of processors, memory and GPUs",
+    "train.telemetry.trackers": "hands telemetry on to a tracker",
+    "types": "names of types",
+    "units": "bytes as text",
+}
+"""Modules and packages that cannot change a result, each with the reason. (Not the telemetry writer: a column that it
+adds must be in the file before the report can read it.)"""
+
+# What a rule says about where and when it runs, not about what it computes.
+DIRECTIVES_LEFT_OUT = frozenset(
+    {"benchmark", "conda", "container", "group", "localrule", "log", "message", "priority", "resources", "retries"}
+    | {"threads"}
+)
+# A package whose modules are found by file, not by import: all of them belong to whoever imports it.
+REGISTRY_MARK = "pkgutil"
+
+
+def of_stage(stage: str, rules: Path | None = None) -> str:
+    """Return the hex fingerprint of a stage's modules and, if `rules` is its directory of rule files, of its rule."""
+    return fingerprints([stage], rules)[stage]
+
+
+def fingerprints(stages: Iterator[str] | list[str] | None = None, rules: Path | None = RULES) -> dict[str, str]:
+    """Return the hex fingerprint of each stage, by default of all. Modules that did not change are not parsed again."""
+    modules = _Modules()
+    result = {}
+    for name in STAGES if stages is None else stages:
+        digest = hashlib.sha256()
+        for module in modules_of(name, modules):
+            digest.update(f"{module} {modules[module]['digest']}\n".encode())
+        if rules is not None:
+            digest.update(_rule(rules / f"{STAGES[name].rules}.smk", name).encode())
+        result[name] = digest.hexdigest()
+    modules.save()
+    return result
+
+
+def modules_of(stage: str, modules: "_Modules | None" = None) -> list[str]:
+    """Return the modules of a stage, sorted: all that it imports, less those that cannot change its result."""
+    modules = modules or _Modules()
+    kept = STAGES[stage].kept
+    waiting, seen = list(STAGES[stage].modules), set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or left_out(name, kept):
+            continue
+        seen.add(name)
+        waiting += modules[name]["imports"]
+    return sorted(seen)
+
+
+def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
+    """Tell whether a module, or a package it is in, is left out, and not kept by the stage."""
+    parts = module.split(".")
+    heads = [".".join(parts[:count]) for count in range(1, len(parts) + 1)] if module else [""]
+    return any(head in LEFT_OUT and head not in kept for head in heads)
+
+
+class _Modules:
+    """The modules of the package: `{"digest", "imports"}` of each, parsed only if the file changed."""
+
+    def __init__(self) -> None:
+        self.changed = False
+        self.entries: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            self.entries = json.loads(CACHE.read_text(encoding="utf-8"))
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        path = file_of(name)
+        assert path, f"no module zerolora.{name}"
+        beside = _data_files(path)
+        stamp = [[str(each), (stat := each.stat()).st_size, stat.st_mtime_ns] for each in (path, *beside)]
+        entry = self.entries.get(name)
+        if entry is None or entry["stamp"] != stamp or entry["format"] != FORMAT:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            imports = _imports(tree, name, path)
+            digest = hashlib.sha256(_dump(tree).encode())
+            for each in beside:
+                digest.update(f"{each.name}\n".encode() + each.read_bytes())
+            entry = {"stamp": stamp, "format": FORMAT, "digest": digest.hexdigest(), "imports": imports}
+            self.entries[name] = entry
+            self.changed = True
+        # A registry's modules are read anew, since a file more or less does not change the registry itself.
+        registered = _registered(path, name) if entry["imports"] and REGISTRY_MARK in entry["imports"] else []
+        return {
+            "digest": entry["digest"],
+            "imports": [each for each in entry["imports"] if each != REGISTRY_MARK] + registered,
+        }
+
+    def save(self) -> None:
+        """Keep what was parsed for the next start, where the directory can be written."""
+        if not self.changed:
+            return
+        beside = CACHE.with_name(f"{CACHE.name}.{os.getpid()}.tmp")
+        with suppress(OSError):
+            CACHE.parent.mkdir(exist_ok=True)
+            beside.write_text(json.dumps(self.entries), encoding="utf-8")
+            beside.replace(CACHE)
+
+
+FORMAT = 2
+"""Of an entry of the cache."""
+
+
+def file_of(module: str) -> Path | None:
+    """Return the file of a module of the package, None if there is none. The package itself is `""`."""
+    path = PACKAGE.joinpath(*module.split(".")) if module else PACKAGE
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _data_files(module: Path) -> list[Path]:
+    """Return the data files of a package, which belong to its `__init__.py`."""
+    if module.name != "__init__.py":
+        return []
+    return sorted(
+        path
+        for path in module.parent.iterdir()
+        if path.is_file() and path.suffix not in (".py", ".pyc") and path.name != "py.typed" and path.name[0] != "."
+    )
+
+
+def _registered(path: Path, name: str) -> list[str]:
+    prefix = f"{name}." if name else ""
+    return sorted(
+        f"{prefix}{each.stem if each.suffix else each.name}"
+        for each in path.parent.iterdir()
+        if (each.suffix == ".py" and each.name != "__init__.py") or (each / "__init__.py").is_file()
+    )
+
+
+def _imports(tree: ast.Module, name: str, path: Path) -> list[str]:
+    """Return the modules of the package that a module imports, at any depth of its code, and their packages."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)), (
+        f"{path}: relative import"
+    )
+    result = set()
+    for each in found | ({f"zerolora.{name}"} if name else set()):
+        head, _, rest = each.partition(".")
+        if head == "zerolora":
+            parts = rest.split(".") if rest else []
+            chain = [".".join(parts[:count]) for count in range(len(parts) + 1)]
+            result |= {module for module in chain if file_of(module)}
+    result.discard(name)
+    if path.name == "__init__.py" and REGISTRY_MARK in {each.partition(".")[0] for each in found}:
+        result.add(REGISTRY_MARK)
+    return sorted(result)
+
+
+def _dump(tree: ast.Module) -> str:
+    """Return a syntax tree as text, without docstrings (bare strings do nothing, wherever they stand)."""
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list):
+                setattr(node, field, [each for each in block if not _is_bare_string(each)])
+    return _text(tree)
+
+
+def _text(value: Any) -> str:
+    """Return a node as text that is the same for every version of Python that has the node: empty fields are left out,
+    since versions differ in which they know."""
+    if isinstance(value, ast.AST):
+        fields = ((name, getattr(value, name, None)) for name in value._fields)
+        known = (f"{name}={_text(each)}" for name, each in fields if each is not None and each != [])
+        return f"{type(value).__name__}({', '.join(known)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return repr(value)
+
+
+def _is_bare_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _rule(path: Path, stage: str) -> str:
+    """Return what a stage's rule does: its directives, less those about where and when, and the scripts it calls."""
+    tokens = _rule_tokens(path.read_text(encoding="utf-8"), stage)
+    assert tokens, f"{path}: has no rule {stage}"
+    scripts = sorted(set(re.findall(r"workflow/scripts/[\w.]+", " ".join(tokens))))
+    for script in scripts:
+        file = path.parents[2] / script
+        text = file.read_text(encoding="utf-8")
+        tokens.append(_dump(ast.parse(text)) if file.suffix == ".py" else _without_remarks(text))
+    return "\n".join(tokens)
+
+
+def _rule_tokens(text: str, stage: str) -> list[str]:
+    """Return the tokens of a stage's rule, without comments, line breaks and commas; adjacent strings as one."""
+    kept: list[str] = []
+    strings = False
+    depth, inside, skipped = 0, False, False
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+    ]
+    for number, token in enumerate(tokens):
+        if token.type in (tokenize.INDENT, tokenize.DEDENT):
+            depth += 1 if token.type == tokenize.INDENT else -1
+            continue
+        following = tokens[number + 1].string if number + 1 < len(tokens) else ""
+        if depth == 0:
+            if token.string in ("rule", "checkpoint") and token.start[1] == 0:
+                inside = following == stage
+            continue
+        if not inside:
+            continue
+        if depth == 1 and token.type == tokenize.NAME and following == ":":
+            skipped = token.string in DIRECTIVES_LEFT_OUT
+        if skipped or token.string == ",":
+            continue
+        if token.type == tokenize.STRING:
+            value = ast.literal_eval(token.string)
+            if strings:
+                kept[-1] += value
+            else:
+                kept.append(value)
+            strings = True
+        else:
+            kept.append(token.string)
+            strings = False
+    return kept
+
+
+def _without_remarks(script: str) -> str:
+    return "\n".join(line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#"))

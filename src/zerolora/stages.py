@@ -1,0 +1,139 @@
+"""The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
+
+The code fingerprints (fingerprint.py), results/config.json, the docs' table and the tests read this table. `{model}`,
+`{source}`, `{dataset}` and `{run}` stand for a name of the config.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage."""
+
+    name: str
+    """The stage's name, which is also its rule's name."""
+    does: str
+    """What it does, in a few words."""
+    modules: tuple[str, ...]
+    """The modules that its command starts from, relative to the package."""
+    settings: str
+    """Where in results/config.json its settings stand."""
+    reads: tuple[str, ...]
+    """Files and directories it reads."""
+    writes: tuple[str, ...]
+    """Files and directories it writes."""
+    rule_file: str = ""
+    """The file of workflow/rules that holds its rule; by default the one of its own name."""
+    kept: tuple[str, ...] = ()
+    """Modules that `fingerprint.LEFT_OUT` leaves out of every other stage, but that decide this stage's result."""
+
+    @property
+    def rules(self) -> str:
+        """Return the name of its rule file, without suffix."""
+        return self.rule_file or self.name
+
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            "resolve",
+            "checks the config and writes the settings and the code fingerprint of every stage",
+            ("config.resolve", "config.file"),
+            "",
+            ("config/config.yaml", "config/deepspeed", "config/hardware"),
+            ("results/config.json",),
+            kept=("config",),
+        ),
+        Stage(
+            "fetch",
+            "brings a pinned base model here and writes down what it is",
+            ("fetch.models",),
+            "fetch.{model}",
+            (),
+            ("resources/models/{model}",),
+        ),
+        Stage(
+            "fetch_data",
+            "brings the pinned files of a hub data set here",
+            ("fetch.data_sets",),
+            "fetch_data.{source}",
+            (),
+            ("data/hub/{source}",),
+        ),
+        Stage(
+            "prepare",
+            "turns rows into tokens and masked labels, in three splits",
+            ("data.prepare",),
+            "prepare.{dataset}",
+            ("resources/models/{model}",),
+            ("results/data/{dataset}",),
+        ),
+        Stage(
+            "pack",
+            "decides which rows share a packed row",
+            ("data.pack",),
+            "runs.{run}.pack",
+            ("results/data/{dataset}",),
+            ("results/{run}/packing",),
+        ),
+        Stage(
+            "estimate",
+            "predicts the bytes of every strategy on GPU, host and disk",
+            ("memory.estimate",),
+            "runs.{run}.estimate",
+            ("results/{run}/packing", "resources/models/{model}"),
+            ("results/{run}/estimate.json",),
+        ),
+        Stage(
+            "render",
+            "chooses a configuration and writes what the engine reads",
+            ("planner.render",),
+            "runs.{run}.render",
+            ("results/{run}/estimate.json",),
+            ("results/{run}/zero.json", "results/{run}/render.json"),
+        ),
+        Stage(
+            "train",
+            "trains the adapter",
+            ("train.launch.launcher", "train.__main__"),
+            "runs.{run}.train",
+            ("results/data/{dataset}", "results/{run}/packing", "results/{run}/zero.json"),
+            ("results/{run}/adapter", "results/{run}/metrics"),
+        ),
+        Stage(
+            "merge",
+            "adds the adapter to the base weights",
+            ("merge.merge",),
+            "runs.{run}.merge",
+            ("results/data/{dataset}", "results/{run}/adapter"),
+            ("results/{run}/merged",),
+        ),
+        Stage(
+            "evaluate_base",
+            "asks the base model the held-out rows",
+            ("evaluate.evaluate",),
+            "evaluate.{dataset}",
+            ("results/data/{dataset}",),
+            ("results/base/{dataset}",),
+            rule_file="evaluate",
+        ),
+        Stage(
+            "evaluate",
+            "asks the merged model the held-out rows",
+            ("evaluate.evaluate",),
+            "evaluate.{dataset}",
+            ("results/data/{dataset}", "results/{run}/merged"),
+            ("results/{run}/answers.json", "results/{run}/metrics"),
+        ),
+        Stage(
+            "report",
+            "writes the run's page",
+            ("report.report",),
+            "runs.{run}.report",
+            ("results/{run}",),
+            ("results/{run}/report.html",),
+        ),
+    )
+}

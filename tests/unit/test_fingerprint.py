@@ -1,0 +1,140 @@
+"""The code fingerprint: what changes it, what does not, and what it costs."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from zerolora import fingerprint
+from zerolora.stages import STAGES
+
+
+class Copy:
+    """A copy of the package and its rules, whose fingerprints are read in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "src/zerolora", folder / "src/zerolora", ignore=ignored)
+        for name in ("rules", "scripts"):
+            shutil.copytree(ROOT / "workflow" / name, folder / "workflow" / name, ignore=ignored)
+
+    def run(self, code: str) -> str:
+        """Return what Python prints with the copy's package."""
+        environment = {"PYTHONPATH": str(self.folder / "src"), "PATH": ""}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    def fingerprints(self) -> dict[str, str]:
+        """Return the fingerprint of each stage."""
+        code = "import json; from zerolora.fingerprint import fingerprints; print(json.dumps(fingerprints()))"
+        return dict(json.loads(self.run(code)))
+
+    def changed_by(self, name: str, old: str, new: str) -> set[str]:
+        """Return the stages whose fingerprint changes if `old` becomes `new` in a file; the file is put back."""
+        path = self.folder / name
+        before, text = self.fingerprints(), path.read_text(encoding="utf-8")
+        assert old in text
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        after = self.fingerprints()
+        path.write_text(text, encoding="utf-8")
+        return {stage for stage in before if before[stage] != after[stage]}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    return Copy(tmp_path_factory.mktemp("copy"))
+
+
+PLACE = '"""The course of the learning rate."""\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("src/zerolora/train/schedule.py", PLACE, PLACE + "# a remark\n"),
+        ("src/zerolora/train/schedule.py", PLACE, '"""Another docstring."""\n'),
+        ("src/zerolora/train/schedule.py", "\nimport math\n", "\n\nimport math  # for cos\n\n"),
+        ("src/zerolora/config/schema.py", '"""Peak learning rate of AdamW."""', '"""The learning rate."""'),
+        ("workflow/rules/train.smk", "checkpoint train:\n", "# a remark\ncheckpoint train:\n"),
+        ("workflow/rules/train.smk", "    threads: ranks_here\n", "    threads: 3\n"),
+        ("workflow/rules/report.smk", '"results/{run}/report.html",\n', '"results/{run}/report.html"  ,  # the page\n'),
+        ("src/zerolora/train/telemetry/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
+    ],
+)
+def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old: str, new: str) -> None:
+    assert copy.changed_by(name, old, new) <= ({"resolve"} if "config" in name else set())
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "stages"),
+    [
+        ("src/zerolora/train/schedule.py", PLACE, PLACE + "NUMBER = 1\n", {"train"}),
+        ("src/zerolora/data/packing.py", "\nimport ", "\nNUMBER = 1\nimport ", {"pack"}),
+        ("src/zerolora/report/page.html", "<html", "<html data-other", {"report"}),
+        ("workflow/rules/train.smk", "--packing {params.packing}", "--packing {params.packing} ", {"train"}),
+        ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
+        ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
+        ("src/zerolora/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", "evaluate", "evaluate_base"}),
+    ],
+)
+def test_code_that_computes_changes_exactly_its_stages(
+    copy: Copy, name: str, old: str, new: str, stages: set[str]
+) -> None:
+    assert copy.changed_by(name, old, new) == stages
+
+
+def test_a_new_module_needs_no_list(copy: Copy) -> None:
+    before = copy.fingerprints()
+    module, user = copy.folder / "src/zerolora/train/extra.py", copy.folder / "src/zerolora/train/schedule.py"
+    text = user.read_text(encoding="utf-8")
+    module.write_text("NUMBER = 1\n", encoding="utf-8")
+    assert copy.fingerprints() == before, "a module that nothing imports"
+    user.write_text(text + "\nfrom zerolora.train.extra import NUMBER\n", encoding="utf-8")
+    imported = copy.fingerprints()
+    module.write_text("NUMBER = 2\n", encoding="utf-8")
+    other = copy.fingerprints()
+    user.write_text(text, encoding="utf-8")
+    module.unlink()
+    assert {stage for stage in before if before[stage] != imported[stage]} == {"train"}
+    assert {stage for stage in before if imported[stage] != other[stage]} == {"train"}
+
+
+def test_every_module_left_out_is_there_and_has_a_reason() -> None:
+    for name, reason in fingerprint.LEFT_OUT.items():
+        assert fingerprint.file_of(name), name
+        assert reason
+
+
+COUNTED = """
+import ast
+from zerolora.fingerprint import fingerprints
+parse, parsed = ast.parse, []
+def counted(text, *rest, **options):
+    parsed.append(text)
+    return parse(text, *rest, **options)
+ast.parse = counted
+fingerprints()
+print(len(parsed))
+"""
+
+
+def test_a_start_parses_only_what_changed(copy: Copy) -> None:
+    copy.fingerprints()
+    scripts = len(list((copy.folder / "workflow/scripts").glob("*.py")))
+    assert int(copy.run(COUNTED)) <= scripts
+    (copy.folder / "src/zerolora/train/schedule.py").touch()
+    assert 1 <= int(copy.run(COUNTED)) <= 1 + scripts
+
+
+def test_every_stage_has_its_rule_and_its_modules() -> None:
+    for stage in STAGES.values():
+        assert f" {stage.name}:" in (ROOT / f"workflow/rules/{stage.rules}.smk").read_text(encoding="utf-8")
+        for module in stage.modules:
+            assert fingerprint.file_of(module), module
