@@ -117,7 +117,8 @@ import ast
 from zerolora.fingerprint import fingerprints
 parse, parsed = ast.parse, []
 def counted(text, *rest, **options):
-    parsed.append(text)
+    global parsed
+    parsed += [] if options else [text]  # with options it is a string of a rule
     return parse(text, *rest, **options)
 ast.parse = counted
 fingerprints()
