@@ -27,12 +27,14 @@ test-no-slurm: $(INSTALLED)  ## run all tests but those that need a Slurm
 test-fast: $(INSTALLED)  ## run the tests that train nothing
 	$(PYTEST) -m "not slow"
 
-lint: $(INSTALLED)  ## check style, types and workflow
+lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
+	$(BIN)/codespell
+	$(BIN)/python tests/check_terms.py
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix

@@ -2,11 +2,14 @@
 
 import json
 import re
+import subprocess
+import sys
 from graphlib import TopologicalSorter
+from pathlib import Path
 from typing import Any
 
 import yaml
-from conftest import Project
+from conftest import Project, project_environment
 
 TARGETS = {"all", "default"}
 WILDCARD = re.compile(r"^    wildcards: \w+=(\S+)$", re.MULTILINE)
@@ -33,6 +36,45 @@ def dvc_changed(project: Project) -> set[str]:
     return {_plain(name) for name in json.loads(project.run("dvc", "status", "--json").stdout)}
 
 
+class Asker:
+    """Both engines in one process (asker.py), for many questions about one project whose code stays as it is."""
+
+    def __init__(self, project: Project) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("asker.py"))],
+            cwd=project.directory,
+            env=project_environment(project.directory),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> "Asker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+    def snakemake_would_run(self) -> set[str]:
+        """Return the stages that a dry run shows."""
+        return _stages_in(self._answer("snakemake"))
+
+    def dvc_changed(self) -> set[str]:
+        """Return the stages that `dvc status` calls changed."""
+        return {_plain(name) for name in self._answer("dvc")}
+
+    def resolve(self) -> None:
+        """Do what the stage resolve does."""
+        self._answer("resolve")
+
+    def _answer(self, question: str) -> Any:
+        assert self.process.stdin and self.process.stdout
+        print(question, file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        assert line, f"asked for {question}, it ended with {self.process.wait()}"
+        return json.loads(line)
+
+
 Edges = dict[str, set[str]]
 
 
@@ -56,8 +98,12 @@ def edges_of(project: Project) -> Edges:
 
 
 def _jobs(result: Any) -> set[str]:
+    return _stages_in(result.stdout + result.stderr)
+
+
+def _stages_in(printed: str) -> set[str]:
     stages = set()
-    for rule, block in JOB.findall(result.stdout + result.stderr):
+    for rule, block in JOB.findall(printed):
         if rule not in TARGETS:
             wildcard = WILDCARD.search(block)
             stages.add(f"{rule}@{wildcard[1]}" if wildcard else rule)

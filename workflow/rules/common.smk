@@ -17,6 +17,7 @@ from zerolora.files import canonical
 from zerolora.fingerprint import fingerprints
 from zerolora.config.resolve import resolve
 from zerolora.planner import slurm_resources
+from zerolora.stages import STAGES
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
@@ -69,6 +70,11 @@ def model_of(wildcards):
 def code(stage):
     """The fingerprint of the code that a stage runs (zerolora.fingerprint); DVC reads it from results/config.json."""
     return CODE[stage]
+
+
+def wanted():
+    """What the stages write that nothing in the pipeline reads, for every run."""
+    return [path for stage in STAGES.values() if stage.last for path in stage.writes]
 
 
 def fetched(wildcards):
