@@ -20,7 +20,7 @@ from typing import Any
 from zerolora.stages import STAGES
 
 PACKAGE = Path(__file__).parent
-RULES = Path("workflow/rules")
+RULES = PACKAGE.parents[1] / "workflow/rules"
 CACHE = PACKAGE / "__pycache__" / "fingerprints.json"
 
 LEFT_OUT: Mapping[str, str] = {
