@@ -14,7 +14,7 @@ from conftest import BIN, ROOT, TINY_CONFIG, project_environment
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Source
-from zerolora.config.settings import EstimateSettings
+from zerolora.config.settings import EstimateSettings, FetchDirectory
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
         self.settings = self.resolved()
-        fetch({"source": "directory", "path": str(model), "license": "MIT"}, folder / "w/tiny", folder / "m/tiny")
+        fetch(FetchDirectory(path=str(model), license="MIT"), folder / "w/tiny", folder / "m/tiny")
         restore(folder / "m/tiny", folder / "w/tiny")
         write_json(folder / "rows.json", records("tens", 0)[:24])
         rows = self.settings["prepare"]["rows"] | {"path": str(folder / "rows.json")}

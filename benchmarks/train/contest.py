@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings
+from zerolora.config.settings import EstimateSettings, FetchDirectory
 from zerolora.data.pack import pack_rows
 from zerolora.data.plan import open_plan
 from zerolora.data.prepare import prepare
@@ -105,7 +105,7 @@ class Task:
         self.folder, self.model, self.device = folder, model, device
         self.prepared = {"model": "model", **prepared}
         self.data = folder / "data"
-        directory = {"source": "directory", "path": str(model), "license": "Apache-2.0"}
+        directory = FetchDirectory(path=str(model), license="Apache-2.0")
         fetch(directory, folder / "weights/model", folder / "models/model")
         restore(folder / "models/model", folder / "weights/model")
         settings = self.resolved({}, {}, {})["prepare"]["rows"]

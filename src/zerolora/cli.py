@@ -60,6 +60,18 @@ def start(
         os.environ.setdefault(name, value)
 
 
+def _typed(kind: Any, settings: dict[str, Any]) -> Any:
+    """Return a stage's settings as their class. Raises UserError if they are not its settings."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"--settings: {key}: {first['msg']}; write the stage's entry of results/config.json") from None
+
+
 @app.command()
 def resolve(
     config: Annotated[Path, typer.Option(help="The config, as in config/config.yaml.")], output: Output
@@ -98,23 +110,25 @@ def reference(
 
 @app.command()
 def fetch(settings: Settings, weights: Weights, output: Output) -> None:
-    """Bring the pinned base model here and write down what it is."""
+    """Download the pinned base model and record the hash of every file."""
+    from zerolora.config.settings import FetchSettings
     from zerolora.fetch.models import fetch as stage
 
-    stage(settings, weights, output)
+    stage(_typed(FetchSettings, settings), weights, output)
 
 
 @app.command()
 def fetch_data(settings: Settings, output: Output) -> None:
-    """Bring the pinned data files of a hub repository here."""
+    """Download the pinned data files of a hub repository."""
+    from zerolora.config.settings import FetchDataSettings
     from zerolora.fetch.data_sets import fetch_data as stage
 
-    stage(settings, output)
+    stage(_typed(FetchDataSettings, settings), output)
 
 
 @app.command()
 def weights(model: ModelDirectory, weights: Weights) -> None:
-    """Make sure the base weights are on this machine and are those that fetch wrote down."""
+    """Make sure that the base weights are on this machine and are those that fetch recorded."""
     from zerolora.fetch.models import restore
 
     restore(model, weights)

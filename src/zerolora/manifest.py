@@ -2,15 +2,24 @@
 
 import json
 import math
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.files import read_json
+from zerolora.files import MANIFEST, checked_name, read_json
 
 WEIGHTS = "*.safetensors"
 WEIGHT_INDEX = "model.safetensors.index.json"
+# What save_pretrained of models, tokenizers and processors writes, the vocabularies of older tokenizers, and licences.
+SMALL_FILES = re.compile(
+    r"(config|generation_config|model\.safetensors\.index|tokenizer|tokenizer_config|special_tokens_map|added_tokens"
+    r"|vocab|preprocessor_config|processor_config|video_preprocessor_config|chat_template)\.json"
+    r"|vocab\.txt|merges\.txt|(tokenizer|spiece|sentencepiece(\.bpe)?)\.model|.*\.tiktoken|chat_template\.jinja"
+    r"|(licen[cs]e|notice|copying|use_policy)[\w.-]*",
+    re.IGNORECASE,
+)
 
 
 def check_loadable(directory: Path) -> None:
@@ -28,6 +37,34 @@ def check_loadable(directory: Path) -> None:
         )
 
 
+def check_needs_no_code(directory: Path) -> None:
+    """Raise UserError if transformers loads the model of `directory` only with Python code that lies beside it.
+
+    Models and tokenizers name such code in `auto_map`. Where transformers has the same architecture built in, that is
+    used and the code is ignored.
+    """
+    named = [
+        name
+        for name in ("config.json", "tokenizer_config.json")
+        if (directory / name).is_file() and read_json(directory / name, "save_pretrained").get("auto_map")
+    ]
+    if not named:
+        return
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        built_in = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    except ValueError:
+        built_in = False
+    if not built_in:
+        raise UserError(
+            f"{directory / named[0]}: auto_map names Python code that the model needs; such code is never run here, so "
+            "choose a model whose architecture transformers has built in, and remove auto_map"
+        )
+
+
 def count_parameters(directory: Path) -> int:
     """Return the number of parameters stored in the directory's safetensors files, from their headers.
 
@@ -39,6 +76,29 @@ def count_parameters(directory: Path) -> int:
 def is_weight(name: str) -> bool:
     """Tell whether a file of a model directory holds weights (gigabytes) rather than settings."""
     return name.endswith(".safetensors")
+
+
+def model_files(directory: Path) -> list[Path]:
+    """Return the files of a model directory that belong to the model, by name: weights and `SMALL_FILES`.
+
+    Small files are copied to results that are versioned and shared, so UserError is raised for one that is a link to a
+    file outside `directory`. Links into the `blobs` of a Hugging Face cache, of which `directory` is a snapshot, are
+    followed.
+    """
+    found = []
+    inside = [directory.resolve()]
+    if directory.resolve().parent.name == "snapshots":
+        inside.append(directory.resolve().parents[1] / "blobs")
+    for path in sorted(directory.iterdir()):
+        if not path.is_file() or path.name == MANIFEST or path.name.startswith("."):
+            continue
+        if is_weight(path.name):
+            found.append(checked_name(path))
+        elif SMALL_FILES.fullmatch(path.name):
+            if not any(path.resolve().is_relative_to(place) for place in inside):
+                raise UserError(f"{path}: is a link to {path.resolve()}, outside the model; put the file itself there")
+            found.append(checked_name(path))
+    return found
 
 
 def located(stamp: Path) -> Path:

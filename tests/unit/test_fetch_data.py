@@ -17,17 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
+from zerolora.config.settings import FetchDataSettings
 from zerolora.data import readers
 from zerolora.errors import UserError
 from zerolora.fetch.data_sets import fetch_data
 from zerolora.files import describe, sha256
 
-SETTINGS: dict[str, Any] = {
-    "repository": REPOSITORY,
-    "revision": REVISION,
-    "files": ["data/train-*.parquet", "extra.jsonl"],
-    "license": "MIT",
-}
+SETTINGS = FetchDataSettings(
+    repository=REPOSITORY, revision=REVISION, files=["data/train-*.parquet", "extra.jsonl"], license="MIT"
+)
+
+
+def changed(**values: Any) -> FetchDataSettings:
+    return SETTINGS.model_copy(update=values)
+
+
 WANTED = {
     "data/train-0.parquet": bytes(range(256)) * 400,
     "data/train-1.parquet": b"PAR1" * 30_000,
@@ -108,7 +112,7 @@ def test_a_second_fetch_gives_the_same_bytes(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "one/data/stray.json").write_text("[]")
     (tmp_path / "one/extra.jsonl").write_text("changed")
     fetch_data(SETTINGS, tmp_path / "one")
-    fetch_data({**SETTINGS, "files": SETTINGS["files"][::-1]}, tmp_path / "two")
+    fetch_data(changed(files=SETTINGS.files[::-1]), tmp_path / "two")
     assert tree(tmp_path / "one") == first
     assert tree(tmp_path / "two") == first
 
@@ -130,7 +134,7 @@ def test_any_bytes_under_any_name_arrive(files: dict[str, bytes], large: bool) -
         isolate(client, Path(folder))
         with serving(Hub(served, frozenset(served) if large else frozenset())) as server:
             use(client, server.endpoint)
-            fetch_data({**SETTINGS, "files": ["*.csv"]}, Path(folder, "out"))
+            fetch_data(changed(files=["*.csv"]), Path(folder, "out"))
         written = tree(Path(folder, "out"))
         assert json.loads(written.pop("manifest.json"))["files"] == describe(Path(folder, "out"))
         assert written == served
@@ -144,7 +148,7 @@ READABLE += [f"rows.{kind}" for kind in readers.TABLES] + ["ROWS.Parquet", "a.b.
 def test_whatever_prepare_reads_is_taken(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with serving(Hub({name: gzip.compress(name.encode()) for name in READABLE})) as server:
         use(client, server.endpoint)
-        fetch_data({**SETTINGS, "files": ["*"]}, tmp_path / "out")
+        fetch_data(changed(files=["*"]), tmp_path / "out")
     assert [path.name for path in readers.files_of(tmp_path / "out")] == sorted(READABLE)
 
 
@@ -172,12 +176,12 @@ def test_what_holds_no_rows_is_refused_by_name(client: pytest.MonkeyPatch, tmp_p
     with serving(Hub({"a.json": b"[]", name: b"raise SystemExit", "z.json": b"[]"})) as server:
         use(client, server.endpoint)
         with pytest.raises(UserError) as caught:
-            fetch_data({**SETTINGS, "files": ["a.json", "*"]}, tmp_path / "out")
+            fetch_data(changed(files=["a.json", "*"]), tmp_path / "out")
         assert f"'*' matches what is not fetched: {name} ({why}" in str(caught.value)
         assert "a.json" not in str(caught.value)
         assert server.downloads() == []
         assert not (tmp_path / "out").exists()
-        fetch_data({**SETTINGS, "files": ["?.json"]}, tmp_path / "out")
+        fetch_data(changed(files=["?.json"]), tmp_path / "out")
         assert sorted(tree(tmp_path / "out")) == ["a.json", "manifest.json", "z.json"]
 
 
@@ -186,7 +190,7 @@ def test_a_path_that_leads_out_of_the_directory_is_refused(client: pytest.Monkey
     with serving(Hub({str(outside): b"[]"})) as server:
         use(client, server.endpoint)
         with pytest.raises(UserError, match="cannot be an absolute"):
-            fetch_data({**SETTINGS, "files": ["*"]}, tmp_path / "hub/out")
+            fetch_data(changed(files=["*"]), tmp_path / "hub/out")
     assert not outside.exists()
     assert not list((tmp_path / "hub").iterdir())
 
@@ -194,7 +198,7 @@ def test_a_path_that_leads_out_of_the_directory_is_refused(client: pytest.Monkey
 @pytest.mark.parametrize("files", [["data/trian-*.parquet"], ["extra.jsonl", "data/trian-*.parquet"]])
 def test_a_pattern_without_a_match_is_told_what_is_there(hub: Hub, tmp_path: Path, files: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        fetch_data({**SETTINGS, "files": files}, tmp_path / "out")
+        fetch_data(changed(files=files), tmp_path / "out")
     message = str(caught.value)
     assert message.startswith(f"data set {REPOSITORY} at {REVISION}: `files`: nothing matches 'data/trian-*.parquet'")
     data, other = message.partition("README.md")[::2]
@@ -209,7 +213,7 @@ def test_no_more_than_ten_files_are_listed(client: pytest.MonkeyPatch, tmp_path:
     with serving(Hub({f"{number:2}.json": b"[]" for number in range(count)})) as server:
         use(client, server.endpoint)
         with pytest.raises(UserError) as caught:
-            fetch_data({**SETTINGS, "files": ["*.csv"]}, tmp_path / "out")
+            fetch_data(changed(files=["*.csv"]), tmp_path / "out")
     assert str(caught.value).endswith(end)
     assert str(caught.value).count(".json") == min(count, 10)
 
@@ -228,7 +232,7 @@ def test_no_more_than_ten_files_are_listed(client: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.usefixtures("hub")
 def test_what_is_not_on_the_hub(tmp_path: Path, change: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        fetch_data({**SETTINGS, **change}, tmp_path / "out")
+        fetch_data(changed(**change), tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -270,7 +274,7 @@ def test_a_gated_repository_needs_the_token_and_keeps_it_secret(
 def test_gated_files_in_xet_storage(hub: Hub, tmp_path: Path) -> None:
     hub.xet, hub.token = True, TOKEN
     with pytest.raises(UserError, match="access is refused .* HF_TOKEN"):
-        fetch_data({**SETTINGS, "files": ["*.parquet"]}, tmp_path / "out")
+        fetch_data(changed(files=["*.parquet"]), tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -306,7 +310,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(
 ) -> None:
     client.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1024)
     hub.failures = ["break", "break"]
-    fetch_data({**SETTINGS, "files": ["data/train-0.parquet"]}, tmp_path / "out")
+    fetch_data(changed(files=["data/train-0.parquet"]), tmp_path / "out")
     half = len(WANTED["data/train-0.parquet"]) // 2
     got = [asked.range for asked in hub.asked if asked.method == "GET" and asked.path.startswith("/lfs/")]
     assert got == [None, f"bytes={half}-", f"bytes={half + half // 2}-"]
@@ -319,7 +323,7 @@ def test_a_download_that_fails_leaves_what_was_there(
     hub: Hub, tmp_path: Path, failures: list[str], older: bool
 ) -> None:
     if older:
-        fetch_data({**SETTINGS, "files": ["extra.json"]}, tmp_path / "hub/out")
+        fetch_data(changed(files=["extra.json"]), tmp_path / "hub/out")
     before = tree(tmp_path / "hub")
     hub.failures = failures * 3
     with pytest.raises(UserError, match=f"{REPOSITORY} at {REVISION} cannot be downloaded: .+; check the network"):
@@ -356,7 +360,7 @@ def test_an_interrupted_command_leaves_nothing_and_can_be_called_again(hub: Hub,
         "zerolora",
         "fetch-data",
         "--settings",
-        json.dumps(SETTINGS),
+        SETTINGS.model_dump_json(),
         "--output",
         str(output),
     ]

@@ -803,3 +803,30 @@ def test_a_chunk_says_where_it_is_from(tmp_path: Path) -> None:
     ]
     assert isinstance(found[0], Chunk)
     assert next(found[1].records()) == (f"{path}:3", {"a": 1})
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "."])
+def test_a_linked_folder_is_refused_as_dvc_does_not_look_into_it(tmp_path: Path, target: str) -> None:
+    """One that leads to a folder above itself could not be read to an end either."""
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (data, elsewhere):
+        folder.mkdir()
+        (folder / "rows.jsonl").write_text('{"text": "a"}\n')
+    (data / "link").symlink_to(target if target == "." else elsewhere)
+    with pytest.raises(UserError, match=r"data/link: is a link to a folder, whose changes DVC would not see"):
+        files_of(data)
+
+
+def test_a_linked_file_and_a_path_that_is_a_link_are_read(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "data/rows.jsonl").symlink_to("../rows.jsonl")
+    (tmp_path / "link").symlink_to("data")
+    assert files_of(tmp_path / "link") == [tmp_path / "link/rows.jsonl"]
+    assert len(list(chunks(tmp_path / "link/rows.jsonl"))) == 1
+
+
+def test_a_data_file_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
+    with pytest.raises(UserError, match="not UTF-8; rename it"):
+        files_of(tmp_path)

@@ -11,7 +11,7 @@ import engine_sync
 import preempted
 
 from zerolora.config.schema import HUB_DATA
-from zerolora.config.file import load, read_values
+from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
 from zerolora.fingerprint import fingerprints
@@ -36,10 +36,13 @@ if workflow.config_settings.config or workflow.config_settings.configfiles:
 
 try:
     CONFIG = load(Path(CONFIG_FILE))
+    if workflow.is_main_process:
+        check_files(Path(CONFIG_FILE), CONFIG)
     VALUES = read_values(Path(CONFIG_FILE))
     SETTINGS = resolve(CONFIG).model_dump(mode="json")
 except UserError as error:
-    sys.exit(str(error))
+    print(error, file=sys.stderr)
+    sys.exit(2)
 
 
 wildcard_constraints:
@@ -57,6 +60,11 @@ def settings(section, wildcard, stage=None):
         return canonical(found[stage] if stage else found)
 
     return of
+
+
+def config_values(wildcards):
+    """The config's values. From a function, since Snakemake would take {word} in a plain text for a wildcard."""
+    return canonical(VALUES)
 
 
 def dataset_of(wildcards):

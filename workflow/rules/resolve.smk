@@ -9,7 +9,7 @@ rule resolve:
     conda:
         "../../envs/conda.yaml"
     params:
-        values=canonical(VALUES),
+        values=config_values,
         code=canonical(CODE),
         config=CONFIG_FILE,
     shell:

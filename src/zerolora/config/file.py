@@ -10,8 +10,10 @@ from pydantic import ValidationError
 
 from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
-from zerolora.config.schema import Config
+from zerolora.config.schema import HUB_DATA, Config
 from zerolora.errors import UserError, shown
+
+WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as snakemake.io has it
 
 
 def load(path: Path) -> Config:
@@ -30,6 +32,37 @@ def load(path: Path) -> Config:
     if mistakes:
         raise UserError("\n".join(mistakes))
     return config
+
+
+def check_files(path: Path, config: Config) -> None:
+    """Check that both engines can watch the files that the config in `path` names.
+
+    Raises UserError with one line a mistake: a data set that is neither on this machine nor fetched, or a file whose
+    name Snakemake would take for a pattern.
+    """
+    fetched = [Path(HUB_DATA) / name for name in config.fetch.data]
+    places = {("prepare", name, "path"): Path(data.path) for name, data in config.prepare.items()}
+    mistakes: dict[tuple[str, ...], str] = {}
+    for location, data in places.items():
+        if not data.exists() and not any(
+            folder.is_relative_to(data) or data.is_relative_to(folder) for folder in fetched
+        ):
+            mistakes[location] = (
+                f"{shown(str(data))}: there is no such file or directory; correct the path, or bring the data "
+                "(`dvc pull`, fetch.data)"
+            )
+    places |= {("fetch", "directory", name, "path"): Path(model.path) for name, model in config.fetch.directory.items()}
+    for location, place in places.items():
+        for file in (place, *(place.rglob("*") if place.is_dir() else ())):
+            if WILDCARD.search(str(file)):
+                mistakes[location] = (
+                    f"{shown(str(file))}: Snakemake takes {{...}} in a file's name for a wildcard; rename the file"
+                )
+    if mistakes:
+        lines = _parse(path)[1]
+        raise UserError(
+            "\n".join(f"{_where(path, at, lines)}: {'.'.join(at)}: {text}" for at, text in sorted(mistakes.items()))
+        )
 
 
 def read_values(path: Path) -> dict[str, Any]:

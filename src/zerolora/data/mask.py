@@ -72,7 +72,7 @@ def write_page(path: Path, data: Path, model: Path, settings: dict[str, Any], pr
     """Write a page of training rows as the loss sees them: context grey, learned tokens green, each token apart."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     rows = open_split(data, "train")
     drawn = np.sort(np.random.default_rng(settings["seed"]).permutation(len(rows))[:SAMPLE])
     parts = [_PAGE, _summary(proof)]

@@ -25,7 +25,7 @@ from zerolora.data.formats import detect
 from zerolora.data.mask import Proof, write_page
 from zerolora.data.mixture import Index, Mixture, mix
 from zerolora.data.progress import Progress
-from zerolora.data.readers import chunks, files_of
+from zerolora.data.readers import check_not_linked, chunks, files_of
 from zerolora.data.rows import schema
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import Dropped, Job, Result, tokenize
@@ -99,6 +99,11 @@ def sources_of(settings: dict[str, Any]) -> list[Source]:
     result = []
     owners: dict[Path, str] = {}
     for name, entry in settings["sources"].items():
+        for folder in [path / name, *(path / name).parents]:
+            if folder == path:
+                break
+            if folder.is_dir():
+                check_not_linked(folder)
         files = files_of(path / name)
         for file in files:
             if file in owners:

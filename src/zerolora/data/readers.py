@@ -17,7 +17,7 @@ from zerolora.data.chunking import CUTS
 from zerolora.data.records import Chunk
 from zerolora.data.tables import tables
 from zerolora.errors import UserError
-from zerolora.files import read_json
+from zerolora.files import checked_name, read_json
 
 TEXTS = ("json", "jsonl", "ndjson", "csv", "tsv", "txt")
 TABLES = ("parquet", "arrow")
@@ -35,12 +35,23 @@ def files_of(path: Path) -> list[Path]:
     """
     if not path.exists():
         raise UserError(f"{path}: there is no such file or directory; correct the path")
+    checked_name(path)
     files = list(_below(path)) if path.is_dir() else [path]
     if not files:
         raise UserError(f"{path}: holds no data file; put one there ({KINDS})")
     for file in files:
-        _kind(file)
+        _kind(checked_name(file))
     return files
+
+
+def check_not_linked(folder: Path) -> None:
+    """Raise UserError if a folder below a data set's path is a link: DVC does not look into those, nor could a link
+    that leads to a folder above it be read to an end."""
+    if folder.is_symlink():
+        raise UserError(
+            f"{folder}: is a link to a folder, whose changes DVC would not see; "
+            "put the folder itself there, or links to its files"
+        )
 
 
 def chunks(path: Path, rows: int = 1000, size: int = 1 << 20) -> Iterator[Chunk]:
@@ -70,6 +81,7 @@ def _below(directory: Path) -> Iterator[Path]:
         if NO_DATA.fullmatch(path.name):
             continue
         if path.is_dir():
+            check_not_linked(path)
             yield from _below(path)
         else:
             yield path

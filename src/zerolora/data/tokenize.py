@@ -126,7 +126,7 @@ class Work:
     def __init__(self, model: Path, settings: dict[str, Any]) -> None:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
         self.max_length, self.too_long = settings["max_length"], settings["too_long"]
         self.template = Template(tokenizer, settings, model)
         self.encoder = Encoder(tokenizer)

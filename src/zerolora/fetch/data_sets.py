@@ -1,9 +1,9 @@
-"""Stage fetch_data: bring the pinned data files of a Hugging Face dataset repository here.
+"""Stage fetch_data: download the pinned data files of a Hugging Face dataset repository.
 
     zerolora fetch-data --settings JSON --output data/hub/NAME
 
 The output holds the files under their paths in the repository, byte for byte, and `manifest.json` with the hash of
-each. Files of rows are all that is taken: no code, no pickle, no archive; nothing that is fetched is run.
+each. Only data files are downloaded: no code, no pickle, no archive; nothing of the repository is executed.
 """
 
 import re
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerolora.config.settings import FetchDataSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 
@@ -26,12 +27,11 @@ LISTED = 10
 ACCESS = "put a token that may read it into the environment variable HF_TOKEN"
 
 
-def fetch_data(settings: dict[str, Any], output: Path) -> None:
+def fetch_data(settings: FetchDataSettings, output: Path) -> None:
     """Download the files that `settings` pins and write them and their manifest to `output`, whole or not at all.
 
-    `settings` holds the repository, its revision (a 40-digit commit), files (patterns, in which `*` matches `/` too)
-    and the license. Raises UserError if a pattern matches no file, or one that holds no rows, if the repository cannot
-    be reached, or if what came is not what it lists.
+    In the patterns of `files`, `*` matches `/` too. Raises UserError if a pattern matches no file or a file of another
+    kind, if the repository cannot be reached, or if a file's size or sha256 is not what the hub lists.
     """
     from huggingface_hub import snapshot_download
 
@@ -41,10 +41,10 @@ def fetch_data(settings: dict[str, Any], output: Path) -> None:
     with staged_directory(output) as staged:
         with _explained(settings):
             snapshot_download(
-                settings["repository"],
+                settings.repository,
                 repo_type="dataset",
-                revision=settings["revision"],
-                allow_patterns=settings["files"],
+                revision=settings.revision,
+                allow_patterns=settings.files,
                 local_dir=staged,
             )
         # The client's notes on this download, with dates in them.
@@ -55,47 +55,47 @@ def fetch_data(settings: dict[str, Any], output: Path) -> None:
         write_json(
             staged / MANIFEST,
             {
-                "source": {name: settings[name] for name in ("repository", "revision")},
-                "license": settings["license"],
+                "source": {"repository": settings.repository, "revision": settings.revision},
+                "license": settings.license,
                 "files": files,
             },
         )
 
 
-def _list(settings: dict[str, Any]) -> "list[RepoFile]":
+def _list(settings: FetchDataSettings) -> "list[RepoFile]":
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
     entries = HfApi().list_repo_tree(
-        settings["repository"], repo_type="dataset", revision=settings["revision"], recursive=True
+        settings.repository, repo_type="dataset", revision=settings.revision, recursive=True
     )
     return sorted((entry for entry in entries if isinstance(entry, RepoFile)), key=lambda file: file.path)
 
 
-def _choose(settings: dict[str, Any], listed: "list[RepoFile]") -> "list[RepoFile]":
+def _choose(settings: FetchDataSettings, listed: "list[RepoFile]") -> "list[RepoFile]":
     """Return the files that the patterns match, in order of their paths."""
     from huggingface_hub.utils import filter_repo_objects
 
     chosen = {}
-    for pattern in settings["files"]:
+    for pattern in settings.files:
         # The function that the download chooses by.
         matching = list(filter_repo_objects(listed, allow_patterns=pattern, key=lambda file: file.path))
         if not matching:
-            there = [file.path for file in sorted(listed, key=lambda file: _unfit(file.path) is not None)]
+            there = [file.path for file in sorted(listed, key=lambda file: _refusal(file.path) is not None)]
             raise UserError(
                 f"{_named(settings)}: `files`: nothing matches {pattern!r}; write a pattern for one of: {_some(there)}"
             )
-        unfit = [f"{file.path} ({_unfit(file.path)})" for file in matching if _unfit(file.path)]
-        if unfit:
+        refused = [f"{file.path} ({_refusal(file.path)})" for file in matching if _refusal(file.path)]
+        if refused:
             raise UserError(
-                f"{_named(settings)}: `files`: {pattern!r} matches what is not fetched: {_some(unfit)}; "
+                f"{_named(settings)}: `files`: {pattern!r} matches what is not fetched: {_some(refused)}; "
                 f"write patterns that match nothing but {KINDS}"
             )
         chosen.update({file.path: file for file in matching})
     return [chosen[path] for path in sorted(chosen)]
 
 
-def _unfit(path: str) -> str | None:
+def _refusal(path: str) -> str | None:
     """Return why a file is not fetched, or None if it is."""
     *_, name = parts = path.split("/")
     if any(part.startswith(".") for part in parts):
@@ -107,19 +107,19 @@ def _unfit(path: str) -> str | None:
     return None
 
 
-def _check(settings: dict[str, Any], file: "RepoFile", found: dict[str, Any]) -> None:
-    """Raise UserError if a downloaded file has not the size that the hub lists, nor, where it lists one, the sha256."""
+def _check(settings: FetchDataSettings, file: "RepoFile", downloaded: dict[str, Any]) -> None:
+    """Raise UserError if a downloaded file's size, or sha256 where the hub lists one, is not what the hub lists."""
     expected = {"bytes": file.size} | ({"sha256": file.lfs.sha256} if file.lfs else {})
     for key, value in expected.items():
-        if found[key] != value:
+        if downloaded[key] != value:
             raise UserError(
-                f"{_named(settings)}: {file.path} came with {key} {found[key]}, where the hub lists {value}; "
+                f"{_named(settings)}: {file.path} came with {key} {downloaded[key]}, where the hub lists {value}; "
                 "run it again, and if it stays so, ask the owner of the repository"
             )
 
 
 @contextmanager
-def _explained(settings: dict[str, Any]) -> Iterator[None]:
+def _explained(settings: FetchDataSettings) -> Iterator[None]:
     """Turn what the hub's client raises into a UserError."""
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -153,8 +153,8 @@ def _explained(settings: dict[str, Any]) -> Iterator[None]:
         raise UserError(message) from None
 
 
-def _named(settings: dict[str, Any]) -> str:
-    return f"data set {settings['repository']} at {settings['revision']}"
+def _named(settings: FetchDataSettings) -> str:
+    return f"data set {settings.repository} at {settings.revision}"
 
 
 def _line(text: str) -> str:

