@@ -51,7 +51,8 @@ def check_files(path: Path, config: Config) -> None:
                 f"{shown(str(data))}: there is no such file or directory; correct the path, or bring the data "
                 "(`dvc pull`, fetch.data)"
             )
-    places |= {("fetch", "directory", name, "path"): Path(model.path) for name, model in config.fetch.directory.items()}
+    for name, model in config.fetch.directory.items():
+        places["fetch", "directory", name, "path"] = Path(model.path)
     for location, place in places.items():
         for file in (place, *(place.rglob("*") if place.is_dir() else ())):
             if WILDCARD.search(str(file)):
