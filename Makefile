@@ -8,7 +8,7 @@ PROFILE ?= profiles/local
 # Two files of tests at a time, which share nothing; a thread each, as more threads than cores are slower.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-no-slurm test-fast lint format schema lock checkout report clean
+.PHONY: help run test test-no-slurm test-fast lint format schema architecture lock checkout report clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -35,6 +35,7 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/snakemake --lint
 	$(BIN)/codespell
 	$(BIN)/python tests/check_terms.py
+	$(BIN)/python docs/module_table.py --check
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix
@@ -43,6 +44,9 @@ format: $(INSTALLED)  ## write the style that lint asks for
 
 schema: $(INSTALLED)  ## write the config's JSON Schema after a change of config.py
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
+
+architecture: $(INSTALLED)  ## write the lists of modules in docs/architecture.md from their docstrings
+	$(BIN)/python docs/module_table.py
 
 lock: $(INSTALLED)  ## write envs/requirements.lock after a change of envs/requirements.in
 	$(BIN)/python -m pip install --quiet pip-tools
