@@ -378,6 +378,31 @@ def test_a_packing_plan_of_another_version_is_one_line(small: Path, tmp_path: Pa
         estimate(SETTINGS, small, tmp_path)
 
 
+LOADING = [("qwen2.5-14b", 27.51, 1.45, 42.48), ("llama-3-8b", 14.96, 0.98, 26.15)]
+"""Model, GiB of its bf16 weights, of its largest weight, and of a host with 8 GPUs at stage 0."""
+
+
+@pytest.mark.parametrize(("name", "weights", "largest", "total"), LOADING)
+def test_ranks_on_gpus_share_the_pages_of_the_file(name: str, weights: float, largest: float, total: float) -> None:
+    model = read_model_spec(MODELS / f"{name}.json")
+    spec = TrainingSpec("zero0", Lora(), 1, 8, 1, 1, 2048, True, "flash", "bf16", loss="fused")
+    host = predict(model, spec).host
+    assert host["peak_phase"] == "loading"
+    assert host["page_cache"] / GIB == pytest.approx(weights, abs=0.01)
+    assert host["loading"] / GIB == pytest.approx(8 * largest, abs=0.05)
+    assert host["total"] / GIB == pytest.approx(total, abs=0.01)
+    # A rank more costs its process and the weight that it has in transfer.
+    more = predict(model, replace(spec, ranks_per_node=9)).host
+    assert more["page_cache"] == host["page_cache"]
+    assert (more["total"] - host["total"]) / GIB == pytest.approx(largest + host["processes"] / 8 / GIB, abs=0.01)
+    # At stage 3 rank 0 alone reads.
+    sharded = predict(model, replace(spec, strategy="zero3")).host
+    assert sharded["loading"] * 8 == host["loading"]
+    # Shards that stay on the host take the place of the pages.
+    offloaded = predict(model, replace(spec, strategy="zero3_offload")).host
+    assert offloaded["total"] < host["total"]
+
+
 # --- what was traced (benchmarks/memory) ---
 
 

@@ -7,7 +7,7 @@ from zerolora.memory.gpu import Run, TracedStep, largest_module
 from zerolora.memory.states import BYTES, MOMENTS
 
 NVME_BUFFERS = 5  # offload_param.buffer_count (deepspeed/runtime/zero/offload_config.py)
-TERMS = ("loading", "offload", "pinned", "saving", "ranks", "heap")
+TERMS = ("loading", "page_cache", "offload", "pinned", "saving", "ranks", "heap")
 
 
 def terms(run: Run, step: TracedStep, on_gpu: dict[str, int]) -> dict[str, Any]:
@@ -17,8 +17,8 @@ def terms(run: Run, step: TracedStep, on_gpu: dict[str, int]) -> dict[str, Any]:
     """
     spec, local = run.spec, run.spec.ranks_per_node
     saving = _saving(run)
-    by_phase = {
-        "loading": {"loading": _loading(run)},
+    by_phase: dict[str, dict[str, float]] = {
+        "loading": _loading(run),
         "step": {
             "offload": (offloaded(run) + stepping(run)) * local,
             "pinned": _nvme_buffers(run),
@@ -65,21 +65,27 @@ def checkpoint_bytes(run: Run) -> int:
     return BYTES["fp32"] * (1 + run.spec.keeps_best) + MOMENTS
 
 
-def _loading(run: Run) -> float:
-    """Return the bytes of the base model on the host while it is read, all ranks together."""
+def _loading(run: Run) -> dict[str, float]:
+    """Return what reading the base model takes, all ranks together: "loading" is the processes' own, "page_cache" the
+    pages of the weights' files, which all ranks share and the system can take back."""
     spec, local = run.spec, run.spec.ranks_per_node
+    stored = run.model.parameters * spec.width
     # Full fine-tuning freezes nothing, but reads as much.
-    reading = run.parameters.frozen_bytes or run.model.parameters * spec.width
-    if spec.on_cpu and spec.layout.stage == 3:
-        # The file is mapped, and counts; a lone rank's shard of a weight is as large as what it was gathered into.
-        gathered = largest_module(run.model) * spec.width if spec.ranks == 1 else 0.0
-        return (reading + reading / spec.ranks + gathered) * local
-    if run.deepspeed_stage == 3:
-        # A tensor at a time, of which a rank keeps its shard (partition_parameters.py, zero.Init).
-        return (reading / spec.ranks + largest_module(run.model) * spec.width) * local
-    if spec.layout.engine == "fsdp":
-        return reading  # rank 0 alone reads, and scatters weight by weight (train/engines/torch_engines.py)
-    return reading * local
+    reading = run.parameters.frozen_bytes or stored
+    if spec.on_cpu:
+        if spec.layout.stage == 3:
+            # The file is mapped, and counts; a lone rank's shard of a weight is as large as what it was gathered into.
+            gathered = largest_module(run.model) * spec.width if spec.ranks == 1 else 0.0
+            return {"loading": (reading + reading / spec.ranks + gathered) * local}
+        return {"loading": reading * local}
+    # Weights go to the GPU tensor by tensor, straight from the mapped file (train/adapter.py); of a rank's own there is
+    # at most the largest on the host. At stage 3 rank 0 alone reads, and the others get theirs from it
+    # (transformers/modeling_utils.py; train/engines/torch_engines.py).
+    readers = 1 if spec.layout.stage == 3 else local
+    in_transfer = largest_module(run.model) * spec.width * readers
+    shards = reading / spec.ranks * local if spec.layout.parameters == "cpu" else 0.0
+    # Once its shard lies on the host, a weight's page is not read again.
+    return {"loading": in_transfer + shards, "page_cache": max(0.0, stored - shards)}
 
 
 def _saving(run: Run) -> float:
