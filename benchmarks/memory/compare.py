@@ -24,7 +24,7 @@ from zerolora.memory.estimate import attentions
 from zerolora.memory.predict import predict, sized
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods import create
+from zerolora.methods.registry import create
 from zerolora.planner.choice import Choice
 from zerolora.planner.render import rendered
 

@@ -138,7 +138,7 @@ class _Modules:
             beside.replace(CACHE)
 
 
-FORMAT = 2
+FORMAT = 3
 """Of an entry of the cache."""
 
 
@@ -172,9 +172,9 @@ def _registered(path: Path, name: str) -> list[str]:
 
 
 def _imports(tree: ast.Module, name: str, path: Path) -> list[str]:
-    """Return the modules of the package that a module imports, at any depth of its code, and their packages."""
+    """Return the modules of the package that a module imports when it runs, at any depth, and their packages."""
     found = set()
-    for node in ast.walk(tree):
+    for node in _run_nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
@@ -193,6 +193,14 @@ def _imports(tree: ast.Module, name: str, path: Path) -> list[str]:
     if path.name == "__init__.py" and REGISTRY_MARK in {each.partition(".")[0] for each in found}:
         result.add(REGISTRY_MARK)
     return sorted(result)
+
+
+def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a syntax tree, less what is under `if TYPE_CHECKING`, which never runs."""
+    yield tree
+    checking = isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == "TYPE_CHECKING"
+    for child in tree.orelse if isinstance(tree, ast.If) and checking else ast.iter_child_nodes(tree):
+        yield from _run_nodes(child)
 
 
 def _dump(tree: ast.Module) -> str:

@@ -21,12 +21,12 @@ from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.states import model_states
 from zerolora.memory.table import rows, table
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods import METHODS, create
 from zerolora.methods.base import Method
 from zerolora.methods.dora import Dora
 from zerolora.methods.ia3 import Ia3
 from zerolora.methods.lora import Lora
 from zerolora.methods.qlora import Qlora
+from zerolora.methods.registry import METHODS, create
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 

@@ -54,7 +54,7 @@ def memory(
     from zerolora.memory.read_spec import read_model_spec
     from zerolora.memory.table import rows
     from zerolora.memory.training_spec import TrainingSpec
-    from zerolora.methods import create
+    from zerolora.methods.registry import create
     from zerolora.strategies import STRATEGIES
 
     if strategy not in ("all", *STRATEGIES):

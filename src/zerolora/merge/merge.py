@@ -12,14 +12,13 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tqdm import tqdm
 
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, read_json, staged_directory, write_json
 from zerolora.manifest import WEIGHTS, is_weight
-
-PREFIX = "base_model.model."
+from zerolora.methods.lora import Lora
 
 
 def merge(base: Path, adapter: Path, output: Path, place: Path) -> None:
@@ -55,9 +54,7 @@ def restore(base: Path, adapter: Path, manifest: Path) -> None:
 
 def _write_merged(base: Path, adapter: Path, staged: Path) -> None:
     config = read_json(adapter / "adapter_config.json", "zerolora train")
-    updates = _factors(adapter / "adapter_model.safetensors")
-    # rsLoRA scales by alpha / sqrt(r) (arXiv 2312.03732), LoRA by alpha / r.
-    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+    updates = Lora.updates(adapter / "adapter_model.safetensors", config)
     for path in sorted(base.iterdir()):
         if path.is_file() and not is_weight(path.name) and path.name != MANIFEST:
             shutil.copyfile(path, staged / path.name)
@@ -67,26 +64,12 @@ def _write_merged(base: Path, adapter: Path, staged: Path) -> None:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         for name in tensors.keys() & updates.keys():
-            update = updates[name]["B"].float() @ updates[name]["A"].float() * scale
-            # GPT-2's Conv1D keeps its weight as [inputs, outputs].
-            tensors[name] = _added(name, tensors[name], update.T if config.get("fan_in_fan_out") else update)
+            tensors[name] = _added(name, tensors[name], updates[name].tensor())
             merged.add(name)
         save_file(tensors, staged / path.name, metadata)
     missing = sorted(updates.keys() - merged)
     if missing:
         raise UserError(f"{adapter}: the base has no {missing[0]}; this adapter was trained on another model")
-
-
-def _factors(path: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Return {base weight name: {"A": [r, in], "B": [out, r]}} of an adapter file in peft's format."""
-    factors: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in load_file(path).items():
-        module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
-        factor = rest.split(".")[0]
-        if factor not in ("A", "B"):
-            raise UserError(f"{path}: {name} is no LoRA factor; merge it with peft's merge_and_unload")
-        factors.setdefault(f"{module}.weight", {})[factor] = tensor
-    return factors
 
 
 def _added(name: str, weight: torch.Tensor, update: torch.Tensor) -> torch.Tensor:

@@ -155,35 +155,39 @@ class Lora(LowRank, TrainableMethod):
         """
         from safetensors.torch import load_file
 
-        pairs: dict[str, dict[str, torch.Tensor]] = {}
+        # rsLoRA scales by alpha / sqrt(r) (arXiv 2312.03732), LoRA by alpha / r.
+        scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+        # GPT-2's Conv1D keeps its weight as [inputs, outputs].
+        transposed = bool(config.get("fan_in_fan_out"))
+        products: dict[str, Product] = {}
         for name, tensor in load_file(weights).items():
             module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
             factor = rest.split(".")[0]
             if factor not in ("A", "B"):
                 raise UserError(f"{weights}: {name} is no LoRA factor; merge it with peft's merge_and_unload")
-            pairs.setdefault(f"{module}.weight", {})[factor] = tensor
-        # rsLoRA scales by alpha / sqrt(r) (arXiv 2312.03732), LoRA by alpha / r.
-        scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
-        # GPT-2's Conv1D keeps its weight as [inputs, outputs].
-        transposed = bool(config.get("fan_in_fan_out"))
-        return {name: Product(pair["A"], pair["B"], scale, transposed) for name, pair in pairs.items()}
+            weight = f"{module}.weight"
+            products.setdefault(weight, Product(weight, {}, scale, transposed)).factors[factor] = tensor
+        return dict(products)
 
 
 @dataclass(frozen=True)
 class Product(Update):
     """B·A·scale, multiplied out when it is asked for."""
 
-    first: "torch.Tensor"
-    """A: [r, inputs]."""
-    second: "torch.Tensor"
-    """B: [outputs, r]."""
+    weight: str
+    """Name of the base weight."""
+    factors: "dict[str, torch.Tensor]"
+    """A: [r, inputs], B: [outputs, r]."""
     scale: float
     transposed: bool
     """The weight is [inputs, outputs]."""
 
     def tensor(self) -> "torch.Tensor":
-        """Return it in fp32, in the shape of the weight."""
-        product = self.second.float() @ self.first.float() * self.scale
+        """Return it in fp32, in the shape of the weight. Raises UserError if a factor is missing."""
+        for factor in ("A", "B"):
+            if factor not in self.factors:
+                raise UserError(f"the adapter has no lora_{factor} for {self.weight}; train it again")
+        product = self.factors["B"].float() @ self.factors["A"].float() * self.scale
         return product.T if self.transposed else product
 
 

@@ -1,18 +1,19 @@
 """The adapter: put on the base model, taken off it whole under any engine, checked on disk."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
+from zerolora.config import schema
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
+from zerolora.methods.lora import Lora
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.dropout import make_sparse
 from zerolora.train.engines.base import WEIGHT, Engine, dtype_of
@@ -55,7 +56,7 @@ def adapt(weights: Path, settings: dict[str, Any], config: dict[str, Any]) -> An
     if settings["activation_checkpointing"]:
         _checkpoint(model, reentrant="zero_optimization" in config)
     torch.manual_seed(settings["seed"])  # the same adapter on every rank, at every stage
-    model = _with_lora(model, settings["lora"])
+    model = Lora.build(model, schema.Lora.model_validate(settings["lora"]))
     make_sparse(model)
     return model
 
@@ -91,7 +92,8 @@ def expected_tensors(weights: Path, lora: dict[str, Any]) -> dict[str, torch.Siz
     under ZeRO-3 that engine's own view can be empty.
     """
     with torch.device("meta"):
-        model = _with_lora(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(weights)), lora)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(weights))
+        model = Lora.build(model, schema.Lora.model_validate(lora))
     return {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
 
 
@@ -137,32 +139,6 @@ def _checkpoint(model: Any, reentrant: bool) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:
         model.enable_input_require_grads()
-
-
-def _with_lora(model: Any, lora: dict[str, Any]) -> Any:
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora["r"],
-        lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"],
-        use_rslora=lora["rank_stabilized"],
-        target_modules=lora["targets"],
-        bias="none",
-    )
-    # peft warns of a missing cast on the meta device, where there is nothing to cast.
-    logging.getLogger("peft").setLevel(logging.ERROR)
-    try:
-        # In the base's type: stage 3 leaves it as it is, and has a loss scale only if it is fp16; stages 0 to 2 would
-        # cast it; DDP and FSDP hold it in fp32, and say so themselves.
-        return get_peft_model(model, config, autocast_adapter_dtype=False)
-    except ValueError as error:
-        names = sorted(
-            {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-        )
-        raise UserError(
-            f"train.lora.targets {lora['targets']!r} does not fit the model ({str(error).splitlines()[0]:.120}); "
-            f"write all-linear or some of {', '.join(names)}"
-        ) from None
 
 
 def _portable(config: LoraConfig) -> dict[str, Any]:
