@@ -3,7 +3,7 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
@@ -11,8 +11,8 @@ from conftest import ROOT, TINY_CONFIG
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.schema import Config, Format, RowField
-from zerolora.data.formats import FIELDS
+from zerolora.config.schema import Config
+from zerolora.data.formats import FIELDS, FORMS
 from zerolora.errors import UserError
 
 
@@ -67,8 +67,8 @@ MISTAKES = [
     ("prepare.rows.model", "huge", ["prepare.rows.model", "'huge'", "tiny"]),
     ("prepare.rows.split.test", -1, ["prepare.rows.split.test", "0 or more"]),
     ("prepare.rows.split.test", 0, ["prepare.rows.split.test", "0 rows, and no source is the test split", "1 or more"]),
-    ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "'alpaca', 'sharegpt'"]),
-    ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "'instruction'"]),
+    ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "alpaca, messages"]),
+    ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "instruction"]),
     ("prepare.rows.loss", "all", ["prepare.rows.loss", "'all'", "'assistant', 'last' or 'everything'"]),
     ("prepare.rows.loss", ["robot"], ["prepare.rows.loss", "'robot'", "'assistant'"]),
     ("prepare.rows.too_long", "cut", ["prepare.rows.too_long", "'cut'", "truncate_left"]),
@@ -123,9 +123,24 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(
         assert text in lines[0], lines[0]
 
 
-def test_the_fields_that_columns_may_map_are_those_of_the_formats() -> None:
-    assert set(get_args(RowField)) == {field for fields in FIELDS.values() for field in fields}
-    assert set(get_args(Format)) == {*FIELDS, "auto"}
+def test_the_schema_names_every_form_of_rows_and_its_fields() -> None:
+    schema = Config.model_json_schema()
+    for section in ("Prepare", "Source"):
+        properties = schema["$defs"][section]["properties"]
+        form = properties["format"]
+        enums = [each["enum"] for each in (form, *form.get("anyOf", [])) if "enum" in each]
+        assert enums == [["auto", *FORMS]]
+        assert properties["columns"]["propertyNames"]["enum"] == list(FIELDS)
+
+
+def test_an_unknown_form_or_field_is_named(tmp_path: Path) -> None:
+    config = json.loads(json.dumps(TINY_CONFIG))
+    config["prepare"]["rows"] |= {"format": "alpacca", "columns": {"instuction": "question"}}
+    with pytest.raises(UserError) as error:
+        load(write(tmp_path, config))
+    text = str(error.value)
+    assert "prepare.rows.format: 'alpacca': write one of auto, alpaca, " in text
+    assert "instuction" in text and "write one of instruction, input" in text
 
 
 @pytest.mark.parametrize("name", ["a b", "a;rm", "$(x)", "A", "", "-x", "a.b"])

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats import FIELDS, FORMATS, detect, parse
+from zerolora.data.formats import FIELDS, FORMS, Form, detect, parse
 from zerolora.data.readers import chunks
 
 USER = {"role": "user", "content": "Add 1 and 4."}
@@ -254,7 +255,7 @@ def test_names_of_sharegpt_speakers(name: str, role: str) -> None:
     [
         (
             {"question": "a", "answer": "b"},
-            "its fields (question, answer) fit none of the formats alpaca, sharegpt, messages, prompt, text, tokens; "
+            "its fields (question, answer) fit none of the formats alpaca, messages, prompt, sharegpt, text, tokens; "
             "say which columns hold what, as in columns: {instruction: question, output: answer}",
         ),
         ({}, "its fields (none) fit none"),
@@ -304,7 +305,7 @@ def test_what_fits_no_form_or_several(row: dict[str, Any], message: str) -> None
 )
 def test_columns_of_other_names(row: dict[str, Any], columns: dict[str, str], form: str) -> None:
     assert detect(row, columns) == form
-    assert set(columns) <= set(FIELDS[form])
+    assert set(columns) <= set(FORMS[form].fields)
     assert parse(row, form, columns).messages == [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a"},
@@ -317,9 +318,9 @@ def test_a_column_inside_what_is_no_object_is_missing() -> None:
 
 
 def test_fields_name_what_each_form_reads() -> None:
-    """Every field of FIELDS can be renamed; the config checks the keys of `columns` against it."""
+    """Every field of a form can be renamed; the config checks the keys of `columns` against it."""
     for form, row, example in EXAMPLES:
-        columns = {field: f"my {field}" for field in FIELDS[form]}
+        columns = {field: f"my {field}" for field in FORMS[form].fields}
         renamed = {columns.get(name, name): value for name, value in row.items()}
         assert parse(renamed, form, columns) == example
 
@@ -560,7 +561,7 @@ def test_arguments_written_as_json_keep_their_nulls() -> None:
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
 
 
-KEYS = sorted({field for fields in FIELDS.values() for field in fields} | {"from", "value", "role", "content", "a"})
+KEYS = sorted({*FIELDS} | {"from", "value", "role", "content", "a"})
 WORDS = st.sampled_from(["user", "assistant", "gpt", "function_call", "text", "[1]", "{}", "\ud800", "", " ", "x\n"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-101, 3) | st.floats() | WORDS | st.binary(max_size=2),
@@ -591,7 +592,7 @@ def _spoilt(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 @given(
     _spoilt()
-    | st.tuples(st.sampled_from(FORMATS), st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), VALUES))
+    | st.tuples(st.sampled_from(sorted(FORMS)), st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), VALUES))
 )
 def test_whatever_a_row_holds_it_is_read_or_bad(case: tuple[str, dict[str, Any]]) -> None:
     form, row = case
@@ -603,7 +604,7 @@ def test_whatever_a_row_holds_it_is_read_or_bad(case: tuple[str, dict[str, Any]]
             str(error).encode()
             continue
         if isinstance(found, str):
-            assert found in FORMATS
+            assert found in FORMS
             continue
         assert [found.messages, found.text, found.tokens].count(None) == 2
         json.dumps([found.messages, found.text, found.tokens], ensure_ascii=False, default=str).encode()
@@ -611,3 +612,19 @@ def test_whatever_a_row_holds_it_is_read_or_bad(case: tuple[str, dict[str, Any]]
             answers = [message for message in found.messages if message["role"] == "assistant"]
             assert answers
             assert all(message["content"].strip() or message["tool_calls"] for message in answers)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+def test_every_form_is_told_by_its_example_and_stands_in_the_docs(form: Form) -> None:
+    assert detect(form.example, {}) == form.name
+    assert set(form.example) <= set(form.fields) and set(form.needed) <= set(form.fields)
+    example = parse(form.example, form.name, {})
+    assert [example.messages, example.text, example.tokens].count(None) == 2
+    for field in form.needed:
+        with pytest.raises(BadRow, match=field):
+            parse({key: value for key, value in form.example.items() if key != field}, form.name, {})
+    row = f"| `{form.name}` | "
+    (line,) = [line for line in (ROOT / "docs/data.md").read_text().splitlines() if line.startswith(row)]
+    _, _, fields, shown, _ = (part.strip() for part in line.split("|"))
+    assert {field for part in fields.split(";") for field in part.strip().split(", ")} == set(form.fields)
+    assert json.loads(shown.strip("`")) == form.example

@@ -41,13 +41,13 @@ def check_files(path: Path, config: Config) -> None:
     name Snakemake would take for a pattern.
     """
     fetched = [Path(HUB_DATA) / name for name in config.fetch.data]
-    places = {("prepare", name, "path"): Path(data.path) for name, data in config.prepare.items()}
+    places: dict[tuple[str, ...], Path] = {}
     mistakes: dict[tuple[str, ...], str] = {}
-    for location, data in places.items():
-        if not data.exists() and not any(
-            folder.is_relative_to(data) or data.is_relative_to(folder) for folder in fetched
-        ):
-            mistakes[location] = (
+    for name, prepared in config.prepare.items():
+        places["prepare", name, "path"] = data = Path(prepared.path)
+        is_fetched = any(folder.is_relative_to(data) or data.is_relative_to(folder) for folder in fetched)
+        if not is_fetched and not data.exists():
+            mistakes["prepare", name, "path"] = (
                 f"{shown(str(data))}: there is no such file or directory; correct the path, or bring the data "
                 "(`dvc pull`, fetch.data)"
             )

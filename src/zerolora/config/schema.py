@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from zerolora.data.formats import FIELDS, FORMS
 from zerolora.units import parse_bytes
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -58,6 +59,18 @@ def _commit(value: str) -> str:
     return value
 
 
+def _format(value: str) -> str:
+    if value not in ("auto", *FORMS):
+        raise ValueError(f"write one of {', '.join(['auto', *FORMS])}")
+    return value
+
+
+def _row_field(value: str) -> str:
+    if value not in FIELDS:
+        raise ValueError(f"write one of {', '.join(FIELDS)}")
+    return value
+
+
 def _probe(value: str) -> str:
     if not PROBE.fullmatch(value):
         raise ValueError("name a file as in config/hardware/mine.json, which `zerolora probe` writes")
@@ -82,23 +95,9 @@ def _strategy(value: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 Size = Annotated[str, AfterValidator(_size)]
 Positive = Annotated[int, Field(ge=1)]
-Format = Literal["auto", "alpaca", "sharegpt", "messages", "prompt", "text", "tokens"]
-# Fields of a row, of all formats: what `columns` may map.
-RowField = Literal[
-    "instruction",
-    "input",
-    "output",
-    "system",
-    "history",
-    "conversations",
-    "messages",
-    "tools",
-    "prompt",
-    "completion",
-    "text",
-    "input_ids",
-    "labels",
-]
+Format = Annotated[str, AfterValidator(_format), Field(json_schema_extra={"enum": ["auto", *FORMS]})]
+COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})
+RowField = Annotated[str, AfterValidator(_row_field)]
 Role = Literal["system", "user", "assistant", "tool"]
 Check = Literal["exact", "sum"]
 
@@ -229,7 +228,7 @@ class Source(Section):
 
     format: Format | None = None
     """Form of its rows; that of the data set if left out."""
-    columns: dict[RowField, str] = {}
+    columns: Annotated[dict[RowField, str], COLUMNS] = {}
     """Which of its columns holds a field, as in {instruction: question}; a.b is a column inside a column."""
     weight: Annotated[float, Field(gt=0)] | None = None
     """Its share of the training rows, relative to other sources' weights. As many rows are taken as the shares
@@ -248,8 +247,8 @@ class PrepareSettings(Section):
     path: str
     """A file of rows, or a directory. A directory is one source, unless `sources` names several in it."""
     format: Format = "auto"
-    """Form of the rows: alpaca, sharegpt, messages, prompt, text, tokens, or auto = by their fields (docs/data.md)."""
-    columns: dict[RowField, str] = {}
+    """Form of the rows, one of docs/data.md; auto = told by their fields."""
+    columns: Annotated[dict[RowField, str], COLUMNS] = {}
     """Which column holds a field, as in {instruction: question}; a.b is a column inside a column."""
     sources: dict[str, Source] = {}
     """Files or folders below `path` by their relative path, each with what differs from the above."""

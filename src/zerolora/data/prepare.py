@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerolora.data.example import BadRow
-from zerolora.data.formats import FIELDS as FORMAT_FIELDS
-from zerolora.data.formats import detect
+from zerolora.data.formats import FORMS, detect
 from zerolora.data.mask import Proof, write_page
 from zerolora.data.mixture import Index, Mixture, mix
 from zerolora.data.progress import Progress
@@ -140,10 +139,10 @@ def _detected(chunk: Any, columns: dict[str, str]) -> str | None:
 
 def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
     for field in columns:
-        if field not in FORMAT_FIELDS[form]:
+        if field not in FORMS[form].fields:
             raise UserError(
                 f"prepare: columns of {source}: {field} is no field of format {form}; "
-                f"write some of {', '.join(FORMAT_FIELDS[form])}"
+                f"write some of {', '.join(FORMS[form].fields)}"
             )
 
 

@@ -1,0 +1,55 @@
+"""The forms that rows may have, one file each.
+
+A form is added by a file here that defines `FORM` (base.py): the config's `format` and `columns`, their JSON schema and
+`format: auto` then know it. Nothing here imports torch or transformers.
+"""
+
+import importlib
+import pkgutil
+from typing import Any
+
+from zerolora.data.example import BadRow, Example
+from zerolora.data.formats.base import Form, Row
+
+
+def _registered() -> dict[str, Form]:
+    modules = (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
+    forms = [module.FORM for module in modules if hasattr(module, "FORM")]
+    return {form.name: form for form in sorted(forms, key=lambda form: str(form.name))}
+
+
+FORMS = _registered()
+"""Every form by name."""
+FIELDS = tuple(dict.fromkeys(field for form in FORMS.values() for field in form.fields))
+"""The fields of all forms: what `columns` may map."""
+
+
+def detect(value: dict[str, Any], columns: dict[str, str]) -> str:
+    """Return the name of a row's form, told by its fields. `columns` maps a field to its column; "a.b" is b inside a.
+
+    Raises BadRow if no form fits, or more than one.
+    """
+    row = Row(value, columns)
+    fitting = [name for name, form in FORMS.items() if form.detected(row)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise BadRow(
+            f"its fields ({row}) fit {' and '.join(fitting)}; "
+            f"write {' or '.join(f'format: {name}' for name in fitting)}"
+        )
+    raise BadRow(
+        f"its fields ({row}) fit none of the formats {', '.join(FORMS)}; say which columns hold what, "
+        "as in columns: {instruction: question, output: answer}"
+    )
+
+
+def parse(value: dict[str, Any], format: str, columns: dict[str, str]) -> Example:
+    """Return a row of this form as an Example; `columns` as for `detect`.
+
+    Raises BadRow, naming the column, what it holds and what to write.
+    """
+    try:
+        return FORMS[format].convert(Row(value, columns))
+    except RecursionError:
+        raise BadRow("is nested too deep; flatten it") from None

@@ -1,0 +1,41 @@
+"""tokens: token numbers of the model's own tokenizer, with labels or without."""
+
+from zerolora.data.example import BadRow, Example
+from zerolora.data.formats.base import Form, Row
+from zerolora.data.formats.values import numbers_of
+from zerolora.data.rows import IGNORED
+
+
+def _tokens(row: Row) -> Example:
+    tokens = numbers_of(row.needed("input_ids"), row.name("input_ids"))
+    if len(tokens) < 2:
+        raise BadRow(
+            f"{row.name('input_ids')} has {len(tokens)} tokens; a row needs 2, since each is learned from those before"
+        )
+    if (lowest := min(tokens)) < 0:
+        raise BadRow(f"{row.name('input_ids')}[{tokens.index(lowest)}] is {lowest}; token numbers begin at 0")
+    if row.get("labels") is None:
+        return Example(tokens=tokens, labels=list(tokens))
+    name = row.name("labels")
+    labels = numbers_of(row.get("labels"), name)
+    if len(labels) != len(tokens):
+        raise BadRow(
+            f"{name} has {len(labels)} entries for {len(tokens)} tokens; write one for each, {IGNORED} = not learned"
+        )
+    for place, (label, token) in enumerate(zip(labels, tokens, strict=True)):
+        if label not in (IGNORED, token):
+            raise BadRow(
+                f"{name}[{place}] is {label} where the token is {token}; write {token}, or {IGNORED} = not learned"
+            )
+    if all(label == IGNORED for label in labels[1:]):
+        raise BadRow(f"{name} are {IGNORED} behind the first token, so nothing is learned; remove the row")
+    return Example(tokens=tokens, labels=labels)
+
+
+FORM = Form(
+    name="tokens",
+    fields=("input_ids", "labels"),
+    needed=("input_ids",),
+    convert=_tokens,
+    example={"input_ids": [1, 17, 9, 2], "labels": [-100, -100, 9, 2]},
+)
