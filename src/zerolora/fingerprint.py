@@ -113,7 +113,7 @@ class _Modules:
         entry = self.entries.get(name)
         if entry is None or entry["stamp"] != stamp or entry["format"] != FORMAT:
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            imports = _imports(tree, name, path)
+            imports = imports_of(tree, name, path)
             digest = hashlib.sha256(_dump(tree).encode())
             for each in beside:
                 digest.update(f"{each.name}\n".encode() + each.read_bytes())
@@ -171,7 +171,7 @@ def _registered(path: Path, name: str) -> list[str]:
     )
 
 
-def _imports(tree: ast.Module, name: str, path: Path) -> list[str]:
+def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
     """Return the modules of the package that a module imports when it runs, at any depth, and their packages."""
     found = set()
     for node in _run_nodes(tree):
