@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 import yaml
+from budget import Budget
 from cluster import Cluster, missing
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,6 +61,16 @@ LONG_FILES = (
     "test_pipeline",
     "test_watch",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of budget.py."""
+    parser.addoption("--write-budget", action="store_true", help="write tests/budget.json for the files that ran")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count the CPU-seconds of each file."""
+    config.pluginmanager.register(Budget())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
