@@ -4,7 +4,6 @@ Stages are imported inside their subcommand, so that estimate, render and --help
 """
 
 import json
-import logging
 import os
 import sys
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from zerolora import log as messages
 from zerolora.errors import UserError, explained
+from zerolora.log import LOGGER, result
 from zerolora.memory.command import memory
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
 
@@ -22,8 +23,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-REPORT = logging.getLogger("zerolora")
 
 Settings = Annotated[
     dict[str, Any],
@@ -41,18 +40,11 @@ Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]
 @app.callback()
 def start(
     context: typer.Context,
-    log: Annotated[Path | None, typer.Option(help="Write what is reported to this file too.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Print everything to this file instead of the terminal.")] = None,
 ) -> None:
-    """Set up reporting, and keep every stage but fetch off the network."""
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    """Set up messages, and keep every stage but fetch off the network."""
     if log:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        # The tasks of an srun share the file: the first begins it, and none writes over what another wrote.
-        if os.environ.get("SLURM_PROCID", "0") == "0":
-            log.write_text("", encoding="utf-8")
-        handlers.append(logging.FileHandler(log, mode="a", encoding="utf-8", errors="backslashreplace"))
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers)
-    REPORT.setLevel(logging.INFO)
+        messages.redirect(log)
     if context.invoked_subcommand not in ("fetch", "fetch-data", "weights"):
         os.environ["HF_HUB_OFFLINE"] = "1"
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
@@ -82,7 +74,10 @@ def resolve(
     from zerolora.files import write_json
     from zerolora.fingerprint import fingerprints
 
-    write_json(output, {**stage(load(config)).model_dump(mode="json"), "code": fingerprints()})
+    resolved = stage(load(config))
+    write_json(output, {**resolved.model_dump(mode="json"), "code": fingerprints()})
+    runs = len(resolved.runs)
+    result(f"{runs} run{'s' * (runs > 1)}")
 
 
 @app.command()
@@ -163,9 +158,11 @@ def estimate(settings: Settings, model: ModelDirectory, packing: Packing, output
     from zerolora.memory.estimate import estimate as stage
     from zerolora.memory.table import table
 
-    result = stage(EstimateSettings.model_validate(settings), model, packing)
-    write_json(output, result)
-    REPORT.info(table(result))
+    estimated = stage(EstimateSettings.model_validate(settings), model, packing)
+    write_json(output, estimated)
+    LOGGER.info("%s", table(estimated))
+    fitting = sum(entry["fits"] for entry in estimated["strategies"])
+    result(f"{fitting} of {len(estimated['strategies'])} strategies fit")
 
 
 app.command()(memory)
@@ -198,7 +195,10 @@ def render(
     rendered, why = stage(settings, estimate)
     write_json(reasons, why)
     write_json(output, rendered)
-    REPORT.info(lines(why))
+    LOGGER.info("%s", lines(why))
+    chosen = rendered["zerolora"]
+    seconds = why["request"]["seconds"]
+    result(f"{chosen['strategy']}, micro-batch {chosen['micro_batch']}, predicted {seconds:,.0f} s")
 
 
 @app.command()
@@ -303,10 +303,10 @@ def report(
 def show(
     results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
 ) -> None:
-    """Print accuracy before and after of every run."""
-    from zerolora.report.show import table
+    """Print accuracy before and after of every run, and where its page is."""
+    from zerolora.report.show import summary
 
-    REPORT.info(table(results))
+    typer.echo(summary(results))
 
 
 def main() -> None:
@@ -317,15 +317,15 @@ def main() -> None:
     """
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
+    messages.set_up()
     try:
         app()
     except Stopped as stopped:
-        REPORT.warning("zerolora: %s", stopped)
+        LOGGER.warning("%s", stopped)
         sys.exit(STOPPED)
     except UserError as error:
-        for line in str(error).splitlines():
-            REPORT.error("zerolora: %s", line)
+        LOGGER.error("%s", error)
         sys.exit(2)
     except OSError as error:
-        REPORT.error("zerolora: %s", explained(error))
+        LOGGER.error("%s", explained(error))
         sys.exit(2)

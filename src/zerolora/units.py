@@ -19,6 +19,15 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _FACTORS[match[2]])
 
 
+def byte_size(count: float) -> str:
+    """Return bytes in the largest binary unit that they fill, as in 9.8 MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
 def gib(count: float) -> str:
     """Return bytes as GiB with two decimals."""
     return f"{count / GIB:.2f} GiB"

@@ -172,7 +172,7 @@ def test_it_can_be_watched_and_a_slow_rank_is_told_while_it_runs(bench: Bench) -
     while steps_told(bench, "slowed") < 60:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    fell = re.compile(r"step \d+: \d+ tokens/s, after \d+ before .*: communication takes ")
+    fell = re.compile(r"zerolora: step \d+: \d+ tokens/s, after \d+ before .*: communication takes ")
     while not any(fell.match(line) for line in said):
         assert time.monotonic() < deadline, said
         os.kill(rank, signal.SIGSTOP)

@@ -348,5 +348,5 @@ def test_an_adapter_that_learned_nothing_is_not_published(bench: Bench) -> None:
 def test_a_users_mistake_in_training_is_one_line(bench: Bench) -> None:
     result = bench.start("mistake", ranks_per_node=1, global_batch=1000, micro_batch=1000)
     assert result.returncode == 2
-    assert "zerolora train: train.global_batch is 1000, but 1 epochs have only 16 rows; lower it" in result.stderr
+    assert "zerolora: train.global_batch is 1000, but 1 epochs have only 16 rows; lower it" in result.stderr
     assert "Traceback" not in result.stderr

@@ -195,5 +195,5 @@ def test_a_patience_that_is_no_number_is_a_users_mistake(bench: Bench) -> None:
         bench.command("impatient"), env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert result.returncode == 2
-    assert "zerolora train: ZEROLORA_PATIENCE is 'soon'; write seconds, as in 180" in result.stderr
+    assert "zerolora: ZEROLORA_PATIENCE is 'soon'; write seconds, as in 180" in result.stderr
     assert "Traceback" not in result.stderr

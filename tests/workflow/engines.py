@@ -12,6 +12,7 @@ import yaml
 from conftest import Project, project_environment
 
 TARGETS = {"all", "default"}
+STARTED = re.compile(r"^\d\d:\d\d:\d\d  (\w+)(?: (\S+))? +started$", re.MULTILINE)
 WILDCARD = re.compile(r"^    wildcards: \w+=(\S+)$", re.MULTILINE)
 JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):\n((?:    .*\n)+)", re.MULTILINE)
 
@@ -102,7 +103,7 @@ def _jobs(result: Any) -> set[str]:
 
 
 def _stages_in(printed: str) -> set[str]:
-    stages = set()
+    stages = {f"{rule}@{value}" if value else rule for rule, value in STARTED.findall(printed)}
     for rule, block in JOB.findall(printed):
         if rule not in TARGETS:
             wildcard = WILDCARD.search(block)

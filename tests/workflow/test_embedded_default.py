@@ -38,9 +38,10 @@ def test_the_embedded_default_learns_the_task_and_both_engines_call_it_done(tmp_
     assert after["rows"] == 200
     stats = read_json(results / "data/reference/stats.json", "test")
     assert [stats[f"{name}_rows"] for name in ("train", "validation", "test")] == [1798, 200, 200]
-    assert "strategy: zero2" in output.stdout + output.stderr
-    shown = project.run("zerolora", "show").stderr
-    assert f"{after['accuracy']:.3f}" in shown
+    assert "results/default/zero.json  zero2, micro-batch" in output.stdout + output.stderr
+    told = f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
+    assert told in output.stdout + output.stderr
+    assert told in project.run("zerolora", "show").stdout
     assert dvc_changed(project) == set()
     assert snakemake_would_run(project) == set()
     page = (results / "default/report.html").read_text()

@@ -7,6 +7,7 @@ the other way round: `commit_dvc_state` tells DVC. Neither runs a stage.
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -159,6 +160,7 @@ def commit_dvc_state(workflow: Any) -> None:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
+    logging.getLogger("dvc").setLevel(logging.ERROR)  # it tells of each entry of dvc.lock that it updates
     names = {_stage_of(job) for job in workflow.dag.jobs if job.rule.name not in TARGET_RULES}
     try:
         with Repo() as repo:

@@ -6,7 +6,6 @@ Tokens stay where prepare put them; a plan says which rows are joined, so anothe
 train.arrow and validation.arrow hold the plans (plan.py), stats.json says how full the packed rows are.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from zerolora.data.plan import PackingPlan, open_plan, write_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
-
-REPORT = logging.getLogger("zerolora")
+from zerolora.log import result
 
 
 def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
@@ -50,10 +48,12 @@ def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
         write_json(staged / "stats.json", stats)
         write_json(staged / MANIFEST, {"data_manifest_sha256": sha256(data / MANIFEST), "files": describe(staged)})
     if settings["packing"]:
-        REPORT.info(
+        result(
             f"{stats['train_rows']:,} rows in {stats['train_packed_rows']:,} packed rows of {capacity:,} tokens, "
             f"{stats['train_efficiency']:.2%} full"
         )
+    else:
+        result(f"{stats['train_rows']:,} rows to train on, none packed")
 
 
 def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, settings: dict[str, Any]) -> dict[str, Any]:

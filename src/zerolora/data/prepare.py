@@ -10,7 +10,6 @@ manifest.json (what all this is made of). Memory does not grow with the data, bu
 import collections
 import concurrent.futures
 import contextlib
-import logging
 import os
 from array import array
 from collections.abc import Iterator
@@ -19,19 +18,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerolora import log
 from zerolora.data.example import BadRow
 from zerolora.data.formats import FORMS, detect
 from zerolora.data.mask import Proof, write_page
 from zerolora.data.mixture import Index, Mixture, mix
-from zerolora.data.progress import Progress
 from zerolora.data.readers import check_not_linked, chunks, files_of
-from zerolora.data.rows import schema
+from zerolora.data.rows import SPLITS, schema
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import Dropped, Job, Result, tokenize
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json
+from zerolora.log import LOGGER
+from zerolora.progress import Progress
 
-REPORT = logging.getLogger("zerolora")
 SHOWN = 5  # mistakes told at once
 
 
@@ -52,7 +52,8 @@ def prepare(settings: dict[str, Any], model: Path, output: Path, workers: int | 
     sources = sources_of(settings)
     with staged_directory(output) as staged:
         (folder := staged / "rows").mkdir()
-        bar = Progress(sum(path.stat().st_size for source in sources for path in source.files), "tokenizing")
+        size = sum(path.stat().st_size for source in sources for path in source.files)
+        bar = Progress("tokenizing", size, binary=True)
         results = tokenize(_jobs(sources), model.parent, settings, workers or len(os.sched_getaffinity(0)), folder)
         statistics = Statistics([source.name for source in sources])
         proof = Proof()
@@ -83,7 +84,10 @@ def prepare(settings: dict[str, Any], model: Path, output: Path, workers: int | 
                 "files": describe(staged),
             },
         )
-    REPORT.info(statistics.line())
+    LOGGER.info(statistics.line())
+    flat = statistics.flat()
+    rows = ", ".join(f"{flat[f'{split}_rows']:,} {split}" for split in SPLITS)
+    log.result(f"{rows} rows")
 
 
 def sources_of(settings: dict[str, Any]) -> list[Source]:
@@ -167,7 +171,7 @@ def _collect(
                 column.frombytes(part.tobytes())
             statistics.add(result)
             proof.add(result.counts)
-            bar.update(result.progress, result.read)
+            bar.update(result.progress, f"{statistics.read:,} rows")
     return files, Index(*(np.array(column, copy=False) for column in columns))
 
 

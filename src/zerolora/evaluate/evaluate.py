@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from zerolora import cpu_matmul
 from zerolora.data.rows import FIELDS, IGNORED, open_split
 from zerolora.evaluate.checks import judge
 from zerolora.files import MANIFEST, read_json, write_json
+from zerolora.log import result
 from zerolora.peak_memory import PeakMemory
+from zerolora.progress import Progress
 
 LOSS_TOKENS = 2048  # of one forward pass without generation
 
@@ -48,7 +49,8 @@ def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, 
         if asked
         else {}
     )
-    write_json(output / "evaluate.json", {"rows": len(rows), **rates, "loss": loss(model, rows)})
+    figures = {"rows": len(rows), **rates, "loss": loss(model, rows)}
+    write_json(output / "evaluate.json", figures)
     write_json(
         output / "evaluate_resources.json",
         {
@@ -67,6 +69,8 @@ def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, 
             for row, answer, (formatted, right) in zip(asked, answers, judged, strict=True)
         ],
     )
+    shown = [f"{name.removesuffix('_rate')} {rate:.3f}" for name, rate in rates.items()]
+    result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {len(rows):,} rows")
 
 
 def load(weights: Path, device: torch.device) -> tuple[Any, Any]:
@@ -94,13 +98,17 @@ def generate(model: Any, tokenizer: Any, rows: Any, stops: set[int], settings: d
     generated = 0
     # Prompts of like length together, so that little is padded.
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
-    for start in tqdm(range(0, len(order), settings["batch"]), desc="evaluate", unit="batch", disable=None):
-        members = order[start : start + settings["batch"]]
-        tokens = _continue(model, tokenizer, [prompts[index] for index in members], stops, settings["max_new_tokens"])
-        for index, answer in zip(members, tokens, strict=True):
-            ended = next((place + 1 for place, token in enumerate(answer) if token in stops), len(answer))
-            generated += ended
-            answers[index] = tokenizer.decode(answer[:ended], skip_special_tokens=True)
+    size = settings["batch"]
+    with Progress("answer", len(order)) as bar:
+        for start in range(0, len(order), size):
+            members = order[start : start + size]
+            inputs = [prompts[index] for index in members]
+            tokens = _continue(model, tokenizer, inputs, stops, settings["max_new_tokens"])
+            for index, answer in zip(members, tokens, strict=True):
+                ended = next((place + 1 for place, token in enumerate(answer) if token in stops), len(answer))
+                generated += ended
+                answers[index] = tokenizer.decode(answer[:ended], skip_special_tokens=True)
+            bar.update(len(members))
     return answers, generated
 
 

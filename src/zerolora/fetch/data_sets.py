@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from zerolora.config.settings import FetchDataSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
+from zerolora.log import result
+from zerolora.units import byte_size
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -60,6 +62,7 @@ def fetch_data(settings: FetchDataSettings, output: Path) -> None:
                 "files": files,
             },
         )
+    result(f"{len(files)} files, {byte_size(sum(file['bytes'] for file in files.values()))}")
 
 
 def _list(settings: FetchDataSettings) -> "list[RepoFile]":

@@ -18,7 +18,9 @@ from zerolora.config.settings import FetchDirectory, FetchSettings
 from zerolora.errors import UserError
 from zerolora.fetch.sources import materialise
 from zerolora.files import MANIFEST, read_json, sha256, staged_directory, write_json
+from zerolora.log import result
 from zerolora.manifest import count_parameters, is_weight, model_files
+from zerolora.units import byte_size
 
 
 def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
@@ -41,6 +43,8 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
                 "files": files,
             },
         )
+    size = sum(file["bytes"] for name, file in files.items() if is_weight(name))
+    result(f"{count_parameters(directory):,} parameters, {byte_size(size)} of weights")
 
 
 def restore(model: Path, weights: Path) -> None:

@@ -6,16 +6,14 @@ cli.py imports this module for every command, so the estimate is imported where 
 """
 
 import json
-import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from zerolora.errors import UserError
+from zerolora.log import LOGGER
 from zerolora.types import Attention, Loss, Precision
-
-REPORT = logging.getLogger("zerolora")
 
 
 def memory(
@@ -88,7 +86,7 @@ def memory(
     model_spec = read_model_spec(model)
     entries = estimates(model_spec, spec, capacity, list(STRATEGIES) if strategy == "all" else [strategy])
     if model_spec.counted != "config.json":
-        REPORT.info("the model's family is not in the table: counted on the meta device, activations as of any decoder")
+        LOGGER.info("the model's family is not in the table: counted on the meta device, activations as of any decoder")
     typer.echo("\n".join(json.dumps(entry) for entry in entries) if as_json else rows(entries, capacity))
 
 

@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tqdm import tqdm
 
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, read_json, staged_directory, write_json
+from zerolora.log import result
 from zerolora.manifest import WEIGHTS, is_weight
 from zerolora.methods.lora import Lora
+from zerolora.progress import Progress
+from zerolora.units import byte_size
 
 
 def merge(base: Path, adapter: Path, output: Path, place: Path) -> None:
@@ -29,12 +31,15 @@ def merge(base: Path, adapter: Path, output: Path, place: Path) -> None:
     """
     with staged_directory(place) as staged:
         _write_merged(base, adapter, staged)
-        manifest = {"path": str(place), "files": describe(staged)}
+        files = describe(staged)
+        manifest = {"path": str(place), "files": files}
         if place == output:
             write_json(staged / MANIFEST, manifest)
     if place != output:
         with staged_directory(output) as staged:
             write_json(staged / MANIFEST, manifest)
+    size = byte_size(sum(file["bytes"] for file in files.values()))
+    result(size if place == output else f"{size} in {place}")
 
 
 def restore(base: Path, adapter: Path, manifest: Path) -> None:
@@ -59,14 +64,17 @@ def _write_merged(base: Path, adapter: Path, staged: Path) -> None:
         if path.is_file() and not is_weight(path.name) and path.name != MANIFEST:
             shutil.copyfile(path, staged / path.name)
     merged = set()
-    for path in tqdm(sorted(base.glob(WEIGHTS)), desc="merge", unit="file", disable=None):
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        for name in tensors.keys() & updates.keys():
-            tensors[name] = _added(name, tensors[name], updates[name].tensor())
-            merged.add(name)
-        save_file(tensors, staged / path.name, metadata)
+    paths = sorted(base.glob(WEIGHTS))
+    with Progress("file", len(paths)) as bar:
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            for name in tensors.keys() & updates.keys():
+                tensors[name] = _added(name, tensors[name], updates[name].tensor())
+                merged.add(name)
+            save_file(tensors, staged / path.name, metadata)
+            bar.update()
     missing = sorted(updates.keys() - merged)
     if missing:
         raise UserError(f"{adapter}: the base has no {missing[0]}; this adapter was trained on another model")

@@ -10,7 +10,9 @@ from typing import Any
 import jinja2
 
 from zerolora.files import MANIFEST, read_json, sha256, write_json, write_text
+from zerolora.log import result
 from zerolora.report.plots import length_histogram, loss_curve, memory_bars, step_times
+from zerolora.report.show import before_and_after
 from zerolora.report.usage import COLUMNS, table, usage
 from zerolora.units import gib
 
@@ -75,6 +77,7 @@ def report(
     )
     write_json(usage_file, train_usage)
     write_text(output, page)
+    result(before_and_after(before, after))
 
 
 def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:

@@ -1,15 +1,19 @@
-"""Accuracy before and after, of every run, in a terminal."""
+"""What the runs achieved, for a terminal: accuracy before and after, where the page is, and what to do next."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from zerolora.files import read_json
 
 
-def table(results: Path) -> str:
-    """Return one line for each run of `results`/config.json that has been evaluated."""
+def summary(results: Path) -> str:
+    """Return a line for each run of `results`/config.json, and what to do next.
+
+    Raises UserError if `results`/config.json is missing.
+    """
     runs = read_json(results / "config.json", "zerolora resolve")["runs"]
-    width = max(len("run"), *map(len, runs))
-    lines = [f"{'run':<{width}}  accuracy before  after  report"]
+    width = max(map(len, runs))
+    lines, pages = [], []
     for name, run in runs.items():
         files = (
             results / "base" / run["dataset"] / "evaluate.json",
@@ -19,9 +23,19 @@ def table(results: Path) -> str:
             lines.append(f"{name:<{width}}  not evaluated yet")
             continue
         before, after = (read_json(path, "zerolora evaluate") for path in files)
-        page = results / name / "report.html"
-        if "accuracy" in after:
-            lines.append(f"{name:<{width}}  {before['accuracy']:>15.3f}  {after['accuracy']:.3f}  {page}")
-        else:
-            lines.append(f"{name:<{width}}  nothing is asked; loss {before['loss']:.3f} -> {after['loss']:.3f}  {page}")
+        pages.append(results / name / "report.html")
+        lines.append(f"{name:<{width}}  {before_and_after(before, after)}  {pages[-1]}")
+    if pages:
+        lines += [
+            "",
+            f"Next: open {pages[0]}: answers, memory, provenance.",
+            "Then set your own model and data in config/config.yaml (config/README.md), and run again.",
+        ]
     return "\n".join(lines)
+
+
+def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """Return the accuracies of base and merged model, or their losses where no row asks anything."""
+    if "accuracy" in after:
+        return f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
+    return f"loss {before['loss']:.3f} before, {after['loss']:.3f} after"

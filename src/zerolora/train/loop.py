@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ import torch.distributed
 
 from zerolora.data.plan import PackingPlan
 from zerolora.errors import UserError
+from zerolora.log import LOGGER
+from zerolora.progress import Progress
 from zerolora.train import schedule
 from zerolora.train.batch import Batches, collate, loss_sum, packed_row
 from zerolora.train.checkpoint.store import Checkpoints, State, read
 from zerolora.train.engines.base import MOMENTS, WEIGHT, Engine
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.stop_signals import Stop, Stopped
-from zerolora.train.telemetry.progress import Progress, say
 from zerolora.train.telemetry.writer import TelemetryWriter
 from zerolora.train.validation import Validations
 
@@ -63,7 +63,7 @@ class Loop:
             else:
                 said = ["no checkpoints are written: moments on NVMe are not gathered from there"]
             for line in said:
-                print(line, file=sys.stderr)
+                LOGGER.info(line)
         torch.distributed.broadcast_object_list(chosen)
         if chosen[0] is None:
             return
@@ -73,7 +73,7 @@ class Loop:
         self.losses, self.loss_by_source = state.loop["loss"].tolist(), state.loop["loss_by_source"]
         self.validations.restore(state.loop["validation"], state.best)
         if self.rank == 0:
-            print(f"goes on after step {self.step} of {self.batches.steps}, from {chosen[0]}", file=sys.stderr)
+            LOGGER.info(f"goes on after step {self.step} of {self.batches.steps}, from {chosen[0]}")
 
     def run(self, rows: Any, plan: PackingPlan) -> None:
         """Make all steps that are left, and validate on `rows` in between, if the config says so.
@@ -83,7 +83,7 @@ class Loop:
         self.engine.train()
         steps, before = self.batches.steps, self.seconds
         tokens_before, started = self.batches.tokens_until(self.step), time.monotonic()
-        with Progress(steps, self.rank, self.step) as bar:
+        with Progress("step", steps, self.step, silent=self.rank != 0) as bar:
             while True:
                 if self.validations.due(self.step):
                     paused = time.monotonic()
@@ -101,13 +101,14 @@ class Loop:
                 self.step += 1
                 self.seconds = before + time.monotonic() - started
                 row = self.record.write(self.step, loss, self._learning_rate(self.step - 1))
-                bar.update(loss, self.batches.tokens_until(self.step) - tokens_before, row.get("gradient_norm"))
+                tokens = self.batches.tokens_until(self.step) - tokens_before
+                bar.update(text=_figures(loss, tokens / (time.monotonic() - started), row.get("gradient_norm")))
                 if asked or due or self.step == steps:
                     self._save()
                 if asked:
                     self._leave()
         if self.step < steps and self.rank == 0:
-            say(f"stops early: {self.validations}")
+            LOGGER.info(f"stops early: {self.validations}")
 
     def _optimizer_step(self, due: bool) -> tuple[float, bool, bool]:
         """Return the loss, and whether any rank was asked to stop, or finds a checkpoint due."""
@@ -163,7 +164,7 @@ class Loop:
         total, tokens = self._summed(sums).tolist()
         better = self.validations.note(self.step, total / tokens)
         if self.rank == 0:
-            say(f"step {self.step}: {self.validations}")
+            LOGGER.info(f"step {self.step}: {self.validations}")
         if better and self.validations.keeps_best:
             self.validations.best = self.engine.part(WEIGHT)
         return better
@@ -219,6 +220,11 @@ class Loop:
         values = values.to(self.device)
         torch.distributed.all_reduce(values)
         return values.cpu()
+
+
+def _figures(loss: float, rate: float, norm: float | None) -> str:
+    """Return what is shown beside the bar: loss, norm of the gradient, tokens/s."""
+    return "  ".join([f"loss {loss:.4f}", *([] if norm is None else [f"norm {norm:.3g}"]), f"{rate:.0f} tokens/s"])
 
 
 def _seed(seed: int, step: int, rank: int) -> int:

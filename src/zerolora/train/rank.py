@@ -23,6 +23,7 @@ from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json, write_json, write_text
+from zerolora.log import LOGGER, result, set_up
 from zerolora.manifest import located
 from zerolora.peak_memory import PeakMemory
 from zerolora.train.adapter import adapt, expected_tensors, save
@@ -70,7 +71,7 @@ def train(
     watch.follow(engine.module, device)
 
     if not check_loss(engine, engine.module.get_base_model(), device) and rank == 0:
-        print("this model makes its logits in a way of its own, so that all are made at once", file=sys.stderr)
+        LOGGER.info("this model makes its logits in a way of its own, so that all are made at once")
     if packed:
         check_isolation(engine, model.config, device)
     batches = Batches(open_split(data, "train"), open_plan(packing / "train.arrow"), settings, rank, world)
@@ -180,6 +181,8 @@ def _write_metrics(
     write_json(directory / "train.json", metrics)
     # What the machine's mood changes stands apart, so that the metrics of two equal runs are equal files.
     write_json(directory / "train_resources.json", resources)
+    losses = "loss {loss_first:.3g} -> {loss_last:.3g}, validation {loss_validation:.3g}".format_map(metrics)
+    result(f"{losses}, {resources['tokens_per_second']:.0f} tokens/s")
 
 
 def _arguments() -> argparse.Namespace:
@@ -193,6 +196,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Run one rank. A user's mistake ends it with one line and exit code 2; being stopped with STOPPED."""
     arguments = _arguments()
+    set_up()
     try:
         train(
             arguments.settings,
@@ -205,10 +209,10 @@ def main() -> None:
         )
     except Stopped as stopped:
         if os.environ["RANK"] == "0":
-            print(stopped, file=sys.stderr)
+            LOGGER.info("%s", stopped)
         _leave(STOPPED)
     except UserError as error:
-        print(f"zerolora train: {error}", file=sys.stderr)
+        LOGGER.error("%s", error)
         _leave(2)
     _leave(0)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.train.telemetry.progress import say
+from zerolora.log import LOGGER
 
 Log = Callable[[int, Mapping[str, float]], Any]
 Close = Callable[[], Any]
@@ -70,7 +70,9 @@ class Tracker:
             call()
         except Exception as error:  # whatever it is: the run matters more
             self._log = self._close = None
-            say(f"train.tracker: {self.kind} fails and is left out from here on ({type(error).__name__}: {error})")
+            LOGGER.warning(
+                f"train.tracker: {self.kind} fails and is left out from here on ({type(error).__name__}: {error})"
+            )
 
 
 def _dvclive(folder: Path, run: str, settings: dict[str, Any]) -> tuple[Log, Close]:

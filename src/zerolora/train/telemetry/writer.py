@@ -14,11 +14,11 @@ import torch
 import torch.distributed
 
 from zerolora.files import write_text
+from zerolora.log import LOGGER
 from zerolora.train.batch import Batches
 from zerolora.train.engines.base import Engine
 from zerolora.train.telemetry.collectives import Collectives, Counts
 from zerolora.train.telemetry.health import Health
-from zerolora.train.telemetry.progress import say
 from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
 from zerolora.train.telemetry.system_monitor import SystemMonitor
 from zerolora.train.telemetry.trackers import Tracker
@@ -123,7 +123,7 @@ class TelemetryWriter:
         }
         self._put(row)
         for line in self.health.judge(row):
-            say(line)
+            LOGGER.warning(line)
         return row
 
     def publish(self, path: Path) -> None:
@@ -169,7 +169,9 @@ class TelemetryWriter:
 
     def _without(self, path: Path, error: OSError) -> None:
         self._file = None
-        say(f"{path}: telemetry cannot be written there ({error.strerror}); it is written when training ends")
+        LOGGER.warning(
+            f"{path}: telemetry cannot be written there ({error.strerror}); it is written when training ends"
+        )
 
     def _count(self) -> None:
         self.made += 1

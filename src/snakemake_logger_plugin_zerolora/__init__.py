@@ -1,0 +1,382 @@
+"""Snakemake's output for people: a line a stage as it starts and ends, and the bar of what is running.
+
+A profile turns it on with `logger: zerolora`. In a terminal each running stage has one line with a bar, which becomes
+the line that says how it ended; elsewhere (a file, a Slurm job's log) there is a line at its start and one at its end.
+Dry runs and `--verbose` keep Snakemake's own format. `.snakemake/log/` always has all that Snakemake says.
+
+Snakemake imports every installed plugin at each start, so this module imports nothing but what Snakemake has loaded.
+"""
+
+import os
+import re
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from logging import WARNING, LogRecord
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+TARGETS = ("all", "default")
+"""Rules that run nothing, but collect what the others made."""
+HIDDEN = (
+    "Assuming unrestricted shared filesystem usage",
+    "Building DAG of jobs",
+    "Using shell:",
+    "Provided ",
+    "Rules claiming more threads",
+    "Conda environments: ignored",
+    "Singularity containers: ignored",
+    "Select jobs to execute",
+    "Execute ",
+    "DAG of jobs will be updated",
+    "Updating checkpoint dependencies",
+    "Complete log(s):",
+    "Elapsed time:",
+    "Removing output files of failed job",
+    "Trying to restart job",
+    "Shutting down, this might take some time",
+    "Exiting because a job execution failed",
+    "Touching output file",
+    "Loading trusted IOCache",
+    "SLURM run ID:",
+    "Job ",  # "Job 3 has been submitted with SLURM jobid 17": the line of the job's start says the same
+    "'sacct' unavailable",
+)
+"""How Snakemake's messages begin that say nothing to a user."""
+TOLD = ("CalledProcessError", "At least one job did not complete successfully")
+"""Parts of messages about a stage whose failure has been shown."""
+SILENT = {
+    LogEvent.PROGRESS,
+    LogEvent.RUN_INFO,
+    LogEvent.RESOURCES_INFO,
+    LogEvent.SHELLCMD,
+    LogEvent.JOB_STARTED,
+    LogEvent.WORKFLOW_STARTED,
+    LogEvent.RULEGRAPH,
+    LogEvent.DEBUG_DAG,
+    LogEvent.GROUP_INFO,
+}
+"""Events that the lines of stages make superfluous."""
+MESSAGE = re.compile(r"(\d+: )?zerolora( train)?: ")
+"""How lines of a log begin that are meant for the user; `srun --label` puts the task's number before them."""
+TAIL = 20
+"""Lines of a log that are shown of a stage that failed without a message of its own."""
+POLL_SECONDS = 0.25
+NAME_WIDTH = 28
+
+
+@dataclass
+class Job:
+    """A running stage."""
+
+    name: str
+    log: Path | None
+    output: str
+    """The first file that it makes."""
+    started: float = field(default_factory=time.monotonic)
+    status: dict[str, Any] = field(default_factory=dict)
+    _before: int = 0
+    """`started` of the status that an earlier run left."""
+    _read: int = 0
+    """Bytes of the log that were read."""
+    _rest: bytes = b""
+    last: str = ""
+    """The log's last line."""
+
+    def __post_init__(self) -> None:
+        self._before = self._status().get("started", 0)
+
+    def _status(self) -> dict[str, Any]:
+        from zerolora.log import read_status
+
+        return read_status(self.log) if self.log else {}
+
+    def poll(self) -> list[str]:
+        """Read the stage's status, and return the messages in its log that are new and meant for the user."""
+        status = self._status()
+        if not self.log or status.get("started", 0) == self._before:
+            return []
+        if status["started"] != self.status.get("started"):
+            self._read, self._rest = 0, b""
+        self.status = status
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self._read)
+                text = self._rest + file.read()
+                self._read = file.tell()
+        except OSError:
+            return []
+        *lines, self._rest = text.split(b"\n")
+        decoded = [printable(line.decode(errors="replace")) for line in lines]
+        self.last = next((line for line in reversed(decoded) if line.strip()), self.last)
+        return [line for line in decoded if is_message(line)]
+
+    @property
+    def seconds(self) -> str:
+        """Return the time since the stage started, as in 9.5 s or 3:07."""
+        return duration(time.monotonic() - self.started)
+
+
+def is_message(line: str) -> bool:
+    """Tell whether a line of a log is meant for the user."""
+    return MESSAGE.match(line) is not None
+
+
+def printable(text: str) -> str:
+    """Return a line without control characters, so that no log can steer the terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as in 9.5 s, 3:07 or 1:03:07."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, whole = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+
+
+class Terminal:
+    """Lines that stay, above one line with a bar for each running stage."""
+
+    def __init__(self, stream: Any, colour: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console = Console(file=stream, no_color=not colour, highlight=False, soft_wrap=True)
+        self.jobs: list[Job] = []
+        self._live = Live(console=self.console, get_renderable=self._running, auto_refresh=False, transient=True)
+
+    def show(self, jobs: list[Job]) -> None:
+        """Draw the running stages afresh; none takes the lines away."""
+        self.jobs = jobs
+        if jobs and not self._live.is_started:
+            self._live.start()
+        elif not jobs and self._live.is_started:
+            self._live.stop()
+        if jobs:
+            self._live.refresh()
+
+    def print(self, text: str, style: str = "") -> None:
+        """Print a line that stays."""
+        self.console.print(text, style=style, markup=False)
+
+    def started(self, job: Job) -> None:
+        """A line with a bar tells it."""
+
+    def ended(self, job: Job, text: str) -> None:
+        """Print how a stage ended."""
+        self._print("✓", "green", job, text)
+
+    def failed(self, job: Job, text: str) -> None:
+        """Print that a stage failed."""
+        self._print("✗", "red", job, f"failed{text}")
+
+    def _print(self, mark: str, style: str, job: Job, text: str) -> None:
+        from rich.text import Text
+
+        # Wider terminals show more of a line; all of it is in the log.
+        line = Text(no_wrap=True, overflow="ellipsis").append(mark, style)
+        line.append(f" {job.name:<{NAME_WIDTH}} {job.seconds:>8}  {text}")
+        self.console.print(line, soft_wrap=False)
+
+    def _running(self) -> "RenderableType":
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 1, 0, 0))
+        for _ in range(4):
+            table.add_column(no_wrap=True, overflow="ellipsis")
+        for job in self.jobs:
+            name = Text(f"  {job.name:<{NAME_WIDTH}}", style="bold")
+            total, done = job.status.get("total"), job.status.get("done", 0)
+            if total:
+                bar = ProgressBar(total, done, width=20)
+                text = f"{100 * done // total:>3}%  {job.status.get('text', '')}"
+            else:
+                bar = ProgressBar(None, 0, width=20, pulse=True, animation_time=time.monotonic())
+                text = ""
+            table.add_row(name, f"{job.seconds:>8} ", bar, text)
+        return table
+
+
+class Lines:
+    """One line after another, with the time of day."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def show(self, jobs: list[Job]) -> None:
+        """Bars need a terminal."""
+
+    def print(self, text: str, style: str = "") -> None:
+        """Print a line."""
+        print(text, file=self.stream, flush=True)
+
+    def started(self, job: Job) -> None:
+        """Print that a stage starts."""
+        self._print(job, "started")
+
+    def ended(self, job: Job, text: str) -> None:
+        """Print how a stage ended."""
+        self._print(job, f"done in {job.seconds}  {text}")
+
+    def failed(self, job: Job, text: str) -> None:
+        """Print that a stage failed."""
+        self._print(job, f"failed after {job.seconds}{text}")
+
+    def _print(self, job: Job, text: str) -> None:
+        self.print(f"{time.strftime('%H:%M:%S')}  {job.name:<{NAME_WIDTH}}  {text}")
+
+
+class LogHandler(LogHandlerBase):
+    """Turns Snakemake's events into lines. Snakemake calls it from one thread."""
+
+    def __post_init__(self) -> None:
+        """Get ready to print; what a terminal needs is loaded with the first stage."""
+        self.stream = sys.stdout if self.common_settings.stdout else sys.stderr
+        self.plain = bool(self.common_settings.dryrun or self.common_settings.verbose)
+        self.screen: Terminal | Lines = Lines(self.stream)
+        self.jobs: dict[int, Job] = {}
+        self.failed = self.summary = False
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def emit(self, record: LogRecord) -> None:
+        """Show a record, if it says something to the user."""
+        try:
+            with self._lock:
+                self._emit(record)
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Take bars away, and end with the summary."""
+        self._ended.set()
+        with self._lock:
+            self.screen.show([])
+            if self.summary and not self.failed and "DVC_STAGE" not in os.environ:
+                self._print_summary()
+                self.summary = False
+        super().close()
+
+    @property
+    def writes_to_stream(self) -> bool:
+        """This is what Snakemake prints to the terminal."""
+        return True
+
+    @property
+    def writes_to_file(self) -> bool:
+        """Snakemake's own log file stays."""
+        return False
+
+    @property
+    def has_filter(self) -> bool:
+        """`--quiet` is Snakemake's own filter's to obey."""
+        return False
+
+    @property
+    def has_formatter(self) -> bool:
+        """Records of dry runs and `--verbose` keep Snakemake's format."""
+        return False
+
+    @property
+    def needs_rulegraph(self) -> bool:
+        """Nothing is drawn."""
+        return False
+
+    def _emit(self, record: LogRecord) -> None:
+        event: LogEvent | None = getattr(record, "event", None)
+        values = vars(record)
+        if self.plain:
+            text = self.format(record)
+            if text and text != "None":
+                print(("\n" if event == LogEvent.JOB_INFO else "") + text, file=self.stream, flush=True)
+        elif event == LogEvent.JOB_INFO:
+            self._start(values)
+        elif event == LogEvent.JOB_FINISHED:
+            self._finish(values["job_id"])
+        elif event == LogEvent.JOB_ERROR:
+            self._fail(values)
+        elif event not in SILENT:
+            self._message(record)
+
+    def _start(self, values: dict[str, Any]) -> None:
+        if values["rule_name"] in TARGETS:
+            self.summary = True
+            return
+        name = " ".join([values["rule_name"], *map(str, values["wildcards"].values())])
+        job = Job(name, Path(values["log"][0]) if values["log"] else None, next(iter(values["output"]), ""))
+        if not self.jobs and self.stream.isatty() and isinstance(self.screen, Lines):
+            self.screen = Terminal(self.stream, not self.common_settings.nocolor)
+        self.jobs[values["jobid"]] = job
+        self.screen.started(job)
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, daemon=True)
+            self._watcher.start()
+
+    def _finish(self, number: int) -> None:
+        if job := self.jobs.pop(number, None):
+            self._poll(job)
+            self.screen.show(list(self.jobs.values()))
+            made = job.output.removesuffix("/manifest.json")
+            self.screen.ended(job, "  ".join(filter(None, (made, job.status.get("result", "")))))
+
+    def _fail(self, values: dict[str, Any]) -> None:
+        self.failed = True
+        # Snakemake tells it again when it ends.
+        if job := self.jobs.pop(values["jobid"], None):
+            self._poll(job)
+            self.screen.show(list(self.jobs.values()))
+            logs = [path.partition(" ")[0] for path in values["log"]]
+            if job.log and not is_message(job.last):
+                for line in tail(job.log):
+                    self.screen.print(f"  {line}")
+            self.screen.failed(job, f"; log: {', '.join(logs)}" if logs else "")
+
+    def _message(self, record: LogRecord) -> None:
+        text = self.format(record).strip()
+        if not text or text.startswith(HIDDEN) or any(part in text for part in TOLD):
+            return
+        if text.startswith("Nothing to be done"):
+            self.summary = "all" in sys.argv
+        self.screen.print(text, "red" if record.levelno > WARNING else "")
+
+    def _watch(self) -> None:
+        while not self._ended.wait(POLL_SECONDS):
+            with self._lock:
+                if not self._ended.is_set():
+                    for job in self.jobs.values():
+                        self._poll(job)
+                    self.screen.show(list(self.jobs.values()))
+
+    def _poll(self, job: Job) -> None:
+        for line in job.poll():
+            self.screen.print(line, "yellow")
+
+    def _print_summary(self) -> None:
+        from zerolora.errors import UserError
+        from zerolora.report.show import summary
+
+        try:
+            self.screen.print(f"\n{summary(Path('results'))}")
+        except UserError as error:
+            self.screen.print(str(error))
+
+
+def tail(log: Path) -> list[str]:
+    """Return a log's last lines."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [printable(line) for line in lines[-TAIL:]]

@@ -1,0 +1,103 @@
+"""The messages of a stage: one logger, and a status file beside the log for whoever shows the stage's progress.
+
+    LOGGER.info(...)     goes to the log
+    LOGGER.warning(...)  also goes to the user's screen, as does LOGGER.error: the line begins with "zerolora: "
+    result("...")        one line about what the stage produced
+
+A stage that is started with `--log FILE` writes everything there, with what its libraries and child processes print.
+Its state goes to FILE's status file: one JSON object with `started` (ns since the epoch), `name`, `done` and `total`
+and `text` (progress) and `result`. Snakemake's logger plugin (snakemake_logger_plugin_zerolora) reads both files.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+LOGGER = logging.getLogger("zerolora")
+PREFIX = "zerolora: "
+"""Begins each line that the user is to see."""
+VARIABLE = "ZEROLORA_STATUS"
+"""Environment variable: path of the status file. Ranks of training inherit it."""
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if record.levelno < logging.WARNING:
+            return text
+        return "\n".join(PREFIX + line for line in text.splitlines())
+
+
+class _Handler(logging.StreamHandler[Any]):
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm = sys.modules.get("tqdm")
+        if tqdm is None:
+            super().emit(record)
+        else:  # a bar in the terminal is moved out of the way
+            tqdm.tqdm.write(self.format(record), file=sys.stderr)
+
+
+def set_up() -> None:
+    """Send messages of this process to stderr, from INFO on; those of other libraries from WARNING on."""
+    handler = _Handler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    LOGGER.handlers = [handler]
+    LOGGER.propagate = False
+    LOGGER.setLevel(logging.INFO)
+
+
+def redirect(log: Path) -> None:
+    """Send everything that this process and its children print to `log`, and begin its status file.
+
+    The tasks of an srun share both files: the first begins them, the others append to the log.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    first = os.environ.get("SLURM_PROCID", "0") == "0"
+    os.environ[VARIABLE] = str(status_file(log))
+    if first:
+        _write({"started": time.time_ns()})
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if first else 0), 0o666)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+
+
+def status_file(log: Path) -> Path:
+    """Return the path of the status file that belongs to a log."""
+    return log.with_suffix(".status.json")
+
+
+def read_status(log: Path) -> dict[str, Any]:
+    """Return the status beside a log; empty if there is none."""
+    try:
+        return dict(json.loads(status_file(log).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def update_status(**values: Any) -> None:
+    """Set values in the status file, if this process has one."""
+    if VARIABLE in os.environ:
+        _write(read_status(Path(os.environ[VARIABLE].removesuffix(".status.json") + ".log")) | values)
+
+
+def result(text: str) -> None:
+    """Say in one line what the stage produced."""
+    LOGGER.info(text)
+    update_status(result=text)
+
+
+def _write(status: dict[str, Any]) -> None:
+    path = Path(os.environ[VARIABLE])
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # The status is for display only; a disk that is full or gone is reported by the stage's own output.
+    with contextlib.suppress(OSError):
+        beside.write_text(json.dumps(status), encoding="utf-8")
+        beside.replace(path)

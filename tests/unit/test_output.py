@@ -1,0 +1,180 @@
+"""What Snakemake prints through its logger plugin, in a file and in a terminal, run for real on a few small rules."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import BIN, ROOT
+
+from zerolora.files import write_json
+from zerolora.log import read_status
+
+SNAKEFILE = """
+rule all:
+    default_target: True
+    input: "two.txt"
+
+rule one:
+    output: "one.txt"
+    log: "one.log"
+    shell: "{python} stage.py {{log}} {{output}} good"
+
+rule two:
+    input: "one.txt"
+    output: "two.txt"
+    log: "two.log"
+    shell: "{python} stage.py {{log}} {{output}} {how}"
+"""
+
+# A stage as cli.py starts one: everything it prints goes to the log.
+STAGE = """
+import sys
+import time
+from pathlib import Path
+from zerolora import log
+from zerolora.progress import Progress
+
+file, output, how = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+log.redirect(file)
+log.set_up()
+print("a library's chatter")
+log.LOGGER.info("a detail")
+with Progress("step", 4) as bar:
+    for step in range(4):
+        time.sleep(0.4)
+        bar.update(text=f"loss {step}")
+if how == "refused":
+    log.LOGGER.error("config.yaml: a mistake\\nand its second line")
+    sys.exit(2)
+if how == "crashed":
+    raise ValueError("a fault of ours")
+if how == "warned":
+    log.LOGGER.warning("rank 1 is slow\\x1b[31m")
+output.write_text("done")
+log.result("4 steps")
+"""
+
+
+def run(folder: Path, how: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Snakemake with the plugin and its output in a pipe."""
+    (folder / "Snakefile").write_text(SNAKEFILE.format(python=sys.executable, how=how))
+    (folder / "stage.py").write_text(STAGE)
+    return subprocess.run(
+        [BIN / "snakemake", "--logger", "zerolora", "--cores", "1", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def lines_of(text: str) -> list[str]:
+    """Return lines without times of day and seconds, which differ, and without padding."""
+    return [re.sub(r" +", " ", re.sub(r"\d+\.\d s|\d\d:\d\d:\d\d", "T", line)) for line in text.splitlines()]
+
+
+def test_a_stage_has_one_line_at_its_start_and_one_at_its_end(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    write_json(results / "config.json", {"runs": {name: {"dataset": "rows"} for name in ("default", "other")}})
+    write_json(results / "base/rows/evaluate.json", {"accuracy": 0})
+    write_json(results / "default/metrics/evaluate.json", {"accuracy": 0.995})
+    result = run(tmp_path, "good", "all")
+    assert result.returncode == 0, result.stdout
+    assert lines_of(result.stdout) == [
+        "T one started",
+        "T one done in T one.txt 4 steps",
+        "T two started",
+        "T two done in T two.txt 4 steps",
+        "",
+        "default accuracy 0.000 before, 0.995 after results/default/report.html",
+        "other not evaluated yet",
+        "",
+        "Next: open results/default/report.html: answers, memory, provenance.",
+        "Then set your own model and data in config/config.yaml (config/README.md), and run again.",
+    ]
+    log = (tmp_path / "one.log").read_text()
+    for text in ("a library's chatter", "a detail", "step 4/4 loss 3", "4 steps"):
+        assert text in re.sub(" +", " ", log)
+    assert "Finished jobid" in "".join(path.read_text() for path in (tmp_path / ".snakemake/log").iterdir())
+
+
+def test_messages_for_the_user_reach_the_screen_without_control_characters(tmp_path: Path) -> None:
+    result = run(tmp_path, "warned")
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.count("zerolora: rank 1 is slow [31m\n") == 1
+    assert "\x1b" not in result.stdout
+
+
+def test_a_refusal_is_shown_with_the_path_of_the_log_every_time(tmp_path: Path) -> None:
+    for _ in range(2):  # the second log is the same as the first, byte for byte
+        result = run(tmp_path, "refused")
+        assert result.returncode != 0
+        assert lines_of(result.stdout)[-3:] == [
+            "zerolora: config.yaml: a mistake",
+            "zerolora: and its second line",
+            "T two failed after T; log: two.log",
+        ]
+
+
+def test_a_crash_shows_the_end_of_the_log(tmp_path: Path) -> None:
+    result = run(tmp_path, "crashed")
+    assert result.returncode != 0
+    assert lines_of(result.stdout)[-2:] == [" ValueError: a fault of ours", "T two failed after T; log: two.log"]
+
+
+def test_nothing_to_do_is_one_line(tmp_path: Path) -> None:
+    run(tmp_path, "good", "two.txt")
+    (line,) = run(tmp_path, "good", "two.txt").stdout.splitlines()
+    assert line == "Nothing to be done (all requested files are present and up to date)."
+
+
+def test_a_dry_run_and_verbose_keep_snakemakes_format(tmp_path: Path) -> None:
+    assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--dry-run").stdout
+    assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--verbose").stdout
+
+
+def test_a_terminal_shows_a_bar_that_becomes_the_line_of_the_end(tmp_path: Path) -> None:
+    run(tmp_path, "good", "--dry-run")  # writes the files
+    text = in_terminal([str(BIN / "snakemake"), "--logger", "zerolora", "--cores", "1", "two.txt"], tmp_path)
+    assert "started" not in text
+    assert re.search(r"one +\d\.\d s +━+ +\d+%  loss \d  00:0\d left", text)
+    assert re.search(r"✓ one +\d\.\d s  one.txt  4 steps", text)
+    assert text.rstrip().endswith("two.txt  4 steps")
+
+
+def in_terminal(command: list[str], folder: Path) -> str:
+    """Return everything that a command writes to a terminal, without escape sequences."""
+    process, terminal = pty.fork()
+    if not process:
+        os.chdir(folder)
+        os.environ |= {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm-256color", "COLUMNS": "120"}
+        os.execv(command[0], command)  # noqa: S606 - the child of the fork becomes the command
+    parts = []
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        parts.append(part)
+    _, status = os.waitpid(process, 0)
+    assert status == 0, parts
+    return re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", b"".join(parts).decode())
+
+
+@pytest.mark.parametrize("task", ["0", "1"])
+def test_only_the_first_task_of_a_step_begins_the_status(tmp_path: Path, task: str) -> None:
+    log = tmp_path / "train.log"
+    log.with_suffix(".status.json").write_text(json.dumps({"started": 1, "result": "of an earlier run"}))
+    code = f"from pathlib import Path; from zerolora import log; log.redirect(Path({str(log)!r}))"
+    environment = os.environ | {"SLURM_PROCID": task, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert (read_status(log)["started"] == 1) == (task == "1")
