@@ -155,7 +155,7 @@ class Terminal:
         self._live = Live(console=self.console, get_renderable=self._running, auto_refresh=False, transient=True)
 
     def show(self, jobs: list[Job]) -> None:
-        """Draw the running stages afresh; none takes the lines away."""
+        """Draw the running stages; without any, take the lines away."""
         self.jobs = jobs
         if jobs and not self._live.is_started:
             self._live.start()

@@ -5,8 +5,8 @@
     result("...")        one line about what the stage produced
 
 A stage that is started with `--log FILE` writes everything there, with what its libraries and child processes print.
-Its state goes to FILE's status file: one JSON object with `started` (ns since the epoch), `name`, `done` and `total`
-and `text` (progress) and `result`. Snakemake's logger plugin (snakemake_logger_plugin_zerolora) reads both files.
+Its state goes to FILE's status file: one JSON object with `started` (ns since the epoch), `name`, `done`, `total` and
+`text` (progress), and `result`. Snakemake's logger plugin (snakemake_logger_plugin_zerolora) reads both files.
 """
 
 import contextlib
@@ -54,14 +54,17 @@ def set_up() -> None:
 def redirect(log: Path) -> None:
     """Send everything that this process and its children print to `log`, and begin its status file.
 
-    The tasks of an srun share both files: the first begins them, the others append to the log.
+    The tasks of an srun share both files: the first begins them, the others append to the log. Snakemake removes it
+    before the next attempt, so each has a second name, as in default.attempt1.log, until one ends well (`result`).
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     first = os.environ.get("SLURM_PROCID", "0") == "0"
     os.environ[VARIABLE] = str(status_file(log))
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if first else 0), 0o666)
     if first:
         _write({"started": time.time_ns()})
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if first else 0), 0o666)
+        with contextlib.suppress(OSError):  # not every file system has links
+            os.link(log, log.with_suffix(f".attempt{len(attempts(log)) + 1}.log"))
     sys.stdout.flush()
     sys.stderr.flush()
     for stream in (1, 2):
@@ -72,6 +75,12 @@ def redirect(log: Path) -> None:
 def status_file(log: Path) -> Path:
     """Return the path of the status file that belongs to a log."""
     return log.with_suffix(".status.json")
+
+
+def attempts(log: Path) -> list[Path]:
+    """Return the logs of all attempts since a stage last ended well, the first one first."""
+    found = log.parent.glob(f"{log.stem}.attempt*.log")
+    return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def read_status(log: Path) -> dict[str, Any]:
@@ -85,13 +94,20 @@ def read_status(log: Path) -> dict[str, Any]:
 def update_status(**values: Any) -> None:
     """Set values in the status file, if this process has one."""
     if VARIABLE in os.environ:
-        _write(read_status(Path(os.environ[VARIABLE].removesuffix(".status.json") + ".log")) | values)
+        _write(read_status(_log()) | values)
 
 
 def result(text: str) -> None:
     """Say in one line what the stage produced."""
     LOGGER.info(text)
     update_status(result=text)
+    if VARIABLE in os.environ:
+        for path in attempts(_log()):
+            path.unlink(missing_ok=True)
+
+
+def _log() -> Path:
+    return Path(os.environ[VARIABLE].removesuffix(".status.json") + ".log")
 
 
 def _write(status: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from cluster_project import ClusterProject
 from conftest import Project
 from engines import edit_config
 
+from zerolora.log import attempts
 from zerolora.train.checkpoint.store import CorruptCheckpoint, header
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -75,8 +76,9 @@ class Disturbed:
         return self.cluster.job_state(self.job)
 
     def log(self) -> str:
-        """Return what the job printed."""
-        return (self.project.directory / f".snakemake/slurm_logs/rule_train/default/{self.job}.log").read_text()
+        """Return what all attempts printed."""
+        log = self.project.directory / "results/logs/train/default.log"
+        return "".join(path.read_text() for path in attempts(log))
 
     def end_in(self, seconds: int) -> None:
         """Set the job's time limit so that it is reached then; Slurm looks every half minute."""

@@ -65,7 +65,7 @@ PLACE = '"""The course of the learning rate."""\n'
         ("workflow/rules/train.smk", "checkpoint train:\n", "# a remark\ncheckpoint train:\n"),
         ("workflow/rules/train.smk", "    threads: ranks_here\n", "    threads: 3\n"),
         ("workflow/rules/report.smk", '"results/{run}/report.html",\n', '"results/{run}/report.html"  ,  # the page\n'),
-        ("src/zerolora/train/telemetry/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
+        ("src/zerolora/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
     ],
 )
 def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old: str, new: str) -> None:

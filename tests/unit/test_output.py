@@ -12,7 +12,7 @@ import pytest
 from conftest import BIN, ROOT
 
 from zerolora.files import write_json
-from zerolora.log import read_status
+from zerolora.log import attempts, read_status
 
 SNAKEFILE = """
 rule all:
@@ -144,7 +144,7 @@ def test_a_terminal_shows_a_bar_that_becomes_the_line_of_the_end(tmp_path: Path)
     run(tmp_path, "good", "--dry-run")  # writes the files
     text = in_terminal([str(BIN / "snakemake"), "--logger", "zerolora", "--cores", "1", "two.txt"], tmp_path)
     assert "started" not in text
-    assert re.search(r"one +\d\.\d s +━+ +\d+%  loss \d  00:0\d left", text)
+    assert re.search(r"one +\d\.\d s +[━╸╺]+ +\d+%  loss \d  00:0\d left", text)
     assert re.search(r"✓ one +\d\.\d s  one.txt  4 steps", text)
     assert text.rstrip().endswith("two.txt  4 steps")
 
@@ -168,6 +168,18 @@ def in_terminal(command: list[str], folder: Path) -> str:
     _, status = os.waitpid(process, 0)
     assert status == 0, parts
     return re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", b"".join(parts).decode())
+
+
+def test_logs_of_failed_attempts_stay_until_the_stage_ends_well(tmp_path: Path) -> None:
+    log = tmp_path / "two.log"
+    for how in ("refused", "crashed"):
+        run(tmp_path, how)
+    refused, crashed = (path.read_text() for path in attempts(log))
+    assert "zerolora: config.yaml: a mistake" in refused
+    assert "ValueError: a fault of ours" in crashed
+    assert crashed == log.read_text()
+    run(tmp_path, "good")
+    assert attempts(log) == []
 
 
 @pytest.mark.parametrize("task", ["0", "1"])
