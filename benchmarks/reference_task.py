@@ -16,7 +16,7 @@ from machine import machine
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings
+from zerolora.config.settings import EstimateSettings, PackSettings, PrepareSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
@@ -58,9 +58,13 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
     model = Path(f"resources/models/{data_settings['model']}")
     write_json(folder / "rows.json", records(rule, 42))
     data = folder / "data"
-    prepare({**data_settings, "path": str(folder / "rows.json")}, model / "manifest.json", data)
+    prepare(
+        PrepareSettings.model_validate({**data_settings, "path": str(folder / "rows.json")}),
+        model / "manifest.json",
+        data,
+    )
     packing = folder / "packing"
-    pack_rows(run["pack"], data, packing)
+    pack_rows(PackSettings.model_validate(run["pack"]), data, packing)
     write_json(folder / "estimate.json", estimate(EstimateSettings.model_validate(run["estimate"]), model, packing))
     write_json(folder / "zero.json", render(run["render"], folder / "estimate.json")[0])
     paths = {

@@ -22,7 +22,7 @@ from typing import Any
 
 from machine import machine
 
-from zerolora.config.schema import Prepare
+from zerolora.config.settings import PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.files import write_json
 
@@ -167,14 +167,14 @@ def datasets_map(rows: Path, output: Path, cores: int) -> tuple[int, float]:
 
 def ours(rows: Path, output: Path, cores: int) -> tuple[int, float]:
     """Return tokens and seconds of the whole stage: mask proven, splits drawn, statistics and page written."""
-    settings = Prepare.model_validate(
+    settings = PrepareSettings.model_validate(
         {
             "model": "smollm2",
             "path": str(rows),
             "split": {"validation": 100, "test": 100},
             "max_length": 100_000,
         }
-    ).model_dump(exclude={"check"})
+    )
     started = time.perf_counter()
     prepare(settings, MODEL / "manifest.json", output, cores)
     seconds = time.perf_counter() - started

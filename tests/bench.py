@@ -14,7 +14,7 @@ from conftest import BIN, ROOT, TINY_CONFIG, project_environment
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Source
-from zerolora.config.settings import EstimateSettings, FetchDirectory
+from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSettings, PrepareSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
@@ -38,9 +38,9 @@ class Bench:
         restore(folder / "m/tiny", folder / "w/tiny")
         write_json(folder / "rows.json", records("tens", 0)[:24])
         rows = self.settings["prepare"]["rows"] | {"path": str(folder / "rows.json")}
-        prepare(rows, folder / "m/tiny/manifest.json", folder / "data")
+        prepare(PrepareSettings.model_validate(rows), folder / "m/tiny/manifest.json", folder / "data")
         for packing, capacity in PLANS.items():
-            pack_rows({"packing": bool(capacity), "capacity": capacity}, folder / "data", folder / packing)
+            pack_rows(PackSettings(packing=bool(capacity), capacity=capacity), folder / "data", folder / packing)
 
     def mix(self) -> None:
         """Add a data set of two sources, one with longer answers than the other, and its packing."""
@@ -51,8 +51,12 @@ class Bench:
             write_json(folder / "mixture" / name, rows)
         sources = {name: Source().model_dump() for name in ("short.json", "long.json")}
         rows = self.settings["prepare"]["rows"] | {"path": str(folder / "mixture"), "sources": sources}
-        prepare(rows | {"max_length": 160}, folder / "m/tiny/manifest.json", folder / "mixed")
-        pack_rows({"packing": True, "capacity": 300}, folder / "mixed", folder / "mixed-packing")
+        prepare(
+            PrepareSettings.model_validate(rows | {"max_length": 160}),
+            folder / "m/tiny/manifest.json",
+            folder / "mixed",
+        )
+        pack_rows(PackSettings(packing=True, capacity=300), folder / "mixed", folder / "mixed-packing")
 
     def resolved(self, **train: Any) -> dict[str, Any]:
         config = json.loads(json.dumps(TINY_CONFIG))

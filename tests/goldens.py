@@ -10,8 +10,16 @@ from typing import Any, NamedTuple
 
 from tokenizers_of import FAMILIES, TEMPLATES
 
+from zerolora.config.settings import PrepareSettings
 from zerolora.data.example import Example
 from zerolora.data.template import Piece
+
+
+def prepare_settings(**changed: Any) -> PrepareSettings:
+    """Return settings of a data set; `changed` as the config would say it."""
+    values = {"model": "tiny", "path": "rows.json", "split": {"validation": 2, "test": 3}, "seed": 1}
+    return PrepareSettings.model_validate(values | changed)
+
 
 TOOLS = [
     {

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings, FetchDirectory
+from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSettings, PrepareSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.plan import open_plan
 from zerolora.data.prepare import prepare
@@ -109,7 +109,7 @@ class Task:
         fetch(directory, folder / "weights/model", folder / "models/model")
         restore(folder / "models/model", folder / "weights/model")
         settings = self.resolved({}, {}, {})["prepare"]["rows"]
-        prepare(settings, folder / "models/model/manifest.json", self.data)
+        prepare(PrepareSettings.model_validate(settings), folder / "models/model/manifest.json", self.data)
         self.stats = read_json(self.data / "stats.json", "zerolora prepare")
 
     def resolved(self, train: dict[str, Any], pack: dict[str, Any], render: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Ours:
         self.folder, self.task, self.threads = folder, task, threads
         run = task.resolved(train, pack, {"strategy": strategy})["runs"]["default"]
         self.render, estimated = run["render"], folder / "estimate.json"
-        pack_rows(run["pack"], task.data, folder / "packing")
+        pack_rows(PackSettings.model_validate(run["pack"]), task.data, folder / "packing")
         write_json(
             estimated,
             estimate(

@@ -137,17 +137,19 @@ def prepare(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that tokenize; all cores if left out.")] = None,
 ) -> None:
     """Turn rows into tokens and masked labels, in three splits."""
+    from zerolora.config.settings import PrepareSettings
     from zerolora.data.prepare import prepare as stage
 
-    stage(settings, model, output, workers)
+    stage(_typed(PrepareSettings, settings), model, output, workers)
 
 
 @app.command()
 def pack(settings: Settings, data: Data, output: Output) -> None:
     """Decide which rows share a packed row."""
+    from zerolora.config.settings import PackSettings
     from zerolora.data.pack import pack_rows
 
-    pack_rows(settings, data, output)
+    pack_rows(_typed(PackSettings, settings), data, output)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from goldens import CONVERSATIONS, Golden, answer, goldens, user
+from goldens import CONVERSATIONS, Golden, answer, goldens, prepare_settings, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
@@ -82,7 +82,7 @@ def stops_of(golden: Golden, directory: Path) -> Template:
     tokenizer = tokenizer_of(golden.template)
     config = {"eos_token_id": tokenizer.convert_tokens_to_ids(golden.stops)}
     (directory / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return Template(tokenizer, {"template": "chat", "system": "", "loss": golden.loss}, directory)
+    return Template(tokenizer, prepare_settings(loss=golden.loss), directory)
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
@@ -128,7 +128,7 @@ def test_tokens_are_those_of_the_whole_text(golden: Golden, tmp_path: Path) -> N
 @given(question=CONTENT, said=CONTENT)
 @settings(max_examples=60, deadline=None)
 def test_any_answer_is_learned_whole_and_its_prompt_is_the_model_s(name: str, question: str, said: str) -> None:
-    template = Template(tokenizer_of(name), {"template": "chat", "system": "", "loss": "assistant"})
+    template = Template(tokenizer_of(name), prepare_settings(loss="assistant"))
     messages = [user(question), answer(said)]
     pieces = template.pieces(Example(messages))
     (row,) = rows_of(template.tokenizer, [pieces])
@@ -145,7 +145,7 @@ def test_any_answer_is_learned_whole_and_its_prompt_is_the_model_s(name: str, qu
 @settings(max_examples=30, deadline=None)
 def test_prompt_of_several_turns_is_the_model_s(name: str, contents: list[str]) -> None:
     """Answers without blanks at their start cannot join what stands before them."""
-    template = Template(tokenizer_of(name), {"template": "chat", "system": "", "loss": "assistant"})
+    template = Template(tokenizer_of(name), prepare_settings(loss="assistant"))
     messages = [
         (answer if number % 2 else user)(text) for number, text in enumerate(contents[: len(contents) // 2 * 2])
     ]
@@ -157,7 +157,7 @@ def test_prompt_of_several_turns_is_the_model_s(name: str, contents: list[str]) 
 @pytest.mark.parametrize("name", KINDS)
 def test_texts_and_plain_rows_begin_as_the_tokenizer_begins_a_text(name: str) -> None:
     tokenizer = tokenizer_of(name)
-    plain = Template(tokenizer, {"template": "plain", "system": "", "loss": "assistant"})
+    plain = Template(tokenizer, prepare_settings(template="plain", loss="assistant"))
     eos = tokenizer.eos_token_id
     assert row_of(plain, Example(text="Hello world")).input_ids == [*tokenizer("Hello world")["input_ids"], eos]
     row = row_of(plain, Example(CONVERSATIONS["single"]))
@@ -166,14 +166,14 @@ def test_texts_and_plain_rows_begin_as_the_tokenizer_begins_a_text(name: str) ->
 
 
 def test_first_token_of_a_text_is_not_learned() -> None:
-    template = Template(tokenizer_of("qwen2.5"), {"template": "chat", "system": "", "loss": "assistant"})
+    template = Template(tokenizer_of("qwen2.5"), prepare_settings(loss="assistant"))
     row = row_of(template, Example(text="Hello world"))
     assert row.labels == [IGNORED, *row.input_ids[1:]]
     assert (row.prompt, row.learned) == (0, {"text": len(row.input_ids) - 1})
 
 
 def test_learned_tokens_by_role() -> None:
-    template = Template(tokenizer_of("phi-3"), {"template": "chat", "system": "", "loss": "everything"})
+    template = Template(tokenizer_of("phi-3"), prepare_settings(loss="everything"))
     row = row_of(template, Example(CONVERSATIONS["multi"]))
     said = ids_of(template.tokenizer, "I am Bo.<|end|>") + ids_of(template.tokenizer, "Now I rest.<|end|>")
     assert row.learned == {"context": len(row.input_ids) - 1 - len(said), "assistant": len(said)}
@@ -244,12 +244,12 @@ def test_end_of_sequence_may_stand_for_unknown() -> None:
     """As in GPT-2: its token is no sign of an unknown character."""
     tokenizer = tokenizer_like(FAMILIES["falcon-180b"], tokenizer_of("falcon-180b").chat_template)
     tokenizer.unk_token = tokenizer.eos_token
-    template = Template(tokenizer, {"template": "chat", "system": "", "loss": "assistant"})
+    template = Template(tokenizer, prepare_settings(loss="assistant"))
     assert row_of(template, Example(CONVERSATIONS["single"])).input_ids[-1] == tokenizer.eos_token_id
 
 
 def test_accents_apart_are_learned_as_the_tokenizer_writes_them() -> None:
-    template = Template(tokenizer_of("qwen2.5"), {"template": "chat", "system": "", "loss": "assistant"})
+    template = Template(tokenizer_of("qwen2.5"), prepare_settings(loss="assistant"))
     rows = [
         row_of(template, Example([user("Hi"), answer(unicodedata.normalize(form, "é ñ"))])) for form in ("NFC", "NFD")
     ]
@@ -278,7 +278,7 @@ def test_tokenizer_that_joins_everything_is_refused() -> None:
 
 
 def test_character_that_sentencepiece_writes_a_blank_with_is_refused() -> None:
-    template = Template(tokenizer_of("llama-2"), {"template": "chat", "system": "", "loss": "assistant"})
+    template = Template(tokenizer_of("llama-2"), prepare_settings(loss="assistant"))
     (row,) = rows_of(template.tokenizer, [template.pieces(Example([user("a▁b"), answer("a▁b")]))])
     assert str(row) == "the tokenizer reads ' a▁b </s>' back as 'a b </s>'; remove the characters it does not know"
 

@@ -4,19 +4,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import prepare_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerolora.config.schema import Source
 from zerolora.data.mixture import Index, _among, _first, mix
 from zerolora.errors import UserError
 
-SETTINGS: dict[str, Any] = {
-    "split": {"validation": 2, "test": 3},
-    "seed": 1,
-    "duplicates": "report",
-    "leakage": "report",
-}
-PLAIN: dict[str, Any] = {"weight": None, "rows": None, "split": None}
+SETTINGS = prepare_settings()
+PLAIN = Source()
 
 
 def index(sources: list[int], rows: list[int] | None = None, prompts: list[int] | None = None) -> Index:
@@ -27,20 +24,20 @@ def index(sources: list[int], rows: list[int] | None = None, prompts: list[int] 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(), st.integers(1, 50))
 def test_each_row_is_in_one_split_and_the_seed_alone_decides(validation: int, test: int, seed: int, train: int) -> None:
-    settings = SETTINGS | {"split": {"validation": validation, "test": test}, "seed": seed}
+    settings = prepare_settings(split={"validation": validation, "test": test}, seed=seed)
     rows = index([0] * (validation + test + train))
-    found = mix(rows, settings, [PLAIN], "rows.json")
+    found = mix(rows, settings, [PLAIN])
     assert (found.times.sum(), len(found.validation), len(found.test)) == (train, validation, test)
     everywhere = [*np.flatnonzero(found.times), *found.validation, *found.test]
     assert sorted(everywhere) == list(range(validation + test + train))
-    again = mix(rows, settings, [PLAIN], "rows.json")
+    again = mix(rows, settings, [PLAIN])
     assert all(np.array_equal(one, other) for one, other in zip(found[:3], again[:3], strict=True))
 
 
 def test_a_source_with_a_split_goes_there_whole_and_nothing_is_drawn_from_it() -> None:
-    sources = [PLAIN, PLAIN | {"split": "test"}, PLAIN | {"split": "train"}]
-    settings = SETTINGS | {"split": {"validation": 2, "test": 0}}
-    found = mix(index([0] * 5 + [1] * 4 + [2] * 3), settings, sources, "folder")
+    sources = [PLAIN, Source(split="test"), Source(split="train")]
+    settings = prepare_settings(split={"validation": 2, "test": 0})
+    found = mix(index([0] * 5 + [1] * 4 + [2] * 3), settings, sources)
     assert found.test.tolist() == [5, 6, 7, 8]
     assert found.times[9:].tolist() == [1, 1, 1]
     assert set(found.validation) <= set(range(5))
@@ -49,9 +46,9 @@ def test_a_source_with_a_split_goes_there_whole_and_nothing_is_drawn_from_it() -
 @given(st.lists(st.integers(20, 200), min_size=2, max_size=4), st.data())
 def test_weights_are_shares_of_the_training_rows_and_use_no_row_twice(sizes: list[int], data: Any) -> None:
     weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)))
-    sources = [PLAIN | {"weight": weight} for weight in weights]
+    sources = [Source(weight=weight) for weight in weights]
     rows = index([number for number, size in enumerate(sizes) for _ in range(size)])
-    found = mix(rows, SETTINGS, sources, "folder")
+    found = mix(rows, SETTINGS, sources)
     assert found.times.max() == 1
     available = np.bincount(np.delete(rows.source, [*found.validation, *found.test]), minlength=len(sizes))
     taken = np.bincount(rows.source, found.times, len(sizes))
@@ -63,9 +60,9 @@ def test_weights_are_shares_of_the_training_rows_and_use_no_row_twice(sizes: lis
 
 
 def test_a_count_is_kept_exactly_with_rows_repeating_where_there_are_too_few() -> None:
-    sources = [PLAIN | {"rows": 25}, PLAIN | {"rows": 4}, PLAIN]
+    sources = [Source(rows=25), Source(rows=4), PLAIN]
     rows = index([0] * 10 + [1] * 10 + [2] * 10)
-    found = mix(rows, SETTINGS, sources, "folder")
+    found = mix(rows, SETTINGS, sources)
     held_out = {*found.validation, *found.test}
     assert found.times[:10].sum() == 25
     repeated = [times for row, times in enumerate(found.times[:10]) if row not in held_out]
@@ -77,8 +74,8 @@ def test_a_count_is_kept_exactly_with_rows_repeating_where_there_are_too_few() -
 @pytest.mark.parametrize("drop", [False, True])
 def test_duplicates_are_counted_and_dropped_when_asked(drop: bool) -> None:
     hashes = [1, 2, 3, 4, 5, 6, 7, 8, 1, 1, 2]
-    settings = SETTINGS | {"duplicates": "drop" if drop else "report"}
-    found = mix(index([0] * 11, hashes), settings, [PLAIN], "rows.json")
+    settings = prepare_settings(duplicates="drop" if drop else "report")
+    found = mix(index([0] * 11, hashes), settings, [PLAIN])
     assert found.counts["duplicate_rows"] == 3
     kept = [*np.flatnonzero(found.times), *found.validation, *found.test]
     assert sorted(kept) == list(range(8 if drop else 11))
@@ -91,28 +88,28 @@ def test_leaked_prompts_are_counted_and_dropped_when_asked(prompts: list[int], s
     """Ten prompts, each many times with other answers."""
     prompts = [*prompts, *range(100, 110)]
     rows = index([0] * len(prompts), prompts=prompts)
-    reported = mix(rows, SETTINGS | {"seed": seed}, [PLAIN], "rows.json")
+    reported = mix(rows, prepare_settings(seed=seed), [PLAIN])
     asked = np.array(prompts)
     held_out = {*asked[reported.validation], *asked[reported.test]}
     leaked = [row for row in np.flatnonzero(reported.times) if asked[row] in held_out]
     assert reported.counts["leaked_prompts"] == len(leaked)
     assert reported.counts["leaked_rows"] == 0  # the rows themselves differ
-    settings = SETTINGS | {"seed": seed, "leakage": "drop"}
+    settings = prepare_settings(seed=seed, leakage="drop")
     if reported.counts["leaked_validation_prompts"] == len(reported.validation):
         with pytest.raises(UserError, match="no row is left for validation"):
-            mix(rows, settings, [PLAIN], "rows.json")
+            mix(rows, settings, [PLAIN])
         return
-    dropped = mix(rows, settings, [PLAIN], "rows.json")
+    dropped = mix(rows, settings, [PLAIN])
     assert not {*asked[np.flatnonzero(dropped.times)]} & held_out
     assert not {*asked[dropped.validation]} & {*asked[dropped.test]}
 
 
 def test_a_split_that_would_be_empty_is_refused() -> None:
     with pytest.raises(UserError, match=r"rows\.json: has 5 rows, and split takes 5 of them"):
-        mix(index([0] * 5), SETTINGS, [PLAIN], "rows.json")
-    sources = [PLAIN, PLAIN | {"split": "validation"}]
+        mix(index([0] * 5), SETTINGS, [PLAIN])
+    sources = [PLAIN, Source(split="validation")]
     with pytest.raises(UserError, match="no row is left for validation"):
-        mix(index([0] * 9), SETTINGS | {"split": {"validation": 0, "test": 2}}, sources, "folder")
+        mix(index([0] * 9), prepare_settings(split={"validation": 0, "test": 2}), sources)
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**60, 2**63]), max_size=40), st.data())

@@ -14,14 +14,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zerolora.config.schema import Prepare
+from zerolora.config.settings import PrepareSettings
 from zerolora.data.mask import Proof
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import PREFIX, records
 from zerolora.data.rows import IGNORED, SPLITS, open_split
 from zerolora.errors import UserError
 from zerolora.evaluate.checks import judge
-from zerolora.files import canonical
 
 ROWS = records("tens", 0)[:20]
 
@@ -37,11 +36,10 @@ class Folder:
             (self.manifest.parent / path.name).write_bytes(path.read_bytes())
         self.manifest.write_text("{}")
 
-    def settings(self, **changed: Any) -> dict[str, Any]:
+    def settings(self, **changed: Any) -> PrepareSettings:
         defaults = {"model": "tiny", "path": "rows.json", "split": {"validation": 4, "test": 4}, "max_length": 128}
         values = {**defaults, **changed}
-        settings = Prepare.model_validate(values).model_dump(exclude={"check"})
-        return {**settings, "path": str(self.path / settings["path"])}
+        return PrepareSettings.model_validate(values | {"path": str(self.path / values["path"])})
 
     def prepare(self, rows: Any = None, workers: int = 1, **changed: Any) -> Path:
         if rows is not None:
@@ -378,7 +376,7 @@ def test_a_users_mistake_is_one_line_without_a_traceback(folder: Folder) -> None
     result = subprocess.run(
         [
             str(BIN / "zerolora"),
-            *("prepare", "--settings", canonical(folder.settings()), "--model", str(folder.manifest)),
+            *("prepare", "--settings", folder.settings().model_dump_json(), "--model", str(folder.manifest)),
             *("--output", str(folder.output), "--workers", "1"),
         ],
         env=project_environment(folder.path),

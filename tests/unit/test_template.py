@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from goldens import CONVERSATIONS, TOOLS, Golden, answer, goldens, marked, user
+from goldens import CONVERSATIONS, TOOLS, Golden, answer, goldens, marked, prepare_settings, user
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers_of import CHATML, FAMILIES, TEMPLATES, Family, tokenizer_like, tokenizer_of
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from zerolora.config.settings import PrepareSettings
 from zerolora.data.example import BadRow, Example
 from zerolora.data.template import Piece, Template
 from zerolora.errors import UserError
@@ -88,13 +89,13 @@ CONTENT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map("".join)
 
 
 def template_of(name: str, loss: str | list[str] = "assistant", **others: str) -> Template:
-    return Template(tokenizer_of(name), {"template": "chat", "system": "", "loss": loss} | others)
+    return Template(tokenizer_of(name), prepare_settings(loss=loss, **others))
 
 
 def template_for(golden: Golden, directory: Path) -> Template:
     """Return the template of a golden, its stop tokens in a model's generation_config.json."""
     tokenizer = tokenizer_of(golden.template)
-    options = {"template": "chat", "system": "", "loss": golden.loss}
+    options = prepare_settings(loss=golden.loss)
     if not golden.stops:
         return Template(tokenizer, options)
     config = {"eos_token_id": tokenizer.convert_tokens_to_ids(golden.stops)}
@@ -107,8 +108,8 @@ def like(template: str | None, **others: Any) -> Any:
     return tokenizer_like(Family("qwen", None, "<|im_end|>", CHATML)._replace(**others), template)
 
 
-def options(loss: str = "assistant", template: str = "chat", system: str = "") -> dict[str, str]:
-    return {"template": template, "system": system, "loss": loss}
+def options(loss: str = "assistant", template: str = "chat", system: str = "") -> PrepareSettings:
+    return prepare_settings(template=template, system=system, loss=loss)
 
 
 def spans(pieces: list[Piece]) -> list[tuple[int, int]]:

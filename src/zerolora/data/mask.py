@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from zerolora.config.settings import PrepareSettings
 from zerolora.data.rows import IGNORED, open_split
 from zerolora.errors import UserError
 from zerolora.files import write_text
@@ -68,13 +69,13 @@ class Proof:
         }
 
 
-def write_page(path: Path, data: Path, model: Path, settings: dict[str, Any], proof: dict[str, Any]) -> None:
+def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any]) -> None:
     """Write a page of training rows as the loss sees them: context grey, learned tokens green, each token apart."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     rows = open_split(data, "train")
-    drawn = np.sort(np.random.default_rng(settings["seed"]).permutation(len(rows))[:SAMPLE])
+    drawn = np.sort(np.random.default_rng(settings.seed).permutation(len(rows))[:SAMPLE])
     parts = [_PAGE, _summary(proof)]
     for number in drawn.tolist():
         row = rows[number]

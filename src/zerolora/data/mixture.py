@@ -2,10 +2,13 @@
 
 import random
 from array import array
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from zerolora.config.schema import Source
+from zerolora.config.settings import PrepareSettings
 from zerolora.data.rows import SPLITS
 from zerolora.errors import UserError
 
@@ -30,41 +33,39 @@ class Mixture(NamedTuple):
     counts: dict[str, int]
 
 
-def mix(index: Index, settings: dict[str, Any], sources: list[dict[str, Any]], path: str) -> Mixture:
+def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source]) -> Mixture:
     """Return what becomes of each row, by the seed.
 
     Held-out rows are drawn before sources are weighed, so no row that repeats can be on both sides. Raises UserError
     if a split would be empty.
     """
-    rows = len(index.source)
+    rows, path = len(index.source), settings.path
     first = _first(index.row)
     counts = {"duplicate_rows": rows - int(first.sum())}
-    kept = first if settings["duplicates"] == "drop" else np.ones(rows, dtype=bool)
-    split = _split(index, settings, sources, kept, path)
-    counts |= _leaks(index, split, drop=settings["leakage"] == "drop")
+    kept = first if settings.duplicates == "drop" else np.ones(rows, dtype=bool)
+    split = _split(index, settings, sources, kept)
+    counts |= _leaks(index, split, drop=settings.leakage == "drop")
     for number, name in enumerate(SPLITS):
         if name != "train" and len(split[number]) == 0:
             raise UserError(f"{path}: no row is left for {name}; raise split.{name}, or give a source `split: {name}`")
     times = np.zeros(rows, dtype=np.int32)
     times[split[0]] = 1
-    _weigh(times, index.source, sources, settings["seed"])
+    _weigh(times, index.source, sources, settings.seed)
     if not times.any():
         raise UserError(f"{path}: no row is left to train on; lower split, or drop less")
     return Mixture(times, split[1], split[2], counts)
 
 
-def _split(
-    index: Index, settings: dict[str, Any], sources: list[dict[str, Any]], kept: np.ndarray, path: str
-) -> list[np.ndarray]:
+def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], kept: np.ndarray) -> list[np.ndarray]:
     """Return the row numbers of train, validation and test: drawn rows first, then those of sources with a split."""
-    own = np.array([SPLITS.index(source["split"]) if source["split"] else -1 for source in sources], np.int8)[
-        index.source
-    ]
+    own = np.array([SPLITS.index(source.split) if source.split else -1 for source in sources], np.int8)[index.source]
     drawn = array("I", np.flatnonzero(kept & (own < 0)).astype(np.uint32).tobytes())
-    random.Random(settings["seed"]).shuffle(drawn)  # noqa: S311 - data, not secrets
-    validation, test = settings["split"]["validation"], settings["split"]["test"]
+    random.Random(settings.seed).shuffle(drawn)  # noqa: S311 - data, not secrets
+    validation, test = settings.split.validation, settings.split.test
     if len(drawn) < validation + test or (len(drawn) == validation + test and not (kept & (own == 0)).any()):
-        raise UserError(f"{path}: has {len(drawn)} rows, and split takes {validation + test} of them; lower it")
+        raise UserError(
+            f"{settings.path}: has {len(drawn)} rows, and split takes {validation + test} of them; lower it"
+        )
     order = np.frombuffer(drawn, dtype=np.uint32) if len(drawn) else np.zeros(0, np.uint32)
     train = len(order) - validation - test
     parts = np.split(order, [train, train + validation])
@@ -109,16 +110,16 @@ def _among(hashes: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarr
     return found
 
 
-def _weigh(times: np.ndarray, source: np.ndarray, sources: list[dict[str, Any]], seed: int) -> None:
+def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], seed: int) -> None:
     """Set how often each training row is taken, in place, by its source's `rows` or `weight`."""
     members = {number: np.flatnonzero((source == number) & (times > 0)) for number in range(len(sources))}
-    weights = {number: entry["weight"] for number, entry in enumerate(sources) if entry["weight"]}
+    weights = {number: entry.weight for number, entry in enumerate(sources) if entry.weight}
     weights = {number: weight for number, weight in weights.items() if len(members[number])}
     total = sum(weights.values())
     whole = min((len(members[number]) * total / weight for number, weight in weights.items()), default=0)
     for number, entry in enumerate(sources):
         found = members[number]
-        wanted = entry["rows"] or len(found)
+        wanted = entry.rows or len(found)
         if number in weights:
             # A little is added since a share such as 0.1 x 10 rows may come out just below a whole row.
             wanted = min(len(found), int(whole * weights[number] / total + 1e-6))

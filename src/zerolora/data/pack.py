@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from zerolora.config.settings import PackSettings
 from zerolora.data.packing import lower_bound, pack
 from zerolora.data.plan import PackingPlan, open_plan, write_plan
 from zerolora.data.rows import open_split
@@ -19,18 +20,18 @@ from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_j
 from zerolora.log import result
 
 
-def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
+def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
     """Write the plan of a prepared data set: packed rows of `capacity` tokens, or with packing off each row by itself.
 
     Raises UserError if a row is longer than the capacity.
     """
-    capacity = settings["capacity"]
-    stats: dict[str, Any] = dict(settings)
+    capacity = settings.capacity if settings.packing else None
+    stats: dict[str, Any] = settings.model_dump()
     with staged_directory(output) as staged:
         for split in ("train", "validation"):
             rows = open_split(data, split)
             lengths = rows.with_format("numpy")["length"][:]
-            if settings["packing"]:
+            if capacity:
                 if lengths.max() > capacity:
                     raise UserError(
                         f"pack.capacity is {capacity}, but a row of {split} has {lengths.max()} tokens; raise it, or "
@@ -41,13 +42,13 @@ def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
                 each = np.arange(len(lengths) + 1)
                 write_plan(staged / f"{split}.arrow", PackingPlan(each, each[:-1].astype(np.int32)))
             plan = open_plan(staged / f"{split}.arrow")
-            stats |= {f"{split}_{name}": value for name, value in _count(plan, rows, lengths, settings).items()}
+            stats |= {f"{split}_{name}": value for name, value in _count(plan, rows, lengths, capacity).items()}
         stats["longest_packed_row"] = max(stats["train_longest_packed_row"], stats["validation_longest_packed_row"])
         # Training makes logits for supervised tokens only (train/loss.py).
         stats["most_supervised"] = max(stats.pop("train_most_supervised"), stats.pop("validation_most_supervised"))
         write_json(staged / "stats.json", stats)
         write_json(staged / MANIFEST, {"data_manifest_sha256": sha256(data / MANIFEST), "files": describe(staged)})
-    if settings["packing"]:
+    if capacity:
         result(
             f"{stats['train_rows']:,} rows in {stats['train_packed_rows']:,} packed rows of {capacity:,} tokens, "
             f"{stats['train_efficiency']:.2%} full"
@@ -56,7 +57,7 @@ def pack_rows(settings: dict[str, Any], data: Path, output: Path) -> None:
         result(f"{stats['train_rows']:,} rows to train on, none packed")
 
 
-def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, settings: dict[str, Any]) -> dict[str, Any]:
+def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | None) -> dict[str, Any]:
     supervised = rows.with_format("numpy")["supervised"][:].astype(np.int64)
     tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
     counts: dict[str, Any] = {
@@ -69,8 +70,7 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, settings: dict[str
         # What a token attends to at most, if it sees its own row only.
         "mean_row_of_a_token": round(float((lengths.astype(np.float64) ** 2).sum() / lengths.sum()), 1),
     }
-    if settings["packing"]:
-        capacity = settings["capacity"]
+    if capacity:
         counts |= {
             "fewest_possible": lower_bound(lengths, capacity),
             "efficiency": round(int(tokens.sum()) / (len(tokens) * capacity), 6),

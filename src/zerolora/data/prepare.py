@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerolora import log
+from zerolora.config.schema import Source
+from zerolora.config.settings import PrepareSettings
 from zerolora.data.example import BadRow
 from zerolora.data.formats import FORMS, detect
 from zerolora.data.mask import Proof, write_page
@@ -35,15 +37,15 @@ from zerolora.progress import Progress
 SHOWN = 5  # mistakes told at once
 
 
-class Source(NamedTuple):
-    """A source: its name, its files, and what the config says of it."""
+class SourceFiles(NamedTuple):
+    """A source: its name, its files, and its section of the config with `format` and `columns` filled in."""
 
     name: str
     files: list[Path]
-    settings: dict[str, Any]
+    settings: Source
 
 
-def prepare(settings: dict[str, Any], model: Path, output: Path, workers: int | None = None) -> None:
+def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int | None = None) -> None:
     """Write one data set, tokenized for the model of manifest `model`, with `workers` processes (default: all cores).
 
     Raises UserError, naming file and line, for rows that cannot be used, unless the settings say what becomes of them;
@@ -60,12 +62,12 @@ def prepare(settings: dict[str, Any], model: Path, output: Path, workers: int | 
         with bar, contextlib.closing(results):
             files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar)
         for source, seen in zip(sources, statistics.columns, strict=True):
-            for field, column in source.settings["columns"].items():
+            for field, column in source.settings.columns.items():
                 if statistics.read and not seen[f"column.{field}"]:
                     raise UserError(
                         f"prepare: columns of {source.name}: no row has a column {column} for {field}; correct its name"
                     )
-        mixture = mix(index, settings, [source.settings for source in sources], settings["path"])
+        mixture = mix(index, settings, [source.settings for source in sources])
         statistics.counts |= mixture.counts
         _write_splits(files, staged, mixture, statistics, proof)
         folder.rmdir()
@@ -79,7 +81,7 @@ def prepare(settings: dict[str, Any], model: Path, output: Path, workers: int | 
             {
                 "sources": [source.name for source in sources],
                 "read": {str(path): sha256(path) for source in sources for path in source.files},
-                "model": {"name": settings["model"], "manifest_sha256": sha256(model)},
+                "model": {"name": settings.model, "manifest_sha256": sha256(model)},
                 "stop_tokens": sorted(proof.stops),
                 "files": describe(staged),
             },
@@ -90,18 +92,17 @@ def prepare(settings: dict[str, Any], model: Path, output: Path, workers: int | 
     log.result(f"{rows} rows")
 
 
-def sources_of(settings: dict[str, Any]) -> list[Source]:
+def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
     """Return the sources of a data set, with their files. Raises UserError if there are none, or two share a file."""
-    path = Path(settings["path"])
-    plain = {"weight": None, "rows": None, "split": None}
-    shared = {"format": settings["format"], "columns": settings["columns"]}
-    if not settings["sources"]:
-        return [Source(path.name, files_of(path), {**plain, **shared})]
+    path = Path(settings.path)
+    if not settings.sources:
+        whole = Source(format=settings.format, columns=settings.columns)
+        return [SourceFiles(path.name, files_of(path), whole)]
     if not path.is_dir():
-        raise UserError(f"{path}: is not a directory, so it cannot hold the sources {', '.join(settings['sources'])}")
+        raise UserError(f"{path}: is not a directory, so it cannot hold the sources {', '.join(settings.sources)}")
     result = []
     owners: dict[Path, str] = {}
-    for name, entry in settings["sources"].items():
+    for name, entry in settings.sources.items():
         for folder in [path / name, *(path / name).parents]:
             if folder == path:
                 break
@@ -112,15 +113,15 @@ def sources_of(settings: dict[str, Any]) -> list[Source]:
             if file in owners:
                 raise UserError(f"{file}: belongs to two sources, {owners[file]} and {name}; name it in one only")
             owners[file] = name
-        own = {"format": entry["format"] or settings["format"], "columns": entry["columns"] or settings["columns"]}
-        result.append(Source(name, files, {**entry, **own}))
+        own = {"format": entry.format or settings.format, "columns": entry.columns or settings.columns}
+        result.append(SourceFiles(name, files, entry.model_copy(update=own)))
     return result
 
 
-def _jobs(sources: list[Source]) -> Iterator[Job]:
+def _jobs(sources: list[SourceFiles]) -> Iterator[Job]:
     for number, source in enumerate(sources):
-        form = None if source.settings["format"] == "auto" else source.settings["format"]
-        columns = source.settings["columns"]
+        form = None if source.settings.format == "auto" else source.settings.format
+        columns = source.settings.columns
         for path in source.files:
             for chunk in chunks(path):
                 if form is None:
@@ -153,7 +154,7 @@ def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
 def _collect(
     results: Iterator[Result],
     dropped: Path,
-    settings: dict[str, Any],
+    settings: PrepareSettings,
     statistics: Statistics,
     proof: Proof,
     bar: Progress,
@@ -175,9 +176,9 @@ def _collect(
     return files, Index(*(np.array(column, copy=False) for column in columns))
 
 
-def _refuse(dropped: list[Dropped], settings: dict[str, Any]) -> None:
+def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
     """Raise UserError for rows that the settings do not allow to drop."""
-    refused = [row for row in dropped if settings[row.kind] == "fail"]
+    refused = [row for row in dropped if getattr(settings, row.kind) == "fail"]
     lines = [f"{row.place}: {row.reason}" for row in refused[:SHOWN]]
     if len(refused) > SHOWN:
         lines.append(f"and {len(refused) - SHOWN} more in the next lines of that file")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import Piece, any_of, generation_stops
 from zerolora.data.example import BadRow, Example
 from zerolora.errors import UserError, shown
@@ -32,16 +33,16 @@ PLAIN = """{%- for message in messages if message.content or message.tool_calls 
 class Template:
     """Writes conversations with a tokenizer's chat template, or plainly.
 
-    settings: `template` (chat or plain), `system` (put before conversations without one), `loss` (assistant, last,
-    everything, or a list of roles). `stops` are the tokens that end an answer: the end-of-sequence token, those of the
-    model's generation_config.json, and the one that the template puts there. Raises UserError without them.
+    Of `settings` it reads template, system and loss. `stops` are the tokens that end an answer: the end-of-sequence
+    token, those of the model's generation_config.json, and the one that the template writes there. Raises UserError if
+    the tokenizer has no end-of-sequence token, or no chat template where one is needed.
     """
 
-    def __init__(self, tokenizer: Any, settings: dict[str, Any], model: Path | None = None) -> None:
+    def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None = None) -> None:
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
-        self.tokenizer, self.plain = tokenizer, settings["template"] == "plain"
-        self.system, self.loss = settings["system"], settings["loss"]
+        self.tokenizer, self.plain = tokenizer, settings.template == "plain"
+        self.system, self.loss = settings.system, settings.loss
         if tokenizer.eos_token is None:
             raise UserError("the model's tokenizer has no eos_token; set it in tokenizer_config.json")
         if not self.plain and not tokenizer.chat_template:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Tokens
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
@@ -66,7 +67,7 @@ class Result(NamedTuple):
 
 
 def tokenize(
-    jobs: Iterable[Job], model: Path, settings: dict[str, Any], workers: int, folder: Path
+    jobs: Iterable[Job], model: Path, settings: PrepareSettings, workers: int, folder: Path
 ) -> Generator[Result, None, None]:
     """Yield the result of every job, in the order of the jobs, from `workers` processes, which write into `folder`.
 
@@ -75,7 +76,7 @@ def tokenize(
     """
     # Workers share out the rows; threads inside each would only get into each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    work = Work(model, settings)
+    work = ChunkTokenizer(model, settings)
     files = (folder / f"{number}.arrow" for number in itertools.count())
     tasks: Iterator[tuple[Job, Path]] = zip(jobs, files, strict=False)
     first = list(itertools.islice(tasks, 2))
@@ -105,7 +106,7 @@ def tokenize(
                 future.cancel()
 
 
-_WORK: list["Work"] = []
+_WORK: list["ChunkTokenizer"] = []
 
 
 def _start() -> None:
@@ -120,14 +121,14 @@ def _run(job: Job, file: Path) -> Result:
     return _WORK[0](job, file)
 
 
-class Work:
+class ChunkTokenizer:
     """Turns a chunk of rows into a Result."""
 
-    def __init__(self, model: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, model: Path, settings: PrepareSettings) -> None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
-        self.max_length, self.too_long = settings["max_length"], settings["too_long"]
+        self.max_length, self.too_long = settings.max_length, settings.too_long
         self.template = Template(tokenizer, settings, model)
         self.encoder = Encoder(tokenizer)
         self.vocabulary = len(tokenizer)
