@@ -41,7 +41,7 @@ from zerolora.files import read_json, write_json
 from zerolora.memory.predict import Prediction, predict, sized
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.lora import Lora
+from zerolora.methods import create
 from zerolora.peak_memory import PeakMemory
 from zerolora.planner.choice import Choice
 from zerolora.planner.render import rendered
@@ -166,7 +166,7 @@ def spec_of(group: Group, batch: Batch) -> TrainingSpec:
     """Return the training spec of a batch of a group, nothing reserved."""
     return TrainingSpec(
         strategy=group["strategy"],
-        method=Lora(r=LORA["r"]),
+        method=create(group.get("method", "lora"), r=LORA["r"]),
         nodes=1,
         ranks_per_node=group["ranks"],
         micro_batch=batch["micro_batch"],
@@ -322,6 +322,9 @@ def joined(answers: list[dict[str, Any]], ranks: int) -> dict[str, Any] | None:
     if failed or len(answers) < ranks:
         return failed[0] if failed else None
     result = {name: max(answer[name] for answer in answers) for name in answers[0] if name.startswith("gpu")}
+    if "step_seconds" in answers[0]:
+        steps = zip(*(each["step_seconds"] for each in answers), strict=True)
+        result["step_seconds"] = [max(seconds) for seconds in steps]
     for name in answers[0]:
         if name.startswith("host"):
             result[name] = sum(answer[name] for answer in answers)
@@ -344,7 +347,8 @@ def row(group: Group, batch: Batch, prediction: Prediction, found: dict[str, Any
 def predicted_anew(each: dict[str, Any]) -> dict[str, Any]:
     """Return a row with today's prediction beside what was measured."""
     prediction = predict(read_model_spec(MODELS / f"{each['model']}.json"), spec_of(each, each))
-    found = {name: value for name, value in each.items() if name.startswith(("host_", "gpu_", "failed", "skipped"))}
+    measured = ("host_", "gpu_", "step_seconds", "failed", "skipped")
+    found = {name: value for name, value in each.items() if name.startswith(measured)}
     case = {name: value for name, value in each.items() if name not in (*found, *PREDICTED)}
     return row({**case, "batches": None}, {}, prediction, found)
 
@@ -441,22 +445,28 @@ def run_rank(request: dict[str, Any]) -> None:
     device = rank.claim_device(settings, config)
     if group["device"] == "cuda":
         adapter._read = random_on_device
+    context = context_bytes(device)
     engines.connect(config, device)
+    torch.distributed.all_reduce(torch.zeros(1, device=device))  # NCCL allocates with its first collective
     memory = PeakMemory(device)
-    marks = {"host_before": resident()}
-    model = adapter.adapt(weights, settings, config)
+    marks = {"host_before": resident(), "gpu_connected": in_use(device)}
+    full = group.get("method") == "full"
+    model = whole_model(weights, settings, config) if full else adapter.adapt(weights, settings, config)
     marks |= {"host_model": resident(), "host_peak_model": memory.host()}
     engine = engines.start(model, config, settings, device)
     marks |= {"host_engine": resident(), "host_peak_engine": memory.host()}
-    isolation.check_loss(engine, engine.module.get_base_model(), device)
+    isolation.check_loss(engine, engine.module if full else engine.module.get_base_model(), device)
     with Path(request["output"]).open("a") as output:
         for batch, data in zip(group["batches"], request["data"], strict=True):
             found = one_batch(engine, group, batch, Path(data), memory, device)
-            if device.type == "cpu" and "failed" not in found:
+            if device.type == "cuda" and "failed" not in found:
+                found |= {"gpu_context": context, "gpu_connected": marks["gpu_connected"]}
+            if device.type == "cpu" and not full and "failed" not in found:
                 found |= {"host_steps": resident()}
                 expected = adapter.expected_tensors(weights, settings["lora"])
                 adapter.save(engine, weights.parent / "adapter", torch.distributed.get_rank(), expected, {})
-                found |= marks | {"host_peak_steps": found["host_peak"], "host_peak": memory.host()}
+                found |= {name: value for name, value in marks.items() if name.startswith("host")}
+                found |= {"host_peak_steps": found["host_peak"], "host_peak": memory.host()}
             output.write(json.dumps(found) + "\n")
             output.flush()
             if "failed" in found:
@@ -472,6 +482,42 @@ def random_on_device(weights: Path, dtype: torch.dtype, implementation: str) -> 
     config = transformers.AutoConfig.from_pretrained(weights)
     with torch.device("cuda", torch.cuda.current_device()):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
+
+
+def whole_model(weights: Path, settings: dict[str, Any], config: dict[str, Any]) -> Any:
+    """Return the model with all its weights trained, and else prepared as adapter.adapt prepares it."""
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+    from zerolora.train import adapter
+    from zerolora.train.attention import IMPLEMENTATIONS
+    from zerolora.train.engines.base import dtype_of
+    from zerolora.train.loss import make_chunked
+
+    partitioning = HfDeepSpeedConfig(config) if config.get("zero_optimization", {}).get("stage") == 3 else None
+    attention = settings["attention"]
+    model = adapter._read(weights, dtype_of(config), IMPLEMENTATIONS.get(attention, attention))
+    del partitioning
+    model.config.use_cache = False
+    make_chunked(model)
+    if settings["activation_checkpointing"]:
+        adapter._checkpoint(model, reentrant="zero_optimization" in config)
+    return model
+
+
+def in_use(device: torch.device) -> int:
+    """Return the bytes of a GPU that all processes together have taken of it; 0 on a CPU."""
+    if device.type == "cpu":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def context_bytes(device: torch.device) -> int:
+    """Return the bytes of a GPU that CUDA's context takes, made by this call; 0 on a CPU."""
+    if device.type == "cpu":
+        return 0
+    torch.cuda.init()
+    return in_use(device)
 
 
 def one_batch(
@@ -497,27 +543,32 @@ def one_batch(
     }  # fmt: skip
     plan = open_plan(data / "plan.arrow")
     batches = Batches(open_split(data, "train"), plan, asked, torch.distributed.get_rank(), group["ranks"])
+    seconds = []
     try:
         for number in range(batches.steps):
+            started = time.perf_counter()
             inputs = micro_batch(batches, number, batch, device)
             if number == 0:
                 engine.eval()
                 with torch.no_grad():
                     loss_sum(engine, inputs, 1)
                 engine.train()
+                settle(device)
+                started = time.perf_counter()
             step(engine, inputs, batch["loss"])
-            if number == batches.steps - 2:
+            settle(device)
+            seconds.append(time.perf_counter() - started)
+            if number == batches.steps - 2 and group.get("method") != "full":
                 save_beside(engine, saver, number)
         saver.wait()
     except torch.OutOfMemoryError as error:
         return {"failed": f"out of memory: {str(error).splitlines()[0][:200]}"}
-    found = {"host_peak": memory.host()}
+    found: dict[str, Any] = {"host_peak": memory.host(), "step_seconds": seconds}
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
         found |= {
             "gpu_allocated": torch.cuda.max_memory_allocated(device),
             "gpu_reserved": torch.cuda.max_memory_reserved(device),
-            "gpu_in_use": total - free,
+            "gpu_in_use": in_use(device),
         }
     return found
 
@@ -530,6 +581,12 @@ def micro_batch(batches: Any, number: int, batch: Batch, device: torch.device) -
     if not batch["masked"]:
         del inputs["attention_mask"]
     return inputs
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what was given to a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def save_beside(engine: Any, saver: Any, number: int) -> None:

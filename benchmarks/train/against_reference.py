@@ -15,6 +15,7 @@ Counted are real tokens of the steps after --warm-up. Writes benchmarks/results/
 import argparse
 import functools
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from contest import (
     RESULTS,
     ROOT,
+    Ours,
     Run,
     Task,
     about,
@@ -61,33 +63,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         task = reference_task(folder, model_of(options, folder), options)
+        ours = ours_of(task, options)
+        contestants = {"zerolora": ours.train, **others_of(task, options)}
         padded = lengths(task.data)
-        ours = task.ours(
-            "ours",
-            {
-                **TRAIN, "lora": LORA, "ranks_per_node": options.ranks,
-                "global_batch": ROWS_A_RANK * options.ranks, "max_steps": options.steps,
-                "micro_batch": options.micro_batch, "precision": options.precision,
-            },
-            {},
-        )  # fmt: skip
-        contestants = {"zerolora": ours.train}
-        zero = read_json(STAGE_2, "the experiment")
-        del zero["zero_optimization"]["offload_optimizer"]
-        ways = {
-            "reference": (True, False),
-            "reference without checkpointing": (False, False),
-            "reference without checkpointing, by oneDNN": (False, True),
-        }
-        for label, (checkpointing, onednn) in ways.items():
-            settings = {
-                **TRAIN, "lora": LORA, "model": str(task.model), "data": str(task.data),
-                "device": task.device, "precision": options.precision, "attention": "sdpa", "padded": padded,
-                "micro_batch": ROWS_A_RANK, "accumulation": 1, "max_steps": options.steps,
-                "gradient_checkpointing": checkpointing, "deepspeed": zero,
-                "onednn": onednn and task.device == "cpu",
-            }  # fmt: skip
-            contestants[label] = functools.partial(opponent, "reference", folder / label, settings, options.ranks)
         result = about(task.device) | {
             "model": options.model.stem, "precision": options.precision, "lora": LORA, "train": TRAIN,
             "data": task.stats, "ranks": options.ranks, "rows_a_step": ROWS_A_RANK * options.ranks,
@@ -96,6 +74,36 @@ def main() -> None:
         }  # fmt: skip
         runs = take_turns(contestants, options.rounds)
         write_json(options.output, {**result, **compared(runs, options.warm_up)})
+
+
+def ours_of(task: Task, options: argparse.Namespace) -> Ours:
+    """Return this project's contestant."""
+    train = {
+        **TRAIN, "lora": LORA, "ranks_per_node": options.ranks,
+        "global_batch": ROWS_A_RANK * options.ranks, "max_steps": options.steps,
+        "micro_batch": options.micro_batch, "precision": options.precision,
+    }  # fmt: skip
+    return task.ours("ours", train, {})
+
+
+def others_of(task: Task, options: argparse.Namespace) -> dict[str, Callable[[], Run]]:
+    """Return the experiment's way, with and without activation checkpointing; on a CPU also with our choice of who
+    multiplies."""
+    zero = read_json(STAGE_2, "the experiment")
+    del zero["zero_optimization"]["offload_optimizer"]
+    ways = {"reference": (True, False), "reference without checkpointing": (False, False)}
+    if task.device == "cpu":
+        ways["reference without checkpointing, by oneDNN"] = (False, True)
+    made = {}
+    for label, (checkpointing, onednn) in ways.items():
+        settings = {
+            **TRAIN, "lora": LORA, "model": str(task.model), "data": str(task.data),
+            "device": task.device, "precision": options.precision, "attention": "sdpa", "padded": lengths(task.data),
+            "micro_batch": ROWS_A_RANK, "accumulation": 1, "max_steps": options.steps,
+            "gradient_checkpointing": checkpointing, "deepspeed": zero, "onednn": onednn,
+        }  # fmt: skip
+        made[label] = functools.partial(opponent, "reference", task.folder / label, settings, options.ranks)
+    return made
 
 
 def reference_task(folder: Path, model: Path, options: argparse.Namespace, validated: int | None = None) -> Task:

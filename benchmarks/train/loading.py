@@ -7,7 +7,8 @@ Needs the base model: run `make run` first; of a config.json the weights are dra
 from their start until the engine stands, and each is looked at every --every seconds, in /proc/PID/smaps_rollup. Told
 are, at their peaks: the memory that the ranks really take of the node together, where a page that several have counts
 once (Pss); the most that any rank has to itself (Anonymous), which is what it would hold if it kept the whole model;
-and what a rank has that only imports the libraries. On a CPU what is on the device counts too. Writes
+and what a rank has that only imports the libraries. On a CPU what is on the device counts too. Told besides are the
+seconds of the slowest rank for reading and adapting the model, and for its engine. Writes
 benchmarks/results/train_loading.json.
 """
 
@@ -60,8 +61,9 @@ def main() -> None:
     write_json(options.output, result)
 
 
-def peaks(ours: Ours, every: float) -> dict[str, int]:
-    """Return the peaks of all ranks together (`node_bytes`) and of the rank with the most of its own, in bytes."""
+def peaks(ours: Ours, every: float) -> dict[str, float]:
+    """Return the peaks of all ranks together (`node_bytes`) and of the rank with the most of its own, in bytes, and the
+    seconds of the slowest rank until the model was adapted and until the engine stood."""
     request = ours.folder / "loading.json"
     weights = str(ours.task.folder / "weights/model.json")
     write_json(request, {"settings": ours.settings, "zero": ours.zero, "weights": weights})
@@ -86,7 +88,9 @@ def peaks(ours: Ours, every: float) -> dict[str, int]:
                 each.wait()
     if any(codes):
         raise SystemExit((ours.folder / "loading.log").read_text(errors="replace")[-2000:])
-    return {"node_bytes": node, "rank_anonymous_bytes": anonymous}
+    seconds = [read_json(ours.folder / f"loaded{rank}.json", "loading.py") for rank in where.ranks]
+    slowest = {name: max(each[name] for each in seconds) for name in seconds[0]}
+    return {"node_bytes": node, "rank_anonymous_bytes": anonymous, **slowest}
 
 
 def load(request: Path) -> None:
@@ -96,9 +100,14 @@ def load(request: Path) -> None:
     settings = {**asked["settings"], **zero.pop("zerolora")}
     device = claim_device(settings, zero)
     engines.connect(zero, device)
+    torch.distributed.barrier()
+    started = time.monotonic()
     model = adapt(located(Path(asked["weights"])), settings, zero)
+    adapted = time.monotonic()
     engines.start(model, zero, settings, device)
     torch.distributed.barrier()
+    seconds = {"model_seconds": adapted - started, "engine_seconds": time.monotonic() - adapted}
+    write_json(request.with_name(f"loaded{os.environ['RANK']}.json"), seconds)
     os._exit(0)  # as rank.py leaves
 
 

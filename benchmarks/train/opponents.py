@@ -1,7 +1,8 @@
-"""One rank of a training as others do it: opponents.py trl|reference --folder FOLDER, with RANK and the rest set.
+"""One rank of a training as others do it: opponents.py trl|trainer|reference --folder FOLDER, with RANK and the rest.
 
-`trl` is TRL's SFTTrainer on conversations; `reference` is the published experiment's way: transformers' Trainer on rows
-padded to fixed lengths. Both read FOLDER/settings.json and write, to FOLDER/rank<N>.json, for every optimizer step the
+`trl` is TRL's SFTTrainer on conversations; `trainer` is transformers' Trainer with peft's adapter, on rows of like
+length padded to the longest of a batch; `reference` is the published experiment's way: the same Trainer on rows
+padded to fixed lengths. All read FOLDER/settings.json and write, to FOLDER/rank<N>.json, for every optimizer step the
 time at its end, its real tokens, its supervised tokens and the sum of their losses, and the peaks of memory.
 """
 
@@ -67,7 +68,7 @@ class Clock(TrainerCallback):
 def main() -> None:
     """Train once."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("trl", "reference"))
+    parser.add_argument("kind", choices=("trl", "trainer", "reference"))
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
     settings = read_json(options.folder / "settings.json", "contest.py")
@@ -76,7 +77,7 @@ def main() -> None:
     if settings["onednn"]:
         cpu_matmul.choose()
     memory, clock = PeakMemory(device), Clock()
-    trainer = {"trl": trl, "reference": reference}[options.kind](settings, options.folder)
+    trainer = {"trl": trl, "trainer": plain, "reference": reference}[options.kind](settings, options.folder)
     clock.counting(trainer)
     trainer.train()
     peaks = {"peak_host_bytes": memory.host(), "peak_gpu_bytes": memory.gpu()}
@@ -98,6 +99,39 @@ def trl(settings: dict[str, Any], folder: Path) -> Any:
         processing_class=tokenizer,
         peft_config=lora(settings),
     )
+
+
+def plain(settings: dict[str, Any], folder: Path) -> Any:
+    """Return transformers' trainer on the rows of a prepared set, in batches of like length."""
+    from peft import get_peft_model
+
+    rows = [
+        {name: row[name] for name in ("input_ids", "labels")} for row in open_split(Path(settings["data"]), "train")
+    ]
+    torch.manual_seed(settings["seed"])
+    return Trainer(
+        get_peft_model(loaded(settings), lora(settings)),
+        TrainingArguments(**arguments(settings, folder), train_sampling_strategy="group_by_length"),
+        train_dataset=rows,
+        data_collator=to_longest,
+    )
+
+
+def to_longest(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return rows as a batch, padded on the right to the longest."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    made = [padded_row(row["input_ids"], row["labels"], longest) for row in rows]
+    return {name: torch.tensor([row[name] for row in made]) for name in made[0]}
+
+
+def padded_row(tokens: list[int], labels: list[int], longest: int) -> dict[str, list[int]]:
+    """Return a row padded on the right."""
+    more = longest - len(tokens)
+    return {
+        "input_ids": tokens + [0] * more,
+        "attention_mask": [1] * len(tokens) + [0] * more,
+        "labels": labels + [IGNORED] * more,
+    }
 
 
 def reference(settings: dict[str, Any], folder: Path) -> Any:
