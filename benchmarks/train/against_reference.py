@@ -94,7 +94,7 @@ def others_of(task: Task, options: argparse.Namespace) -> dict[str, Callable[[],
     ways = {"reference": (True, False), "reference without checkpointing": (False, False)}
     if task.device == "cpu":
         ways["reference without checkpointing, by oneDNN"] = (False, True)
-    made = {}
+    made: dict[str, Callable[[], Run]] = {}
     for label, (checkpointing, onednn) in ways.items():
         settings = {
             **TRAIN, "lora": LORA, "model": str(task.model), "data": str(task.data),
