@@ -41,7 +41,7 @@ from zerolora.files import read_json, write_json
 from zerolora.memory.predict import Prediction, predict, sized
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods import create
+from zerolora.methods.registry import create
 from zerolora.peak_memory import PeakMemory
 from zerolora.planner.choice import Choice
 from zerolora.planner.render import rendered
