@@ -257,7 +257,7 @@ def test_a_packed_batch_has_loss_and_gradients_of_its_rows_alone(
 @pytest.mark.parametrize("kind", SOUND)
 def test_the_loss_by_chunks_is_that_of_the_models_own_logits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gemma's bounded logits too; several chunks."""
-    monkeypatch.setattr("zerolora.train.loss.LEAST_CHUNK", 4)
+    monkeypatch.setattr("zerolora.logit_chunks.LEAST_CHUNK", 4)
     base = build_loud(kind, "eager").requires_grad_(False)
     assert check_loss(base, base, CPU)
     model = with_adapter(base).train()

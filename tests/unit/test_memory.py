@@ -22,10 +22,10 @@ from zerolora.memory.states import model_states
 from zerolora.memory.table import rows, table
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.base import Method
-from zerolora.methods.dora import Dora
-from zerolora.methods.ia3 import Ia3
-from zerolora.methods.lora import Lora
-from zerolora.methods.qlora import Qlora
+from zerolora.methods.dora import DoraMethod
+from zerolora.methods.ia3 import Ia3Method
+from zerolora.methods.lora import LoraMethod
+from zerolora.methods.qlora import QloraMethod
 from zerolora.methods.registry import METHODS, create
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
@@ -156,18 +156,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TRAINED: list[tuple[Method, dict[str, Any]]] = [
-    (Lora(r=4), {"r": 4, "target_modules": "all-linear"}),
-    (Dora(r=4), {"r": 4, "target_modules": "all-linear", "use_dora": True}),
-    (Lora(r=2, targets=("q_proj", "v_proj")), {"r": 2, "target_modules": ["q_proj", "v_proj"]}),
+    (LoraMethod(r=4), {"r": 4, "target_modules": "all-linear"}),
+    (DoraMethod(r=4), {"r": 4, "target_modules": "all-linear", "use_dora": True}),
+    (LoraMethod(r=2, targets=("q_proj", "v_proj")), {"r": 2, "target_modules": ["q_proj", "v_proj"]}),
     (
-        Lora(r=4, rank_pattern=(("k_proj", 8), ("layers.1.mlp.up_proj", 2))),
+        LoraMethod(r=4, rank_pattern=(("k_proj", 8), ("layers.1.mlp.up_proj", 2))),
         {"r": 4, "target_modules": "all-linear", "rank_pattern": {"k_proj": 8, "layers.1.mlp.up_proj": 2}},
     ),
     (
-        Lora(r=4, modules_to_save=("lm_head", "embed_tokens")),
+        LoraMethod(r=4, modules_to_save=("lm_head", "embed_tokens")),
         {"r": 4, "target_modules": "all-linear", "modules_to_save": ["lm_head", "embed_tokens"]},
     ),
-    (Lora(r=4, targets=("embed_tokens",)), {"r": 4, "target_modules": ["embed_tokens"]}),
+    (LoraMethod(r=4, targets=("embed_tokens",)), {"r": 4, "target_modules": ["embed_tokens"]}),
 ]
 
 
@@ -181,7 +181,7 @@ def test_a_method_trains_what_peft_trains(small: Path, method: Method, options: 
 def test_ia3_trains_what_peft_trains(small: Path) -> None:
     import peft
 
-    assert Ia3().parameters(read_model_spec(small), 2).trained == trained_by(small, peft.IA3Config())
+    assert Ia3Method().parameters(read_model_spec(small), 2).trained == trained_by(small, peft.IA3Config())
 
 
 def trained_by(model: Path, config: Any) -> int:
@@ -200,7 +200,7 @@ def test_four_bits_have_the_constants_that_the_paper_says(small: Path) -> None:
     model = read_model_spec(small)
     count = sum(module.parameters * module.count for module in model.linears)
     for double, bits in ((False, 0.5), (True, 0.127)):
-        found = Qlora(double_quantization=double).parameters(model, 2).frozen_bytes
+        found = QloraMethod(double_quantization=double).parameters(model, 2).frozen_bytes
         quantized = found - 2 * (model.parameters - count)
         assert round(8 * quantized / count - 4, 3) == bits
 
@@ -291,7 +291,7 @@ def test_a_higher_stage_never_needs_more_states(model: ModelSpec, spec: Training
 @given(MODEL, specs())
 @settings(max_examples=60, deadline=None)
 def test_saving_activations_never_needs_more(model: ModelSpec, spec: TrainingSpec) -> None:
-    spec = replace(spec, length=max(256, spec.length), loss="supervised", method=Lora())
+    spec = replace(spec, length=max(256, spec.length), loss="supervised", method=LoraMethod())
     plain, saving = (predict(model, replace(spec, activation_checkpointing=each)) for each in (False, True))
     assert saving.gpu["total"] <= plain.gpu["total"] + SLACK
 
@@ -345,7 +345,7 @@ def test_the_published_experiment_fits_as_it_did() -> None:
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     spec = TrainingSpec(
         strategy="zero0",
-        method=Lora(r=8, targets=names, dropout=0.01),
+        method=LoraMethod(r=8, targets=names, dropout=0.01),
         nodes=1,
         ranks_per_node=2,
         micro_batch=16,
@@ -385,7 +385,7 @@ LOADING = [("qwen2.5-14b", 27.51, 1.45, 42.48), ("llama-3-8b", 14.96, 0.98, 26.1
 @pytest.mark.parametrize(("name", "weights", "largest", "total"), LOADING)
 def test_ranks_on_gpus_share_the_pages_of_the_file(name: str, weights: float, largest: float, total: float) -> None:
     model = read_model_spec(MODELS / f"{name}.json")
-    spec = TrainingSpec("zero0", Lora(), 1, 8, 1, 1, 2048, True, "flash", "bf16", loss="fused")
+    spec = TrainingSpec("zero0", LoraMethod(), 1, 8, 1, 1, 2048, True, "flash", "bf16", loss="fused")
     host = predict(model, spec).host
     assert host["peak_phase"] == "loading"
     assert host["page_cache"] / GIB == pytest.approx(weights, abs=0.01)

@@ -15,7 +15,7 @@ from zerolora.memory.predict import predict
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.base import TrainableMethod
-from zerolora.methods.lora import Lora
+from zerolora.methods.lora import LoraMethod
 from zerolora.methods.registry import METHODS, create
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +84,6 @@ def test_an_unknown_method_is_one_line() -> None:
 
 def test_an_adapter_without_a_factor_is_named(tmp_path: Path) -> None:
     save_file({"base_model.model.q_proj.lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter.safetensors")
-    updates = Lora.updates(tmp_path / "adapter.safetensors", {"r": 2, "lora_alpha": 2})
+    updates = LoraMethod.updates(tmp_path / "adapter.safetensors", {"r": 2, "lora_alpha": 2})
     with pytest.raises(UserError, match=r"the adapter has no lora_B for q_proj\.weight; train it again"):
         updates["q_proj.weight"].tensor()

@@ -13,7 +13,7 @@ from zerolora.errors import UserError
 from zerolora.memory.families import FAMILIES
 from zerolora.memory.model_spec import ModelSpec, Module
 from zerolora.memory.read_spec import from_config, read_model_spec
-from zerolora.methods.lora import Lora
+from zerolora.methods.lora import LoraMethod
 
 MODELS = sorted((Path(__file__).parents[2] / "config/recipes/models").glob("*.json"))
 
@@ -173,7 +173,7 @@ def compared_with_peft(shape: ModelSpec, model: Any) -> None:
     }
     assert adapted == {path: (each.inputs, each.outputs) for each in shape.linears for path in copies(each)}
     trained = sum(each.numel() for each in wrapped.parameters() if each.requires_grad)
-    assert trained == Lora(r=4).parameters(shape, 2).trained
+    assert trained == LoraMethod(r=4).parameters(shape, 2).trained
 
 
 @pytest.mark.parametrize("config", CASES, ids=named)

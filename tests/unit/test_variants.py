@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from zerolora.memory import decoder
-from zerolora.train import loss
 from zerolora.train.attention import lengths
 from zerolora.train.engines.base import adamw
 from zerolora.train.neftune import add_noise
@@ -56,12 +52,6 @@ def test_second_factors_learn_at_a_rate_of_their_own(ratio: float) -> None:
         id(parameter): group["ratio"] for group in adamw(model, settings).param_groups for parameter in group["params"]
     }
     assert rates == {id(model["q_lora_A"]): 1.0, id(model["q_lora_B"]): ratio}
-
-
-@given(st.integers(1, 200_000), st.integers(16, 16384), st.integers(32, 300_000))
-def test_the_estimate_knows_the_chunks_of_the_loss(tokens: int, hidden: int, vocabulary: int) -> None:
-    assert decoder.LEAST_CHUNK == loss.LEAST_CHUNK
-    assert decoder.chunk_size(tokens, hidden, vocabulary) == loss.chunk_size(tokens, hidden, vocabulary)
 
 
 def validations(*found: float, patience: int | None = None) -> Validations:

@@ -18,10 +18,9 @@ from zerolora.data.rows import FIELDS, IGNORED, open_split
 from zerolora.evaluate.checks import judge
 from zerolora.files import MANIFEST, read_json, write_json
 from zerolora.log import result
+from zerolora.logit_chunks import EVALUATION_TOKENS
 from zerolora.peak_memory import PeakMemory
 from zerolora.progress import Progress
-
-LOSS_TOKENS = 2048  # of one forward pass without generation
 
 
 def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, answers_file: Path) -> None:
@@ -118,9 +117,9 @@ def loss(model: Any, rows: Any) -> float:
     order = sorted(range(len(rows)), key=lambda index: (lengths[index], index))
     total, tokens = 0.0, 0
     while order:
-        # As many rows of like length as make up LOSS_TOKENS with their padding, at least one.
+        # As many rows of like length as make up EVALUATION_TOKENS with their padding, at least one.
         longest = lengths[order[-1]]
-        members = [rows[order.pop()] for _ in range(max(1, min(len(order), LOSS_TOKENS // longest)))]
+        members = [rows[order.pop()] for _ in range(max(1, min(len(order), EVALUATION_TOKENS // longest)))]
         ids, labels, mask = torch.zeros(3, len(members), longest, dtype=torch.long)
         labels[:] = IGNORED
         for place, row in enumerate(members):

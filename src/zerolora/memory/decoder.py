@@ -5,15 +5,14 @@ as theirs, which is what decides the peak. A layer is in layer.py, its linear mo
 """
 
 import functools
-import math
 from collections.abc import Callable
 
+from zerolora.logit_chunks import chunk_size
 from zerolora.memory.layer import Layer
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.projections import ForwardSpec, Trained
 from zerolora.memory.tracer import MemoryTracer, Node, Parameter, Value
 
-LEAST_CHUNK = 256  # tokens (train/loss.py)
 Phases = dict[str, dict[str, int]]
 
 
@@ -212,12 +211,6 @@ class Decoder(Layer):
         loss = new(1, 4)
         loss.source = self.tracer.node([log_softmax], [], lambda gradient: [new(count, 4)])
         return loss
-
-
-def chunk_size(tokens: float, hidden: int, vocabulary: int) -> float:
-    """Return how many tokens get logits at a time (train/loss.py, chunk_size; a test holds the two equal)."""
-    fair = max(1, math.ceil(tokens / math.ceil(vocabulary / hidden)))
-    return max(LEAST_CHUNK, int(2 ** math.ceil(math.log2(fair))))
 
 
 class Input(Parameter):

@@ -19,7 +19,7 @@ from zerolora.memory.predict import Prediction, predict
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.sources import SOURCES
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.lora import Lora
+from zerolora.methods.lora import LoraMethod
 from zerolora.strategies import STRATEGIES
 from zerolora.types import Attention
 from zerolora.units import gib
@@ -89,7 +89,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, data: dict[str, 
     on_cpu = settings.device == "cpu"
     return TrainingSpec(
         strategy="zero0",
-        method=Lora(
+        method=LoraMethod(
             r=settings.lora.r,
             targets=targets if isinstance(targets, str) else tuple(targets),
             dropout=settings.lora.dropout,

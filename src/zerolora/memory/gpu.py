@@ -18,7 +18,7 @@ GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a tim
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """A model, how it is trained, and what follows from the two."""
 
     model: ModelSpec
@@ -45,7 +45,7 @@ class TracedStep:
     """The most alive at once in blocks that a CPU rank's heap serves (tracer.py, SMALL)."""
 
 
-def traced(run: Run) -> TracedStep:
+def traced(run: PlannedRun) -> TracedStep:
     """Trace a step and a forward pass without gradients."""
     spec, layout = run.spec, run.spec.layout
     step = ForwardSpec(
@@ -75,7 +75,7 @@ def traced(run: Run) -> TracedStep:
     )
 
 
-def by_phase(run: Run, step: TracedStep) -> dict[str, dict[str, float]]:
+def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     """Return the bytes of each phase by term and in total, the reserve left out.
 
     "total" includes the model states without gradients, which are a term of their own.
@@ -116,7 +116,7 @@ def by_phase(run: Run, step: TracedStep) -> dict[str, dict[str, float]]:
     return result
 
 
-def terms(run: Run, at_peak: dict[str, float], peak: str) -> dict[str, Any]:
+def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, Any]:
     """Return the terms of the GPU, which add up to the total of the phase `peak`.
 
     Where the peak comes before all gradients are there, `activations` is what activations take beyond them.
@@ -157,7 +157,7 @@ def _phase(
     return {"activations": activations, "logits": logits, "gradients": gradients, "buffers": buffers}
 
 
-def _resident(run: Run) -> float:
+def _resident(run: PlannedRun) -> float:
     """Return the bytes that the engine holds all the time beside the model states."""
     spec, layout, parameters = run.spec, run.spec.layout, run.parameters
     if layout.engine == "ddp" and spec.ranks > 1:
@@ -174,7 +174,7 @@ def _resident(run: Run) -> float:
     return 0.0
 
 
-def _gathered(run: Run) -> float:
+def _gathered(run: PlannedRun) -> float:
     """Return the most bytes of sharded weights that are gathered at once."""
     spec, model = run.spec, run.model
     if spec.layout.stage < 3:
@@ -191,7 +191,7 @@ def _gathered(run: Run) -> float:
     return float(min(everything, run.buckets.live + over) * spec.width)
 
 
-def _gradient_buckets(run: Run) -> float:
+def _gradient_buckets(run: PlannedRun) -> float:
     """Return the bytes of the buckets in which gradients are joined, allocated with the first one (stage_1_and_2.py,
     setup_buckets)."""
     if run.deepspeed_stage not in (1, 2):
@@ -199,7 +199,7 @@ def _gradient_buckets(run: Run) -> float:
     return float(run.buckets.reduce * (2 if run.buckets.overlap else 1) * run.spec.width)
 
 
-def _reducing(run: Run) -> float:
+def _reducing(run: PlannedRun) -> float:
     """Return the bytes that the reduction of gradients takes at the end of the backward pass."""
     spec, parameters = run.spec, run.parameters
     if run.deepspeed_stage == 0 and spec.ranks > 1:
@@ -212,7 +212,7 @@ def _reducing(run: Run) -> float:
     return 0.0
 
 
-def _stepping(run: Run) -> float:
+def _stepping(run: PlannedRun) -> float:
     """Return the bytes that the optimizer's step allocates and frees."""
     spec, layout, parameters = run.spec, run.spec.layout, run.parameters
     if layout.optimizer != "gpu":

@@ -3,14 +3,14 @@
 from typing import Any
 
 from zerolora.memory import glibc_heap
-from zerolora.memory.gpu import Run, TracedStep, largest_module
+from zerolora.memory.gpu import PlannedRun, TracedStep, largest_module
 from zerolora.memory.states import BYTES, MOMENTS
 
 NVME_BUFFERS = 5  # offload_param.buffer_count (deepspeed/runtime/zero/offload_config.py)
 TERMS = ("loading", "page_cache", "offload", "pinned", "saving", "ranks", "heap")
 
 
-def terms(run: Run, step: TracedStep, on_gpu: dict[str, int]) -> dict[str, Any]:
+def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str, Any]:
     """Return the terms of one host in bytes, which add up to the total of the phase that needs most.
 
     `on_gpu` are the totals of the phases on the GPU, reserve left out: on CPU ranks they are in host memory.
@@ -38,7 +38,7 @@ def terms(run: Run, step: TracedStep, on_gpu: dict[str, int]) -> dict[str, Any]:
     return host
 
 
-def offloaded(run: Run) -> float:
+def offloaded(run: PlannedRun) -> float:
     """Return the bytes of one rank that offload keeps on the host.
 
     Beside the states: 16-bit copies of the partition's weights (stages 1 and 2: stage_1_and_2.py,
@@ -54,18 +54,18 @@ def offloaded(run: Run) -> float:
     return run.states.host + beside
 
 
-def stepping(run: Run) -> float:
+def stepping(run: PlannedRun) -> float:
     """Return the bytes of one rank that an offloaded optimizer allocates and frees in a step: the partition's norm in
     fp64 (stage_1_and_2.py, complete_grad_norm_calculation_for_cpu_offload), or AdamW's square root and quotient."""
     return 8.0 * run.parameters.trained / run.spec.ranks if run.spec.layout.optimizer != "gpu" else 0.0
 
 
-def checkpoint_bytes(run: Run) -> int:
+def checkpoint_bytes(run: PlannedRun) -> int:
     """Return the bytes of a trained parameter in a checkpoint: fp32, its moments, and its value in the best adapter."""
     return BYTES["fp32"] * (1 + run.spec.keeps_best) + MOMENTS
 
 
-def _loading(run: Run) -> dict[str, float]:
+def _loading(run: PlannedRun) -> dict[str, float]:
     """Return what reading the base model takes, all ranks together: "loading" is the processes' own, "page_cache" the
     pages of the weights' files, which all ranks share and the system can take back."""
     spec, local = run.spec, run.spec.ranks_per_node
@@ -88,7 +88,7 @@ def _loading(run: Run) -> dict[str, float]:
     return {"loading": in_transfer + shards, "page_cache": max(0.0, stored - shards)}
 
 
-def _saving(run: Run) -> float:
+def _saving(run: PlannedRun) -> float:
     """Return the bytes of a checkpoint while it is written, which one rank of the run holds.
 
     It is the fp32 adapter, two moments and the best adapter so far, if one is kept; and their bytes as they are
@@ -97,13 +97,13 @@ def _saving(run: Run) -> float:
     return 2.0 * checkpoint_bytes(run) * (run.parameters.trained if run.parameters.frozen else 0)
 
 
-def _nvme_buffers(run: Run) -> float:
+def _nvme_buffers(run: PlannedRun) -> float:
     """Return the bytes of the buffers between NVMe and GPU (partitioned_param_swapper.py): render gives each rank's the
     size of its shard of the weights that may be gathered at once."""
     return float(NVME_BUFFERS * run.buckets.live * run.spec.width) if run.spec.layout.parameters == "nvme" else 0.0
 
 
-def _process(run: Run) -> int:
+def _process(run: PlannedRun) -> int:
     """Return the bytes of a rank's process beside its tensors."""
     if not run.spec.on_cpu:
         return glibc_heap.PROCESS
@@ -111,7 +111,7 @@ def _process(run: Run) -> int:
     return glibc_heap.CPU_PROCESS + glibc_heap.CPU_GROUP * (run.spec.ranks > 1) + glibc_heap.CPU_ZERO * zero
 
 
-def _free_in_heap(run: Run, step: TracedStep) -> float:
+def _free_in_heap(run: PlannedRun, step: TracedStep) -> float:
     """Return the bytes that are free in a CPU rank's heap, but still resident."""
     if run.spec.layout.stage < 3:
         return glibc_heap.SMALL_BLOCKS_SHARE * step.small_blocks

@@ -36,7 +36,7 @@ def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
     states = model_states(
         parameters.frozen_bytes, parameters.trained, spec.layout, spec.ranks, spec.ranks_per_node, spec.precision
     )
-    run = gpu.Run(model, spec, parameters, states, spec.buckets or sized(model, spec))
+    run = gpu.PlannedRun(model, spec, parameters, states, spec.buckets or sized(model, spec))
     step = gpu.traced(run)
     phases = gpu.by_phase(run, step)
     peak = max(phases, key=lambda name: phases[name]["total"])

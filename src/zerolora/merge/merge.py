@@ -18,7 +18,7 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, read_json, staged_directory, write_json
 from zerolora.log import result
 from zerolora.manifest import WEIGHTS, is_weight
-from zerolora.methods.lora import Lora
+from zerolora.methods.lora import LoraMethod
 from zerolora.progress import Progress
 from zerolora.units import byte_size
 
@@ -59,7 +59,7 @@ def restore(base: Path, adapter: Path, manifest: Path) -> None:
 
 def _write_merged(base: Path, adapter: Path, staged: Path) -> None:
     config = read_json(adapter / "adapter_config.json", "zerolora train")
-    updates = Lora.updates(adapter / "adapter_model.safetensors", config)
+    updates = LoraMethod.updates(adapter / "adapter_model.safetensors", config)
     for path in sorted(base.iterdir()):
         if path.is_file() and not is_weight(path.name) and path.name != MANIFEST:
             shutil.copyfile(path, staged / path.name)

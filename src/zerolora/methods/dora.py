@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Dora(LowRank):
+class DoraMethod(LowRank):
     """DoRA."""
 
     name: ClassVar[str] = "dora"

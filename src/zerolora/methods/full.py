@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Full(Method):
+class FullMethod(Method):
     """Full fine-tuning."""
 
     name: ClassVar[str] = "full"

@@ -19,7 +19,7 @@ FEEDFORWARD = ("down_proj", "dense_4h_to_h", "mlp.c_proj", "fc2", "wo")
 
 
 @dataclass(frozen=True)
-class Ia3(Method):
+class Ia3Method(Method):
     """(IA)³."""
 
     name: ClassVar[str] = "ia3"

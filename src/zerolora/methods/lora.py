@@ -110,7 +110,7 @@ class LowRank(Method):
 
 
 @dataclass(frozen=True)
-class Lora(LowRank, TrainableMethod):
+class LoraMethod(LowRank, TrainableMethod):
     """LoRA."""
 
     name: ClassVar[str] = "lora"

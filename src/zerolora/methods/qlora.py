@@ -16,7 +16,7 @@ BLOCK, SECOND_BLOCK = 64, 256
 
 
 @dataclass(frozen=True)
-class Qlora(LowRank):
+class QloraMethod(LowRank):
     """QLoRA."""
 
     name: ClassVar[str] = "qlora"

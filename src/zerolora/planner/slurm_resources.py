@@ -11,6 +11,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
+from zerolora.logit_chunks import EVALUATION_TOKENS
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import training_spec
 from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
@@ -42,7 +43,6 @@ tests/unit/test_requests.py holds it against a real run."""
 LIBRARIES = 375 * 1024**2
 """Resident bytes of a process that merges or writes a page: no rank, which reads data too (glibc_heap.PROCESS).
 tests/unit/test_requests.py holds merging against a real run."""
-LOSS_TOKENS = 2048  # of a forward pass for the loss (evaluate/evaluate.py)
 
 Request = dict[str, Any]
 
@@ -139,7 +139,7 @@ def _answering(shape: ModelSpec, settings: dict[str, Any], longest: int, width: 
     """Return the bytes beside the weights while prompts are answered, or while the loss is measured."""
     length = longest + settings["max_new_tokens"]
     cache = 2 * shape.layers * shape.key_heads * shape.head_dim * width * settings["batch"] * length
-    together = max(1, LOSS_TOKENS // longest)
+    together = max(1, EVALUATION_TOKENS // longest)
     answering, measuring = (
         evaluation(shape, ForwardSpec(batch, tokens, width, "sdpa", True, False, "supervised", logits), NOTHING)
         for batch, tokens, logits in ((settings["batch"], length, 1), (together, longest, longest))

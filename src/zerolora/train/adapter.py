@@ -13,7 +13,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from zerolora.config import schema
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
-from zerolora.methods.lora import Lora
+from zerolora.methods.lora import LoraMethod
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.dropout import make_sparse
 from zerolora.train.engines.base import WEIGHT, Engine, dtype_of
@@ -56,7 +56,7 @@ def adapt(weights: Path, settings: dict[str, Any], config: dict[str, Any]) -> An
     if settings["activation_checkpointing"]:
         _checkpoint(model, reentrant="zero_optimization" in config)
     torch.manual_seed(settings["seed"])  # the same adapter on every rank, at every stage
-    model = Lora.build(model, schema.Lora.model_validate(settings["lora"]))
+    model = LoraMethod.build(model, schema.Lora.model_validate(settings["lora"]))
     make_sparse(model)
     return model
 
@@ -93,7 +93,7 @@ def expected_tensors(weights: Path, lora: dict[str, Any]) -> dict[str, torch.Siz
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(weights))
-        model = Lora.build(model, schema.Lora.model_validate(lora))
+        model = LoraMethod.build(model, schema.Lora.model_validate(lora))
     return {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
 
 

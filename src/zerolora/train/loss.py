@@ -5,13 +5,12 @@ made for the positions before supervised tokens only, and never all at once: wit
 gradient is known as soon as its logits are, so it is kept, [tokens, hidden], and the logits go (arXiv 2410.10989, 3.2).
 """
 
-import math
 import types
 from typing import Any
 
 import torch
 
-LEAST_CHUNK = 256  # tokens; with fewer, reading the head's weight takes longer than its products
+from zerolora.logit_chunks import chunk_size
 
 
 def make_chunked(model: Any) -> None:
@@ -117,10 +116,3 @@ def _chunk(
             logits.mul_(slope)
         torch.mm(logits.to(weight.dtype), weight, out=gradient)
     return (total.log() - wanted).squeeze(1)
-
-
-def chunk_size(tokens: int, hidden: int, vocabulary: int) -> int:
-    """Return how many tokens get logits at a time: so few that these are about as large as the hidden states
-    (liger_kernel/ops/fused_linear_cross_entropy.py), but not so few that products become slow."""
-    fair = max(1, math.ceil(tokens / math.ceil(vocabulary / hidden)))
-    return max(LEAST_CHUNK, int(2 ** math.ceil(math.log2(fair))))
