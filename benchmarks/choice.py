@@ -47,13 +47,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import UsefulFlops
+from zerolora.config.settings import RenderSettings, UsefulFlops
 from zerolora.data.rows import IGNORED
 from zerolora.files import read_json, write_json
 from zerolora.memory.read_spec import read_model_spec
-from zerolora.planner.choice import Candidate, Choice, choose
-from zerolora.planner.machines import hardware_of
+from zerolora.memory.row_statistics import RowStatistics
+from zerolora.planner.candidates import Candidate, Choice, Planning
+from zerolora.planner.choice import choose
 from zerolora.planner.render import rendered, training_choice
+from zerolora.planner.run_hardware import hardware_of, target_of
 from zerolora.probe.probe import probe
 from zerolora.train.adapter import adapt
 from zerolora.train.batch import PackedRow, collate, loss_sum
@@ -106,7 +108,7 @@ def main() -> None:
         probed = read_json(Path(folder) / "probe.json", "zerolora probe")
         settings, train = settings_of(device, ranks, arguments.global_batch, probed)
         rows = packed_rows(arguments, shape.vocabulary)
-        candidates = choose(shape, settings, data_of(rows), hardware_of(settings)[0])
+        candidates = choose(Planning(shape, settings, rows_of(rows), hardware_of(settings)[0]))
         found = to_try(candidates, arguments.limit, draw)
         task = {
             "model": str(model), "train": train, "ranks": ranks,
@@ -118,7 +120,7 @@ def main() -> None:
             "probe": probed,
             "model": {"config": arguments.model.name, "layers": shape.layers, "parameters": shape.parameters},
             "ranks": ranks,
-            "precision": settings["precision"],
+            "precision": settings.precision,
             **{name: getattr(arguments, name) for name in ASKED},
             "first_round_taken_up": arguments.first_round is not None,
             "considered": len(candidates),
@@ -163,17 +165,17 @@ def precision_of(device: str) -> str:
 
 def settings_of(
     device: str, ranks: int, global_batch: int, probed: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[RenderSettings, dict[str, Any]]:
     """Return the settings of render, with all that can be chosen left open, and those of train."""
     run = resolve(load(Path("config/config.yaml"))).model_dump(mode="json")["runs"]["default"]
     here = {"device": device, "nodes": 1, "ranks_per_node": ranks, "global_batch": global_batch}
     left_open = {"strategy": "auto", "micro_batch": None, "activation_checkpointing": None, "attention": None}
     render = {
-        **run["render"], **here, **left_open, "own_json": None, "nvme": None, "precision": precision_of(device),
+        **run["render"], **here, **left_open, "user_config": None, "nvme": None, "precision": precision_of(device),
         "gpu_memory": torch.cuda.get_device_properties(0).total_memory if device == "cuda" else None,
         "host_memory": psutil.virtual_memory().total, "hardware": {"probe": probed, "disk": "nvme"},
     }  # fmt: skip
-    return render, {**run["train"], **here}
+    return RenderSettings.model_validate(render), {**run["train"], **here}
 
 
 def packed_rows(arguments: argparse.Namespace, vocabulary: int) -> list[PackedRow]:
@@ -194,20 +196,21 @@ def drawn_row(tokens: list[int], supervised: float) -> dict[str, Any]:
     return {"input_ids": tokens, "labels": [IGNORED] * prompt + tokens[prompt:], "source": 0}
 
 
-def data_of(rows: list[PackedRow]) -> dict[str, Any]:
-    """Return what the choice knows of the rows (memory/estimate.py, data_of)."""
+def rows_of(rows: list[PackedRow]) -> RowStatistics:
+    """Return what the choice reads of the rows."""
     length = sum(len(row["input_ids"]) for row in rows[0])
     lengths = [len(row["input_ids"]) for packed in rows for row in packed]
     supervised = [sum(label != IGNORED for row in packed for label in row["labels"][1:]) for packed in rows]
-    return {
-        "packing": len(rows[0]) > 1,
-        "longest_packed_row": length,
-        "most_supervised": max(supervised),
-        "packed_rows": len(rows),
-        "tokens": len(rows) * length,
-        "supervised_tokens": sum(supervised),
-        "mean_row_of_a_token": sum(each**2 for each in lengths) / sum(lengths),
-    }
+    return RowStatistics(
+        packing=len(rows[0]) > 1,
+        longest_packed_row=length,
+        most_supervised=max(supervised),
+        packed_rows=len(rows),
+        tokens=len(rows) * length,
+        supervised_tokens=sum(supervised),
+        mean_row_of_a_token=sum(each**2 for each in lengths) / sum(lengths),
+        validation_rows=0,
+    )
 
 
 def to_try(candidates: list[Candidate], limit: int | None, draw: random.Random) -> list[Tried]:
@@ -234,7 +237,7 @@ def finalists(found: list[Tried]) -> list[Tried]:
 
 
 def measure_all(
-    found: list[Tried], task: dict[str, Any], settings: dict[str, Any], draw: random.Random, folder: Path
+    found: list[Tried], task: dict[str, Any], settings: RenderSettings, draw: random.Random, folder: Path
 ) -> None:
     """Add a median to every configuration, strategy by strategy; to one that fails, its error."""
     strategies = sorted({each.candidate.choice.strategy for each in found})
@@ -253,11 +256,12 @@ def measure_all(
         print(f"{strategy}: {count} configurations in {time.monotonic() - started:.0f} s", flush=True)
 
 
-def engine_and_choice(choice: Choice, settings: dict[str, Any]) -> dict[str, Any]:
+def engine_and_choice(choice: Choice, settings: RenderSettings) -> dict[str, Any]:
     """Return what render writes for a choice, but for the FLOPs, which only telemetry reads."""
     flops = UsefulFlops(token=0, squared_token=0, supervised_token=0, peak=None)
-    chosen = training_choice(choice, settings["precision"], flops)
-    return {**rendered(choice, settings)[0], "zerolora": chosen.model_dump(mode="json")}
+    chosen = training_choice(choice, settings.precision, flops)
+    options, _ = rendered(choice, target_of(settings), settings.gradient_clipping)
+    return {**options, "zerolora": chosen.model_dump(mode="json")}
 
 
 def launched(task: dict[str, Any], folder: Path) -> tuple[list[float], str | None]:

@@ -16,7 +16,7 @@ from machine import machine
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings, PackSettings, PrepareSettings
+from zerolora.config.settings import EstimateSettings, PackSettings, PrepareSettings, RenderSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
@@ -66,7 +66,7 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
     packing = folder / "packing"
     pack_rows(PackSettings.model_validate(run["pack"]), data, packing)
     write_json(folder / "estimate.json", estimate(EstimateSettings.model_validate(run["estimate"]), model, packing))
-    write_json(folder / "zero.json", render(run["render"], folder / "estimate.json")[0])
+    write_json(folder / "zero.json", render(RenderSettings.model_validate(run["render"]), folder / "estimate.json")[0])
     paths = {
         "data": data, "packing": packing, "zero": folder / "zero.json", "weights": weights,
         "checkpoints": folder / "checkpoints/run", "output": folder,

@@ -14,7 +14,7 @@ from conftest import BIN, ROOT, TINY_CONFIG, project_environment
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Source
-from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSettings, PrepareSettings
+from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSettings, PrepareSettings, RenderSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
@@ -84,14 +84,14 @@ class Bench:
             self.folder / name / "estimate.json",
             estimate(EstimateSettings.model_validate(run["estimate"]), self.folder / "m/tiny", self.folder / packing),
         )
-        own = json.loads((ROOT / strategy).read_text()) if strategy.endswith(".json") else None
-        chosen = run["render"] | {"strategy": strategy, "own_json": own}
+        user_config = json.loads((ROOT / strategy).read_text()) if strategy.endswith(".json") else None
+        chosen = run["render"] | {"strategy": strategy, "user_config": user_config}
         if local:
             chosen |= {
                 "nodes": run["train"]["nodes"] * run["train"]["ranks_per_node"] // local,
                 "ranks_per_node": local,
             }
-        config, _ = render(chosen, self.folder / name / "estimate.json")
+        config, _ = render(RenderSettings.model_validate(chosen), self.folder / name / "estimate.json")
         write_json(self.folder / name / "zero.json", config)
         paths = {
             "data": self.folder / data,

@@ -54,7 +54,7 @@ class Context:
 
 def probe(_: Settings, where: Context) -> Result:
     """Measure the device's rates; predicted are those of its datasheet, at the planner's shares of nominal."""
-    from zerolora.planner.hardware import NETWORKS, NODE_LINKS, named
+    from zerolora.planner.datasheets import NETWORKS, NODE_LINKS, named
     from zerolora.probe.probe import probe as probe_device
 
     output = where.folder / "probe.json"
@@ -73,7 +73,7 @@ def probe(_: Settings, where: Context) -> Result:
 
 def gpu_named(name: str) -> str | None:
     """Return the planner's name of a GPU from what its driver calls it, None if it is in no table."""
-    from zerolora.planner.hardware import GPUS
+    from zerolora.planner.datasheets import GPUS
 
     known = [each for each in GPUS if each.split("-")[0] in name.replace(" ", "-").split("-")]
     return known[0] if known else None
@@ -186,19 +186,20 @@ def speed(asked: Settings, where: Context) -> Result:
     from benchmarks import choice
     from zerolora.memory.read_spec import read_model_spec
     from zerolora.peak_memory import PeakMemory
-    from zerolora.planner.choice import choose, work_of
+    from zerolora.planner.candidates import Planning, step_work
+    from zerolora.planner.choice import choose
     from zerolora.planner.cost import useful_flops
-    from zerolora.planner.hardware import GPUS
-    from zerolora.planner.machines import hardware_of
+    from zerolora.planner.datasheets import GPUS
+    from zerolora.planner.run_hardware import hardware_of
 
     os.chdir(ROOT)  # choice.py reads config/config.yaml from there
     probed = probed_or_new(where)
     config = config_of(asked["model"])
     shape = read_model_spec(config)
     rows = choice.packed_rows(argparse.Namespace(**asked, seed=0, supervised=0.5), shape.vocabulary)
-    data = choice.data_of(rows)
+    statistics = choice.rows_of(rows)
     settings, train = choice.settings_of(where.device, RANKS, asked["global_batch"], probed)
-    best = choose(shape, settings, data, hardware_of(settings)[0])[0]
+    best = choose(Planning(shape, settings, statistics, hardware_of(settings)[0]))[0]
     zero = choice.engine_and_choice(best.choice, settings)
     directory = model_to_draw(config, where)
     device = become_rank(train, zero)
@@ -208,22 +209,26 @@ def speed(asked: Settings, where: Context) -> Result:
         "steps": asked["steps"],
     }  # fmt: skip
     seconds = choice.median_seconds(task, zero, device)
-    flops = useful_flops(work_of(shape, best.plan, data))
+    flops = useful_flops(step_work(shape, best.spec, statistics))
     squared = sum(len(row["input_ids"]) ** 2 for packed in rows for row in packed)
-    counts = {"token": data["tokens"], "squared_token": squared, "supervised_token": data["supervised_tokens"]}
+    counts = {
+        "token": statistics.tokens,
+        "squared_token": squared,
+        "supervised_token": statistics.supervised_tokens,
+    }
     rate = sum(flops[name] * count for name, count in counts.items()) / seconds
     values = probed["measured"]
     matmul = values["matmul_fp32_flops_per_second" if where.precision == "fp32" else "matmul_16bit_flops_per_second"]
     gpu = gpu_named(probed["hardware"]["name"])
     measured = {
-        "seconds": seconds, "tokens_per_second": data["tokens"] / seconds, "flops_per_second": rate,
+        "seconds": seconds, "tokens_per_second": statistics.tokens / seconds, "flops_per_second": rate,
         "of_matmul": rate / matmul, "mfu": rate / GPUS[gpu].half if gpu else None, "host_peak": peak.host(),
         "gpu_allocated": peak.gpu(),
         "gpu_reserved": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
     }  # fmt: skip
     predicted = {
-        "seconds": best.seconds, "tokens_per_second": data["tokens"] / best.seconds, "terms": best.cost.terms,
-        "gpu": best.gpu, "reserve": best.plan.reserve, "host": best.host, "strategy": best.choice.strategy,
+        "seconds": best.seconds, "tokens_per_second": statistics.tokens / best.seconds, "terms": best.cost.terms,
+        "gpu": best.gpu, "reserve": best.spec.reserve, "host": best.host, "strategy": best.choice.strategy,
         "micro_batch": best.choice.micro_batch, "accumulation": best.choice.accumulation,
         "activation_checkpointing": best.choice.activation_checkpointing, "attention": best.choice.attention,
     }  # fmt: skip

@@ -25,8 +25,9 @@ from zerolora.memory.predict import predict, sized
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
-from zerolora.planner.choice import Choice
+from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
+from zerolora.strategies.base import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -298,16 +299,10 @@ def zero_json(case: dict[str, Any]) -> dict[str, Any]:
         case["attention"],
         replace(sizes, overlap=False),
     )
-    settings = {
-        "device": "cpu",
-        "nodes": spec.nodes,
-        "ranks_per_node": spec.ranks_per_node,
-        "ranks": spec.ranks,
-        "nvme": None,
-        "precision": case["precision"],
-        "gradient_clipping": 1.0,
-    }
-    return rendered(choice, settings)[0]
+    target = Target(
+        device="cpu", precision=case["precision"], nodes=spec.nodes, ranks_per_node=spec.ranks_per_node, nvme=None
+    )
+    return rendered(choice, target, 1.0)[0]
 
 
 def read_traces() -> list[dict[str, Any]]:

@@ -43,8 +43,9 @@ from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
 from zerolora.peak_memory import PeakMemory
-from zerolora.planner.choice import Choice
+from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
+from zerolora.strategies.base import Target
 from zerolora.train.launch.launcher import CPU_MALLOC
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,11 +190,10 @@ def zero_json(group: Group) -> dict[str, Any]:
     sizes = sized(read_model_spec(MODELS / f"{group['model']}.json"), spec)
     micro_batch = group["batches"][0]["micro_batch"]
     choice = Choice(group["strategy"], micro_batch, 1, group["checkpointing"], group["attention"], sizes)
-    settings = {
-        "device": group["device"], "precision": group["precision"], "gradient_clipping": 1.0, "nvme": None,
-        "nodes": 1, "ranks_per_node": group["ranks"], "ranks": group["ranks"],
-    }  # fmt: skip
-    return rendered(choice, settings)[0]
+    target = Target(
+        device=group["device"], precision=group["precision"], nodes=1, ranks_per_node=group["ranks"], nvme=None
+    )
+    return rendered(choice, target, 1.0)[0]
 
 
 def steps_of(group: Group, batch: Batch) -> int:

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSettings, PrepareSettings
+from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSettings, PrepareSettings, RenderSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.plan import open_plan
 from zerolora.data.prepare import prepare
@@ -149,7 +149,7 @@ class Ours:
     ) -> None:
         self.folder, self.task, self.threads = folder, task, threads
         run = task.resolved(train, pack, {"strategy": strategy})["runs"]["default"]
-        self.render, estimated = run["render"], folder / "estimate.json"
+        self.render, estimated = RenderSettings.model_validate(run["render"]), folder / "estimate.json"
         pack_rows(PackSettings.model_validate(run["pack"]), task.data, folder / "packing")
         write_json(
             estimated,

@@ -19,10 +19,9 @@ from typing import Any
 from against_reference import VALIDATED, reference_task
 from contest import RESULTS, TRAIN, Ours, Run, Step, about, add_options, model_of, ranks_of, ratio, take_turns
 
-from zerolora.files import read_json, write_json
-from zerolora.memory.model_spec import from_json
+from zerolora.files import write_json
 from zerolora.planner.choice import choose
-from zerolora.planner.machines import hardware_of
+from zerolora.planner.render import planning_of
 
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
 
@@ -89,9 +88,8 @@ def communication(ours: Ours, run: Run, warm_up: int) -> dict[str, Any]:
     if "all_gather" in sizes:
         sizes["all_gather"] -= mean(run.steps) - mean(run.steps[warm_up:])
     counted = {name: (2 if name == "all_reduce" else 1) * share * size for name, size in sizes.items()}
-    estimated = read_json(ours.folder / "estimate.json", "zerolora estimate")
-    hardware = hardware_of(ours.render)[0]
-    predicted = choose(from_json(estimated["shape"]), ours.render, estimated["data"], hardware)[0].cost.moved
+    planning, _ = planning_of(ours.render, ours.folder / "estimate.json")
+    predicted = choose(planning)[0].cost.moved
     return {
         "bytes_counted": counted,
         "bytes_predicted": predicted,

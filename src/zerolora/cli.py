@@ -189,17 +189,18 @@ def render(
     output: Output,
     reasons: Annotated[Path, typer.Option(help="Where the reasons and overrides go.")],
 ) -> None:
-    """Choose how the run trains, and write what training reads: the DeepSpeed JSON with the choice beside it."""
+    """Choose how the run trains, and write what training reads: its engine's options with the choice beside them."""
+    from zerolora.config.settings import RenderSettings
     from zerolora.files import write_json
     from zerolora.planner.render import lines
     from zerolora.planner.render import render as stage
 
-    rendered, why = stage(settings, estimate)
+    rendered, why = stage(RenderSettings.model_validate(settings), estimate)
     write_json(reasons, why)
     write_json(output, rendered)
     LOGGER.info("%s", lines(why))
     chosen = rendered["zerolora"]
-    seconds = why["request"]["seconds"]
+    seconds = why["slurm_resources"]["seconds"]
     result(f"{chosen['strategy']}, micro-batch {chosen['micro_batch']}, predicted {seconds:,.0f} s")
 
 
@@ -208,7 +209,7 @@ def train(
     settings: Settings,
     data: Data,
     packing: Packing,
-    zero: Annotated[Path, typer.Option(help="The run's DeepSpeed JSON.")],
+    zero: Annotated[Path, typer.Option(help="The run's zero.json, as render wrote it.")],
     weights: Stamp,
     checkpoints: Annotated[Path, typer.Option(help="Directory of the run's checkpoints.")],
     output: Output,

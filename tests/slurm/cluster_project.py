@@ -12,7 +12,7 @@ from conftest import Project, project_environment
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings
+from zerolora.config.settings import EstimateSettings, RenderSettings
 from zerolora.files import canonical, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render
@@ -94,7 +94,9 @@ class ClusterProject(Project):
                 EstimateSettings.model_validate(run["estimate"]), self.directory / "resources/models/tiny", packing
             ),
         )
-        write_json(folder / "zero.json", render(run["render"], folder / "estimate.json")[0])
+        write_json(
+            folder / "zero.json", render(RenderSettings.model_validate(run["render"]), folder / "estimate.json")[0]
+        )
         paths = {
             "data": self.directory / "results/data/rows",
             "packing": packing,

@@ -20,6 +20,7 @@ from engines import dvc_changed, edit_config, snakemake_would_run
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from zerolora.config.settings import EvaluateSettings, RenderSettings
 from zerolora.planner import slurm_resources
 from zerolora.units import gib
 
@@ -60,9 +61,9 @@ def last_training(project: ClusterProject) -> list[str]:
     return project.cluster.sacct(job, *fields)
 
 
-def request(project: ClusterProject) -> dict[str, int]:
+def asked_for_training(project: ClusterProject) -> dict[str, int]:
     """Return what render asks for training."""
-    return json.loads((project.directory / "results/default/render.json").read_text())["request"]
+    return json.loads((project.directory / "results/default/render.json").read_text())["slurm_resources"]
 
 
 def usage(project: ClusterProject) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def test_every_stage_that_computes_was_a_job_and_training_had_two_nodes(project:
     assert {comment: len(project.jobs(comment)) for comment in comments} == dict.fromkeys(comments, 1)
     *site, tres, minutes = last_training(project)
     assert site == ["COMPLETED", "2", "lab", "normal"]
-    wanted = request(project)
+    wanted = asked_for_training(project)
     assert re.fullmatch(rf"billing=2,cpu=2,mem={2 * wanted['mem_mib']}M,node=2", tres), (tres, wanted)
     assert int(minutes) == wanted["minutes"]
 
@@ -85,8 +86,9 @@ def test_every_stage_that_computes_was_a_job_and_training_had_two_nodes(project:
 def test_every_job_asks_for_the_time_and_memory_that_were_computed_for_it(project: ClusterProject) -> None:
     results, model = project.directory / "results", project.directory / "resources/models/tiny"
     resolved = json.loads((results / "config.json").read_text())
-    render = resolved["runs"]["default"]["render"]
-    evaluating = slurm_resources.evaluating(resolved["evaluate"]["rows"], model, results / "data/rows", render)
+    render = RenderSettings.model_validate(resolved["runs"]["default"]["render"])
+    evaluate = EvaluateSettings.model_validate(resolved["evaluate"]["rows"])
+    evaluating = slurm_resources.evaluating(evaluate, model, results / "data/rows", render)
     wanted = {
         "prepare_wildcards_rows": slurm_resources.preparing(project.directory / "rows.json", 1),
         "evaluate_base_wildcards_rows": evaluating,
@@ -106,7 +108,7 @@ def test_the_report_sets_what_was_predicted_against_what_slurm_accounted(project
     (job,) = project.jobs(TRAIN)
     elapsed, minutes = project.cluster.sacct(job, "ElapsedRaw", "TimelimitRaw")
     held = max(size(text) for (text,) in project.cluster.sacct_steps(job, "MaxRSS"))
-    found, wanted = usage(project), request(project)
+    found, wanted = usage(project), asked_for_training(project)
     assert found["accounted_jobs"] == job
     assert found["accounted_seconds"] == int(elapsed) > 0
     assert found["accounted_rank_hours"] == pytest.approx(2 * int(elapsed) / 3600)

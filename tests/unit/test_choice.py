@@ -12,13 +12,18 @@ import pytest
 import yaml
 
 from benchmarks.memory import compare
+from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.memory.headroom import asked
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.read_spec import read_model_spec
-from zerolora.planner.choice import TIE, Candidate, choose, distance, divisors, summary, table
-from zerolora.planner.hardware import GPUS, Hardware, named
-from zerolora.planner.machines import hardware_of, link_of, typical
+from zerolora.memory.row_statistics import RowStatistics
+from zerolora.planner.candidates import Candidate, Planning, divisors
+from zerolora.planner.choice import TIE, choose, distance
+from zerolora.planner.datasheets import GPUS, named
+from zerolora.planner.hardware import HardwareRates
+from zerolora.planner.run_hardware import hardware_of, link_of, typical
+from zerolora.planner.summary import summary, table
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 
@@ -27,67 +32,93 @@ MODELS = ROOT / "config/recipes/models"
 POINTS = 1000
 
 
-def shape_of(name: str) -> ModelSpec:
+def model_of(name: str) -> ModelSpec:
     return read_model_spec(MODELS / f"{name}.json")
 
 
-def settings_of(**changed: Any) -> dict[str, Any]:
-    return {
-        "strategy": "auto",
-        "device": "cuda",
-        "gpu_memory": 80 * GIB,
-        "host_memory": 1024 * GIB,
-        "reserve": int(1.5 * GIB),
-        "nodes": 1,
-        "ranks_per_node": 8,
-        "micro_batch": None,
-        "global_batch": 32,
-        "precision": "bf16",
-        "activation_checkpointing": None,
-        "attention": None,
-        "lora": {"r": 16, "targets": "all-linear", "dropout": 0.0},
-        "keeps_best": False,
-        "nvme": None,
-        "epochs": 1,
-        "max_steps": None,
-    } | changed
+HARDWARE = {
+    "probe": None,
+    "gpu": None,
+    "compute_capability": 8.0,
+    "node_link": None,
+    "network": "100gbe",
+    "network_adapters": 1,
+    "host_link": "pcie4",
+    "disk": "nvme",
+}
 
 
-def data_of(length: int, packing: bool = True, mean: float = 1.0) -> dict[str, Any]:
-    return {
-        "packing": packing,
-        "longest_packed_row": length,
-        "most_supervised": length // 2,
-        "packed_rows": 1000,
-        "tokens": int(1000 * length * mean),
-        "supervised_tokens": int(500 * length * mean),
-        "mean_row_of_a_token": max(1.0, length * mean / (4 if packing else 1)),
-    }
+def settings_of(**changed: Any) -> RenderSettings:
+    return RenderSettings.model_validate(
+        {
+            "strategy": "auto",
+            "user_config": None,
+            "device": "cuda",
+            "gpu_memory": 80 * GIB,
+            "host_memory": 1024 * GIB,
+            "reserve": int(1.5 * GIB),
+            "nodes": 1,
+            "ranks_per_node": 8,
+            "micro_batch": None,
+            "global_batch": 32,
+            "precision": "bf16",
+            "activation_checkpointing": None,
+            "attention": None,
+            "lora": {"r": 16, "targets": "all-linear", "dropout": 0.0},
+            "keeps_best": False,
+            "gradient_clipping": 1.0,
+            "nvme": None,
+            "epochs": 1,
+            "max_steps": None,
+            "validation_steps": None,
+            "hardware": HARDWARE,
+        }
+        | changed
+    )
 
 
-def machine(gpu: str = "H100-SXM", nodes: int = 1, local: int = 8, precision: Any = "bf16") -> Hardware:
+def rows_of(length: int, packing: bool = True) -> RowStatistics:
+    return RowStatistics(
+        packing=packing,
+        longest_packed_row=length,
+        most_supervised=length // 2,
+        packed_rows=1000,
+        tokens=1000 * length,
+        supervised_tokens=500 * length,
+        mean_row_of_a_token=max(1.0, length / (4 if packing else 1)),
+        validation_rows=0,
+    )
+
+
+def choosing(
+    model: ModelSpec, settings: RenderSettings, rows: RowStatistics, hardware: HardwareRates
+) -> list[Candidate]:
+    return choose(Planning(model, settings, rows, hardware))
+
+
+def machine(gpu: str = "H100-SXM", nodes: int = 1, local: int = 8, precision: Any = "bf16") -> HardwareRates:
     return named(gpu, link_of(gpu), "100gbe", precision, local, nodes)
 
 
 def test_what_is_chosen_fits_and_nothing_that_fits_is_faster() -> None:
     """1,000 points of hardware x model x data, drawn by a seed."""
     draw = random.Random(0)  # noqa: S311 (a sample, no secret)
-    models = {name: shape_of(name) for name in ("smollm2-135m", "qwen2.5-7b", "llama-3-8b", "qwen2.5-72b", "gpt2")}
+    models = {name: model_of(name) for name in ("smollm2-135m", "qwen2.5-7b", "llama-3-8b", "qwen2.5-72b", "gpt2")}
     grid = list(itertools.product(models, GPUS, (1, 2, 8), (1, 4, 8), (256, 4096), (1, 2, 4), (64, 256, 2048)))
     chosen = refused = 0
     for model, gpu, nodes, local, length, per_rank, host in draw.sample(grid, POINTS):
-        device = GPUS[gpu]
+        datasheet = GPUS[gpu]
         settings = settings_of(
-            gpu_memory=device.memory,
+            gpu_memory=datasheet.memory,
             host_memory=host * GIB,
             nodes=nodes,
             ranks_per_node=local,
             global_batch=nodes * local * per_rank,
-            precision="bf16" if device.capability >= 8 else "fp16",
+            precision="bf16" if datasheet.capability >= 8 else "fp16",
             attention="sdpa",
         )
         try:
-            found = choose(models[model], settings, data_of(length), machine(gpu, nodes, local, settings["precision"]))
+            found = choosing(models[model], settings, rows_of(length), machine(gpu, nodes, local, settings.precision))
         except UserError as error:
             assert "nothing fits" in str(error)
             refused += 1
@@ -95,11 +126,11 @@ def test_what_is_chosen_fits_and_nothing_that_fits_is_faster() -> None:
         chosen += 1
         best = found[0]
         assert best.fault is None
-        assert best.gpu <= settings["gpu_memory"]
-        assert best.host <= settings["host_memory"]
+        assert best.gpu <= datasheet.memory
+        assert best.host <= settings.host_memory
         fitting = [each for each in found if each.fault is None]
         assert best.seconds <= (1 + TIE) * min(each.seconds for each in fitting)
-        assert not any(each.rank < best.rank and each.seconds < best.seconds for each in fitting)
+        assert not any(each.preference < best.preference and each.seconds < best.seconds for each in fitting)
     assert chosen > POINTS / 2
     assert refused > 0
 
@@ -126,28 +157,28 @@ def test_what_was_traced_to_need_more_than_there_is_is_never_chosen() -> None:
                 attention=case["attention"],
                 lora={"r": case["r"], "targets": "all-linear", "dropout": case["dropout"]},
             )
-            data = data_of(case["length"]) | {"most_supervised": case["logits"] or case["length"]}
+            data = replace(rows_of(case["length"]), most_supervised=case["logits"] or case["length"])
             try:
-                choose(shape_of(case["model"]), settings, data, machine(precision=case["precision"]))
+                choosing(model_of(case["model"]), settings, data, machine(precision=case["precision"]))
             except UserError:
                 continue
-            assert settings["gpu_memory"] >= needed, case
+            assert settings.gpu_memory >= needed, case
             taken += 1
     assert taken > 15
 
 
-def best_of(model: str, data: dict[str, Any], hardware: Hardware, **changed: Any) -> Candidate:
-    return choose(shape_of(model), settings_of(**changed), data, hardware)[0]
+def best_of(model: str, rows: RowStatistics, hardware: HardwareRates, **changed: Any) -> Candidate:
+    return choosing(model_of(model), settings_of(**changed), rows, hardware)[0]
 
 
 def test_the_lowest_stage_wins_where_there_is_room() -> None:
-    best = best_of("qwen2.5-0.5b", data_of(512), machine())
+    best = best_of("qwen2.5-0.5b", rows_of(512), machine())
     assert STRATEGIES[best.choice.strategy].stage == 0
 
 
 def test_between_equal_times_attention_within_rows_wins() -> None:
     """Rows of a few tokens: kernels hardly count, and the masked ones were measured to be slower than predicted."""
-    found = choose(shape_of("smollm2-135m"), settings_of(strategy="ddp"), data_of(57, packing=False), machine())
+    found = choosing(model_of("smollm2-135m"), settings_of(strategy="ddp"), rows_of(57, packing=False), machine())
     best = found[0]
     rivals = [each for each in found if replace(each.choice, attention="flash") == best.choice]
     assert {each.choice.attention for each in rivals} == {"flash", "sdpa", "eager"}
@@ -155,8 +186,8 @@ def test_between_equal_times_attention_within_rows_wins() -> None:
     assert best.choice.attention == "flash"
 
 
-def test_a_model_too_large_for_a_gpu_is_shared_out() -> None:
-    best = best_of("llama-3-70b", data_of(4096), machine(nodes=2), nodes=2, global_batch=64)
+def test_a_model_too_large_for_a_gpu_is_sharded() -> None:
+    best = best_of("llama-3-70b", rows_of(4096), machine(nodes=2), nodes=2, global_batch=64)
     assert STRATEGIES[best.choice.strategy].stage == 3
     assert best.choice.activation_checkpointing
 
@@ -164,20 +195,20 @@ def test_a_model_too_large_for_a_gpu_is_shared_out() -> None:
 def test_between_nodes_weights_stay_inside_a_node_if_they_can() -> None:
     """XTuner's and ZeRO++'s advice: few nodes without InfiniBand want hpZ or hybrid shard."""
     slow = named("H100-SXM", "nvlink4", "10gbe", "bf16", 8, 2)
-    best = best_of("llama-3-70b", data_of(4096), slow, nodes=2, global_batch=64)
+    best = best_of("llama-3-70b", rows_of(4096), slow, nodes=2, global_batch=64)
     assert STRATEGIES[best.choice.strategy].within_node
 
 
 def test_quantized_weights_are_never_chosen_unasked() -> None:
-    found = choose(shape_of("llama-3-8b"), settings_of(), data_of(4096), machine())
+    found = choosing(model_of("llama-3-8b"), settings_of(), rows_of(4096), machine())
     assert "zero3_quantized" not in {each.choice.strategy for each in found}
-    asked = choose(shape_of("llama-3-8b"), settings_of(strategy="zero3_quantized"), data_of(4096), machine())
+    asked = choosing(model_of("llama-3-8b"), settings_of(strategy="zero3_quantized"), rows_of(4096), machine())
     assert asked[0].choice.strategy == "zero3_quantized"
 
 
 def test_what_the_config_fixes_is_kept() -> None:
     settings = settings_of(strategy="zero2", micro_batch=2, activation_checkpointing=True, attention="eager")
-    found = choose(shape_of("llama-3.2-1b"), settings, data_of(512), machine())
+    found = choosing(model_of("llama-3.2-1b"), settings, rows_of(512), machine())
     assert {(each.choice.strategy, each.choice.micro_batch, each.choice.accumulation) for each in found} == {
         ("zero2", 2, 2)
     }
@@ -185,7 +216,7 @@ def test_what_the_config_fixes_is_kept() -> None:
 
 
 def test_micro_batches_divide_the_global_batch() -> None:
-    found = choose(shape_of("llama-3.2-1b"), settings_of(global_batch=48), data_of(512), machine())
+    found = choosing(model_of("llama-3.2-1b"), settings_of(global_batch=48), rows_of(512), machine())
     assert {(each.choice.micro_batch, each.choice.accumulation) for each in found} == {(1, 6), (2, 3), (3, 2), (6, 1)}
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
@@ -203,22 +234,22 @@ def test_the_published_experiments_order_comes_out() -> None:
         lora={"r": 8, "targets": "all-linear", "dropout": 0.01},
     )
     hardware = named("RTX-5090", "pcie4", "100gbe", "bf16", 2, 1)
-    data = data_of(60, packing=False) | {"most_supervised": 20}
+    data = replace(rows_of(60, packing=False), most_supervised=20)
     names = ("zero0", "zero1", "zero2_offload", "zero3_offload")
-    shape = shape_of("qwen2.5-14b")
-    found = {name: choose(shape, settings | {"strategy": name}, data, hardware) for name in names}
+    model = model_of("qwen2.5-14b")
+    found = {name: choosing(model, settings.model_copy(update={"strategy": name}), data, hardware) for name in names}
     alike = [found[name][0].seconds for name in names[:3]]
     assert max(alike) < 1.1 * min(alike)
     assert found["zero3_offload"][0].seconds > 3 * max(alike)
     least = {name: min(each.gpu for each in found[name]) for name in names}
     assert least["zero3_offload"] < least["zero2_offload"] / 2
-    assert choose(shape, settings, data, hardware)[0].layout.stage == 0
+    assert choosing(model, settings, data, hardware)[0].layout.stage == 0
 
 
 def test_the_table_says_what_and_why() -> None:
     settings = settings_of(gpu_memory=24 * GIB)
-    found = choose(shape_of("llama-3-8b"), settings, data_of(4096), machine())
-    summarized = json.loads(json.dumps(summary(found, settings, data_of(4096))))
+    found = choosing(model_of("llama-3-8b"), settings, rows_of(4096), machine())
+    summarized = json.loads(json.dumps(summary(found, settings, rows_of(4096))))
     assert summarized["considered"] == len(found)
     first = summarized["ranked"][0]
     assert first["rejected"] is None
@@ -231,7 +262,7 @@ def test_the_table_says_what_and_why() -> None:
 
 def test_where_nothing_fits_each_strategy_says_what_it_needs() -> None:
     with pytest.raises(UserError, match="nothing fits") as raised:
-        choose(shape_of("llama-3-70b"), settings_of(gpu_memory=4 * GIB), data_of(4096), machine())
+        choosing(model_of("llama-3-70b"), settings_of(gpu_memory=4 * GIB), rows_of(4096), machine())
     lines = str(raised.value).splitlines()
     row = next(line for line in lines if line.startswith("  zero3 "))
     assert re.search(r" [\d.]+ GiB of a GPU's 4\.00 GiB$", row)
@@ -272,20 +303,20 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
 ) -> None:
     settings = settings_of(**changed)
     with pytest.raises(UserError, match=f"render.strategy is {changed['strategy']} and nothing fits") as raised:
-        choose(shape_of(model), settings, data_of(4096), machine())
+        choosing(model_of(model), settings, rows_of(4096), machine())
     written = yaml.safe_load(str(raised.value).partition("write into config/config.yaml, or into the run:")[2])
     assert written == told
-    # Written down, it is taken.
+    # Written into the config, it is chosen.
     for values in written.values():
-        settings |= values
-    found = choose(shape_of(model), settings, data_of(4096), machine())[0]
-    assert asked(found.host) <= settings["host_memory"] and found.gpu <= settings["gpu_memory"]
+        settings = settings.model_copy(update=values)
+    found = choosing(model_of(model), settings, rows_of(4096), machine())[0]
+    assert asked(found.host) <= settings.host_memory and found.gpu <= (settings.gpu_memory or 0)
 
 
 def test_the_nearest_stage_is_told_before_a_faster_one() -> None:
     """Whatever memory stage 3 would need: of two stages that fit, the nearer one differs less."""
     near, fast = (
-        choose(shape_of("llama-3-8b"), settings_of(strategy=name, micro_batch=1), data_of(4096), machine())[0]
+        choosing(model_of("llama-3-8b"), settings_of(strategy=name, micro_batch=1), rows_of(4096), machine())[0]
         for name in ("zero2", "zero0")
     )
     assert fast.cost.total < near.cost.total
@@ -295,22 +326,12 @@ def test_the_nearest_stage_is_told_before_a_faster_one() -> None:
 
 def test_memory_with_headroom_is_what_must_fit_a_host() -> None:
     settings = settings_of(strategy="zero2", micro_batch=1)
-    needed = asked(choose(shape_of("llama-3-8b"), settings, data_of(4096), machine())[0].host)
-    choose(shape_of("llama-3-8b"), settings | {"host_memory": needed}, data_of(4096), machine())
+    needed = asked(choosing(model_of("llama-3-8b"), settings, rows_of(4096), machine())[0].host)
+    choosing(model_of("llama-3-8b"), settings.model_copy(update={"host_memory": needed}), rows_of(4096), machine())
     with pytest.raises(UserError, match="of a host's .* headroom included"):
-        choose(shape_of("llama-3-8b"), settings | {"host_memory": needed - 1}, data_of(4096), machine())
-
-
-HARDWARE = {
-    "probe": None,
-    "gpu": None,
-    "compute_capability": 8.0,
-    "node_link": None,
-    "network": "100gbe",
-    "network_adapters": 1,
-    "host_link": "pcie4",
-    "disk": "nvme",
-}
+        choosing(
+            model_of("llama-3-8b"), settings.model_copy(update={"host_memory": needed - 1}), rows_of(4096), machine()
+        )
 
 
 def test_a_gpu_that_is_not_named_is_guessed_and_said_so() -> None:
@@ -332,17 +353,17 @@ def test_cpu_ranks_have_a_hardware_too() -> None:
     assert "no hardware.probe" in source
 
 
-def test_a_probe_is_believed_if_it_fits_the_run() -> None:
+def test_a_probe_is_used_if_it_fits_the_run() -> None:
     probe = json.loads((ROOT / "config/hardware/two-cpu-ranks.json").read_text())
     settings = settings_of(device="cpu", precision="fp32", ranks_per_node=2, hardware=HARDWARE | {"probe": probe})
     found, source = hardware_of(settings)
     assert found.rate == probe["measured"]["matmul_fp32_flops_per_second"]
     assert source == "measured by zerolora probe"
-    assert hardware_of(settings | {"ranks_per_node": 4})[0].gpus_per_node == 4
+    assert hardware_of(settings.model_copy(update={"ranks_per_node": 4}))[0].ranks_per_node == 4
     for changed, message in (
         ({"device": "cuda"}, "was made on cpu, but hardware.device is cuda"),
         ({"nodes": 2}, "measured 1 of train.nodes, which is 2; probe on all nodes"),
-        ({"hardware": HARDWARE | {"probe": {"a": 1}}}, "no file that zerolora probe wrote"),
+        ({"hardware": settings.hardware.model_copy(update={"probe": {"a": 1}})}, "is not a file of zerolora probe"),
     ):
         with pytest.raises(UserError, match=message):
-            hardware_of(settings | changed)
+            hardware_of(settings.model_copy(update=changed))

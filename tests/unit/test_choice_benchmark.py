@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks import choice as benchmark
 from zerolora.memory.read_spec import read_model_spec
+from zerolora.planner.candidates import Planning
 from zerolora.planner.choice import choose
-from zerolora.planner.machines import unmeasured_cpu
+from zerolora.planner.run_hardware import unmeasured_cpu
 
 ROWS = [[benchmark.drawn_row(list(range(57)), 0.385)]] * 8
 
@@ -24,7 +25,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[benchmark.Tried]:
     monkeypatch.chdir(Path(__file__).resolve().parents[2])
     settings, _ = benchmark.settings_of("cpu", 2, 8, {})
     hardware = unmeasured_cpu(2, 1, "nvme")
-    found = choose(read_model_spec(benchmark.MODEL), settings, benchmark.data_of(ROWS), hardware)
+    found = choose(Planning(read_model_spec(benchmark.MODEL), settings, benchmark.rows_of(ROWS), hardware))
     return benchmark.to_try(found, None, lot())
 
 
@@ -35,16 +36,16 @@ def measured(tried: list[benchmark.Tried], seconds: list[float]) -> dict[str, An
 
 
 def test_rows_are_seen_as_pack_would_count_them() -> None:
-    data = benchmark.data_of(ROWS)
-    assert (data["longest_packed_row"], data["tokens"], data["packing"]) == (57, 456, False)
-    assert (data["most_supervised"], data["supervised_tokens"], data["mean_row_of_a_token"]) == (22, 8 * 22, 57)
+    rows = benchmark.rows_of(ROWS)
+    assert (rows.longest_packed_row, rows.tokens, rows.packing) == (57, 456, False)
+    assert (rows.most_supervised, rows.supervised_tokens, rows.mean_row_of_a_token) == (22, 8 * 22, 57)
 
 
 def test_packed_rows_have_the_length_asked_for() -> None:
     asked = argparse.Namespace(seed=0, length=100, packed=3, supervised=0.5, global_batch=2)
     rows = benchmark.packed_rows(asked, 1000)
     assert [sum(len(row["input_ids"]) for row in packed) for packed in rows] == [100, 100]
-    assert benchmark.data_of(rows)["packing"]
+    assert benchmark.rows_of(rows).packing
 
 
 def test_everything_that_can_run_here_is_tried_and_the_choice_is_among_it(tried: list[benchmark.Tried]) -> None:

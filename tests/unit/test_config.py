@@ -61,8 +61,8 @@ MISTAKES = [
     ("hardware.network", "wifi", ["hardware.network", "'wifi' is not known", "100gbe"]),
     ("hardware.probe", "config/hardware/none.json", ["hardware.probe", "no such file", "zerolora probe"]),
     ("render.strategy", "zero3_nvme", ["render.strategy", "hardware.nvme: /path"]),
-    ("train.micro_batch", "many", ["train.micro_batch: 'many' does not do", "as in 8, or 'auto'"]),
-    ("train.activation_checkpointing", "maybe", ["checkpointing: 'maybe' does not do", "true or false, or 'auto'"]),
+    ("train.micro_batch", "many", ["train.micro_batch: 'many' is not valid", "as in 8, or 'auto'"]),
+    ("train.activation_checkpointing", "maybe", ["checkpointing: 'maybe' is not valid", "true or false, or 'auto'"]),
     ("render.strategy", "config/deepspeed/none.json", ["render.strategy", "none.json", "no such file"]),
     ("prepare.rows.model", "huge", ["prepare.rows.model", "'huge'", "tiny"]),
     ("prepare.rows.split.test", -1, ["prepare.rows.split.test", "0 or more"]),
@@ -181,6 +181,23 @@ def test_an_impossible_json_of_ones_own(
     (tmp_path / "config/deepspeed/own.json").write_text(json.dumps({"zero_optimization": zero}))
     with pytest.raises(UserError, match=said):
         load(write(tmp_path, edited("render.strategy", "config/deepspeed/own.json")))
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "said"),
+    [
+        ("render.strategy", "config/deepspeed/list.json", "render.strategy: .*list.json: is not a DeepSpeed config"),
+        ("hardware.probe", "config/hardware/list.json", "hardware.probe: .*list.json: is not a file of zerolora probe"),
+    ],
+)
+def test_a_json_that_is_no_object_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, path: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("[]")
+    with pytest.raises(UserError, match=said):
+        load(write(tmp_path, edited(key, path)))
 
 
 def test_a_mistake_names_the_line(tmp_path: Path) -> None:

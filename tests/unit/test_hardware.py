@@ -1,4 +1,4 @@
-"""Named hardware: the tables hold what datasheets say, a Hardware what a step gets of it."""
+"""Named hardware: the tables hold what datasheets say, HardwareRates what a training step reaches of it."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from zerolora.errors import UserError
-from zerolora.planner.hardware import (
+from zerolora.planner.datasheets import (
     DISKS,
     GPUS,
     HOST_LINKS,
@@ -15,9 +15,9 @@ from zerolora.planner.hardware import (
     NETWORKS,
     NODE_LINKS,
     PEER_SHARE,
-    measured,
     named,
 )
+from zerolora.planner.probe_file import measured
 
 PROBE: dict[str, Any] = {
     "device": "cpu",
@@ -69,7 +69,7 @@ def test_links_double_with_each_generation() -> None:
 
 
 def test_a_name_becomes_what_a_step_gets() -> None:
-    hardware = named("H100-SXM", "nvlink4", "infiniband-ndr", "bf16", gpus_per_node=8, nodes=4, adapters=8)
+    hardware = named("H100-SXM", "nvlink4", "infiniband-ndr", "bf16", ranks_per_node=8, nodes=4, adapters=8)
     assert hardware.rate == 989e12 * MATMUL_SHARE
     assert hardware.node.bandwidth == 450e9 * LINK_SHARE
     assert hardware.network.bandwidth == 8 * 50e9 * LINK_SHARE
@@ -96,7 +96,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(change: dict[str, 
         "node_link": "pcie4",
         "network": "10gbe",
         "precision": "bf16",
-        "gpus_per_node": 2,
+        "ranks_per_node": 2,
     }
     with pytest.raises(UserError) as error:
         named(**(names | change))
@@ -111,7 +111,7 @@ def test_a_probe_becomes_hardware() -> None:
     assert hardware.node.latency == 3e-4
     assert hardware.host.bandwidth == 1e10  # a copy reads and writes
     assert hardware.network.bandwidth == math.inf  # one node: nothing is sent
-    assert (hardware.cpu, hardware.gpus_per_node, hardware.nodes) == (True, 2, 1)
+    assert (hardware.cpu, hardware.ranks_per_node, hardware.nodes) == (True, 2, 1)
 
 
 def test_a_probe_of_gpus_knows_the_way_to_the_host() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from zerolora.errors import UserError
-from zerolora.planner.cost import Work, step_seconds
-from zerolora.planner.hardware import measured
+from zerolora.planner.cost import step_seconds
+from zerolora.planner.probe_file import measured
 from zerolora.probe.probe import _nodes, probe
 from zerolora.strategies import STRATEGIES
+from zerolora.strategies.traffic import StepWork
 
 
 def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:
@@ -39,7 +40,9 @@ def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:
         "network_all_gather_bytes_per_second",
         "network_latency_seconds",
     }
-    work = Work(256, 4, 2, 135_000_000, 2_500_000, 134_000_000, 211, 30, 576, 9, 64, 49152, 256, 0.3, False, "sdpa", 4)
+    work = StepWork(
+        256, 4, 2, 135_000_000, 2_500_000, 134_000_000, 211, 30, 576, 9, 64, 49152, 256, 0.3, False, "sdpa", 4
+    )
     assert 0.1 < step_seconds(work, STRATEGIES["zero2"], measured(result, "fp32")).total < 1000
 
 

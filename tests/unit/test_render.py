@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.config.settings import UsefulFlops
+from zerolora.config.settings import RenderSettings, UsefulFlops
 from zerolora.errors import UserError
-from zerolora.memory.buffers import Buckets, buckets
 from zerolora.memory.estimate import estimate
-from zerolora.planner.choice import Choice, estimate_settings
-from zerolora.planner.engine_config import strategy_json
+from zerolora.planner.candidates import Choice
 from zerolora.planner.render import lines, render, rendered, training_choice
+from zerolora.planner.run_hardware import target_of
 from zerolora.planner.user_config import (
     DEFAULTS,
     FLAGS,
@@ -23,14 +22,26 @@ from zerolora.planner.user_config import (
     RENAMED,
     SECTIONS,
     SIZES,
-    described,
     faults,
     filled,
     known_keys,
+    layout_of,
 )
-from zerolora.strategies import STRATEGIES, Strategy
+from zerolora.strategies import STRATEGIES
+from zerolora.strategies.base import Strategy
+from zerolora.strategies.buckets import Buckets, ModelSizes
 
-SETTINGS: dict[str, Any] = {
+HARDWARE = {
+    "probe": None,
+    "gpu": None,
+    "compute_capability": 8.0,
+    "node_link": None,
+    "network": "100gbe",
+    "network_adapters": 1,
+    "host_link": "pcie4",
+    "disk": "nvme",
+}
+SETTINGS = {
     "device": "cuda",
     "gpu_memory": 80 * 1024**3,
     "host_memory": 512 * 1024**3,
@@ -45,23 +56,21 @@ SETTINGS: dict[str, Any] = {
     "lora": {"r": 4, "targets": "all-linear", "dropout": 0.0},
     "keeps_best": False,
     "strategy": "zero2",
-    "own_json": None,
+    "user_config": None,
     "gradient_clipping": 0.5,
     "nvme": None,
     "epochs": 1,
     "max_steps": None,
     "validation_steps": None,
-    "hardware": {
-        "probe": None,
-        "gpu": None,
-        "compute_capability": 8.0,
-        "node_link": None,
-        "network": "100gbe",
-        "network_adapters": 1,
-        "host_link": "pcie4",
-        "disk": "nvme",
-    },
+    "hardware": HARDWARE,
 }
+
+
+def settings_of(**changed: Any) -> RenderSettings:
+    """Return render's settings for one A100, some of them changed."""
+    return RenderSettings.model_validate(SETTINGS | changed)
+
+
 MODEL = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -85,7 +94,7 @@ STATS = {
 }
 FLOPS = UsefulFlops(token=1.0, squared_token=2.0, supervised_token=3.0, peak=None)
 ROOT = Path(__file__).resolve().parents[2]
-OWN = "config/deepspeed/own.json"
+USER_JSON = "config/deepspeed/own.json"
 ELEMENTS = {
     "reduce_bucket_size": "reduce",
     "allgather_bucket_size": "allgather",
@@ -101,7 +110,7 @@ def predicted(tmp_path: Path) -> Path:
     for name, content in {"config.json": MODEL, "stats.json": STATS}.items():
         (tmp_path / name).write_text(json.dumps(content))
     path = tmp_path / "estimate.json"
-    path.write_text(json.dumps(estimate(estimate_settings(SETTINGS), tmp_path, tmp_path)))
+    path.write_text(json.dumps(estimate(settings_of(), tmp_path, tmp_path)))
     return path
 
 
@@ -149,17 +158,17 @@ def test_every_rendered_file_is_accepted_and_says_why(
     largest: int,
 ) -> None:
     strategy = STRATEGIES[name]
-    sizes = buckets(strategy, hidden, trained, layer, largest, layer + largest + trained, device == "cuda")
+    model = ModelSizes(hidden, trained, layer, largest, layer + largest + trained)
+    sizes = strategy.buckets(model, device == "cuda")
     choice = Choice(name, *counts, True, "sdpa", sizes)
-    settings = SETTINGS | {"device": device, "precision": precision, "nodes": nodes, "ranks_per_node": local}
-    settings |= {"nvme": nvme, "ranks": nodes * local}
+    settings = settings_of(device=device, precision=precision, nodes=nodes, ranks_per_node=local, nvme=nvme)
     if impossible(name, device, precision, nvme):
         with pytest.raises(UserError, match=rf"render.strategy is {name}, and .*; write "):
-            rendered(choice, settings)
+            rendered(choice, target_of(settings), 0.5)
         return
-    config, reasons = rendered(choice, settings)
+    config, reasons = rendered(choice, target_of(settings), 0.5)
     assert json.loads(json.dumps(config)) == config
-    assert training_choice(choice, settings["precision"], FLOPS).engine == strategy.engine
+    assert training_choice(choice, settings.precision, FLOPS).engine == strategy.engine
     section = {"deepspeed": "zero_optimization", "ddp": "ddp", "fsdp": "fsdp"}[strategy.engine]
     assert {"zero_optimization", "ddp", "fsdp"} & config.keys() == {section}
     explained = {entry.key: entry for entry in reasons}
@@ -167,6 +176,11 @@ def test_every_rendered_file_is_accepted_and_says_why(
     assert all(entry.reason and entry.source for entry in reasons)
     if strategy.engine == "deepspeed":
         assert_deepspeed_accepts(config, strategy, sizes, nodes * local, local)
+
+
+def layout(strategy: Strategy) -> tuple[object, ...]:
+    """Return what of a strategy a DeepSpeed JSON says."""
+    return (strategy.stage, strategy.optimizer, strategy.parameters, strategy.within_node, strategy.quantized)
 
 
 def assert_deepspeed_accepts(
@@ -184,8 +198,8 @@ def assert_deepspeed_accepts(
     )
     assert accepted.gradient_clipping == 0.5
     assert zero.stage == strategy.stage
-    places = (zero.offload_optimizer, zero.offload_param)
-    assert [place.device if place else "gpu" for place in places] == [strategy.optimizer, strategy.parameters]
+    offloads = (zero.offload_optimizer, zero.offload_param)
+    assert [offload.device if offload else "gpu" for offload in offloads] == [strategy.optimizer, strategy.parameters]
     for key, field in ELEMENTS.items():
         if key in config["zero_optimization"]:
             size = config["zero_optimization"][key]
@@ -198,30 +212,32 @@ def assert_deepspeed_accepts(
     if strategy.parameters == "nvme":
         assert zero.offload_param.buffer_size * local >= sizes.live
         assert accepted.aio_config["queue_depth"] >= 1
-    # What is rendered is what a user's own JSON of the same content is taken for.
-    whole = replace(strategy, within_node=strategy.within_node and local > 1)
-    assert described(config) == (whole, sizes)
+    # A user's own JSON of the same content has the same layout and sizes.
+    described, same = layout_of(config)
+    assert layout(described) == layout(replace(strategy, within_node=strategy.within_node and local > 1))
+    assert same == sizes
     assert list(faults({key: value for key, value in config.items() if key != "zerolora"})) == []
 
 
 def test_frozen_weights_are_kept_quantized_where_deepspeed_can() -> None:
     sizes = Buckets(reduce=1, prefetch=1, persistence=1, live=1)
     for precision, kept in (("fp16", True), ("bf16", False)):
-        zero, _ = strategy_json(STRATEGIES["zero3_quantized"], sizes, "cuda", 8, None, precision)
+        choice = Choice("zero3_quantized", 2, 3, False, "sdpa", sizes)
+        zero = rendered(choice, target_of(settings_of(precision=precision)), 0.5)[0]["zero_optimization"]
         assert zero["zero_quantized_nontrainable_weights"] is kept
 
 
 def test_a_hybrid_mesh_is_nodes_by_ranks_of_a_node() -> None:
-    settings = SETTINGS | {"nodes": 2, "ranks_per_node": 8, "ranks": 16}
+    settings = settings_of(nodes=2, ranks_per_node=8)
     meshes = {
-        name: rendered(Choice(name, 1, 1, False, "sdpa", Buckets()), settings)[0]["fsdp"]["mesh"]
+        name: rendered(Choice(name, 1, 1, False, "sdpa", Buckets()), target_of(settings), 0.5)[0]["fsdp"]["mesh"]
         for name in ("fsdp", "fsdp_hybrid")
     }
     assert meshes == {"fsdp": [16], "fsdp_hybrid": [2, 8]}
 
 
 def test_sizes_are_the_models_own(predicted: Path) -> None:
-    config, reasons = render(SETTINGS, predicted)
+    config, reasons = render(settings_of(), predicted)
     trained = json.loads(predicted.read_text())["model"]["trainable_parameters"]
     assert config["zero_optimization"]["reduce_bucket_size"] == trained
     assert config["zerolora"] == {
@@ -251,7 +267,7 @@ def test_useful_flops_are_those_that_torch_counts(predicted: Path) -> None:
     rows = torch.arange(length)[None]
     with FlopCounterMode(display=False) as counter:
         model(input_ids=rows, use_cache=False, logits_to_keep=supervised).logits.sum().backward()
-    flops = render(SETTINGS, predicted)[0]["zerolora"]["flops"]
+    flops = render(settings_of(), predicted)[0]["zerolora"]["flops"]
     expected = flops["token"] * length + flops["squared_token"] * length**2 + flops["supervised_token"] * supervised
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-3)
 
@@ -259,13 +275,13 @@ def test_useful_flops_are_those_that_torch_counts(predicted: Path) -> None:
 def test_the_peak_is_that_of_a_gpu_with_a_name(predicted: Path) -> None:
     peaks = {}
     for name in (None, "A100-80GB-SXM"):
-        settings = SETTINGS | {"hardware": SETTINGS["hardware"] | {"gpu": name}}
+        settings = settings_of(hardware=HARDWARE | {"gpu": name})
         peaks[name] = render(settings, predicted)[0]["zerolora"]["flops"]["peak"]
     assert peaks == {None: None, "A100-80GB-SXM": 312e12}
 
 
-def test_training_wins_over_ones_own_json_and_says_so(predicted: Path) -> None:
-    own = {
+def test_training_wins_over_the_users_json_and_says_so(predicted: Path) -> None:
+    user = {
         "train_micro_batch_size_per_gpu": 7,
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": 1.0,
@@ -275,9 +291,9 @@ def test_training_wins_over_ones_own_json_and_says_so(predicted: Path) -> None:
         "wall_clock_breakdown": True,
         "zero_force_ds_cpu_optimizer": True,
     }
-    before = json.dumps(own)
-    config, reasons = render({**SETTINGS, "strategy": OWN, "own_json": own}, predicted)
-    assert json.dumps(own) == before
+    before = json.dumps(user)
+    config, reasons = render(settings_of(strategy=USER_JSON, user_config=user), predicted)
+    assert json.dumps(user) == before
     told = {entry["key"]: (entry["json"], entry["training"]) for entry in reasons["overrides"]}
     assert told == {
         "train_micro_batch_size_per_gpu": (7, 2),
@@ -289,7 +305,7 @@ def test_training_wins_over_ones_own_json_and_says_so(predicted: Path) -> None:
     assert config["train_micro_batch_size_per_gpu"] == 2
     assert config["gradient_accumulation_steps"] == 3
     assert config["wall_clock_breakdown"] is True
-    assert config["zerolora"]["strategy"] == OWN
+    assert config["zerolora"]["strategy"] == USER_JSON
     assert config["zero_optimization"] == {
         "stage": 3,
         "stage3_prefetch_bucket_size": int(0.9 * 64 * 64),
@@ -299,9 +315,9 @@ def test_training_wins_over_ones_own_json_and_says_so(predicted: Path) -> None:
 
 
 def test_an_auto_that_nobody_knows_is_refused(predicted: Path) -> None:
-    own = {"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}
+    user = {"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}
     with pytest.raises(UserError, match="sub_group_size is 'auto'"):
-        render({**SETTINGS, "strategy": "x.json", "own_json": own}, predicted)
+        render(settings_of(strategy="x.json", user_config=user), predicted)
 
 
 ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -338,9 +354,8 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
 
 
 @pytest.mark.parametrize(
-    ("own", "run", "told"),
+    ("user", "run", "told"),
     [
-        ([], {}, "is not a DeepSpeed config"),
         ({"zero_optimization": 3}, {}, "is not a DeepSpeed config"),
         ({"zero_optimisation": {"stage": 3}}, {}, "'zero_optimisation' is no key of DeepSpeed, which ignores it"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, {}, "bf16.enabled and fp16.enabled are both true"),
@@ -350,7 +365,11 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
             "train_batch_size is 9, but 2 a GPU x 2 steps x 2 ranks are 8",
         ),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}}, {"nodes": 6}, "6 ranks are no multiple"),
-        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, {"device": "cpu"}, "no kernels for it"),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+            {"device": "cpu"},
+            "no kernels for quantized",
+        ),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}}},
             {"precision": "fp32"},
@@ -358,11 +377,11 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
         ),
     ],
 )
-def test_a_json_that_the_run_cannot_use_is_one_line(predicted: Path, own: Any, run: dict[str, Any], told: str) -> None:
-    settings = {**SETTINGS, **run, "strategy": OWN, "own_json": own}
+def test_a_json_that_the_run_cannot_use_is_one_line(predicted: Path, user: Any, run: dict[str, Any], told: str) -> None:
+    settings = settings_of(**run, strategy=USER_JSON, user_config=user)
     with pytest.raises(UserError) as error:
         render(settings, predicted)
-    assert str(error.value).startswith(f"render.strategy: {OWN}: ")
+    assert str(error.value).startswith(f"render.strategy: {USER_JSON}: ")
     assert told in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -390,12 +409,12 @@ def test_the_known_keys_are_deepspeeds_own() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config/deepspeed").glob("*.json")), ids=lambda path: path.stem)
-def test_the_shipped_jsons_have_no_fault_and_are_described(path: Path) -> None:
-    own = json.loads(path.read_text(encoding="utf-8"))
-    assert list(faults(own)) == []
-    strategy, sizes = described(filled(own, 64))
+def test_the_shipped_jsons_have_no_fault_and_are_layout_of(path: Path) -> None:
+    user = json.loads(path.read_text(encoding="utf-8"))
+    assert list(faults(user)) == []
+    strategy, sizes = layout_of(filled(user, 64))
     expected = {"reference-stage2": "zero2_offload", "reference-stage3": "zero3_offload"}
-    assert strategy == STRATEGIES[expected[path.stem]]
+    assert layout(strategy) == layout(STRATEGIES[expected[path.stem]])
     assert sizes.overlap
     assert sizes.reduce == (200_000_000 if strategy.stage == 2 else 64 * 64)
 
@@ -404,9 +423,9 @@ def test_the_shipped_jsons_have_no_fault_and_are_described(path: Path) -> None:
 def test_a_json_that_names_a_stage_only_is_described_by_deepspeeds_defaults(stage: int) -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    strategy, sizes = described({"zero_optimization": {"stage": stage}})
+    strategy, sizes = layout_of({"zero_optimization": {"stage": stage}})
     defaults = DeepSpeedZeroConfig(stage=stage)
-    assert strategy == Strategy(stage)
+    assert layout(strategy) == (stage, "gpu", "gpu", False, False)
     if stage:
         assert sizes.reduce == defaults.reduce_bucket_size
         assert sizes.overlap == defaults.overlap_comm
@@ -414,7 +433,7 @@ def test_a_json_that_names_a_stage_only_is_described_by_deepspeeds_defaults(stag
 
 
 def test_render_writes_reasons_as_plain_json(predicted: Path) -> None:
-    _, why = render(SETTINGS, predicted)
+    _, why = render(settings_of(), predicted)
     entry = json.loads(json.dumps(why))["reasons"][0]
     assert entry.keys() == {"key", "value", "reason", "source"}
 
@@ -423,13 +442,13 @@ def test_an_estimate_of_another_version_is_one_line(tmp_path: Path) -> None:
     old = tmp_path / "estimate.json"
     old.write_text("{}")
     with pytest.raises(UserError, match=r"estimate\.json: is of another version; run `zerolora estimate` again"):
-        render(SETTINGS, old)
+        render(settings_of(), old)
 
 
 def test_training_asks_for_the_time_of_every_validation(predicted: Path) -> None:
     """2 steps of 6 rows; 3 rows are validated at the end, and after each step if that is asked for."""
     once, thrice = (
-        render(SETTINGS | {"validation_steps": every}, predicted)[1]["request"]["seconds"] for every in (None, 1)
+        render(settings_of(validation_steps=every), predicted)[1]["slurm_resources"]["seconds"] for every in (None, 1)
     )
-    step = render(SETTINGS, predicted)[1]["choice"]["ranked"][0]["step_seconds"]
+    step = render(settings_of(), predicted)[1]["choice"]["ranked"][0]["step_seconds"]
     assert thrice - once == pytest.approx(2 * step * 3 / 6)

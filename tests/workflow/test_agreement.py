@@ -150,7 +150,7 @@ def test_a_mistake_in_the_config_stops_both_engines_before_anything_runs(project
     for command in (("snakemake", "--profile", "profiles/local", "all"), ("dvc", "repro")):
         result = project.run(*command, check=False)
         assert result.returncode != 0
-        assert "train.learning_rate: 'fast' does not do; write a number, as in 2e-4" in result.stderr + result.stdout
+        assert "train.learning_rate: 'fast' is not valid; write a number, as in 2e-4" in result.stderr + result.stdout
         assert "Traceback" not in result.stderr + result.stdout
     assert adapter(project) == before
     edit_config(project, **{"train.learning_rate": rate})

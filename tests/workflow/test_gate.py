@@ -94,7 +94,7 @@ def resources(project: Project) -> dict[str, str]:
 
 
 def test_a_job_asks_for_what_was_computed_unless_the_site_says_otherwise(project: Project) -> None:
-    found, wanted = resources(project), read(project, "render.json")["request"]
+    found, wanted = resources(project), read(project, "render.json")["slurm_resources"]
     assert f"mem_mb={wanted['mem_mib']}," in found["train"]
     assert f"runtime={wanted['minutes']}," in found["train"]
     assert "runtime=15" in found["evaluate"] and "gres=," in f"{found['evaluate']},"
@@ -113,11 +113,11 @@ def test_a_job_asks_for_what_was_computed_unless_the_site_says_otherwise(project
 
 def test_what_is_asked_for_is_read_afresh_and_reruns_nothing(project: Project) -> None:
     """Ten times the steps take longer; the rows, and with them what train reads before it trains, are the same."""
-    before = read(project, "render.json")["request"]
+    before = read(project, "render.json")["slurm_resources"]
     zero = (project.directory / ZERO).read_bytes()
     edit_config(project, **{"train.epochs": 10**6, "train.max_steps": 10**6})
     project.snakemake(ZERO)
-    after = read(project, "render.json")["request"]
+    after = read(project, "render.json")["slurm_resources"]
     assert (project.directory / ZERO).read_bytes() == zero
     assert after["minutes"] > before["minutes"]
     assert f"runtime={after['minutes']}," in resources(project)["train"]

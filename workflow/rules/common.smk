@@ -39,7 +39,8 @@ try:
     if workflow.is_main_process:
         check_files(Path(CONFIG_FILE), CONFIG)
     VALUES = read_values(Path(CONFIG_FILE))
-    SETTINGS = resolve(CONFIG).model_dump(mode="json")
+    STAGE_SETTINGS = resolve(CONFIG)
+    SETTINGS = STAGE_SETTINGS.model_dump(mode="json")
 except UserError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
@@ -181,32 +182,32 @@ def gres(wildcards):
     return f"gpu:{train['ranks_per_node']}" if train["device"] == "cuda" else ""
 
 
-def request_of_prepare(wildcards, threads):
+def resources_of_prepare(wildcards, threads):
     return slurm_resources.preparing(
         Path(CONFIG.prepare[wildcards.dataset].path), threads
     )
 
 
-def request_of_train(wildcards, threads):
+def resources_of_train(wildcards, threads):
     return slurm_resources.rendered(Path(f"results/{wildcards.run}/render.json"))
 
 
-def request_of_merge(wildcards, threads):
+def resources_of_merge(wildcards, threads):
     return slurm_resources.merging(
         Path(model_directory(wildcards)), Path(adapter_directory(wildcards))
     )
 
 
-def request_of_evaluate(wildcards, threads):
+def resources_of_evaluate(wildcards, threads):
     return slurm_resources.evaluating(
-        SETTINGS["evaluate"][dataset_of(wildcards)],
+        STAGE_SETTINGS.evaluate[dataset_of(wildcards)],
         Path(model_directory(wildcards)),
         Path(data_directory(wildcards)),
-        SETTINGS["runs"][run_of(wildcards)]["render"],
+        STAGE_SETTINGS.runs[run_of(wildcards)].render,
     )
 
 
-def request_of_report(wildcards, threads):
+def resources_of_report(wildcards, threads):
     return slurm_resources.reporting()
 
 
@@ -220,27 +221,27 @@ def run_of(wildcards):
     return wildcards.get("run") or [*using, *CONFIG.runs][0]
 
 
-def minutes(request):
+def minutes(resources):
     """A resources function: minutes that zerolora asks for a job (planner/slurm_resources.py), twice as many the second time; but
     for training, which goes on where it was."""
-    return asked(request, "minutes")
+    return asked(resources, "minutes")
 
 
-def memory(request):
+def memory(resources):
     """A resources function: MiB of a node that zerolora asks for a job, twice as many the second time; but for training,
     whose memory is predicted best, and no more than a machine has. Slurm takes its megabytes for MiB.
     """
-    return asked(request, "mem_mib")
+    return asked(resources, "mem_mib")
 
 
-def asked(request, what):
+def asked(resources, what):
     def of(wildcards, threads, attempt):
         try:
-            found = request(wildcards, threads)[what]
+            found = resources(wildcards, threads)[what]
         except UserError:
             # The files that say it are not there yet; once the job can run, Snakemake asks again.
             return TBDString()
-        if request is not request_of_train:
+        if resources is not resources_of_train:
             found *= attempt
         machine = SETTINGS["runs"][run_of(wildcards)]["estimate"]["host_memory"]
         return min(found, machine // 1024**2) if what == "mem_mib" else found
@@ -248,12 +249,12 @@ def asked(request, what):
     return of
 
 
-def gres_of(request):
+def gres_of(resources):
     """A resources function: the GPUs that a job of one node asks for, in Slurm's words."""
 
     def of(wildcards, threads):
         try:
-            gpus = request(wildcards, threads)["gpus"]
+            gpus = resources(wildcards, threads)["gpus"]
         except UserError:
             return TBDString()
         return f"gpu:{gpus}" if gpus else ""

@@ -12,9 +12,9 @@ checkpoint evaluate_base:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=minutes(request_of_evaluate),
-        mem_mb=memory(request_of_evaluate),
-        gres=gres_of(request_of_evaluate),
+        runtime=minutes(resources_of_evaluate),
+        mem_mb=memory(resources_of_evaluate),
+        gres=gres_of(resources_of_evaluate),
     params:
         code=code("evaluate_base"),
         settings=evaluate_settings,
@@ -42,9 +42,9 @@ checkpoint evaluate:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=minutes(request_of_evaluate),
-        mem_mb=memory(request_of_evaluate),
-        gres=gres_of(request_of_evaluate),
+        runtime=minutes(resources_of_evaluate),
+        mem_mb=memory(resources_of_evaluate),
+        gres=gres_of(resources_of_evaluate),
     params:
         code=code("evaluate"),
         settings=evaluate_settings,

@@ -9,8 +9,8 @@ checkpoint merge:
     conda:
         "../../envs/conda.yaml"
     resources:
-        runtime=minutes(request_of_merge),
-        mem_mb=memory(request_of_merge),
+        runtime=minutes(resources_of_merge),
+        mem_mb=memory(resources_of_merge),
     params:
         code=code("merge"),
         settings=settings("runs", "run", "merge"),

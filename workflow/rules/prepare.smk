@@ -30,8 +30,8 @@ checkpoint prepare:
         "../../envs/conda.yaml"
     threads: all_cores
     resources:
-        runtime=minutes(request_of_prepare),
-        mem_mb=memory(request_of_prepare),
+        runtime=minutes(resources_of_prepare),
+        mem_mb=memory(resources_of_prepare),
     params:
         code=code("prepare"),
         settings=settings("prepare", "dataset"),

@@ -31,8 +31,8 @@ rule report:
     conda:
         "../../envs/conda.yaml"
     resources:
-        runtime=minutes(request_of_report),
-        mem_mb=memory(request_of_report),
+        runtime=minutes(resources_of_report),
+        mem_mb=memory(resources_of_report),
     params:
         code=code("report"),
         settings=settings("runs", "run", "report"),

@@ -20,8 +20,8 @@ checkpoint train:
         tasks=nodes,
         tasks_per_gpu=0,
         gres=gres,
-        runtime=minutes(request_of_train),
-        mem_mb=memory(request_of_train),
+        runtime=minutes(resources_of_train),
+        mem_mb=memory(resources_of_train),
         mpi="",
         launcher="",
     params:

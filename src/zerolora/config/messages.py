@@ -38,4 +38,4 @@ def remedy(mistake: Any) -> str:
         "string_pattern_mismatch": f"text that matches {context.get('pattern')}",
         "too_short": "at least one entry",
     }
-    return f"{seen} does not do; write {wanted.get(kind, mistake['msg'])}"
+    return f"{seen} is not valid; write {wanted.get(kind, mistake['msg'])}"

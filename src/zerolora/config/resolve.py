@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config import schema
-from zerolora.config.schema import OWN_JSON, Config, Fetch, Hardware, RunSections
+from zerolora.config.schema import USER_CONFIG, Config, Fetch, Hardware, RunSections
 from zerolora.config.settings import (
     AdapterSettings,
     EstimateSettings,
@@ -29,6 +29,7 @@ from zerolora.config.settings import (
     RunSettings,
     TrainSettings,
 )
+from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.units import parse_bytes
 
@@ -72,9 +73,10 @@ def device_precision(hardware: Hardware) -> str:
     return "bf16" if hardware.compute_capability >= 8.0 else "fp16"
 
 
-def own_json(strategy: str) -> dict[str, Any] | None:
-    """Return the content of the user's own DeepSpeed JSON, None for a named strategy."""
-    return read_json(Path(strategy), "your editor") if OWN_JSON.fullmatch(strategy) else None
+def user_config(strategy: str) -> dict[str, Any] | None:
+    """Return the content of the user's own DeepSpeed JSON, None for a named strategy. Raises UserError if it cannot be
+    read."""
+    return _object(Path(strategy), "your editor", "a DeepSpeed config") if USER_CONFIG.fullmatch(strategy) else None
 
 
 def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -110,7 +112,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         render=RenderSettings(
             **memory,
             strategy=settings.render.strategy,
-            own_json=own_json(settings.render.strategy),
+            user_config=user_config(settings.render.strategy),
             gradient_clipping=train.gradient_clipping,
             epochs=train.epochs,
             max_steps=train.max_steps,
@@ -134,9 +136,18 @@ def _open(value: Any) -> Any:
 def _hardware(hardware: Hardware) -> HardwareSettings:
     """Return what the cost model knows of the machines: the probe if there is one, else the names."""
     if hardware.probe:
-        return HardwareSettings(probe=read_json(Path(hardware.probe), "zerolora probe"), disk=hardware.disk)
+        probe = _object(Path(hardware.probe), "zerolora probe", "a file of zerolora probe")
+        return HardwareSettings(probe=probe, disk=hardware.disk)
     names = ("gpu", "compute_capability", "node_link", "network", "network_adapters", "host_link", "disk")
     return HardwareSettings(probe=None, **{name: getattr(hardware, name) for name in names})
+
+
+def _object(path: Path, writer: str, what: str) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises UserError, which names the file, if it is another value."""
+    content: Any = read_json(path, writer)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: is not {what}; write an object")
+    return content
 
 
 def _merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -10,10 +9,9 @@ from zerolora.config.messages import remedy
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of
 from zerolora.config.schema import HUB_DATA, RESERVED_RUNS, Config, RunSections
 from zerolora.errors import UserError, shown
-from zerolora.planner.engine_config import check
-from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS
-from zerolora.planner.machines import hardware_of
-from zerolora.planner.user_config import check_own
+from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS
+from zerolora.planner.run_hardware import hardware_of, target_of
+from zerolora.planner.user_config import check_user_config
 from zerolora.strategies import STRATEGIES
 
 Mistake = tuple[tuple[str, ...], str]
@@ -144,7 +142,7 @@ def _impossible_strategy(
     config: Config, run: str, settings: RunSections, at: Callable[[str, str], tuple[str, ...]]
 ) -> Iterable[Mistake]:
     try:
-        rendered = stages_of(config, run).render.model_dump(mode="json")
+        rendered = stages_of(config, run).render
     except UserError as error:  # the user's own JSON, or the probe, cannot be read
         yield at("hardware", "probe") if "config/hardware" in str(error) else at("render", "strategy"), str(error)
         return
@@ -156,25 +154,13 @@ def _impossible_strategy(
     try:
         hardware_of(rendered)
     except UserError as error:
-        yield at("hardware", "probe" if rendered["hardware"]["probe"] else "gpu"), str(error)
-    name = settings.render.strategy
+        yield at("hardware", "probe" if rendered.hardware.probe else "gpu"), str(error)
+    name, target = settings.render.strategy, target_of(rendered)
     try:
-        if rendered["own_json"] is not None:
-            check_own(name, rendered["own_json"], {**rendered, "ranks": train_ranks(rendered)})
+        if rendered.user_config is not None:
+            check_user_config(name, rendered.user_config, target)
         elif name != "auto":
-            check(
-                STRATEGIES[name],
-                rendered["device"],
-                train_ranks(rendered),
-                rendered["ranks_per_node"],
-                rendered["nvme"],
-                rendered["precision"],
-            )
+            STRATEGIES[name].check(target)
     except UserError as error:
         for line in str(error).splitlines():
             yield at("render", "strategy"), line.removeprefix("render.strategy: ").removeprefix("render.strategy is ")
-
-
-def train_ranks(settings: dict[str, Any]) -> int:
-    """Return the ranks of a run's render settings."""
-    return int(settings["nodes"] * settings["ranks_per_node"])

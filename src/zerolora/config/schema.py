@@ -9,27 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from zerolora.data.formats import FIELDS, FORMS
+from zerolora.strategies import STRATEGIES
 from zerolora.units import parse_bytes
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-STRATEGIES = (
-    "ddp",
-    "zero0",
-    "zero1",
-    "zero1_offload",
-    "zero2",
-    "zero2_offload",
-    "zero3",
-    "zero3_hpz",
-    "zero3_quantized",
-    "zero3_offload_optimizer",
-    "zero3_offload",
-    "zero3_nvme",
-    "fsdp",
-    "fsdp_hybrid",
-)
-# In one folder, so that both engines know which files can change what a run is.
-OWN_JSON = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
+# In one directory, so that Snakemake and DVC both know which files can change a run.
+USER_CONFIG = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
 PROBE = re.compile(r"config/hardware/[A-Za-z0-9._-]+\.json")
 HUB_DATA = "data/hub"  # where fetched data sets lie
 RESERVED_RUNS = ("base", "data", "logs")
@@ -87,7 +72,7 @@ def _resume(value: str) -> str:
 
 def _strategy(value: str) -> str:
     plain = value.removeprefix("deepspeed_")
-    if plain not in (*STRATEGIES, "auto") and not OWN_JSON.fullmatch(value):
+    if plain not in (*STRATEGIES, "auto") and not USER_CONFIG.fullmatch(value):
         raise ValueError(f"write one of {', '.join(STRATEGIES)}, auto, or a file as in config/deepspeed/mine.json")
     return value if value.endswith(".json") else plain
 
@@ -109,7 +94,7 @@ class Section(BaseModel):
 
 
 class Hardware(Section):
-    """The machines that training is planned for. `estimate` and `render` believe it; `train` checks it."""
+    """The machines that training is planned for. `estimate` and `render` rely on it; `train` checks it."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     """Where a rank computes."""
@@ -136,9 +121,9 @@ class Hardware(Section):
     disk: Literal["sata-ssd", "nvme", "nvme-raid"] = "nvme"
     """Kind of the machine's local disk."""
     nvme: str | None = None
-    """Folder on a local NVMe disk, for zero3_nvme."""
+    """Directory on a local NVMe disk, for zero3_nvme."""
     probe: Annotated[str, AfterValidator(_probe)] | None = None
-    """What `zerolora probe` measured, as in config/hardware/mine.json; it is believed before any name above."""
+    """What `zerolora probe` measured, as in config/hardware/mine.json; it takes precedence over every name above."""
 
     @model_validator(mode="after")
     def _gpu_is_described(self) -> "Hardware":
@@ -299,7 +284,7 @@ class Estimate(Section):
 
 
 class Render(Section):
-    """Which DeepSpeed strategy a run uses."""
+    """Which strategy a run uses."""
 
     strategy: Annotated[str, AfterValidator(_strategy)] = "zero2"
     """One of docs/choice.md, as in zero2 (XTuner's deepspeed_zero1 … are the same); auto = the fastest predicted that
@@ -448,7 +433,7 @@ class Config(Section):
     estimate: Estimate = Estimate()
     """The memory estimate."""
     render: Render = Render()
-    """The DeepSpeed strategy."""
+    """The strategy."""
     train: Train = Train()
     """Training."""
     merge: Merge = Merge()

@@ -109,7 +109,7 @@ class RenderSettings(EstimateSettings):
 
     strategy: str
     """A strategy's name, `auto`, or the path of the user's own DeepSpeed JSON."""
-    own_json: dict[str, Any] | None
+    user_config: dict[str, Any] | None
     """Content of the user's own DeepSpeed JSON; None for a named strategy."""
     gradient_clipping: float
     epochs: int

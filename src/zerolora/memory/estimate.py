@@ -6,7 +6,7 @@
 Neither weights nor a GPU nor torch is needed: config.json, the longest packed row and the settings are enough.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from zerolora.memory.headroom import asked
 from zerolora.memory.model_spec import ModelSpec, to_json
 from zerolora.memory.predict import Prediction, predict
 from zerolora.memory.read_spec import read_model_spec
+from zerolora.memory.row_statistics import RowStatistics, row_statistics
 from zerolora.memory.sources import SOURCES
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.lora import LoraMethod
 from zerolora.strategies import STRATEGIES
+from zerolora.strategies.base import Target
 from zerolora.types import Attention
 from zerolora.units import gib
 
@@ -46,8 +48,8 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
     stats = read_json(packing / "stats.json", "zerolora pack")
     if "most_supervised" not in stats:
         raise UserError(f"{packing / 'stats.json'}: is of another version; run `zerolora pack` again")
-    data = data_of(stats)
-    spec = training_spec(model_spec, settings, data)
+    rows = row_statistics(stats)
+    spec = training_spec(model_spec, settings, rows)
     parameters = spec.parameters(model_spec)
     capacity = Capacity(settings.gpu_memory, settings.host_memory)
     return {
@@ -56,7 +58,7 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
             "trainable_parameters": parameters.trained,
             "counted_from": model_spec.counted,
         },
-        "data": data,
+        "data": asdict(rows),
         "micro_batch": spec.micro_batch,
         "capacity": {"gpu": capacity.gpu, "host": capacity.host},
         "strategies": estimates(model_spec, spec, capacity, list(STRATEGIES)),
@@ -65,22 +67,8 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
     }
 
 
-def data_of(stats: dict[str, Any]) -> dict[str, Any]:
-    """Return what memory and time depend on of a packing plan: lengths in tokens, and how many packed rows."""
-    return {
-        "packing": stats["packing"],
-        "longest_packed_row": stats["longest_packed_row"],
-        "most_supervised": stats["most_supervised"],
-        "packed_rows": stats["train_packed_rows"],
-        "tokens": stats["train_tokens"],
-        "supervised_tokens": stats["train_supervised_tokens"],
-        "mean_row_of_a_token": stats["train_mean_row_of_a_token"],
-        "validation_rows": stats["validation_packed_rows"],
-    }
-
-
-def training_spec(model: ModelSpec, settings: EstimateSettings, data: dict[str, Any]) -> TrainingSpec:
-    """Return the spec of a run, from its settings and what data_of returns.
+def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatistics) -> TrainingSpec:
+    """Return the spec of a run, from its settings and its packing plan.
 
     What the settings leave open is set to what takes least memory.
     """
@@ -98,14 +86,14 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, data: dict[str, 
         ranks_per_node=settings.ranks_per_node,
         micro_batch=micro_batch,
         accumulation=settings.global_batch // (micro_batch * settings.world_size),
-        length=data["longest_packed_row"],
+        length=rows.longest_packed_row,
         activation_checkpointing=settings.activation_checkpointing is not False,
         attention=settings.attention or attentions(model)[0],
         precision=settings.precision,
-        masked=masked(data, micro_batch),
+        masked=masked(rows, micro_batch),
         # For a family that is not in the table, training may have to compute all logits at once (train/isolation.py).
         loss="fused" if model.counted == "config.json" else "full",
-        logits=data["most_supervised"],
+        logits=rows.most_supervised,
         on_cpu=on_cpu,
         keeps_best=settings.keeps_best,
         reserve=0 if on_cpu else settings.reserve,
@@ -119,9 +107,9 @@ def attentions(model: ModelSpec) -> tuple[Attention, ...]:
     return ("eager",) if model.softcap_attention or model.family == "bloom" else ("flash", "sdpa", "eager")
 
 
-def masked(data: dict[str, Any], micro_batch: int) -> bool:
+def masked(rows: RowStatistics, micro_batch: int) -> bool:
     """Return whether attention gets a mask: it keeps packed rows apart, and marks padding; a row alone has neither."""
-    return bool(data["packing"]) or micro_batch > 1
+    return rows.packing or micro_batch > 1
 
 
 def estimates(model: ModelSpec, spec: TrainingSpec, capacity: Capacity, names: list[str]) -> list[dict[str, Any]]:
@@ -150,12 +138,16 @@ def estimated(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> dict[
 
 def impossible(spec: TrainingSpec) -> str | None:
     """Return why a strategy cannot run on this hardware at all, None if it can."""
-    layout = spec.layout
-    if layout.quantized and spec.on_cpu:
-        return "quantized gathering has no CPU kernels"
-    if "nvme" in (layout.optimizer, layout.parameters) and spec.precision == "fp32":
-        return "NVMe offload takes 16 bits only"
-    if layout.within_node and spec.ranks_per_node == 1:
+    target = Target(
+        device="cpu" if spec.on_cpu else "cuda",
+        precision=spec.precision,
+        nodes=spec.nodes,
+        ranks_per_node=spec.ranks_per_node,
+        nvme="assumed",  # which directory a run has is checked by the planner
+    )
+    if conflict := spec.layout.conflict(target):
+        return conflict.problem
+    if spec.layout.within_node and spec.ranks_per_node == 1:
         return "a node has one rank: there is nothing to shard inside it"
     return None
 

@@ -6,13 +6,13 @@ On CPU ranks the same bytes are in host memory. File names without a path are De
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zerolora.memory.buffers import Buckets
 from zerolora.memory.decoder import Phases, evaluation, phases
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.projections import ForwardSpec, Trained
 from zerolora.memory.states import BYTES, States
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.base import TrainedParameters
+from zerolora.strategies.buckets import Buckets
 
 GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a time (runtime/engine.py)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerolora.memory import disk, gpu, host
-from zerolora.memory.buffers import Buckets, buckets
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.states import model_states
 from zerolora.memory.training_spec import TrainingSpec
+from zerolora.strategies.buckets import Buckets, ModelSizes
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,5 @@ def sized(model: ModelSpec, spec: TrainingSpec) -> Buckets:
     """Return the bucket sizes that render writes for a model."""
     trained = spec.parameters(model).trained
     layer, largest = gpu.layer_parameters(model), gpu.largest_module(model)
-    return buckets(spec.layout, model.hidden, trained, layer, largest, model.parameters, not spec.on_cpu)
+    sizes = ModelSizes(model.hidden, trained, layer, largest, model.parameters)
+    return spec.layout.buckets(sizes, not spec.on_cpu)

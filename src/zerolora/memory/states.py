@@ -6,7 +6,7 @@ Source of the sharding: ZeRO (arXiv 1910.02054, section 3 and figure 1). What di
 
 from dataclasses import dataclass
 
-from zerolora.strategies import Strategy
+from zerolora.strategies.base import Strategy
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 # A frozen weight as int8 with an fp32 scale for some 4,000 of them (partition_parameters.py, CUDAQuantizer).

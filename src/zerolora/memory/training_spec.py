@@ -3,11 +3,12 @@
 import functools
 from dataclasses import dataclass
 
-from zerolora.memory.buffers import Buckets
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.states import BYTES
 from zerolora.methods.base import Method, TrainedParameters
-from zerolora.strategies import STRATEGIES, Strategy
+from zerolora.strategies import STRATEGIES
+from zerolora.strategies.base import Strategy
+from zerolora.strategies.buckets import Buckets
 from zerolora.types import Attention, Loss, Precision
 
 

@@ -1,58 +1,18 @@
-"""What the cost model reads of the machines: named GPUs and links from their datasheets, or what `probe` measured.
+"""What the cost model reads of the hardware: achievable rates of ranks, links and disks.
 
-Rates in FLOP/s, bandwidths in bytes/s of one direction, latencies in seconds. The tables hold nominal figures; a
-`Hardware` holds what a training step gets of them.
+Rates in FLOP/s, bandwidths in bytes/s of one direction, latencies in seconds.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
-
-from zerolora.errors import UserError, shown
-from zerolora.units import GIB
-
-Precision = Literal["fp32", "fp16", "bf16"]
-
-# Shares of the nominal figure to plan with.
-LINK_SHARE = 0.80
-"""Of a link: 80-85 % are reached (XTuner's DeepSpeed page; ml-engineering, network/README.md: 80-88 % measured)."""
-PEER_SHARE = 0.64
-"""Of PCIe between two GPUs, which goes through the CPU: NCCL counts on 12 GB/s of 15.75, and on an Intel CPU adding
-a fifth to what is sent (NCCL, src/graph/topo.h, PCI_BW and INTEL_P2P_OVERHEAD)."""
-MATMUL_SHARE = 0.70
-"""Of a GPU's matrix rate. The best shape reaches 73-87 % (ml-engineering, compute/accelerator/README.md, table of
-maximum achievable matmul FLOPS); a model's shapes are not the best."""
-MEMORY_SHARE = 0.80
-"""Of a GPU's memory bandwidth. A plain copy kernel reaches about 80 % (NVIDIA developer forum, zcopy thread)."""
 
 KERNEL_SECONDS = 15e-6
 """Host time of one operation of a transformers model: an assumption; `probe` measures it. A 7B Llama's token takes
 about 25 ms to decode on an A100, whose memory needs 7 of them; it is about 1,500 operations."""
-CPU_ADAM = 6e8
-"""Parameters/s of torch's AdamW on the host, per rank: four cores at 1.5e8. One core of a 2-core Xeon gave 1.9e8."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """A GPU as its datasheet has it."""
-
-    name: str
-    half: float
-    """Dense 16-bit matrix FLOP/s, accumulated in fp32. Datasheets that print a sparse figure print twice this."""
-    single: float
-    """fp32 FLOP/s outside the matrix cores: what torch uses unless TF32 is switched on."""
-    bandwidth: float
-    """Memory bandwidth, bytes/s."""
-    memory: int
-    """Bytes of memory; the driver shows 1 to 6 % less (error correction, reserved pages)."""
-    capability: float
-    """CUDA compute capability; from 8.0 on the matrix cores know bf16."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A way that bytes take."""
+    """A connection that bytes are sent over."""
 
     name: str
     bandwidth: float
@@ -73,8 +33,8 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Hardware:
-    """What the cost model reads. Achievable figures of one rank, its neighbours being as busy as it is."""
+class HardwareRates:
+    """Achievable rates of one rank while all other ranks are as busy, and how many ranks there are."""
 
     name: str
     rate: float
@@ -92,208 +52,12 @@ class Hardware:
     """Parameters/s that Adam updates on the host."""
     kernel_seconds: float
     """Host time to issue one operation."""
-    gpus_per_node: int
-    """Ranks of a node, also where they compute on CPU."""
+    ranks_per_node: int
     nodes: int
     cpu: bool
-    """Ranks compute on CPU: nothing runs beside the computation, and offload is a copy in memory."""
+    """Ranks compute on the CPU: nothing overlaps with computation, and offload is a copy in memory."""
 
     @property
     def ranks(self) -> int:
         """Ranks of all nodes."""
-        return self.gpus_per_node * self.nodes
-
-
-def named(
-    gpu: str,
-    node_link: str,
-    network: str,
-    precision: Precision,
-    gpus_per_node: int,
-    nodes: int = 1,
-    adapters: int = 1,
-    host_link: str = "pcie4",
-    disk: str = "nvme",
-) -> Hardware:
-    """Return the hardware of these names, at the planning shares of nominal.
-
-    `adapters` network adapters of a node work together. Raises UserError for a name that is in no table, and for
-    bf16 on a GPU that has none.
-    """
-    device = _entry("GPU", gpu, GPUS)
-    if precision == "bf16" and device.capability < 8.0:
-        raise UserError(
-            f"precision is bf16, but {gpu} has compute capability {device.capability}, and bf16 begins at 8.0; "
-            "write fp16"
-        )
-    wire = _entry("network", network, NETWORKS)
-    nominal = device.single if precision == "fp32" else device.half
-    return Hardware(
-        name=gpu,
-        rate=nominal * MATMUL_SHARE,
-        memory_bandwidth=device.bandwidth * MEMORY_SHARE,
-        node=_planned(_entry("node link", node_link, NODE_LINKS), PEER_SHARE if "pcie" in node_link else LINK_SHARE),
-        network=_planned(Link(wire.name, wire.bandwidth * adapters, wire.latency), LINK_SHARE),
-        host=_entry("host link", host_link, HOST_LINKS),
-        disk=_entry("disk", disk, DISKS),
-        cpu_adam=CPU_ADAM,
-        kernel_seconds=KERNEL_SECONDS,
-        gpus_per_node=gpus_per_node,
-        nodes=nodes,
-        cpu=False,
-    )
-
-
-def measured(probe: Mapping[str, Any], precision: Precision, disk: str = "nvme") -> Hardware:
-    """Return the hardware that `zerolora probe` measured (probe.py says what each value is).
-
-    Disks are not measured. Raises UserError if the probe has no rate for `precision`, or lacks a value.
-    """
-    try:
-        return _from_probe(probe, precision, _entry("disk", disk, DISKS))
-    except (KeyError, TypeError) as error:
-        raise UserError(f"the probe is not whole ({error}); run `zerolora probe` again") from None
-
-
-def _from_probe(probe: Mapping[str, Any], precision: Precision, disk: Disk) -> Hardware:
-    values, cpu = probe["measured"], probe["device"] == "cpu"
-    rate = values["matmul_fp32_flops_per_second" if precision == "fp32" else "matmul_16bit_flops_per_second"]
-    if precision not in ("fp32", probe["precision_16bit"]):
-        raise UserError(
-            f"precision is {precision}, but the probe measured {probe['precision_16bit']} and fp32 on this machine; "
-            "write one of them"
-        )
-    memory = float(values["memory_bytes_per_second"])
-    # A copy reads each byte and writes it.
-    host = Link("memory", memory / 2, 0.0) if cpu else _slower_direction(values)
-    return Hardware(
-        name=str(probe["hardware"]["name"]),
-        rate=float(rate),
-        memory_bandwidth=memory,
-        node=_measured_link("node", values),
-        network=_measured_link("network", values),
-        host=host,
-        disk=disk,
-        cpu_adam=float(values["cpu_adam_parameters_per_second"]),
-        kernel_seconds=float(values["kernel_seconds"]),
-        gpus_per_node=int(probe["ranks_per_node"]),
-        nodes=int(probe["nodes"]),
-        cpu=cpu,
-    )
-
-
-def _slower_direction(values: Mapping[str, Any]) -> Link:
-    both = (values["host_to_device_bytes_per_second"], values["device_to_host_bytes_per_second"])
-    return Link("host", float(min(both)), 0.0)
-
-
-def _measured_link(where: str, values: Mapping[str, Any]) -> Link:
-    """Return the slower of the two collectives. Where there was one rank or one node, nothing is ever sent."""
-    both = [values[f"{where}_{collective}_bytes_per_second"] for collective in ("all_reduce", "all_gather")]
-    if None in both:
-        return Link("none", math.inf, 0.0)
-    return Link(where, float(min(both)), float(values[f"{where}_latency_seconds"]))
-
-
-def _planned(link: Link, share: float) -> Link:
-    return Link(link.name, link.bandwidth * share, link.latency)
-
-
-Entry = TypeVar("Entry", Device, Link, Disk)
-
-
-def _entry(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    if name not in table:
-        raise UserError(f"{kind} {shown(name)} is not known; write one of {', '.join(table)}")
-    return table[name]
-
-
-def _by_name(entries: list[Entry]) -> dict[str, Entry]:
-    return {entry.name: entry for entry in entries}
-
-
-# Sources: the datasheet or white paper named in each line. NVIDIA's datasheets since Ampere print matrix rates with
-# sparsity; those are halved here.
-GPUS: dict[str, Device] = _by_name(
-    [
-        # NVIDIA V100 datasheet (SXM2)
-        Device("V100-16GB", 125e12, 15.7e12, 900e9, 16 * GIB, 7.0),
-        Device("V100-32GB", 125e12, 15.7e12, 900e9, 32 * GIB, 7.0),
-        # NVIDIA T4 datasheet
-        Device("T4", 65e12, 8.1e12, 320e9, 16 * GIB, 7.5),
-        # NVIDIA A10 datasheet
-        Device("A10", 125e12, 31.2e12, 600e9, 24 * GIB, 8.6),
-        # NVIDIA A100 datasheet (40 GB and 80 GB editions)
-        Device("A100-40GB-SXM", 312e12, 19.5e12, 1555e9, 40 * GIB, 8.0),
-        Device("A100-40GB-PCIe", 312e12, 19.5e12, 1555e9, 40 * GIB, 8.0),
-        Device("A100-80GB-SXM", 312e12, 19.5e12, 2039e9, 80 * GIB, 8.0),
-        Device("A100-80GB-PCIe", 312e12, 19.5e12, 1935e9, 80 * GIB, 8.0),
-        # NVIDIA RTX A6000 datasheet
-        Device("A6000", 154.8e12, 38.7e12, 768e9, 48 * GIB, 8.6),
-        # NVIDIA L4 datasheet
-        Device("L4", 121e12, 30.3e12, 300e9, 24 * GIB, 8.9),
-        # NVIDIA L40S datasheet
-        Device("L40S", 362e12, 91.6e12, 864e9, 48 * GIB, 8.9),
-        # NVIDIA H100 datasheet (NVL: one of its two GPUs)
-        Device("H100-SXM", 989e12, 67e12, 3350e9, 80 * GIB, 9.0),
-        Device("H100-PCIe", 756e12, 51e12, 2000e9, 80 * GIB, 9.0),
-        Device("H100-NVL", 835e12, 60e12, 3900e9, 94 * GIB, 9.0),
-        # NVIDIA H200 datasheet (SXM)
-        Device("H200", 989e12, 67e12, 4800e9, 141 * GIB, 9.0),
-        # NVIDIA DGX B200 datasheet, one of its eight GPUs
-        Device("B200", 2250e12, 80e12, 8000e9, 180 * GIB, 10.0),
-        # NVIDIA Ampere GA102, Ada and RTX Blackwell white papers: 16-bit with fp32 accumulation, half of the other rate
-        Device("RTX-3090", 71e12, 35.6e12, 936e9, 24 * GIB, 8.6),
-        Device("RTX-4090", 165.2e12, 82.6e12, 1008e9, 24 * GIB, 8.9),
-        Device("RTX-5090", 209.5e12, 104.8e12, 1792e9, 32 * GIB, 12.0),
-        # NVIDIA GH200 Grace Hopper Superchip datasheet, 96 GB edition
-        Device("GH200", 989e12, 67e12, 4000e9, 96 * GIB, 9.0),
-    ]
-)
-
-# Latencies of a hop: NCCL, src/graph/tuning.cc, hwLat, ring with the simple protocol.
-_NVLINK_HOP, _PCIE_HOP, _RDMA_HOP = 3.4e-6, 5.7e-6, 14e-6
-# Sockets through the kernel: an assumption; `probe` measures it.
-_SOCKET_HOP = 50e-6
-
-NODE_LINKS: dict[str, Link] = _by_name(
-    [
-        # PCI Express base specification: 16 lanes of 8, 16, 32 GT/s, 128b/130b encoding
-        Link("pcie3", 15.75e9, _PCIE_HOP),
-        Link("pcie4", 31.5e9, _PCIE_HOP),
-        Link("pcie5", 63.0e9, _PCIE_HOP),
-        # NVIDIA NVLink page, "total bandwidth" of both directions, halved: V100, A100, H100, B200
-        Link("nvlink2", 150e9, _NVLINK_HOP),
-        Link("nvlink3", 300e9, _NVLINK_HOP),
-        Link("nvlink4", 450e9, _NVLINK_HOP),
-        Link("nvlink5", 900e9, _NVLINK_HOP),
-    ]
-)
-"""Nominal, one direction of one GPU."""
-
-NETWORKS: dict[str, Link] = _by_name(
-    [
-        *(Link(f"{rate}gbe", rate * 1e9 / 8, _SOCKET_HOP) for rate in (1, 10, 25, 100, 200, 400)),
-        # InfiniBand Trade Association roadmap: a port of four lanes of 50 and 100 Gb/s
-        Link("infiniband-hdr", 200e9 / 8, _RDMA_HOP),
-        Link("infiniband-ndr", 400e9 / 8, _RDMA_HOP),
-    ]
-)
-"""Nominal, one direction of one adapter; a node with eight of them (a DGX has one a GPU) has `adapters` 8."""
-
-HOST_LINKS: dict[str, Link] = _by_name(
-    [Link(name, NODE_LINKS[name].bandwidth * LINK_SHARE, 1e-5) for name in ("pcie3", "pcie4", "pcie5")]
-)
-"""Effective, one direction, pinned memory."""
-
-DISKS: dict[str, Disk] = _by_name(
-    [
-        # SATA revision 3: 6 Gb/s, 8b/10b encoding, less protocol
-        Disk("sata-ssd", 0.55e9, 0.52e9),
-        # Samsung 980 PRO datasheet, 1 TB: PCIe 4 x 4
-        Disk("nvme", 7.0e9, 5.0e9),
-        # Four of them, striped
-        Disk("nvme-raid", 28.0e9, 20.0e9),
-    ]
-)
-"""Sequential, of one node."""
+        return self.ranks_per_node * self.nodes

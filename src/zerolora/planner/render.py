@@ -1,4 +1,4 @@
-"""Write what training reads of a run, the DeepSpeed JSON with the choice beside it, and why it is so.
+"""Write what training reads of a run: the options of its engine with the choice beside them, and the reasons.
 
 zerolora render --settings JSON --estimate results/NAME/estimate.json
                 --output results/NAME/zero.json --reasons results/NAME/render.json
@@ -6,91 +6,117 @@ zerolora render --settings JSON --estimate results/NAME/estimate.json
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from zerolora.config.settings import TrainingChoice, UsefulFlops
+from zerolora.config.settings import RenderSettings, TrainingChoice, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.estimate import training_spec
 from zerolora.memory.model_spec import ModelSpec, from_json
 from zerolora.memory.predict import predict
-from zerolora.planner import slurm_resources
-from zerolora.planner.choice import Candidate, Choice, choose, estimate_settings, summary, table, work_of
+from zerolora.memory.row_statistics import RowStatistics
+from zerolora.planner.candidates import Candidate, Choice, Planning, step_work
+from zerolora.planner.choice import choose
 from zerolora.planner.cost import useful_flops
-from zerolora.planner.engine_config import ZERO, aio_json, check, ddp_json, fsdp_json, strategy_json
-from zerolora.planner.machines import hardware_of, peak_of
-from zerolora.planner.reasons import Reason, nested
-from zerolora.planner.user_config import check_own, described, filled
+from zerolora.planner.run_hardware import hardware_of, peak_of, target_of
+from zerolora.planner.slurm_resources import TrainingResources, training
+from zerolora.planner.summary import Summary, summary, table
+from zerolora.planner.user_config import UserLayout, check_user_config, filled, layout_of
 from zerolora.strategies import STRATEGIES
+from zerolora.strategies.base import Target
+from zerolora.strategies.engines.deepspeed import ZERO, torch_optimizer_options
+from zerolora.strategies.reasons import Reason, nested
 from zerolora.types import Precision
 from zerolora.units import gib
 
-NEVER = 10**9  # steps between DeepSpeed's own progress lines; the loop has a bar
-ENGINE = "deepspeed/runtime/engine.py"
+JsonObject = dict[str, Any]
 
 
-def render(settings: dict[str, Any], estimate: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+class Override(TypedDict):
+    """A value of the user's own DeepSpeed JSON that training's settings replace."""
+
+    key: str
+    json: Any
+    training: Any
+
+
+class Rendered(TypedDict):
+    """results/<run>/render.json: what was chosen, and why."""
+
+    strategy: str
+    hardware: str
+    """Where the figures of the hardware come from."""
+    overrides: list[Override]
+    reasons: list[JsonObject]
+    """One entry a value of the engine's options: key, value, reason, source."""
+    choice: Summary
+    slurm_resources: TrainingResources
+    """What training asks of a scheduler."""
+
+
+def render(settings: RenderSettings, estimate: Path) -> tuple[JsonObject, Rendered]:
     """Return (zero.json, render.json) for a run's settings.
 
-    What the training section says wins over the user's own JSON; reasons["overrides"] lists each key with both
-    values. reasons["request"] is what training asks of a scheduler (requests.py). Raises UserError if GPU, host or disk
-    are too small, or if the strategy cannot run.
+    What the training section says wins over the user's own JSON; "overrides" of render.json lists each such key with
+    both values. Raises UserError if GPU, host or disk are too small, or if the strategy cannot run.
+    """
+    planning, source = planning_of(settings, estimate)
+    candidates = choose(planning)
+    check_disk(candidates[0], planning.model, estimate.parent)
+    choice = candidates[0].choice
+    reasons: list[Reason] = []
+    overrides: list[Override] = []
+    if settings.user_config is None:
+        options, reasons = rendered(choice, target_of(settings), settings.gradient_clipping)
+    else:
+        options, overrides = rendered_user_config(choice, settings, planning.model.hidden)
+    work = step_work(planning.model, training_spec(planning.model, settings, planning.rows), planning.rows)
+    flops = UsefulFlops(**useful_flops(work), peak=peak_of(settings))
+    chosen = training_choice(choice, settings.precision, flops)
+    return {**options, "zerolora": chosen.model_dump(mode="json")}, {
+        "strategy": _described(choice, settings),
+        "hardware": source,
+        "overrides": overrides,
+        "reasons": [entry._asdict() for entry in reasons],
+        "choice": summary(candidates, settings, planning.rows),
+        "slurm_resources": training(candidates[0], planning),
+    }
+
+
+def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str]:
+    """Return what the choice reads, and where the figures of the hardware come from.
+
+    Raises UserError if the estimate is missing or out of date, or if the strategy cannot run.
     """
     predicted = read_json(estimate, "zerolora estimate")
     if not {"shape", "data"} <= predicted.keys():
         raise UserError(f"{estimate}: is of another version; run `zerolora estimate` again")
-    shape, data = from_json(predicted["shape"]), predicted["data"]
+    model, rows = from_json(predicted["shape"]), RowStatistics(**predicted["data"])
     hardware, source = hardware_of(settings)
-    own = None
-    if settings["own_json"] is not None:
-        check_own(settings["strategy"], settings["own_json"], {**settings, "ranks": _ranks(settings)})
-        own = described(filled(settings["own_json"], shape.hidden))
-    elif settings["strategy"] != "auto":
-        check(
-            STRATEGIES[settings["strategy"]],
-            settings["device"],
-            _ranks(settings),
-            settings["ranks_per_node"],
-            settings["nvme"],
-            settings["precision"],
-        )
-    found = choose(shape, settings, data, hardware, own)
-    check_disk(found[0], shape, estimate.parent)
-    choice = found[0].choice
-    work = work_of(shape, training_spec(shape, estimate_settings(settings), data), data)
-    if own is None:
-        config, reasons = rendered(choice, settings)
-        overrides: list[dict[str, Any]] = []
-    else:
-        (config, overrides), reasons = rendered_own(choice, settings, shape.hidden), []
-    flops = UsefulFlops(**useful_flops(work), peak=peak_of(settings))
-    config["zerolora"] = training_choice(choice, settings["precision"], flops).model_dump(mode="json")
-    return config, {
-        "strategy": _words(choice, settings),
-        "hardware": source,
-        "overrides": overrides,
-        "reasons": [entry._asdict() for entry in reasons],
-        "choice": summary(found, settings, data),
-        "request": slurm_resources.training(found[0], shape, settings, data),
-    }
+    user: UserLayout | None = None
+    if settings.user_config is not None:
+        check_user_config(settings.strategy, settings.user_config, target_of(settings))
+        user = layout_of(filled(settings.user_config, model.hidden))
+    elif settings.strategy != "auto":
+        STRATEGIES[settings.strategy].check(target_of(settings))
+    return Planning(model, settings, rows, hardware, user), source
 
 
-def check_disk(found: Candidate, shape: ModelSpec, folder: Path) -> None:
+def check_disk(chosen: Candidate, model: ModelSpec, directory: Path) -> None:
     """Raise UserError if the disk of the results has no room for what the run writes."""
-    disk, free = predict(shape, found.plan).disk, shutil.disk_usage(folder).free
+    disk, free = predict(model, chosen.spec).disk, shutil.disk_usage(directory).free
     written = {name: disk[name] for name in ("merged", "checkpoints", "adapter")}
     if sum(written.values()) > free:
         terms = ", ".join(f"{name} {gib(value)}" for name, value in written.items())
         raise UserError(
-            f"{folder}: the run writes {gib(sum(written.values()))} ({terms}), but {gib(free)} of the disk are free; "
-            "free some, or put results and work on a larger disk; no strategy writes less"
+            f"{directory}: the run writes {gib(sum(written.values()))} ({terms}), but {gib(free)} of the disk are "
+            "free; free some, or put results and work on a larger disk; no strategy writes less"
         )
 
 
-def _words(choice: Choice, settings: dict[str, Any]) -> str:
-    """Return the choice for people."""
-    why = "the fastest predicted that fits" if settings["strategy"] == "auto" else "as render.strategy says"
-    if settings["own_json"] is not None:
+def _described(choice: Choice, settings: RenderSettings) -> str:
+    why = "the fastest predicted that fits" if settings.strategy == "auto" else "as render.strategy says"
+    if settings.user_config is not None:
         why = "your own"
     saving = "with" if choice.activation_checkpointing else "without"
     return (
@@ -99,31 +125,24 @@ def _words(choice: Choice, settings: dict[str, Any]) -> str:
     )
 
 
-def rendered(choice: Choice, settings: dict[str, Any]) -> tuple[dict[str, Any], list[Reason]]:
-    """Return (options of the engine, reasons) for a choice. Raises UserError if it cannot run on the run's hardware."""
-    strategy, precision, nvme = STRATEGIES[choice.strategy], settings["precision"], settings["nvme"]
-    ranks, local = _ranks(settings), settings["ranks_per_node"]
-    check(strategy, settings["device"], ranks, local, nvme, precision)
-    if strategy.engine == "ddp":
-        reasons = ddp_json(choice.buckets)
-    elif strategy.engine == "fsdp":
-        reasons = fsdp_json(strategy, ranks, local, precision, choice.activation_checkpointing)
-    else:
-        _, reasons = strategy_json(strategy, choice.buckets, settings["device"], local, nvme, precision)
-        reasons += aio_json() if "nvme" in (strategy.optimizer, strategy.parameters) else []
-        reasons += _torch_optimizer()
-    return {**nested(reasons), **_from_training(choice, settings)}, reasons
+def rendered(choice: Choice, target: Target, gradient_clipping: float) -> tuple[JsonObject, list[Reason]]:
+    """Return (options of the engine, reasons) for a named strategy. Raises UserError if it cannot run."""
+    strategy = STRATEGIES[choice.strategy]
+    strategy.check(target)
+    reasons = list(strategy.options(choice.buckets, target, choice.activation_checkpointing))
+    return {**nested(reasons), **_from_training(choice, target, gradient_clipping)}, reasons
 
 
-def rendered_own(choice: Choice, settings: dict[str, Any], hidden: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return (options of DeepSpeed, overrides) for a user's own JSON that is checked already."""
-    config = filled(settings["own_json"], hidden)
-    overrides = _override(config, _from_training(choice, settings))
+def rendered_user_config(choice: Choice, settings: RenderSettings, hidden: int) -> tuple[JsonObject, list[Override]]:
+    """Return (options of DeepSpeed, overrides) for the user's own JSON, which has been checked."""
+    assert settings.user_config is not None
+    options = filled(settings.user_config, hidden)
+    overrides = _override(options, _from_training(choice, target_of(settings), settings.gradient_clipping))
     for key in ("optimizer", "scheduler"):
-        if key in config:
-            overrides.append({"key": key, "json": config.pop(key), "training": "AdamW and train.schedule"})
-    overrides += _override(config, nested(_torch_optimizer()))
-    return config, overrides
+        if key in options:
+            overrides.append({"key": key, "json": options.pop(key), "training": "AdamW and train.schedule"})
+    overrides += _override(options, nested(torch_optimizer_options()))
+    return options, overrides
 
 
 def training_choice(choice: Choice, precision: Precision, flops: UsefulFlops) -> TrainingChoice:
@@ -140,54 +159,40 @@ def training_choice(choice: Choice, precision: Precision, flops: UsefulFlops) ->
     )
 
 
-def _torch_optimizer() -> list[Reason]:
-    compiled = "the loop's AdamW is torch's own; DeepSpeed's would be compiled for minutes, and often fails to"
-    return [
-        Reason("zero_allow_untested_optimizer", True, compiled, "DeepSpeed#1127, #5677"),
-        Reason("zero_force_ds_cpu_optimizer", False, compiled, f"DeepSpeed#1127; {ENGINE}"),
-        Reason("steps_per_print", NEVER, "the loop has a bar of its own", ENGINE),
-    ]
-
-
-def _from_training(choice: Choice, settings: dict[str, Any]) -> dict[str, Any]:
-    precision = settings["precision"]
+def _from_training(choice: Choice, target: Target, gradient_clipping: float) -> JsonObject:
     return {
         "train_micro_batch_size_per_gpu": choice.micro_batch,
         "gradient_accumulation_steps": choice.accumulation,
-        "train_batch_size": choice.micro_batch * choice.accumulation * _ranks(settings),
-        "gradient_clipping": settings["gradient_clipping"],
-        "bf16": {"enabled": precision == "bf16"},
-        "fp16": {"enabled": precision == "fp16"},
+        "train_batch_size": choice.micro_batch * choice.accumulation * target.ranks,
+        "gradient_clipping": gradient_clipping,
+        "bf16": {"enabled": target.precision == "bf16"},
+        "fp16": {"enabled": target.precision == "fp16"},
     }
 
 
-def _ranks(settings: dict[str, Any]) -> int:
-    return int(settings["nodes"] * settings["ranks_per_node"])
-
-
-def _override(config: dict[str, Any], training: dict[str, Any], prefix: str = "") -> list[dict[str, Any]]:
-    """Put `training` into `config` and return what that changed of the user's own values."""
-    changed = []
+def _override(options: JsonObject, training: JsonObject, prefix: str = "") -> list[Override]:
+    """Put `training` into `options` and return what that changed of the user's own values."""
+    changed: list[Override] = []
     for key, value in training.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            changed += _override(config.setdefault(key, {}), value, f"{name}.")
+            changed += _override(options.setdefault(key, {}), value, f"{name}.")
             continue
-        if key in config and config[key] not in (value, "auto"):
-            changed.append({"key": name, "json": config[key], "training": value})
-        config[key] = value
+        if key in options and options[key] not in (value, "auto"):
+            changed.append({"key": name, "json": options[key], "training": value})
+        options[key] = value
     return changed
 
 
-def lines(reasons: dict[str, Any]) -> str:
-    """Return the reasons as lines for people."""
+def lines(explained: Rendered) -> str:
+    """Return render.json as text for the log."""
     overrides = [
-        f"  {entry['key']}: your JSON says {entry['json']!r}, training says {entry['training']!r}: the latter wins"
-        for entry in reasons["overrides"]
+        f"  {entry['key']}: your JSON says {entry['json']!r}, training says {entry['training']!r}; training wins"
+        for entry in explained["overrides"]
     ]
     values = [
         f"  {entry['key'].removeprefix(f'{ZERO}.')} = {entry['value']}: {entry['reason']}"
-        for entry in reasons["reasons"]
+        for entry in explained["reasons"]
     ]
-    chosen = [f"strategy: {reasons['strategy']}", f"hardware: {reasons['hardware']}", table(reasons["choice"])]
+    chosen = [f"strategy: {explained['strategy']}", f"hardware: {explained['hardware']}", table(explained["choice"])]
     return "\n".join([*chosen, *overrides, *values])

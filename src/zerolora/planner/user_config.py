@@ -1,19 +1,19 @@
-"""A user's own DeepSpeed JSON: looked through before anything runs, filled in, and described as a strategy.
+"""The user's own DeepSpeed JSON: checked before anything runs, filled in, and described as a strategy.
 
-DeepSpeed reads its config when the model is loaded already, and keeps silent about much that cannot work; here a
-mistake is one line that names the key, before the job waits in a queue.
+DeepSpeed reads its config when the model is already loaded, and ignores much that cannot work. Here a mistake is one
+line that names the key, before the job waits in a queue.
 """
 
 import difflib
 from collections.abc import Iterator
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from zerolora.errors import UserError, shown
-from zerolora.memory.buffers import Buckets
-from zerolora.planner.engine_config import Device, check
-from zerolora.strategies import Place, Strategy
+from zerolora.strategies.base import Placement, Strategy, Target
+from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.engines.deepspeed import ZERO, DeepSpeed
 
-ZERO = "zero_optimization"
 # All keys of zero_optimization and their types, as deepspeed/runtime/zero/config.py has them (0.19); a test holds the
 # two equal. It refuses any other (extra="forbid"), with a traceback.
 FLAGS = (
@@ -82,9 +82,9 @@ OFFLOADS = {
         "cpuadam_cores_perc",
     },
 }
-# A misspelt key of the top level is ignored: these are the ones whose loss would change a run.
+# A misspelt key of the top level is ignored. Ignoring one of these would change a run.
 TOP = (ZERO, "aio", "bf16", "fp16", "gradient_clipping", "activation_checkpointing", "communication_data_type")
-# What DeepSpeed takes where the JSON says nothing, in elements.
+# DeepSpeed's defaults, in elements.
 DEFAULTS = {
     "reduce_bucket_size": 500_000_000,
     "allgather_bucket_size": 500_000_000,
@@ -93,56 +93,60 @@ DEFAULTS = {
     "stage3_max_live_parameters": 1_000_000_000,
 }
 HPZ_OFF = {"zero_hpz_partition_size": 1}
-ALIKE = 0.75  # difflib's ratio from which a name is taken for a misspelt one
+ALIKE = 0.75  # difflib's ratio from which a name counts as misspelt
 
 
-def check_own(path: str, own: Any, settings: dict[str, Any]) -> None:
-    """Raise UserError, one line a mistake, if a JSON is impossible by itself or for a run's `settings`.
+class UserLayout(NamedTuple):
+    """What a DeepSpeed JSON amounts to."""
 
-    `settings` holds device, precision, ranks and, where it differs, ranks_per_node.
-    """
-    mistakes = list(faults(own))
+    strategy: Strategy
+    buckets: Buckets
+
+
+def check_user_config(path: str, user: Any, target: Target) -> None:
+    """Raise UserError, one line a mistake, if a JSON is impossible by itself or on a run's `target`."""
+    mistakes = list(faults(user))
     if not mistakes:
-        mistakes += _batch_faults(own, settings["ranks"])
-        strategy, _ = described(own)
-        zero = own.get(ZERO, {})
+        mistakes += _batch_faults(user, target.ranks)
+        zero = user.get(ZERO, {})
         nvme = next((zero[key]["nvme_path"] for key in OFFLOADS if (zero.get(key) or {}).get("nvme_path")), None)
-        hpz = zero.get("zero_hpz_partition_size", settings.get("ranks_per_node", settings["ranks"]))
-        try:
-            check(strategy, cast(Device, settings["device"]), settings["ranks"], hpz, nvme, settings["precision"])
-        except UserError as error:
-            mistakes.append(str(error))
+        strategy = layout_of(user).strategy
+        if conflict := strategy.conflict(replace(target, nvme=nvme)):
+            mistakes.append(f"{strategy.name}: {conflict.problem}; {conflict.remedy}")
+        mistakes += _partition_faults(zero, strategy, target.ranks)
     if mistakes:
         raise UserError("\n".join(f"render.strategy: {path}: {mistake}" for mistake in mistakes))
 
 
-def faults(own: Any) -> Iterator[str]:
+def faults(user: Any) -> Iterator[str]:
     """Yield what makes a JSON impossible by itself, whatever the run."""
-    if not isinstance(own, dict) or not isinstance(own.get(ZERO, {}), dict):
+    if not isinstance(user, dict) or not isinstance(user.get(ZERO, {}), dict):
         yield f"is not a DeepSpeed config; write an object with a {ZERO} object"
         return
-    zero = own.get(ZERO, {})
-    yield from _misspelt(own)
+    zero = user.get(ZERO, {})
+    yield from _misspelt(user)
     yield from _unknown(zero)
     wrong = list(_wrong_types(zero))
     yield from wrong
-    if all(isinstance(own.get(key, {}), dict) and own.get(key, {}).get("enabled") is True for key in ("bf16", "fp16")):
+    if all(
+        isinstance(user.get(key, {}), dict) and user.get(key, {}).get("enabled") is True for key in ("bf16", "fp16")
+    ):
         yield "bf16.enabled and fp16.enabled are both true; write one, or none: training's precision wins"
     if not wrong:
         yield from _contradictions(zero)
 
 
-def filled(own: dict[str, Any], hidden: int) -> dict[str, Any]:
+def filled(user: dict[str, Any], hidden: int) -> dict[str, Any]:
     """Return a JSON with "auto" in its stage-3 sizes replaced for a model of width `hidden`, and stage 0 where it names
     none. Raises UserError for an "auto" that has no meaning: DeepSpeed would drop it without a word."""
-    zero = {"stage": 0, **own.get(ZERO, {})}
+    zero = {"stage": 0, **user.get(ZERO, {})}
     known = auto_values(hidden)
     for key, value in zero.items():
         if value == "auto":
             if key not in known:
                 raise UserError(f"render.strategy: {ZERO}.{key} is 'auto' in your JSON; write its value")
             zero[key] = known[key]
-    copied = {key: dict(value) if isinstance(value, dict) else value for key, value in own.items()}
+    copied = {key: dict(value) if isinstance(value, dict) else value for key, value in user.items()}
     return {**copied, ZERO: zero}
 
 
@@ -155,35 +159,41 @@ def auto_values(hidden: int) -> dict[str, int]:
     }
 
 
-def described(own: dict[str, Any]) -> tuple[Strategy, Buckets]:
-    """Return a JSON as the strategy and sizes it amounts to, so that it is estimated like the named ones.
+def layout_of(user: dict[str, Any]) -> UserLayout:
+    """Return a JSON as the strategy and sizes it amounts to, so that it is estimated like the named strategies.
 
-    Give it a JSON that is filled; an "auto" that is left counts as DeepSpeed's default, which is what it gets.
+    `user` is what `filled` returns; an "auto" that is left counts as DeepSpeed's default, which DeepSpeed takes for it.
     """
-    zero = own.get(ZERO, {})
+    zero = user.get(ZERO, {})
     stage = zero.get("stage", 0)
-    strategy = Strategy(
-        stage,
-        optimizer=_place(zero, "offload_optimizer") if stage else "gpu",
-        parameters=_place(zero, "offload_param"),
-        within_node=stage == 3 and zero.get("zero_hpz_partition_size", 1) > 1,
-        quantized=stage == 3 and bool(zero.get("zero_quantized_weights")),
+    strategy = DeepSpeed(
+        name="your JSON",
+        order=0,
+        sharded="",
+        costs="",
+        stage=stage,
+        optimizer=_placement(zero, "offload_optimizer") if stage else "gpu",
+        parameters=_placement(zero, "offload_param"),
+        within_node=stage == 3 and _hpz_ranks(zero) > 1,
+        quantized=stage == 3 and zero.get("zero_quantized_weights") is True,
     )
     if stage == 0:
-        return strategy, Buckets()
+        return UserLayout(strategy, Buckets())
     overlap = zero.get("overlap_comm")
     overlap = stage == 3 if overlap in (None, "auto") else overlap
     if stage < 3:
-        return strategy, Buckets(
+        sizes = Buckets(
             reduce=_size(zero, "reduce_bucket_size"), allgather=_size(zero, "allgather_bucket_size"), overlap=overlap
         )
-    return strategy, Buckets(
+        return UserLayout(strategy, sizes)
+    sizes = Buckets(
         reduce=_size(zero, "reduce_bucket_size"),
         prefetch=_size(zero, "stage3_prefetch_bucket_size"),
         persistence=_size(zero, "stage3_param_persistence_threshold"),
         live=_size(zero, "stage3_max_live_parameters"),
         overlap=overlap,
     )
+    return UserLayout(strategy, sizes)
 
 
 def aliases(key: str) -> set[str]:
@@ -197,8 +207,8 @@ def known_keys() -> set[str]:
     return set(RENAMED) | {name for key in (*FLAGS, *SIZES, *SECTIONS) for name in aliases(key)}
 
 
-def _misspelt(own: dict[str, Any]) -> Iterator[str]:
-    for key in own:
+def _misspelt(user: dict[str, Any]) -> Iterator[str]:
+    for key in user:
         near = difflib.get_close_matches(key, TOP, 1, ALIKE)
         if near and key not in TOP:
             yield f"{shown(key)} is no key of DeepSpeed, which ignores it; write {near[0]}"
@@ -265,7 +275,7 @@ def _contradictions(zero: dict[str, Any]) -> Iterator[str]:
 
 
 def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[str]:
-    devices = {key: _place(zero, key) for key in OFFLOADS}
+    devices = {key: _placement(zero, key) for key in OFFLOADS}
     for key, device in devices.items():
         if device == "nvme" and stage != 3:
             # stage_1_and_2.py: any device but none is cpu_offload.
@@ -275,16 +285,16 @@ def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[str]:
         if device == "nvme" and not zero[key].get("nvme_path"):
             yield f"{key}.device is nvme without nvme_path (DeepSpeed#5124); write the folder of a local disk"
     if devices["offload_param"] != "gpu" and stage != 3:
-        yield f"offload_param with stage {stage}, where parameters are not shared out; write stage 3 or remove it"
+        yield f"offload_param with stage {stage}, where parameters are not sharded; write stage 3 or remove it"
     if devices["offload_optimizer"] != "gpu" and stage == 0:
         yield "offload_optimizer with stage 0, which DeepSpeed ignores; write stage 1 or more, or remove it"
     if (zero.get("offload_optimizer") or {}).get("ratio", 1.0) != 1.0 and stage != 3:
         yield f"offload_optimizer.ratio with stage {stage}; write stage 3 or remove it"
 
 
-def _batch_faults(own: dict[str, Any], ranks: int) -> Iterator[str]:
+def _batch_faults(user: dict[str, Any], ranks: int) -> Iterator[str]:
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    batch, micro, accumulation = (own.get(key) for key in keys)
+    batch, micro, accumulation = (user.get(key) for key in keys)
     if all(isinstance(value, int) for value in (batch, micro, accumulation)):
         assert isinstance(micro, int) and isinstance(accumulation, int)
         if batch != micro * accumulation * ranks:
@@ -294,11 +304,26 @@ def _batch_faults(own: dict[str, Any], ranks: int) -> Iterator[str]:
             )
 
 
-def _place(zero: dict[str, Any], key: str) -> Place:
+def _partition_faults(zero: dict[str, Any], strategy: Strategy, ranks: int) -> Iterator[str]:
+    # deepspeed/utils/groups.py, _ensure_divisibility
+    size = _hpz_ranks(zero)
+    if strategy.within_node and ranks % size:
+        yield (
+            f"{ZERO}.zero_hpz_partition_size is {size}, and {ranks} ranks are no multiple of it; write a number that "
+            f"divides {ranks}, or remove it"
+        )
+
+
+def _hpz_ranks(zero: dict[str, Any]) -> int:
+    size = zero.get("zero_hpz_partition_size")
+    return 1 if size in (None, "auto") else int(size)
+
+
+def _placement(zero: dict[str, Any], key: str) -> Placement:
     device = (zero.get(key) or {}).get("device", "none")
     return "gpu" if device == "none" else device
 
 
 def _size(zero: dict[str, Any], key: str) -> int:
-    found = [zero[name] for name in aliases(key) if zero.get(name, "auto") != "auto"]
-    return int(found[0]) if found else DEFAULTS[key]
+    given = [zero[name] for name in aliases(key) if zero.get(name, "auto") != "auto"]
+    return int(given[0]) if given else DEFAULTS[key]

@@ -44,7 +44,7 @@ def report(
     }
     estimate = read_json(results / "estimate.json", "zerolora estimate")
     render = read_json(results / "render.json", "zerolora render")
-    train_usage = usage(render["request"], used["train"], accounted)
+    train_usage = usage(render["slurm_resources"], used["train"], accounted)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("zerolora", "report"), autoescape=True, undefined=jinja2.StrictUndefined
     )

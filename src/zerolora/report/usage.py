@@ -7,21 +7,21 @@ from zerolora.units import gib
 MIB = 1024**2
 
 
-def usage(request: dict[str, Any], resources: dict[str, Any], accounted: dict[str, Any] | None) -> dict[str, Any]:
+def usage(wanted: dict[str, Any], resources: dict[str, Any], accounted: dict[str, Any] | None) -> dict[str, Any]:
     """Return flat figures, in seconds, hours and bytes, named by who says them and what: `predicted_seconds`.
 
-    `request` is render's, `resources` train_resources.json, `accounted` what the scheduler says of all tries together
-    (workflow/scripts/accounting.py), if there was one. What training measures is of its last try. Host memory is that
-    of one node, GPU memory what torch's allocator held on the fullest.
+    `wanted` is render's slurm_resources, `resources` train_resources.json, `accounted` what the scheduler says of all
+    tries together (workflow/scripts/accounting.py), if there was one. What training measures is of its last try. Host
+    memory is that of one node, GPU memory what torch's allocator held on the fullest.
     """
-    nodes, ranks = request["nodes"], request["ranks"]
+    nodes, ranks = wanted["nodes"], wanted["ranks"]
     found = {
-        "predicted_seconds": request["seconds"],
-        "predicted_rank_hours": ranks * request["seconds"] / 3600,
-        "predicted_host_bytes": request["host_bytes"],
-        "predicted_gpu_bytes": request["gpu_bytes"],
-        "asked_seconds": 60 * request["minutes"],
-        "asked_host_bytes": request["mem_mib"] * MIB,
+        "predicted_seconds": wanted["seconds"],
+        "predicted_rank_hours": ranks * wanted["seconds"] / 3600,
+        "predicted_host_bytes": wanted["host_bytes"],
+        "predicted_gpu_bytes": wanted["gpu_bytes"],
+        "asked_seconds": 60 * wanted["minutes"],
+        "asked_host_bytes": wanted["mem_mib"] * MIB,
         "measured_seconds": resources["total_seconds"],
         "measured_rank_hours": ranks * resources["total_seconds"] / 3600,
         "measured_host_bytes": resources["peak_host_bytes_worst_rank"] * ranks // nodes,

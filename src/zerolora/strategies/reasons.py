@@ -1,4 +1,4 @@
-"""A config as a list of entries that each say why; the config itself is made of them, so none goes unexplained."""
+"""A rendered config as a list of values, each with its reason and source."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -10,15 +10,14 @@ class Reason(NamedTuple):
     key: str
     """Its path, as in zero_optimization.offload_param.device."""
     value: Any
-    """What was rendered."""
     reason: str
-    """Why this value, for people."""
+    """Why it has this value."""
     source: str
-    """Where that is written: a file of DeepSpeed or torch, a paper, or a thread as in DeepSpeed#1234."""
+    """A file of DeepSpeed or torch, a paper, or a thread as in DeepSpeed#1234."""
 
 
 def nested(reasons: Iterable[Reason]) -> dict[str, Any]:
-    """Return the config that `reasons` describe."""
+    """Return the config that `reasons` list."""
     config: dict[str, Any] = {}
     for entry in reasons:
         *path, last = entry.key.split(".")

@@ -1,4 +1,4 @@
-"""What jobs ask for: enough for what was measured, of what the config says."""
+"""The resources that jobs ask for: enough for what was measured."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,17 @@ from bench import Bench
 from conftest import BIN, ROOT
 from process_memory import peak_bytes
 from safetensors.torch import save_file
-from test_render import SETTINGS
+from test_render import settings_of
 
+from zerolora.config.settings import EvaluateSettings
 from zerolora.files import MANIFEST, canonical, describe, write_json
 from zerolora.memory.headroom import SHARE, asked
+from zerolora.memory.read_spec import read_model_spec
 from zerolora.planner.slurm_resources import (
-    FLOOR,
+    MINIMUM_MINUTES,
     PREPARE_GROWTH,
-    PREPARE_PACE,
     PREPARE_PROCESS,
+    PREPARE_RATE,
     SLACK,
     evaluating,
     merging,
@@ -28,7 +30,7 @@ from zerolora.planner.slurm_resources import (
 from zerolora.units import GIB
 
 MODELS = ROOT / "config/recipes/models"
-EVALUATE = {"split": "test", "rows": None, "batch": 50, "max_new_tokens": 32}
+EVALUATE = EvaluateSettings(split="test", rows=None, batch=50, max_new_tokens=32, check="exact")
 
 
 def result(name: str) -> Any:
@@ -39,8 +41,6 @@ def fetched(folder: Path, name: str, width: int, files: int) -> Path:
     """Write what fetch writes of a model whose weights have `width` bytes each, in so many files."""
     model = json.loads((MODELS / f"{name}.json").read_text())
     write_json(folder / "config.json", model)
-    from zerolora.memory.read_spec import read_model_spec
-
     size = read_model_spec(folder).parameters * width // files
     weights = {f"model-{number}.safetensors": {"bytes": size} for number in range(files)}
     write_json(folder / MANIFEST, {"files": weights | {"config.json": {"bytes": 1}}})
@@ -68,7 +68,7 @@ def test_prepare_asks_for_what_its_benchmark_took(tmp_path: Path) -> None:
     for run in result("prepare_memory.json")["runs"]:
         processes = run["processes"] - 1
         assert run["peak_bytes"] <= PREPARE_PROCESS * run["processes"] + PREPARE_GROWTH * run["input_bytes"]
-        assert run["seconds"] <= run["input_bytes"] / (PREPARE_PACE * processes)
+        assert run["seconds"] <= run["input_bytes"] / (PREPARE_RATE * processes)
     for name in ("a.json", "folder/b.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(bytes(10_000_000))
@@ -80,7 +80,7 @@ def test_prepare_asks_for_what_its_benchmark_took(tmp_path: Path) -> None:
 
 def test_evaluation_is_predicted_as_it_was_measured(tmp_path: Path) -> None:
     measured = result("make_run.json")["evaluate_resources"]["peak_host_bytes_generating"]
-    run = SETTINGS | {"device": "cpu", "gpu_memory": None, "precision": "fp32"}
+    run = settings_of(device="cpu", gpu_memory=None, precision="fp32")
     model, data = fetched(tmp_path / "model", "smollm2-135m", 4, 1), prepared(tmp_path / "data", 200, 60)
     found = evaluating(EVALUATE, model, data, run)
     assert found["gpus"] == 0
@@ -90,12 +90,12 @@ def test_evaluation_is_predicted_as_it_was_measured(tmp_path: Path) -> None:
 
 def test_evaluation_takes_a_gpu_if_there_is_one_that_holds_the_model(tmp_path: Path) -> None:
     model, data = fetched(tmp_path / "model", "qwen2.5-7b", 2, 4), prepared(tmp_path / "data", 200, 60)
-    on_gpu = evaluating(EVALUATE, model, data, SETTINGS | {"gpu_memory": 80 * GIB})
-    on_cpu = evaluating(EVALUATE, model, data, SETTINGS | {"gpu_memory": 8 * GIB})
+    on_gpu = evaluating(EVALUATE, model, data, settings_of(gpu_memory=80 * GIB))
+    on_cpu = evaluating(EVALUATE, model, data, settings_of(gpu_memory=8 * GIB))
     assert (on_gpu["gpus"], on_cpu["gpus"]) == (1, 0)
     assert on_cpu["host_bytes"] > 1.9 * on_gpu["host_bytes"]
-    assert on_cpu["minutes"] > on_gpu["minutes"] >= FLOOR
-    few = evaluating(EVALUATE | {"rows": 50}, model, data, SETTINGS | {"gpu_memory": 8 * GIB})
+    assert on_cpu["minutes"] > on_gpu["minutes"] >= MINIMUM_MINUTES
+    few = evaluating(EVALUATE.model_copy(update={"rows": 50}), model, data, settings_of(gpu_memory=8 * GIB))
     assert few["seconds"] < on_cpu["seconds"] / 2
 
 
@@ -145,5 +145,5 @@ def test_merging_holds_no_more_than_it_asks_for(tmp_path: Path) -> None:
     assert 0.4 * wanted["host_bytes"] < held < wanted["mem_mib"] * 1024**2
 
 
-def test_a_page_asks_for_the_least() -> None:
-    assert reporting()["minutes"] == FLOOR
+def test_the_report_asks_for_the_least() -> None:
+    assert reporting()["minutes"] == MINIMUM_MINUTES

@@ -1,0 +1,224 @@
+"""The candidates of a choice: every way to train that the settings leave open, with its predicted bytes and seconds.
+
+Open are strategy, micro-batch (accumulation follows from the global batch), activation checkpointing, attention, and
+the sizes of DeepSpeed's buckets. What the settings fix is kept.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from zerolora.config.settings import RenderSettings
+from zerolora.memory.estimate import Capacity, attentions, impossible, masked, too_large, training_spec
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.memory.predict import predict, sized
+from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.training_spec import TrainingSpec
+from zerolora.planner.cost import Cost, step_seconds
+from zerolora.planner.hardware import HardwareRates
+from zerolora.planner.run_hardware import target_of
+from zerolora.planner.user_config import UserLayout
+from zerolora.strategies import STRATEGIES
+from zerolora.strategies.base import Strategy
+from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.traffic import StepWork
+from zerolora.types import Attention
+
+ATTENTIONS = ("flash", "sdpa", "eager")  # the fastest first, as attentions() has them
+WORTH_MORE = 1.1
+"""Keeping more weights gathered is tried if it is at least so many times the least."""
+IN_A_LAYER = re.compile(r"\.(\{\}|\d+)\.")  # of a module's path: model.layers.{}.mlp.up_proj
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A strategy and what is chosen with it."""
+
+    strategy: str
+    """A strategy's name, or the path of the user's own DeepSpeed JSON."""
+    micro_batch: int
+    """Packed rows of one forward pass of one rank."""
+    accumulation: int
+    """Forward passes of one optimizer step of one rank."""
+    activation_checkpointing: bool
+    """Keep each layer's input only."""
+    attention: Attention
+    buckets: Buckets
+    """DeepSpeed's sizes, in elements; all 0 for the other engines."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice with what is predicted of it."""
+
+    choice: Choice
+    spec: TrainingSpec
+    """What it was predicted from."""
+    gpu: int
+    """Bytes on a GPU."""
+    host: int
+    """Bytes on a host."""
+    cost: Cost
+    """Of one optimizer step."""
+    fault: str | None
+    """Why it is rejected; None if it is not."""
+
+    @property
+    def layout(self) -> Strategy:
+        """The strategy's layout."""
+        return self.spec.layout
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of one optimizer step."""
+        return self.cost.total
+
+    @property
+    def preference(self) -> tuple[int, bool, int, int]:
+        """What decides between equal times, the lowest first: the strategy's order, activations kept, the attention
+        that computes least, the most free memory."""
+        choice = self.choice
+        return (self.layout.order, choice.activation_checkpointing, ATTENTIONS.index(choice.attention), self.gpu)
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What all candidates of a run have in common."""
+
+    model: ModelSpec
+    settings: RenderSettings
+    rows: RowStatistics
+    hardware: HardwareRates
+    user: UserLayout | None = None
+    """The user's own DeepSpeed JSON, if the strategy is one."""
+
+
+def candidates(planning: Planning) -> list[Candidate]:
+    """Return every candidate, those that do not fit included."""
+    return [predicted(planning, spec) for spec in open_specs(planning)]
+
+
+def open_specs(planning: Planning) -> Iterator[TrainingSpec]:
+    """Yield every training spec that the settings leave open."""
+    model, settings, user = planning.model, planning.settings, planning.user
+    base = training_spec(model, settings, planning.rows)
+    per_rank = settings.global_batch // base.ranks
+    saving, attention = settings.activation_checkpointing, settings.attention
+    for name, micro_batch, checkpointing, kind in itertools.product(
+        _names(settings),
+        [settings.micro_batch] if settings.micro_batch else divisors(per_rank),
+        (False, True) if saving is None else (saving,),
+        attentions(model) if attention is None else (attention,),
+    ):
+        spec = replace(
+            base,
+            strategy=name,
+            own=user.strategy if user else None,
+            micro_batch=micro_batch,
+            accumulation=per_rank // micro_batch,
+            activation_checkpointing=checkpointing,
+            attention=kind,
+            masked=masked(planning.rows, micro_batch),
+        )
+        for sizes in [user.buckets] if user else open_buckets(model, spec, planning.hardware):
+            yield replace(spec, buckets=sizes)
+
+
+def _names(settings: RenderSettings) -> list[str]:
+    if settings.strategy != "auto":
+        return [settings.strategy]
+    # Quantized weights are other weights, so training with them must be asked for; NVMe needs a directory.
+    return [
+        name for name, layout in STRATEGIES.items() if not layout.quantized and (settings.nvme or not layout.on_disk)
+    ]
+
+
+def open_buckets(model: ModelSpec, spec: TrainingSpec, hardware: HardwareRates) -> list[Buckets]:
+    """Return the bucket sizes to choose from: at stage 3, weights of two layers live at a time, or all of them, which
+    are then gathered half as often."""
+    least = sized(model, spec)
+    if not least.live:
+        return [least]
+    everything = model.parameters + spec.parameters(model).trained
+    # So much is gathered ahead that the link's latency is a small part of it; what is gathered ahead is live too.
+    ahead = min(everything, max(least.prefetch, int(worthwhile(hardware) / spec.width)))
+    live = min(everything, least.live + ahead - least.prefetch)
+    least = replace(least, prefetch=ahead, live=live)
+    more = ((live + everything) // 2, everything)
+    return [least, *(replace(least, live=each) for each in more if each > WORTH_MORE * live)]
+
+
+def worthwhile(hardware: HardwareRates) -> float:
+    """Return the bytes of a gather in which the latency of the slowest link's ring is a tenth of the time."""
+    link, hops = (hardware.network, hardware.nodes - 1) if hardware.nodes > 1 else (hardware.node, hardware.ranks - 1)
+    return 10 * hops * link.latency * link.bandwidth if math.isfinite(link.bandwidth) else 0.0
+
+
+def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
+    """Return a training spec with its bytes and seconds."""
+    model, settings = planning.model, planning.settings
+    prediction = predict(model, spec)
+    capacity = Capacity(settings.gpu_memory, settings.host_memory)
+    return Candidate(
+        choice=Choice(
+            spec.strategy,
+            spec.micro_batch,
+            spec.accumulation,
+            spec.activation_checkpointing,
+            spec.attention,
+            prediction.buckets,
+        ),
+        spec=spec,
+        gpu=prediction.gpu["total"],
+        host=prediction.host["total"],
+        cost=step_seconds(step_work(model, spec, planning.rows), spec.layout, planning.hardware),
+        fault=impossible(spec) or _unwanted(planning, spec) or too_large(prediction, capacity),
+    )
+
+
+def _unwanted(planning: Planning, spec: TrainingSpec) -> str | None:
+    # The user's own JSON says itself where the disk is; planner/user_config.py checks it.
+    if spec.own is None and (conflict := spec.layout.conflict(target_of(planning.settings))):
+        return conflict.problem
+    if planning.model.counted == "config.json" and spec.attention not in attentions(planning.model):
+        return f"the model has no {spec.attention} attention; write {' or '.join(attentions(planning.model))}"
+    return None
+
+
+def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> StepWork:
+    """Return the work of an average step, of rows of mean length (memory depends on the longest)."""
+    parameters = spec.parameters(model)
+    linears = [module for module in model.modules if module.kind in ("linear", "conv1d", "head", "experts")]
+    matmul = sum(module.parameters * module.count for module in linears)
+    if model.tied:
+        matmul += model.vocabulary * model.hidden
+    mean = max(1, round(rows.tokens / rows.packed_rows))
+    return StepWork(
+        length=mean,
+        micro_batch=spec.micro_batch,
+        accumulation=spec.accumulation,
+        frozen=parameters.frozen,
+        trainable=parameters.trained,
+        matmul=matmul,
+        modules=sum(module.count for module in linears),
+        layers=model.layers + model.encoder_layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        head_dim=model.head_dim,
+        vocabulary=model.vocabulary,
+        attended=rows.mean_row_of_a_token / 2 if spec.attention == "flash" else mean,
+        supervised=rows.supervised_tokens / rows.tokens,
+        checkpointing=spec.activation_checkpointing,
+        attention=spec.attention,
+        width=cast(Literal[2, 4], spec.width),
+        live=spec.buckets.live if spec.buckets and spec.buckets.live else 0,
+        outside=sum(module.parameters for module in model.modules if not IN_A_LAYER.search(module.path)),
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, from 1 on."""
+    return [each for each in range(1, number + 1) if number % each == 0]

@@ -1,0 +1,1 @@
+"""What the strategies of one engine share, one file an engine."""

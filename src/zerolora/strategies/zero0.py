@@ -1,0 +1,11 @@
+"""ZeRO stage 0: every rank holds everything."""
+
+from zerolora.strategies.engines.deepspeed import DeepSpeed
+
+STRATEGY = DeepSpeed(
+    name="zero0",
+    order=20,
+    sharded="nothing",
+    costs="gradients, once a step",
+    stage=0,
+)

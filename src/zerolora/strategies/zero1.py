@@ -1,0 +1,11 @@
+"""ZeRO stage 1: optimizer states are sharded (arXiv 1910.02054, 5.1)."""
+
+from zerolora.strategies.engines.deepspeed import DeepSpeed
+
+STRATEGY = DeepSpeed(
+    name="zero1",
+    order=30,
+    sharded="optimizer states",
+    costs="the same, and updated weights",
+    stage=1,
+)

@@ -1,0 +1,12 @@
+"""ZeRO stage 1 with the optimizer on the host (arXiv 2101.06840)."""
+
+from zerolora.strategies.engines.deepspeed import DeepSpeed
+
+STRATEGY = DeepSpeed(
+    name="zero1_offload",
+    order=40,
+    sharded="the same, optimizer on the host",
+    costs="the same, and copies to and from the host",
+    stage=1,
+    optimizer="cpu",
+)

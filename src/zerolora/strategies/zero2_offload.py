@@ -1,0 +1,12 @@
+"""ZeRO stage 2 with the optimizer on the host (arXiv 2101.06840)."""
+
+from zerolora.strategies.engines.deepspeed import DeepSpeed
+
+STRATEGY = DeepSpeed(
+    name="zero2_offload",
+    order=60,
+    sharded="the same, optimizer on the host",
+    costs="the same, and copies to and from the host",
+    stage=2,
+    optimizer="cpu",
+)

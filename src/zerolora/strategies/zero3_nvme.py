@@ -1,0 +1,13 @@
+"""ZeRO stage 3 with weights and optimizer on disk (arXiv 2104.07857)."""
+
+from zerolora.strategies.engines.deepspeed import DeepSpeed
+
+STRATEGY = DeepSpeed(
+    name="zero3_nvme",
+    order=120,
+    sharded="as `zero3`, weights and optimizer on disk (`hardware.nvme`)",
+    costs="the same, and the disk",
+    stage=3,
+    optimizer="nvme",
+    parameters="nvme",
+)
