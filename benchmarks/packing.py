@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from machine import machine
 
-from zerolora.data.packing import lower_bound, pack
+from zerolora.data.packing import pack
+from zerolora.data.packing_bound import lower_bound
 from zerolora.files import write_json
 
 RESULT = Path("benchmarks/results/packing.json")

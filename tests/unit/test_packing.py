@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from packing import SETS
 from packing import lengths as drawn
 
-from zerolora.data.packing import lower_bound, pack
+from zerolora.data.packing import pack
+from zerolora.data.packing_bound import lower_bound
 from zerolora.errors import UserError
 
 NEEDED = 0.9975  # of what is possible

@@ -830,3 +830,54 @@ def test_a_data_file_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
     with pytest.raises(UserError, match="not UTF-8; rename it"):
         files_of(tmp_path)
+
+
+TEXT_TYPES = [
+    pyarrow.string(),
+    pyarrow.large_string(),
+    pyarrow.list_(pyarrow.string()),
+    pyarrow.large_list(pyarrow.large_string()),
+    pyarrow.list_(pyarrow.string(), 1),
+    pyarrow.struct([("a", pyarrow.list_(pyarrow.struct([("b", pyarrow.string())])))]),
+    pyarrow.map_(pyarrow.string(), pyarrow.list_(pyarrow.string())),
+    pyarrow.dictionary(pyarrow.int8(), pyarrow.string()),
+    pyarrow.string_view(),
+    pyarrow.null(),
+]
+
+
+@pytest.mark.parametrize("kind", TEXT_TYPES, ids=map(str, TEXT_TYPES))
+def test_arrow_columns_of_any_kind_of_text_are_read(tmp_path: Path, kind: Any) -> None:
+    values: Any = "one"
+    if pyarrow.types.is_null(kind):
+        values = None
+    elif pyarrow.types.is_struct(kind):
+        values = {"a": [{"b": "one"}, {"b": None}]}
+    elif pyarrow.types.is_map(kind):
+        values = [("key", ["one"])]
+    elif pyarrow.types.is_nested(kind):
+        values = ["one"]
+    table = pyarrow.table({"text": pyarrow.array([values, values, None], kind)})
+    with pyarrow.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    rows = [row for chunk in chunks(tmp_path / "x.arrow") for _, row in chunk.records()]
+    assert rows == [{"text": values}, {"text": values}, {"text": None}]
+
+
+@pytest.mark.parametrize("wrap", [lambda text: text, lambda text: [text], lambda text: {"a": [text]}])
+def test_a_text_in_arrow_that_is_not_utf8_spoils_its_row_only(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
+    binary = pyarrow.array([wrap(b"caf\xe9"), wrap(b"good")])
+    texts = {pyarrow.binary(): pyarrow.string()}
+
+    def as_text(type_: Any) -> Any:
+        if pyarrow.types.is_list(type_):
+            return pyarrow.list_(as_text(type_.value_type))
+        if pyarrow.types.is_struct(type_):
+            return pyarrow.struct([(field.name, as_text(field.type)) for field in type_])
+        return texts[type_]
+
+    table = pyarrow.table({"text": binary.view(as_text(binary.type))})
+    with pyarrow.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    bad, good = (row for chunk in chunks(tmp_path / "x.arrow") for _, row in chunk.records())
+    assert isinstance(bad, BadRow) and good == {"text": wrap("good")}

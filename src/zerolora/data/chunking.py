@@ -226,32 +226,30 @@ def _find_record(delimiter: str, text: str, position: int, first: bool, whole: b
     found = _well_formed(delimiter).match(text, begin)
     if found:
         return begin, found.end()
-    end = begin
+    end, exhausted = begin, False
 
     def lines() -> Iterator[str]:
-        nonlocal end
+        nonlocal end, exhausted
         while end < len(text):
             stop = text.find("\n", end) + 1
             if not stop and not whole:
-                return
+                break
             start, end = end, stop or len(text)
             yield text[start:end]
+        exhausted = True
 
     try:
         next(csv_reader(lines(), delimiter))
     except StopIteration:
         return None
-    except csv.Error as error:
-        if not _unclosed(error):
+    except csv.Error:
+        # Only a quote that is still open makes the reader ask for another line.
+        if not exhausted:
             return begin, end
         if whole:
             raise _BrokenError(text, begin, "a quote is opened and never closed") from None
         return None
     return begin, end
-
-
-def _unclosed(error: csv.Error) -> bool:
-    return str(error) == "unexpected end of data"
 
 
 def _check_length(file: str, line: int, length: int) -> None:

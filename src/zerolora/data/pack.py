@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from zerolora.config.settings import PackSettings
-from zerolora.data.packing import lower_bound, pack
+from zerolora.data.packing import pack
+from zerolora.data.packing_bound import lower_bound
 from zerolora.data.plan import PackingPlan, open_plan, write_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError

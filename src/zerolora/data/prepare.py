@@ -23,7 +23,8 @@ from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.example import BadRow
 from zerolora.data.formats import FORMS, detect
-from zerolora.data.mask import Proof, write_page
+from zerolora.data.mask import Proof
+from zerolora.data.mask_page import write_page
 from zerolora.data.mixture import Index, Mixture, mix
 from zerolora.data.readers import check_not_linked, chunks, files_of
 from zerolora.data.rows import SPLITS, schema

@@ -1,0 +1,77 @@
+"""The page of a mask: training rows as the loss sees them, token by token."""
+
+import html
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zerolora.config.settings import PrepareSettings
+from zerolora.data.rows import IGNORED, open_split
+from zerolora.files import write_text
+
+SAMPLE = 20  # rows on the page
+LONGEST = 2000  # tokens of a row that are shown
+
+
+def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any]) -> None:
+    """Write a page of training rows as the loss sees them: context grey, learned tokens green, each token apart."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    rows = open_split(data, "train")
+    drawn = np.sort(np.random.default_rng(settings.seed).permutation(len(rows))[:SAMPLE])
+    parts = [_PAGE, _summary(proof)]
+    for number in drawn.tolist():
+        row = rows[number]
+        parts.append(
+            f"<h2>row {number + 1:,} of train</h2><p>{row['length']:,} tokens, {row['supervised']:,} learned</p>"
+            f"<pre>{_coloured(tokenizer, row['input_ids'], row['labels'])}</pre>"
+        )
+    write_text(path, "\n".join([*parts, "</body></html>", ""]))
+
+
+def _summary(proof: dict[str, Any]) -> str:
+    roles = "".join(
+        f"<tr><td>{html.escape(role)}</td>"
+        + "".join(f"<td>{counts.get(name, 0):,}</td>" for name in ("turns", "learned_turns", "learned_tokens"))
+        + "</tr>"
+        for role, counts in proof["roles"].items()
+    )
+    stops = ", ".join(f"<code>{html.escape(stop)}</code> {number:,}" for stop, number in proof["stop_tokens"].items())
+    return (
+        f"<p>{proof['rows']:,} rows, {proof['tokens']:,} tokens, {proof['supervised_tokens']:,} learned. "
+        f"Stop tokens of learned turns: {stops or 'none'}.</p>"
+        f"<table><tr><th>role</th><th>turns</th><th>learned turns</th><th>learned tokens</th></tr>{roles}</table>"
+    )
+
+
+def _coloured(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
+    """Return a row's tokens as HTML. Tokens that are parts of one character stand together."""
+    result: list[str] = []
+    pending: list[int] = []
+    shown = list(zip(ids, labels, strict=True))[:LONGEST]
+    for place, (token, label) in enumerate(shown):
+        pending.append(token)
+        text = tokenizer.decode(pending, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        follows = place + 1 < len(shown) and (shown[place + 1][1] == IGNORED) == (label == IGNORED)
+        if text.endswith("\ufffd") and follows and len(pending) < 8:
+            continue
+        kind = "c" if label == IGNORED else "l"
+        visible = html.escape(text).replace("\n", "⏎\n")
+        result.append(f'<span class="{kind}">{visible}</span>')
+        pending = []
+    if len(ids) > LONGEST:
+        result.append(f" … {len(ids) - LONGEST:,} more tokens")
+    return "".join(result)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>What the loss sees</title><style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+pre { white-space: pre-wrap; background: #fafafa; padding: 1rem; line-height: 1.8; overflow-wrap: anywhere; }
+pre span { border-right: 1px solid #fff; } .c { color: #777; background: #eee; } .l { color: #0b4; background: #dfd; }
+h2 { font-size: 1rem; margin: 2rem 0 0; } td, th { padding: .2rem .8rem; text-align: left; }
+</style></head><body><h1>What the loss sees</h1>
+<p><span class="l">Green</span> tokens are learned, <span class="c">grey</span> ones are context: seen, not learned.
+Each box is a token.</p>"""

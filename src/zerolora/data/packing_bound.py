@@ -1,0 +1,134 @@
+"""A lower bound on the number of packed rows, and its proof."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zerolora.errors import UserError
+
+
+class Dual(NamedTuple):
+    """A proven lower bound, and why: no packed row can hold rows that are worth more than `whole`.
+
+    worth: the worth of a row by its length; `bound` is the worth of all rows in units of `whole`, rounded up.
+    """
+
+    bound: int
+    worth: dict[int, int]
+    whole: int
+
+
+def lower_bound(lengths: Sequence[int] | np.ndarray, capacity: int) -> int:
+    """Return a number of packed rows that no packing of these rows can go below.
+
+    The highest of four families of dual feasible functions, at their best parameters: Martello and Toth's L2 (Discrete
+    Applied Mathematics 28, 1990), Fekete and Schepers' u^(k) (Mathematical Programming 91, 2001), Carlier, Clautiaux
+    and Moukrim's f_CCM1 (Computers & Operations Research 34, 2007), Burdet and Johnson's f_BJ1 (1977), both as in
+    Clautiaux, Alves and Valério de Carvalho's survey (Annals of Operations Research 179, 2010). The capacity is first
+    lowered to the largest sum that any rows have. Never below ceil(tokens / capacity).
+
+    Raises UserError as `pack` does.
+    """
+    tokens = checked(lengths, capacity)
+    if not len(tokens):
+        return 0
+    values, counts = np.unique(tokens, return_counts=True)
+    return dual_of(values, counts, reachable(values, counts, capacity)).bound
+
+
+def checked(lengths: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
+    tokens = np.asarray(lengths)
+    if not len(tokens):
+        return tokens
+    assert tokens.ndim == 1 and tokens.dtype.kind in "iu", "lengths are whole numbers"
+    wrong = np.flatnonzero((tokens < 1) | (tokens > capacity))
+    if len(wrong):
+        row = int(wrong[0])
+        remedy = "leave it out"
+        if tokens[row] > capacity:
+            remedy = "raise pack.capacity, or cut rows with prepare's max_length and too_long"
+        raise UserError(f"row {row} has {tokens[row]} tokens, and pack.capacity is {capacity}; {remedy}")
+    return tokens.astype(np.int64)
+
+
+def reachable(values: np.ndarray, counts: np.ndarray, capacity: int) -> int:
+    """Return the largest number of tokens that a packed row can hold, at most `capacity`."""
+    capacity -= capacity % int(np.gcd.reduce(values))
+    sums, within = 1, (2 << capacity) - 1
+    # The longest rows may not even fit beside the shortest.
+    beside = int(np.searchsorted(values, capacity - values[0], side="right"))
+    for length, count in zip(values[:beside].tolist(), counts[:beside].tolist(), strict=True):
+        several, unused = 1, min(count, capacity // length)
+        while unused:
+            several = min(several, unused)
+            sums |= sums << (several * length) & within
+            unused -= several
+            several *= 2
+        if sums >> capacity:
+            return capacity
+    return max(sums.bit_length() - 1, int(values[-1]))
+
+
+# A family of dual feasible functions gives, for a parameter, the worth of each length and that of a whole packed row.
+Family = Callable[[np.ndarray, int, int], tuple[np.ndarray, int]]
+
+
+def dual_of(values: np.ndarray, counts: np.ndarray, capacity: int) -> Dual:
+    """Return the best dual of rows of lengths `values` [distinct lengths], `counts` of each."""
+    # A function changes where its parameter divides the capacity or is a length that occurs.
+    breaks = [*(capacity // np.arange(1, 41)), *(capacity // np.arange(1, 41) + 1)]
+    places = np.unique(np.concatenate([values, capacity - values, breaks]))
+    places = places[(places > 0) & (places <= capacity)]
+    half = places[2 * places <= capacity]
+    total, whole, worth = int(values @ counts), capacity, values
+    families: list[tuple[Family, np.ndarray]] = [(_l2, half), (_u, np.arange(1, 41)), (_ccm1, half), (_bj1, places)]
+    for family, parameters in families:
+        for parameter in _promising(family, parameters, values, counts, capacity):
+            its_worth, its_whole = family(values, capacity, int(parameter))
+            its_total = int(its_worth @ counts)
+            if its_total * whole > total * its_whole:
+                total, whole, worth = its_total, its_whole, its_worth
+    return Dual(-(-total // whole), dict(zip(values.tolist(), worth.tolist(), strict=True)), whole)
+
+
+def _promising(
+    family: Family, parameters: np.ndarray, values: np.ndarray, counts: np.ndarray, capacity: int
+) -> np.ndarray:
+    """Return the parameters around the best of a few hundred, as they do on a thousand of the lengths."""
+    step = -(-len(values) // 1024)
+    few, many = values[::step], np.add.reduceat(counts, np.arange(0, len(values), step))
+    stride = 1 + len(parameters) // 400
+    best, highest = 0, (0, 1)
+    for place in range(0, len(parameters), stride):
+        worth, whole = family(few, capacity, int(parameters[place]))
+        total = int(worth @ many)
+        if total * highest[1] > highest[0] * whole:
+            best, highest = place, (total, whole)
+    reach = min(stride, 1 + 1_000_000 // len(values))
+    return parameters[max(0, best - reach) : best + reach + 1]
+
+
+def _l2(values: np.ndarray, capacity: int, shortest: int) -> tuple[np.ndarray, int]:
+    """Rows below `shortest` count nothing, so rows that only those fit beside count as whole."""
+    worth = np.where(values > capacity - shortest, capacity, values)
+    return np.where(values < shortest, 0, worth), capacity
+
+
+def _u(values: np.ndarray, capacity: int, k: int) -> tuple[np.ndarray, int]:
+    """At most k rows longer than capacity / (k + 1) fit."""
+    scaled = (k + 1) * values
+    return np.where(scaled % capacity == 0, k * values, scaled // capacity * capacity), k * capacity
+
+
+def _ccm1(values: np.ndarray, capacity: int, unit: int) -> tuple[np.ndarray, int]:
+    """Rows up to half count in whole units, longer ones what units they leave no room for."""
+    units = capacity // unit
+    worth = np.where(2 * values < capacity, 2 * (values // unit), 2 * (units - (capacity - values) // unit))
+    return np.where(2 * values == capacity, units, worth), 2 * units
+
+
+def _bj1(values: np.ndarray, capacity: int, unit: int) -> tuple[np.ndarray, int]:
+    """Rows count in units, and what is over a unit by how far it exceeds what the capacity has over."""
+    over = capacity % unit
+    return values // unit * (unit - over) + np.maximum(values % unit - over, 0), capacity // unit * (unit - over)

@@ -1,0 +1,60 @@
+"""The repair of a packing: a large neighbourhood search (Shaw, CP 1998) for packed rows that waste less."""
+
+import itertools
+from collections import Counter
+
+from zerolora.data.packing_bound import Dual
+from zerolora.data.packing_fill import STYLES, Pattern, count, fill
+
+PATIENCE = 16  # rounds of repair without a gain, after which there seldom is one
+ONE_IN = (40, 20, 10, 5, 3)  # of packed rows that waste nothing, a round packs one in so many again
+
+
+def repaired(patterns: list[Pattern], capacity: int, dual: Dual, enough: int, work: int) -> list[Pattern]:
+    """Return a packing of the same rows, with `enough` packed rows or as few as the work allowed reaches."""
+    rows, in_vain = count(patterns), 0
+    full, wasteful = _judged(patterns, dual)
+    for round_ in itertools.count():
+        if rows <= enough or work < 0 or in_vain == PATIENCE:
+            break
+        kept, taken = _divided(full, round_)
+        freed: Counter[int] = Counter()
+        for lengths, times in wasteful + taken:
+            for length in lengths:
+                freed[length] += times
+        again = fill(freed, capacity, STYLES[round_ % len(STYLES)])
+        work -= len(full) // 8 + len(again)
+        gained = count(wasteful) + count(taken) - count(again)
+        in_vain = 0 if gained > 0 else in_vain + 1
+        # As good is good enough: the next round then starts from somewhere else.
+        if gained >= 0:
+            rows -= gained
+            full, wasteful = _judged(again, dual)
+            full = kept + full
+    return full + wasteful
+
+
+def _judged(patterns: list[Pattern], dual: Dual) -> tuple[list[Pattern], list[Pattern]]:
+    """Return the patterns that are worth a whole packed row, which is the most there is, and the others."""
+    full: list[Pattern] = []
+    wasteful: list[Pattern] = []
+    for pattern in patterns:
+        worth = sum([dual.worth[length] for length in pattern.lengths])
+        (full if worth == dual.whole else wasteful).append(pattern)
+    return full, wasteful
+
+
+def _divided(patterns: list[Pattern], round_: int) -> tuple[list[Pattern], list[Pattern]]:
+    """Return the packed rows that stay, and a share to pack again: in each round other ones."""
+    kept, taken = [], []
+    one_in = ONE_IN[round_ % len(ONE_IN)]
+    due = round_ * 7 % one_in
+    for pattern in patterns:
+        leaving, due = divmod(due + pattern.times, one_in)
+        if not leaving:
+            kept.append(pattern)
+            continue
+        taken.append(Pattern(pattern.lengths, leaving))
+        if leaving < pattern.times:
+            kept.append(Pattern(pattern.lengths, pattern.times - leaving))
+    return kept, taken
