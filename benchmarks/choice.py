@@ -61,7 +61,8 @@ from zerolora.train.adapter import adapt
 from zerolora.train.batch import PackedRow, collate, loss_sum
 from zerolora.train.engines import select as engines
 from zerolora.train.engines.base import DTYPES, Engine
-from zerolora.train.launch.launcher import CPU_MALLOC, place
+from zerolora.train.launch.launcher import CPU_MALLOC
+from zerolora.train.launch.topology import topology
 from zerolora.train.rank import claim_device
 
 RESULT = Path("benchmarks/results/choice.json")
@@ -273,7 +274,7 @@ def launched(task: dict[str, Any], folder: Path) -> tuple[list[float], str | Non
     # As launcher.py starts training.
     own = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     own |= CPU_MALLOC | {"DS_ACCELERATOR": "cpu"} if device == "cpu" else {}
-    where = place({}, 1, task["ranks"])
+    where = topology({}, 1, task["ranks"])
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in where.ranks:

@@ -26,7 +26,8 @@ from zerolora.manifest import located
 from zerolora.memory.estimate import estimate
 from zerolora.merge.merge import merge
 from zerolora.planner.render import render
-from zerolora.train.launch.launcher import launch, place
+from zerolora.train.launch.launcher import launch
+from zerolora.train.launch.topology import topology
 
 RESULT = Path("benchmarks/results/reference_task.json")
 RUN, DATASET = "default", "reference"
@@ -72,7 +73,7 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
         "checkpoints": folder / "checkpoints/run", "output": folder,
     }  # fmt: skip
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
-    where = place(os.environ, train["nodes"], train["ranks_per_node"])
+    where = topology(os.environ, train["nodes"], train["ranks_per_node"])
     launch(where, ["--settings", canonical(train), *arguments], train["device"], folder / "logs")
     merge(located(weights), folder / "adapter", folder / "merged", folder / "merged")
     judged = {**settings["evaluate"][DATASET], "split": "validation"}

@@ -59,7 +59,7 @@ LONG_FILES = (
     "test_training",
     "test_resume",
     "test_pipeline",
-    "test_watch",
+    "test_heartbeat",
 )
 
 

@@ -38,7 +38,7 @@ from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render
 from zerolora.train.batch import Batches
 from zerolora.train.engines.base import DTYPES
-from zerolora.train.launch.launcher import place
+from zerolora.train.launch.topology import topology
 from zerolora.train.telemetry.stopwatch import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,7 +230,7 @@ def opponent(kind: str, folder: Path, settings: dict[str, Any], ranks: int) -> R
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "settings.json", settings)
     command = [sys.executable, str(OPPONENTS), kind, "--folder", str(folder)]
-    where = place({}, 1, ranks)
+    where = topology({}, 1, ranks)
     assert where.listener
     where.listener.close()  # theirs is opened by their own first rank
     own = {"OMP_NUM_THREADS": threads_of(ranks)} | ({"DS_ACCELERATOR": "cpu"} if settings["device"] == "cpu" else {})

@@ -30,7 +30,8 @@ from zerolora.files import read_json, write_json
 from zerolora.manifest import located
 from zerolora.train.adapter import adapt
 from zerolora.train.engines import select as engines
-from zerolora.train.launch.launcher import CPU_MALLOC, place
+from zerolora.train.launch.launcher import CPU_MALLOC
+from zerolora.train.launch.topology import topology
 from zerolora.train.rank import claim_device
 
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
@@ -71,7 +72,7 @@ def peaks(ours: Ours, every: float) -> dict[str, float]:
     own = {"OMP_NUM_THREADS": ours.threads}
     if ours.settings["device"] == "cpu":
         own |= CPU_MALLOC | {"DS_ACCELERATOR": "cpu"}
-    where = place({}, 1, ours.ranks)
+    where = topology({}, 1, ours.ranks)
     node = anonymous = 0
     with (ours.folder / "loading.log").open("wb") as log:
         processes = [where.start(rank, command, os.environ | QUIET | own, log) for rank in where.ranks]

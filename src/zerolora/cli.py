@@ -217,11 +217,12 @@ def train(
 ) -> None:
     """Train the adapter: one rank, several here, or one Slurm task of many. Goes on from the last checkpoint."""
     from zerolora.files import canonical
-    from zerolora.train.launch.launcher import launch, place
+    from zerolora.train.launch.launcher import launch
+    from zerolora.train.launch.topology import topology
     from zerolora.train.telemetry.trackers import check
 
     check(settings["tracker"])
-    where = place(os.environ, settings["nodes"], settings["ranks_per_node"])
+    where = topology(os.environ, settings["nodes"], settings["ranks_per_node"])
     paths = {
         "data": data,
         "packing": packing,

@@ -147,11 +147,13 @@ def test_the_tasks_of_a_step_share_out_all_ranks_and_agree_where_to_meet(
     project: ClusterProject, nodes: int, ranks_per_node: int, tasks: int
 ) -> None:
     code = (
-        "import os; from zerolora.train.launch.launcher import place; "
-        f"print(place(os.environ, {nodes}, {ranks_per_node}))"
+        "import os; from zerolora.train.launch.topology import topology; "
+        f"print(topology(os.environ, {nodes}, {ranks_per_node}))"
     )
     result = project.run("srun", *shape(nodes, tasks), sys.executable, "-c", code)
-    places = [re.fullmatch(r"Place\(ranks=range\((\d+), (\d+)\), (.*)\)", line) for line in result.stdout.splitlines()]
+    places = [
+        re.fullmatch(r"Topology\(ranks=range\((\d+), (\d+)\), (.*)\)", line) for line in result.stdout.splitlines()
+    ]
     assert len(places) == tasks
     assert sorted(rank for found in places if found for rank in range(int(found[1]), int(found[2]))) == list(
         range(nodes * ranks_per_node)

@@ -19,7 +19,7 @@ from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.adapter import expected_tensors, faults_of
 from zerolora.train.batch import Batches, collate, loss_sum
-from zerolora.train.launch.launcher import first_host, place
+from zerolora.train.launch.topology import first_host, topology
 from zerolora.train.loss import make_chunked
 from zerolora.train.schedule import learning_rate
 
@@ -252,7 +252,7 @@ def test_the_gate_lets_no_broken_adapter_through(expected: dict[str, torch.Size]
 
 
 def test_one_machine() -> None:
-    where = place({}, 1, 3)
+    where = topology({}, 1, 3)
     assert list(where.ranks) == [0, 1, 2]
     environment = where.environment(2)
     assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "3")
@@ -266,7 +266,7 @@ SLURM = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "n
 
 
 def test_a_slurm_task_for_each_node() -> None:
-    where = place(SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, 2, 4)
+    where = topology(SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, 2, 4)
     assert list(where.ranks) == [4, 5, 6, 7]
     assert (where.address, where.port) == ("node03", 24711)
     assert where.environment(5)["LOCAL_RANK"] == "1"
@@ -274,31 +274,31 @@ def test_a_slurm_task_for_each_node() -> None:
 
 @pytest.mark.parametrize("job", ["1", "31999", "67108863"])
 def test_a_jobs_port_is_not_one_that_linux_gives_to_others(job: str) -> None:
-    where = place(SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 1, 1)
+    where = topology(SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, 2, 1)
     assert 1024 <= where.port < 32_768
 
 
 def test_a_slurm_task_for_each_rank() -> None:
-    where = place(SLURM | {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8"}, 2, 4)
+    where = topology(SLURM | {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8"}, 2, 4)
     assert list(where.ranks) == [6]
     assert where.environment(6)["LOCAL_RANK"] == "2"
 
 
 def test_a_number_of_tasks_that_fits_nothing() -> None:
     with pytest.raises(UserError, match=r"srun started 3 tasks.*start 2 tasks \(one a node\) or 8"):
-        place(SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3"}, 2, 4)
+        topology(SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3"}, 2, 4)
 
 
 def test_several_nodes_without_srun() -> None:
     with pytest.raises(UserError, match="train.nodes is 2.*srun"):
-        place({"SLURM_JOB_ID": "4711"}, 2, 1)
+        topology({"SLURM_JOB_ID": "4711"}, 2, 1)
 
 
 def test_a_rank_that_somebody_else_started() -> None:
-    where = place({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "head", "MASTER_PORT": "1234"}, 2, 2)
+    where = topology({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "head", "MASTER_PORT": "1234"}, 2, 2)
     assert (list(where.ranks), where.address, where.port) == ([3], "head", 1234)
     with pytest.raises(UserError, match="WORLD_SIZE is 8"):
-        place({"RANK": "3", "WORLD_SIZE": "8"}, 2, 2)
+        topology({"RANK": "3", "WORLD_SIZE": "8"}, 2, 2)
 
 
 @pytest.mark.parametrize(

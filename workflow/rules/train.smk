@@ -36,6 +36,8 @@ checkpoint train:
         logs="results/logs/train/{run}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
+        # The secret of the tasks of one job (src/zerolora/train/launch/topology.py).
+        " export ZEROLORA_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n') &&"
         " {resources.launcher} workflow/scripts/record_slurm_step {params.logs}/steps zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
         " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json"
         " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} &&"

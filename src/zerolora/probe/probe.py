@@ -18,7 +18,7 @@ from typing import Any
 
 from zerolora.errors import UserError, shown
 from zerolora.files import write_json
-from zerolora.train.launch.launcher import Place, place
+from zerolora.train.launch.topology import Topology, topology
 
 POLL_SECONDS = 0.1
 TAIL_LINES = 10
@@ -34,7 +34,7 @@ def probe(output: Path, device: str, ranks: int) -> None:
     nothing is written.
     """
     _check(output, device, ranks)
-    where = place(os.environ, _nodes(os.environ), ranks)
+    where = topology(os.environ, _nodes(os.environ), ranks)
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "probe.json"
         _run(where, ["--output", str(result), "--device", device], device, Path(directory))
@@ -66,7 +66,7 @@ def _nodes(environment: Mapping[str, str]) -> int:
     return int(environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1")))
 
 
-def _run(where: Place, arguments: list[str], device: str, logs: Path) -> None:
+def _run(where: Topology, arguments: list[str], device: str, logs: Path) -> None:
     """Run probe_rank once for each rank of `where`; the first that fails ends all others."""
     command = [sys.executable, "-m", "zerolora.probe.rank", *arguments]
     running: dict[int, subprocess.Popen[bytes]] = {}

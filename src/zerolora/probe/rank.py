@@ -72,9 +72,9 @@ class Rank:
             measure()
             self._settle()
             taken.append(time.perf_counter() - started)
-        medians: list[float] = [0.0] * self.world
-        dist.all_gather_object(medians, statistics.median(taken), group=self.control)
-        return max(medians)
+        slowest = torch.tensor(statistics.median(taken), dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.control)
+        return float(slowest)
 
     def _settle(self) -> None:
         if self.device.type == "cuda":

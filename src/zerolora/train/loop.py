@@ -18,6 +18,7 @@ from zerolora.train.batch import Batches, collate, loss_sum, packed_row
 from zerolora.train.checkpoint.store import Checkpoints, State, read
 from zerolora.train.engines.base import MOMENTS, WEIGHT, Engine
 from zerolora.train.launch.heartbeat import Heartbeat
+from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
 from zerolora.train.telemetry.writer import TelemetryWriter
 from zerolora.train.validation import Validations
@@ -56,24 +57,24 @@ class Loop:
 
     def resume(self) -> None:
         """Go on from a checkpoint, if there is one. Raises UserError if the config names one of another config."""
-        chosen: list[Path | None] = [None]
+        chosen: Path | None = None
         if self.rank == 0:
             if self.engine.resumable:
-                chosen[0], said = self.saver.choose(self.settings["resume"])
+                chosen, said = self.saver.choose(self.settings["resume"])
             else:
                 said = ["no checkpoints are written: moments on NVMe are not gathered from there"]
             for line in said:
                 LOGGER.info(line)
-        torch.distributed.broadcast_object_list(chosen)
-        if chosen[0] is None:
+        name = broadcast_json(chosen and str(chosen), self.device)
+        if name is None:
             return
-        state, _ = read(chosen[0])
+        state, _ = read(Path(name))
         self.engine.restore(state.parts, state.updates, state.loss_scale)
         self.step, self.resumes, self.seconds = state.step, state.resumes + 1, state.seconds
         self.losses, self.loss_by_source = state.loop["loss"].tolist(), state.loop["loss_by_source"]
         self.validations.restore(state.loop["validation"], state.best)
         if self.rank == 0:
-            LOGGER.info(f"goes on after step {self.step} of {self.batches.steps}, from {chosen[0]}")
+            LOGGER.info(f"goes on after step {self.step} of {self.batches.steps}, from {name}")
 
     def run(self, rows: Any, plan: PackingPlan) -> None:
         """Make all steps that are left, and validate on `rows` in between, if the config says so.

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.utils import parametrize
 
 from zerolora.train.engines.base import DTYPES, WEIGHT, Engine, Parts, adamw, dtype_of, fresh_state, plain, trained
+from zerolora.train.launch.rendezvous import broadcast_json
 
 
 class _Torch(Engine):
@@ -178,10 +179,8 @@ def _fill(model: Any, source: dict[str, torch.Tensor], device: torch.device) -> 
     """Give every rank its share of the weights that rank 0 read; the other ranks' `source` has only shapes."""
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
     first = torch.distributed.get_rank() == 0
-    listed = [[(name, tensor.shape, tensor.dtype) for name, tensor in source.items()]]
-    mine = list(listed[0])
-    torch.distributed.broadcast_object_list(listed)
-    assert mine == listed[0], "ranks built different models, and would wait for each other for ever"
+    mine = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in source.items()]
+    assert mine == broadcast_json(mine, device), "ranks built different models, and would wait for each other for ever"
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             whole = source.pop(name)

@@ -1,12 +1,16 @@
-"""Watching over ranks while they train: a hang ends the job soon, with who is where; a slow rank is named.
+"""Detection of ranks that hang, and the channel on which slow ranks are found.
 
-Ranks wait for each other in collectives, so one that stands still stops all in silence. Each therefore has a thread
-that tells rank 0 by UDP, beside the collectives, where it is; rank 0 answers with where it is itself. A rank that is
-not heard of any more (stopped, cut off, its node gone), and ranks that are heard of and do not go on, are told on
-stderr and then end, so that the job fails and can go on elsewhere. What the main thread pays is a note at each turn.
+Ranks wait for each other in collectives, so one that stands still stops all of them without a message. A thread of each
+rank therefore sends its status to rank 0 by UDP, outside the collectives, and rank 0 answers with its own. When a rank
+is silent (stopped, cut off, its node lost), or all ranks answer but none makes progress, the ranks report who is where
+on stderr and then exit, so that the job fails and can be resumed elsewhere. The main thread only updates its status.
+
+A datagram is an HMAC-SHA256 of its JSON under the launch's token (topology.py), and the JSON. Datagrams without the
+token, of another form, from a rank that does not exist or is the receiver, or not newer than the last are ignored.
 """
 
-import json
+import hashlib
+import hmac
 import os
 import socket
 import sys
@@ -14,183 +18,230 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zerolora.errors import UserError
-from zerolora.train.telemetry.stragglers import Pace, StragglerDetector
+from zerolora.train.launch.topology import TOKEN
+from zerolora.train.telemetry.stragglers import ForwardTimer, StragglerDetector
 
 VARIABLE = "ZEROLORA_PATIENCE"
-PATIENCE = 180.0  # seconds without a sign of life; file servers that change over take one or two minutes
-SAID = 1 / 3  # of the time until the end, after which it is said what is wrong
-MEETING = 3  # times the patience: Python and its modules come from file servers at unlike speed
-LOADING = 1800.0  # seconds, while a model of any size is read or written; as PATIENCE in meeting.py
-STEPS = 10  # times as long as the longest turn of a step so far
-BEATS = 30  # signs of life in the time that counts as silence
+SILENCE_SECONDS = 180.0  # until a silent rank ends training; a file server's failover takes one or two minutes
+WARNING = 1 / 3  # of the time limit, after which the fault is reported
+START_UP = 3  # times the patience: ranks import Python modules from file servers at different speeds
+LOADING_SECONDS = 1800.0  # while a model of any size is read or written; as TIMEOUT in rendezvous.py
+STEPS = 10  # times as long as the longest part of a step so far
+BEATS = 30  # datagrams in the time that counts as silence
 LONGEST_BEAT = 2.0  # seconds
-DATAGRAM = 4096  # bytes, more than a sign of life has
+DATAGRAM = 4096  # bytes, more than any status takes
+DIGEST = hashlib.sha256().digest_size
 Address = Any  # as the socket module gives it, for IPv4 or IPv6
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(max_length=256)]
 
 
-@dataclass
-class Sign:
-    """What a rank tells: where it is, and how often and how fast it came there."""
+class Status(BaseModel):
+    """What a rank reports: where it is, and how far and how fast it came there."""
 
-    rank: int
-    host: str
-    place: str
-    kind: str
-    """meeting, loading or step: how long it may take."""
-    turns: int
-    """How often the place has changed."""
-    longest: float
-    """Seconds of the longest turn of a step."""
-    steps: int
-    seconds: float
-    """Seconds of `steps` steps that the rank spent by itself (pace.py)."""
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    rank: Count
+    host: Text
+    part: Text
+    """The part of training that the rank is in, as in "step 3, backward"."""
+    kind: Literal["start-up", "loading", "step"]
+    """What limits the time of that part."""
+    sent: Count = 0
+    """Datagrams sent before; it tells a new datagram from an old one that is sent again."""
+    turns: Count = 0
+    """How often the part has changed."""
+    longest: Seconds = 0.0
+    """Seconds of the longest part of a step."""
+    steps: Count = 0
+    seconds: Seconds = 0.0
+    """Forward seconds of `steps` steps that the rank spent computing (stragglers.py)."""
 
     @property
     def name(self) -> str:
-        """Return the rank and its host."""
-        return f"rank {self.rank} on {self.host}"
+        """Return the rank and its host, printable."""
+        return f"rank {self.rank} on {_printable(self.host)}"
+
+    @property
+    def where(self) -> str:
+        """Return the part, printable."""
+        return _printable(self.part)
 
 
 @dataclass
-class Known:
-    """What is known of a rank: its last sign, when it came, and when its place last changed."""
+class Peer:
+    """What is known of another rank: its last status, when it came, and when its part last changed."""
 
-    sign: Sign
+    status: Status
     heard: float
     moved: float
 
 
 class Heartbeat:
-    """This rank's place, told to rank 0, and what it hears of others. `at` is all that training calls on its way.
+    """This rank's status, sent to rank 0, and what it hears of others. Training only calls `at` and `step`.
 
-    Raises UserError if ZEROLORA_PATIENCE is no number of seconds.
+    Raises UserError if ZEROLORA_PATIENCE is not a number of seconds.
     """
 
     def __init__(self) -> None:
         self.patience = _patience()
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.own = Sign(self.rank, socket.gethostname(), "start-up", "meeting", 0, 0.0, 0, 0.0)
-        self._pace: Pace | None = None
+        self.own = Status(rank=self.rank, host=socket.gethostname(), part="start-up", kind="start-up")
+        self._timer: ForwardTimer | None = None
         self._step = 0
         self._since = time.monotonic()
         self.closed = False
-        """Whether nothing is watched any more."""
-        if self.world > 1:
-            threading.Thread(target=_Thread(self).run, daemon=True).start()
+        """Whether the rank reports and checks nothing any more."""
+        token = os.environ.get(TOKEN, "")
+        if self.world > 1 and not token:
+            if self.rank == 0:
+                print(
+                    f"ranks that hang are not detected: {TOKEN} is not set; before srun or mpirun write "
+                    f"export {TOKEN}=$(openssl rand -hex 16)",
+                    file=sys.stderr,
+                )
+        elif self.world > 1:
+            threading.Thread(target=_Thread(self, token).run, daemon=True).start()
 
     def follow(self, model: Any, device: torch.device) -> None:
-        """Compare how fast the ranks compute. `model` is as the engine left it."""
+        """Time this rank's forward passes, to compare ranks. `model` is as the engine left it."""
         if self.world > 1:
-            self._pace = Pace(model, device)
+            self._timer = ForwardTimer(model, device)
 
     def step(self, number: int, part: str) -> None:
         """Note that this rank is in a part of a step."""
         if number != self._step:
-            if self._step and self._pace:
-                self.own.seconds += self._pace.taken()
+            if self._step and self._timer:
+                self.own.seconds += self._timer.taken()
                 self.own.steps += 1
             self._step = number
         self.at(f"step {number}, {part}", "step")
 
-    def at(self, place: str, kind: str = "loading") -> None:
-        """Note where this rank is: in something that takes about as long as a step, or may take as long as loading."""
+    def at(self, part: str, kind: Literal["loading", "step"] = "loading") -> None:
+        """Note what this rank does now: something as long as a step, or something that may take as long as loading."""
         now, own = time.monotonic(), self.own
         if own.kind == kind == "step":
             own.longest = max(own.longest, now - self._since)
         self._since = now
-        own.place, own.kind = place, kind
+        own.part, own.kind = part, kind
         own.turns += 1
 
     def close(self) -> None:
-        """Watch no more: ranks go their own ways."""
+        """Stop reporting and checking: from here on ranks end independently."""
         self.closed = True
 
 
 class _Thread:
-    """What runs beside training. Time is counted only while this rank itself is awake: a job that is suspended as a
-    whole, or a laptop that sleeps, is no hang."""
+    """The thread beside training. Time counts only while this rank itself runs: a job that is suspended as a whole, or
+    a laptop that sleeps, does not hang."""
 
-    def __init__(self, watch: Heartbeat) -> None:
-        self.watch, self.own, self.patience = watch, watch.own, watch.patience
+    def __init__(self, heartbeat: Heartbeat, token: str) -> None:
+        self.heartbeat, self.own, self.patience = heartbeat, heartbeat.own, heartbeat.patience
+        self.key = token.encode()
         self.beat = min(LONGEST_BEAT, self.patience / BEATS)
-        self.others: dict[int, Known] = {}
-        self.paces = StragglerDetector()
-        self.said: str | None = None
+        self.others: dict[int, Peer] = {}
+        self.stragglers = StragglerDetector()
+        self.reported: str | None = None
         self.now = self._moved = 0.0
         self._turns = 0
 
     def run(self) -> None:
-        """Tell and hear, and judge what was heard, until training ends."""
+        """Send, receive and judge, until training ends."""
         try:
             self._connect()
         except OSError as error:
-            print(f"{self.own.name} is not watched: no UDP to its first rank ({error})", file=sys.stderr)
+            print(f"{self.own.name} sends no heartbeat: no UDP to rank 0 ({error})", file=sys.stderr)
             return
         last = time.monotonic()
-        while not self.watch.closed:
+        while not self.heartbeat.closed:
             if self.own.rank:
                 self._send(self.first)
-            self._hear(time.monotonic() + self.beat)
+            self._receive(time.monotonic() + self.beat)
             now = time.monotonic()
             self.now, last = self.now + min(now - last, 3 * self.beat), now
             if self.own.turns != self._turns:
                 self._turns, self._moved = self.own.turns, self.now
             self._judge()
-            if not self.own.rank and len(self.others) == self.watch.world - 1:
-                for line in self.paces.judge(self.now, [self.own, *(known.sign for known in self.others.values())]):
+            if not self.own.rank and len(self.others) == self.heartbeat.world - 1:
+                for line in self.stragglers.judge(
+                    self.now, [self.own, *(peer.status for peer in self.others.values())]
+                ):
                     print(line, file=sys.stderr, flush=True)
 
     def _connect(self) -> None:
-        # The port's number of TCP is taken by torch's store; that of UDP is free.
+        # torch's store has the TCP port of this number; the UDP port is free.
         where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         family, kind, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_DGRAM)[0]
         self.first: Address = address
         self.socket = socket.socket(family, kind)
+        local = where[0].startswith("127.") or where[0] in ("localhost", "::1")
         if not self.own.rank:
-            # Of several addresses of a node others may know another one; but one machine's ranks are its own affair.
-            self.socket.bind((where[0] if where[0].startswith("127.") else "", where[1]))
+            # Other nodes may know this one by another of its addresses than the one that its name has here.
+            self.socket.bind(address if local else ("", where[1]))
+        elif local:
+            self.socket.connect(address)
+        else:
+            # Not connected: rank 0 may answer from another of its addresses.
+            with socket.socket(family, kind) as route:
+                route.connect(address)
+                self.socket.bind((route.getsockname()[0], 0))
 
     def _send(self, address: Address) -> None:
+        self.own.sent += 1
+        text = self.own.model_dump_json().encode()
         try:
-            self.socket.sendto(json.dumps(vars(self.own)).encode(), address)
-        except OSError:  # no route, for now: it counts as silence on the other side
+            self.socket.sendto(_digest(self.key, text) + text, address)
+        except OSError:  # no route at the moment: the receiver counts it as silence
             return
 
-    def _hear(self, until: float) -> None:
+    def _receive(self, until: float) -> None:
         while (left := until - time.monotonic()) > 0:
             self.socket.settimeout(left)
             try:
-                text, sender = self.socket.recvfrom(DATAGRAM)
-                sign = Sign(**json.loads(text))
+                datagram, sender = self.socket.recvfrom(DATAGRAM)
             except TimeoutError:
                 return
-            except (OSError, ValueError, TypeError):  # refused while rank 0 does not listen yet; or not ours
+            except OSError:  # refused, as rank 0 does not listen yet
                 time.sleep(min(left, self.beat / 10))
                 continue
-            if sign.rank not in range(self.watch.world):
-                continue
-            if not self.own.rank:
+            if self._take(datagram) and not self.own.rank:
                 self._send(sender)
-            known = self.others.get(sign.rank)
-            moved = known.moved if known and known.sign.turns == sign.turns else self.now
-            self.others[sign.rank] = Known(sign, self.now, moved)
+
+    def _take(self, datagram: bytes) -> bool:
+        """Note a datagram's status. Return False if it is not of this launch, or is old."""
+        digest, text = datagram[:DIGEST], datagram[DIGEST:]
+        if not hmac.compare_digest(digest, _digest(self.key, text)):
+            return False
+        try:
+            status = Status.model_validate_json(text)
+        except ValidationError:
+            return False
+        known = self.others.get(status.rank)
+        expected = range(1, self.heartbeat.world) if not self.own.rank else (0,)
+        if status.rank not in expected or (known and status.sent <= known.status.sent):
+            return False
+        moved = known.moved if known and known.status.turns == status.turns else self.now
+        self.others[status.rank] = Peer(status, self.now, moved)
+        return True
 
     def _judge(self) -> None:
-        """Say what hangs once, and end this rank if it goes on hanging."""
+        """Report a hang once, and end this rank if it lasts."""
         fault = self._silence() or self._standstill()
         if not fault:
-            self.said = None
+            self.reported = None
             return
         text, seconds, limit = fault
         if seconds > limit:
             self._end(f"{text} for {seconds:.0f} s{self._rest()}")
-        if seconds > limit * SAID and self.said != text:
-            self.said = text
+        if seconds > limit * WARNING and self.reported != text:
+            self.reported = text
             print(
                 f"{text} for {seconds:.0f} s{self._rest()}; training ends in {limit - seconds:.0f} s if that goes on",
                 file=sys.stderr,
@@ -198,71 +249,81 @@ class _Thread:
             )
 
     def _silence(self) -> tuple[str, float, float] | None:
-        """Return who has not been heard of for how long, if that is remarkable."""
-        silent = [known for known in self.others.values() if self.now - known.heard > self.patience * SAID]
+        """Return which rank has been silent for how long and the limit, if it is longer than usual."""
+        silent = [peer for peer in self.others.values() if self.now - peer.heard > self.patience * WARNING]
         if not silent:
             return None
-        longest = min(silent, key=lambda known: known.heard)
-        text = f"{longest.sign.name}, last in {longest.sign.place}, has not been heard of"
+        longest = min(silent, key=lambda peer: peer.heard)
+        text = f"{longest.status.name}, last in {longest.status.where}, has not been heard of"
         return text, self.now - longest.heard, self.patience
 
     def _standstill(self) -> tuple[str, float, float] | None:
-        """Return for how long no rank has gone on. Rank 0 knows; until they have met each rank looks to itself."""
-        if self.own.rank and self.own.kind != "meeting":
+        """Return for how long no rank has made progress, and the limit. Rank 0 judges that; during start-up each rank
+        does."""
+        if self.own.rank and self.own.kind != "start-up":
             return None
-        signs = [self.own, *(known.sign for known in self.others.values())]
-        moved = max([self._moved, *(known.moved for known in self.others.values())])
-        kinds = {sign.kind for sign in signs}
-        if self.own.kind == "meeting":
-            return f"{self.own.name} waits for {self._missing()}", self.now - moved, MEETING * self.patience
-        longest = max(sign.longest for sign in signs)
-        usual = max(self.patience, STEPS * longest) if kinds == {"step"} and longest else LOADING
-        limit = min(usual, LOADING)  # collectives themselves wait no longer
-        return f"{self._first_place()} hangs: no rank has gone on", self.now - moved, limit
+        statuses = [self.own, *(peer.status for peer in self.others.values())]
+        moved = max([self._moved, *(peer.moved for peer in self.others.values())])
+        kinds = {status.kind for status in statuses}
+        if self.own.kind == "start-up":
+            return f"{self.own.name} waits for {self._missing()}", self.now - moved, START_UP * self.patience
+        longest = max(status.longest for status in statuses)
+        usual = max(self.patience, STEPS * longest) if kinds == {"step"} and longest else LOADING_SECONDS
+        limit = min(usual, LOADING_SECONDS)  # collectives themselves wait no longer
+        return f"{self._furthest_back()} hangs: no rank has gone on", self.now - moved, limit
 
     def _missing(self) -> str:
-        """Return whom this rank should have heard of by now."""
-        expected = set(range(1, self.watch.world)) if not self.own.rank else {0}
+        """Return which ranks this one should have heard of by now."""
+        expected = set(range(1, self.heartbeat.world)) if not self.own.rank else {0}
         missing = sorted(expected - self.others.keys())
         ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
         return f"{ranks} to come to {os.environ['MASTER_ADDR']}" if missing else "the others"
 
-    def _first_place(self) -> str:
-        """Return the place of the rank that is the furthest back."""
-        signs = [self.own, *(known.sign for known in self.others.values())]
-        return min(signs, key=lambda sign: sign.turns).place
+    def _furthest_back(self) -> str:
+        """Return the part that the rank with the least progress is in."""
+        statuses = [self.own, *(peer.status for peer in self.others.values())]
+        return min(statuses, key=lambda status: status.turns).where
 
     def _rest(self) -> str:
-        """Return where the ranks are that are heard of."""
-        heard = [known.sign for known in self.others.values() if self.now - known.heard <= self.patience * SAID]
-        return "".join(f"; {text}" for text in _by_place(sorted([self.own, *heard], key=lambda sign: sign.rank)))
+        """Return where the ranks are that still answer."""
+        heard = [peer.status for peer in self.others.values() if self.now - peer.heard <= self.patience * WARNING]
+        return "".join(f"; {text}" for text in _by_part(sorted([self.own, *heard], key=lambda status: status.rank)))
 
     def _end(self, message: str) -> NoReturn:
-        # The main thread is in a collective that does not end; the launcher ends the other ranks.
+        # The main thread is in a collective that does not return; the launcher ends the other ranks.
         print(f"zerolora train: {message}; run the same command to go on from its checkpoint", file=sys.stderr)
         sys.stderr.flush()
         os._exit(2)
 
 
-def _by_place(signs: Iterable[Sign]) -> list[str]:
-    """Return the places that ranks are in, each with who is there."""
-    there: dict[str, list[Sign]] = {}
-    for sign in signs:
-        there.setdefault(sign.place, []).append(sign)
+def _by_part(statuses: Iterable[Status]) -> list[str]:
+    """Return a text for each part that ranks are in, naming them."""
+    there: dict[str, list[Status]] = {}
+    for status in statuses:
+        there.setdefault(status.where, []).append(status)
     return [
-        f"{found[0].name} is in {place}"
+        f"{found[0].name} is in {part}"
         if len(found) == 1
-        else f"ranks {', '.join(str(sign.rank) for sign in found)} are in {place}"
-        for place, found in there.items()
+        else f"ranks {', '.join(str(status.rank) for status in found)} are in {part}"
+        for part, found in there.items()
     ]
 
 
+def _digest(key: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, text, "sha256")
+
+
+def _printable(text: str) -> str:
+    """Return a text with control characters, which a terminal would obey, escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def _patience() -> float:
-    text = os.environ.get(VARIABLE, str(PATIENCE))
+    text = os.environ.get(VARIABLE, str(SILENCE_SECONDS))
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise UserError(f"{VARIABLE} is {text!r}; write seconds, as in {PATIENCE:.0f}")
+        raise UserError(f"{VARIABLE} is {text!r}; write seconds, as in {SILENCE_SECONDS:.0f}")
     return seconds

@@ -9,24 +9,19 @@ set (torchrun, mpirun wrappers), it is that rank.
 
 import math
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from zerolora.errors import UserError
 from zerolora.train.launch import stop_signals
+from zerolora.train.launch.topology import Topology
 
 TAIL_LINES = 20
 POLL_SECONDS = 0.2
-FIRST_PORT, PORTS = 20_000, 12_000  # of Slurm jobs
-LISTENER = "ZEROLORA_LISTENER"  # the file descriptor of the socket where the ranks meet
 TERM_SECONDS = 25  # from SIGTERM to the end; Slurm's own grace (KillWait) is 30 s
 SECOND_CTRL_C = 1  # seconds after the first; within them it is the same one, sent by terminal and parent
 
@@ -35,97 +30,7 @@ SECOND_CTRL_C = 1  # seconds after the first; within them it is the same one, se
 CPU_MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"}
 
 
-@dataclass(frozen=True)
-class Place:
-    """The ranks that this process answers for, and where all ranks meet."""
-
-    ranks: range
-    world_size: int
-    ranks_per_node: int
-    address: str
-    port: int
-    listener: socket.socket | None = None
-    """Open at that port, where one process starts all ranks; rank 0 inherits it (meeting.py)."""
-
-    def start(
-        self, rank: int, command: list[str], environment: Mapping[str, str], output: IO[bytes] | None = None
-    ) -> "subprocess.Popen[bytes]":
-        """Start `command` as one rank, with the file `output` or this process's own output."""
-        kept = [self.listener.fileno()] if self.listener and not rank else []
-        variables = {**environment, **self.environment(rank)}
-        return subprocess.Popen(command, env=variables, stdout=output, stderr=output, pass_fds=kept)
-
-    def environment(self, rank: int) -> dict[str, str]:
-        """Return the variables that torch.distributed and DeepSpeed read, for one rank."""
-        return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank % self.ranks_per_node),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
-            "MASTER_ADDR": self.address,
-            "MASTER_PORT": str(self.port),
-        } | ({LISTENER: str(self.listener.fileno())} if self.listener else {})
-
-
-def place(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Place:
-    """Return this process's place among `nodes` x `ranks_per_node` ranks, from the environment.
-
-    Raises UserError if the environment is of another size than the config.
-    """
-    world = nodes * ranks_per_node
-    if "RANK" in environment:
-        if environment.get("WORLD_SIZE") != str(world):
-            raise UserError(
-                f"WORLD_SIZE is {environment.get('WORLD_SIZE')} but the config asks for {nodes} nodes x "
-                f"{ranks_per_node} ranks; start {world} processes, or change train.nodes and ranks_per_node"
-            )
-        rank = int(environment["RANK"])
-        port = int(environment.get("MASTER_PORT", "29500"))
-        return Place(range(rank, rank + 1), world, ranks_per_node, environment.get("MASTER_ADDR", "127.0.0.1"), port)
-    # Only a step started by srun has a task id; a plain command in a job's script is not one of several tasks.
-    if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
-        return _slurm_place(environment, nodes, ranks_per_node)
-    if nodes > 1:
-        raise UserError(
-            f"train.nodes is {nodes}, but this command was started once, on one machine; inside a Slurm job start "
-            "it with srun, one task a node (profiles/slurm does so), or set train.nodes to 1"
-        )
-    listener = socket.create_server(("127.0.0.1", 0))
-    address, port = listener.getsockname()
-    return Place(range(world), world, ranks_per_node, address, port, listener)
-
-
-def _slurm_place(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Place:
-    world = nodes * ranks_per_node
-    tasks, task = (
-        int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))),
-        int(environment["SLURM_PROCID"]),
-    )
-    if tasks == world:
-        ranks = range(task, task + 1)
-    elif tasks == nodes:
-        ranks = range(task * ranks_per_node, (task + 1) * ranks_per_node)
-    else:
-        raise UserError(
-            f"srun started {tasks} tasks, but the config asks for {nodes} nodes x {ranks_per_node} ranks; "
-            f"start {nodes} tasks (one a node) or {world} (one a rank)"
-        )
-    hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
-    # Two jobs that share a node must not share a port; every task of a job can work this one out. Above these ports
-    # are those that Linux gives to whoever asks for any (net.ipv4.ip_local_port_range).
-    port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
-    return Place(ranks, world, ranks_per_node, first_host(hosts), port)
-
-
-def first_host(nodelist: str) -> str:
-    """Return the first host of a Slurm node list, as in node[03-05,9],x1 -> node03."""
-    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodelist)
-    if not match:
-        raise UserError(f"SLURM_STEP_NODELIST is {nodelist!r}, which names no host; start the job again")
-    return match[1] + (match[2] or "") + match[3]
-
-
-def launch(where: Place, arguments: list[str], device: str, logs: Path) -> None:
+def launch(where: Topology, arguments: list[str], device: str, logs: Path) -> None:
     """Run `python -m zerolora.train ARGUMENTS` once for each rank of `where` and wait for them.
 
     The node's first rank writes to this process's own output; the others to `logs`/rank<N>.log. When one fails

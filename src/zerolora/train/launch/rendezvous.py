@@ -1,26 +1,45 @@
-"""Where ranks meet: at a socket that their launcher holds, or at the address that their environment names."""
+"""How ranks meet: at a socket that their launcher holds, or at the address that their environment names.
+
+The store of torch.distributed and the collectives authenticate nobody: the network between the nodes of a job is
+trusted, as torch and NCCL require. No object is exchanged by pickle, which would execute what it receives.
+"""
 
 import datetime
+import json
 import os
+from typing import Any
 
+import torch
 import torch.distributed
 
-from zerolora.train.launch.launcher import LISTENER
+from zerolora.train.launch.topology import LISTENER
 
-PATIENCE = datetime.timedelta(minutes=30)  # as DeepSpeed's: other ranks wait while rank 0 reads a large model
+TIMEOUT = datetime.timedelta(minutes=30)  # as DeepSpeed's: other ranks wait while rank 0 reads a large model
 
 
 def rendezvous(backend: str) -> None:
     """Join the ranks of this environment into one process group. Collective.
 
     Ranks of one launcher meet at its listening socket, which rank 0 has inherited: between the choice of a port and
-    the first rank's start nobody else can take it. Other ranks meet as torch's `env://` does.
+    the first rank's start no other process can take it. Other ranks meet as torch's `env://` does.
     """
     if LISTENER not in os.environ:
-        torch.distributed.init_process_group(backend, timeout=PATIENCE)
+        torch.distributed.init_process_group(backend, timeout=TIMEOUT)
         return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     socket = None if rank else int(os.environ[LISTENER])
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = torch.distributed.TCPStore(*address, world, not rank, PATIENCE, master_listen_fd=socket)
-    torch.distributed.init_process_group(backend, timeout=PATIENCE, store=store, rank=rank, world_size=world)
+    store = torch.distributed.TCPStore(*address, world, not rank, TIMEOUT, master_listen_fd=socket)
+    torch.distributed.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=world)
+
+
+def broadcast_json(value: Any, device: torch.device) -> Any:
+    """Return rank 0's `value`, which JSON can hold, on every rank. Collective; `device` as the backend needs it."""
+    first = torch.distributed.get_rank() == 0
+    text = json.dumps(value).encode() if first else b""
+    size = torch.tensor([len(text)], device=device)
+    torch.distributed.broadcast(size, 0)
+    held = torch.tensor(list(text), dtype=torch.uint8) if first else torch.empty(int(size), dtype=torch.uint8)
+    held = held.to(device)
+    torch.distributed.broadcast(held, 0)
+    return json.loads(bytes(held.tolist()))

@@ -1,28 +1,30 @@
-"""How fast a rank computes by itself, so that one that keeps the others waiting is found.
+"""Straggler detection: find a rank that computes slower than the others, which wait for it.
 
-A whole step takes every rank equally long, since they wait for each other. So what is timed is a part of the forward
-pass that waits for nobody at any ZeRO stage: frozen linear layers from the middle of the model, from when their weights
-are there.
+A whole step takes equally long on every rank, since ranks wait for each other. Timed is therefore a part of the forward
+pass that waits for no other rank at any ZeRO stage: frozen linear layers from the middle of the model, from the moment
+that their weights are there.
 """
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
-LAYERS = 8  # of a decoder layer's linear layers there are 7
+LAYERS = 8  # linear layers that are timed; a decoder layer has 7
 STEPS = 20  # that a comparison spans at least
-SECONDS = 10.0  # as well, so that it is no chance
-SLOWER = 1.5  # times the median of the others
+SECONDS = 10.0  # that it spans as well, so that a short disturbance does not count
+SLOWER = 1.5  # times the median of the other ranks
 COMPARISONS = 2  # in succession
 
 
-class Pace:
-    """Seconds that this rank's device spends in part of a model while it trains."""
+class ForwardTimer:
+    """Seconds that this rank's device spends in part of the model during training."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        """`model` as an engine left it: what an engine does before a layer runs comes first, and is not counted."""
+        """`model` as an engine left it: what the engine's own hooks do before a layer runs comes first, and is not
+        counted."""
         self.on_gpu = device.type == "cuda"
         self._seconds, self._began = 0.0, 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -36,7 +38,7 @@ class Pace:
             module.register_forward_hook(self._end)
 
     def taken(self) -> float:
-        """Return the seconds since the last call. On a GPU all that was begun must have ended."""
+        """Return the seconds since the last call. On a GPU the timed kernels must have ended."""
         seconds = self._seconds + sum(start.elapsed_time(end) for start, end in self._events) / 1000
         self._seconds = 0.0
         self._events.clear()
@@ -62,8 +64,8 @@ class Pace:
             self._seconds += time.perf_counter() - self._began
 
 
-class Paced(Protocol):
-    """A rank of which it is known what it has done so far."""
+class TimedRank(Protocol):
+    """A rank whose progress is known."""
 
     rank: int
     steps: int
@@ -71,37 +73,38 @@ class Paced(Protocol):
 
     @property
     def name(self) -> str:
-        """Return how the rank is called."""
+        """Return the name of the rank in messages."""
+        return f"rank {self.rank}"
 
 
 class StragglerDetector:
-    """The paces of all ranks, compared now and then."""
+    """Compares the forward seconds per step of all ranks at intervals."""
 
     def __init__(self) -> None:
         self._since = 0.0
         self._before: dict[int, tuple[int, float]] = {}
         self._slow: dict[int, int] = {}
 
-    def judge(self, now: float, ranks: list[Any]) -> list[str]:
-        """Return a line for each rank that is found to be slow, the first time that it is. `now` in seconds."""
+    def judge(self, now: float, ranks: Sequence[TimedRank]) -> list[str]:
+        """Return a line for each rank that has become slow. `now` in seconds."""
         made = {rank.rank: rank.steps - self._before.get(rank.rank, (0, 0.0))[0] for rank in ranks}
         if min(made.values()) < STEPS or now - self._since < SECONDS:
             return []
-        paces = {
+        per_step = {
             rank.rank: (rank.seconds - self._before.get(rank.rank, (0, 0.0))[1]) / made[rank.rank] for rank in ranks
         }
         self._since, self._before = now, {rank.rank: (rank.steps, rank.seconds) for rank in ranks}
-        return [line for rank in ranks if (line := self._found(rank, paces))]
+        return [line for rank in ranks if (line := self._became_slow(rank, per_step))]
 
-    def _found(self, rank: Paced, paces: dict[int, float]) -> str | None:
-        usual = statistics.median(pace for other, pace in paces.items() if other != rank.rank)
-        if not paces[rank.rank] > SLOWER * usual:
+    def _became_slow(self, rank: TimedRank, per_step: dict[int, float]) -> str | None:
+        usual = statistics.median(seconds for other, seconds in per_step.items() if other != rank.rank)
+        if not per_step[rank.rank] > SLOWER * usual:
             self._slow.pop(rank.rank, None)
             return None
         self._slow[rank.rank] = self._slow.get(rank.rank, 0) + 1
         if self._slow[rank.rank] != COMPARISONS:
             return None
         return (
-            f"{rank.name} is slow: it computes {paces[rank.rank] / usual:.1f} times as long as the others, "
+            f"{rank.name} is slow: it computes {per_step[rank.rank] / usual:.1f} times as long as the others, "
             "which wait for it"
         )

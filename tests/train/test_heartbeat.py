@@ -1,5 +1,7 @@
 """A rank that hangs or lags is named while it does so, by real ranks that are really stopped."""
 
+import hmac
+import json
 import os
 import re
 import signal
@@ -17,6 +19,7 @@ from conftest import ROOT, project_environment
 
 from zerolora.train.checkpoint.store import CorruptCheckpoint, header
 from zerolora.train.launch.stop_signals import STOPPED
+from zerolora.train.launch.topology import TOKEN
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -25,6 +28,7 @@ LONG: dict[str, Any] = {"max_steps": 100, "epochs": 50, "checkpoint_steps": 5}
 ENDLESS: dict[str, Any] = {"max_steps": None, "epochs": 10000, "schedule": "constant", "checkpoint_steps": 2}
 PATIENCE = 9.0  # seconds
 PORT = 20000 + os.getpid() % 10000  # of UDP; other tests that run meanwhile have theirs
+MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT), TOKEN: "a secret of this test"}
 
 
 def start(bench: Bench, name: str, patience: float = PATIENCE, **train: Any) -> "subprocess.Popen[str]":
@@ -110,27 +114,27 @@ def test_a_rank_that_lags_is_named_once(bench: Bench) -> None:
 
 
 # Two ranks that go through steps together, with nothing to compute; then each does what it was told.
-PRETENDED = """
+TWO_RANKS = """
 import sys, time
-from zerolora.train.launch.heartbeat import Watch
+from zerolora.train.launch.heartbeat import Heartbeat
 
-watch = Watch()
-watch.at("loading")
+heartbeat = Heartbeat()
+heartbeat.at("loading")
 for step in range(1, 6):
-    watch.step(step, "forward")
+    heartbeat.step(step, "forward")
     time.sleep(0.05)
-    watch.step(step, "backward")
+    heartbeat.step(step, "backward")
 print("goes", flush=True)
 exec(sys.argv[1])
 """
-GOES_ON = "for step in range(6, 10000): watch.step(step, 'forward'); time.sleep(0.05)"
+GOES_ON = "for step in range(6, 10000): heartbeat.step(step, 'forward'); time.sleep(0.05)"
 STANDS = "time.sleep(1000)"
 
 
-def pretended(rank: int, then: str) -> "subprocess.Popen[str]":
-    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
+def stand_in(rank: int, then: str) -> "subprocess.Popen[str]":
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", **MEETING}
     return subprocess.Popen(
-        [sys.executable, "-c", PRETENDED, then],
+        [sys.executable, "-c", TWO_RANKS, then],
         env=project_environment(ROOT) | place | {"ZEROLORA_PATIENCE": str(PATIENCE)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -140,9 +144,9 @@ def pretended(rank: int, then: str) -> "subprocess.Popen[str]":
 
 def test_ranks_that_live_and_go_no_further_are_said_to_hang() -> None:
     """Whose collective never ends because another rank is in something else."""
-    other = pretended(1, STANDS)
+    other = stand_in(1, STANDS)
     assert other.stdout and other.stdout.readline() == "goes\n"
-    first = pretended(0, f"watch.step(6, 'forward'); {STANDS}")
+    first = stand_in(0, f"heartbeat.step(6, 'forward'); {STANDS}")
     errors = first.communicate(timeout=120)[1]
     other.kill()
     other.communicate()
@@ -157,7 +161,7 @@ def test_ranks_that_live_and_go_no_further_are_said_to_hang() -> None:
 
 
 def test_a_job_that_was_suspended_as_a_whole_does_not_hang() -> None:
-    ranks = [pretended(rank, GOES_ON) for rank in (0, 1)]
+    ranks = [stand_in(rank, GOES_ON) for rank in (0, 1)]
     for rank in ranks:
         assert rank.stdout and rank.stdout.readline() == "goes\n"
     for number, seconds in ((signal.SIGSTOP, 11), (signal.SIGCONT, 4)):
@@ -170,9 +174,87 @@ def test_a_job_that_was_suspended_as_a_whole_does_not_hang() -> None:
         rank.communicate()
 
 
+HOST = "evil\x1b[31m"
+
+
+def datagrams() -> list[bytes]:
+    """Return what a user of the machine can send who does not know the token, and what no rank of a launch sends."""
+    good: dict[str, Any] = {
+        "rank": 1,
+        "host": HOST,
+        "part": "step 9, backward",
+        "kind": "step",
+        "sent": 10**6,
+        "turns": 10**6,
+    }
+    key = MEETING[TOKEN].encode()
+
+    def signed(status: Any, key: bytes = key) -> bytes:
+        text = json.dumps(status).encode()
+        return hmac.digest(key, text, "sha256") + text
+
+    wrong: list[dict[str, Any]] = [
+        {"turns": "x"}, {"turns": None}, {"turns": -1}, {"turns": 1.5}, {"turns": True}, {"turns": 10**400},
+        {"rank": 0}, {"rank": 2}, {"rank": -1}, {"rank": "1"}, {"host": 5}, {"host": "x" * 1000}, {"part": []},
+        {"kind": "meeting"}, {"longest": float("nan")}, {"longest": float("inf")}, {"seconds": "1"}, {"more": 1},
+    ]  # fmt: skip
+    others: list[Any] = [None, 1, [], {}, "x"]
+    return [
+        b"", b"x", os.urandom(31), os.urandom(4096), json.dumps(good).encode(),
+        signed(good, b""), signed(good, b"another secret"),
+        *(signed(value) for value in others),
+        *(signed(good | change) for change in wrong),
+        hmac.digest(key, b"{", "sha256") + b"{",
+    ]  # fmt: skip
+
+
+def test_what_others_send_changes_nothing_and_ends_nothing() -> None:
+    """They send to rank 0, whose port is known, throughout twice the time after which a silent rank ends training."""
+    ranks = [stand_in(rank, GOES_ON) for rank in (0, 1)]
+    for rank in ranks:
+        assert rank.stdout and rank.stdout.readline() == "goes\n"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        deadline = time.monotonic() + 2 * PATIENCE
+        while time.monotonic() < deadline:
+            for each in datagrams():
+                other.sendto(each, ("127.0.0.1", PORT))
+            time.sleep(0.2)
+    assert [rank.poll() for rank in ranks] == [None, None]
+    for rank in ranks:
+        rank.kill()
+        assert rank.communicate()[1] == ""
+
+
+def test_a_datagram_that_is_sent_again_does_not_stand_for_a_silent_rank() -> None:
+    """Recorded from rank 1 and repeated, after rank 1 has stopped."""
+    first = stand_in(0, GOES_ON)
+    assert first.stdout and first.stdout.readline() == "goes\n"
+    status = {"rank": 1, "host": HOST, "part": f"step 9{HOST}", "kind": "step", "sent": 1, "turns": 9}
+    text = json.dumps(status).encode()
+    recorded = hmac.digest(MEETING[TOKEN].encode(), text, "sha256") + text
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        deadline = time.monotonic() + PATIENCE + 60
+        while first.poll() is None and time.monotonic() < deadline:
+            other.sendto(recorded, ("127.0.0.1", PORT))
+            time.sleep(0.2)
+    errors = first.communicate(timeout=10)[1]
+    assert first.returncode == 2
+    assert re.search(r"rank 1 on evil\\x1b\[31m, last in step 9evil\\x1b\[31m, has not been heard of for \d+ s", errors)
+    assert "\x1b" not in errors
+
+
+def test_without_a_token_ranks_say_that_hangs_are_not_detected() -> None:
+    code = "from zerolora.train.launch.heartbeat import Heartbeat; Heartbeat()"
+    place = {"RANK": "0", "WORLD_SIZE": "2", **MEETING, TOKEN: ""}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=project_environment(ROOT) | place, capture_output=True, text=True, check=True
+    )
+    assert result.stderr.startswith("ranks that hang are not detected: ZEROLORA_TOKEN is not set; before srun")
+
+
 def test_ranks_that_never_meet_say_who_is_missing() -> None:
     code = "from zerolora.train.launch.heartbeat import Heartbeat; import time; Heartbeat(); time.sleep(1000)"
-    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT), "ZEROLORA_PATIENCE": "2"}
+    place = {"WORLD_SIZE": "3", **MEETING, "ZEROLORA_PATIENCE": "2"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", code],

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zerolora.train.telemetry.stragglers import COMPARISONS, SECONDS, STEPS, Pace, StragglerDetector
+from zerolora.train.telemetry.stragglers import COMPARISONS, SECONDS, STEPS, ForwardTimer, StragglerDetector
 
 
 @dataclass
@@ -21,12 +21,12 @@ class Rank:
 def compared(*turns: list[float], steps: int = STEPS, seconds: float = SECONDS) -> list[list[str]]:
     """Return what is said after each turn, in which rank r takes so many seconds for a step."""
     ranks = [Rank(number) for number in range(len(turns[0]))]
-    paces, said = StragglerDetector(), []
+    detector, said = StragglerDetector(), []
     for turn, times in enumerate(turns, start=1):
         for rank, time in zip(ranks, times, strict=True):
             rank.steps += steps
             rank.seconds += steps * time
-        said.append(paces.judge(turn * seconds, ranks))
+        said.append(detector.judge(turn * seconds, ranks))
     return said
 
 
@@ -61,13 +61,13 @@ def test_nothing_is_judged_by_few_steps_or_seconds() -> None:
 
 def test_what_is_timed_is_training_of_frozen_layers() -> None:
     model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)]).requires_grad_(False)
-    pace = Pace(model, torch.device("cpu"))
+    timer = ForwardTimer(model, torch.device("cpu"))
     model(torch.zeros(1, 8))
-    assert pace.taken() > 0
-    assert pace.taken() == 0
+    assert timer.taken() > 0
+    assert timer.taken() == 0
     model.eval()(torch.zeros(1, 8))
-    assert pace.taken() == 0
+    assert timer.taken() == 0
     trained = torch.nn.Linear(8, 8)
-    pace = Pace(trained, torch.device("cpu"))
+    timer = ForwardTimer(trained, torch.device("cpu"))
     trained(torch.zeros(1, 8))
-    assert pace.taken() == 0
+    assert timer.taken() == 0

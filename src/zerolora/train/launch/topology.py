@@ -1,0 +1,127 @@
+"""The ranks that this process answers for, and where all ranks meet, from its environment.
+
+Started plainly, a process answers for all ranks of one machine; started by `srun`, once a node or once a rank, for
+those of its task; started with RANK set (torchrun, mpirun wrappers), for that rank.
+"""
+
+import os
+import re
+import secrets
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import IO
+
+from zerolora.errors import UserError
+
+FIRST_PORT, PORTS = 20_000, 12_000  # of Slurm jobs
+LISTENER = "ZEROLORA_LISTENER"
+"""The file descriptor of the listening socket at which the ranks of one machine meet (rendezvous.py)."""
+TOKEN = "ZEROLORA_TOKEN"  # noqa: S105 (a variable's name)
+"""The launch's secret, by which ranks recognise each other's datagrams (heartbeat.py). It travels in the environment,
+which other users cannot read: a launcher of all ranks draws it, and a job of several tasks sets it before srun."""
+LAUNCHER = "ZEROLORA_LAUNCHER"
+"""The launcher's process id; a rank whose parent is another process has lost its launcher (stop_signals.py)."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The ranks that this process answers for, and where all ranks meet."""
+
+    ranks: range
+    world_size: int
+    ranks_per_node: int
+    address: str
+    port: int
+    token: str = field(default="", repr=False)
+    """The secret of the launch; empty if the job of several tasks has set none."""
+    listener: socket.socket | None = None
+    """Open at that port, where one process starts all ranks; rank 0 inherits it (rendezvous.py)."""
+
+    def start(
+        self, rank: int, command: list[str], environment: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start `command` as one rank, with the file `output` or this process's own output."""
+        kept = [self.listener.fileno()] if self.listener and not rank else []
+        variables = {**environment, **self.environment(rank)}
+        return subprocess.Popen(command, env=variables, stdout=output, stderr=output, pass_fds=kept)
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return the variables that torch.distributed, DeepSpeed and this package read, for one rank."""
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % self.ranks_per_node),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            TOKEN: self.token,
+            LAUNCHER: str(os.getpid()),
+        } | ({LISTENER: str(self.listener.fileno())} if self.listener else {})
+
+
+def topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
+    """Return which of `nodes` x `ranks_per_node` ranks this process answers for, from the environment.
+
+    Raises UserError if the environment is of another size than the config.
+    """
+    world = nodes * ranks_per_node
+    token = environment.get(TOKEN, "")
+    if "RANK" in environment:
+        if environment.get("WORLD_SIZE") != str(world):
+            raise UserError(
+                f"WORLD_SIZE is {environment.get('WORLD_SIZE')} but the config asks for {nodes} nodes x "
+                f"{ranks_per_node} ranks; start {world} processes, or change train.nodes and ranks_per_node"
+            )
+        rank = int(environment["RANK"])
+        address, port = environment.get("MASTER_ADDR", "127.0.0.1"), int(environment.get("MASTER_PORT", "29500"))
+        return Topology(range(rank, rank + 1), world, ranks_per_node, address, port, token)
+    # Only a step started by srun has a task id; a plain command in a job's script is not one of several tasks.
+    if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
+        return _slurm_topology(environment, nodes, ranks_per_node)
+    if nodes > 1:
+        raise UserError(
+            f"train.nodes is {nodes}, but this command was started once, on one machine; inside a Slurm job start "
+            "it with srun, one task a node (profiles/slurm does so), or set train.nodes to 1"
+        )
+    return _own_topology(world)
+
+
+def _own_topology(ranks: int) -> Topology:
+    """Return the topology of a process that starts all ranks, on this machine."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address, port = listener.getsockname()
+    return Topology(range(ranks), ranks, ranks, address, port, secrets.token_hex(16), listener)
+
+
+def _slurm_topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
+    world = nodes * ranks_per_node
+    tasks, task = (
+        int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))),
+        int(environment["SLURM_PROCID"]),
+    )
+    if tasks == nodes == 1:
+        return _own_topology(world)
+    if tasks == world:
+        ranks = range(task, task + 1)
+    elif tasks == nodes:
+        ranks = range(task * ranks_per_node, (task + 1) * ranks_per_node)
+    else:
+        raise UserError(
+            f"srun started {tasks} tasks, but the config asks for {nodes} nodes x {ranks_per_node} ranks; "
+            f"start {nodes} tasks (one a node) or {world} (one a rank)"
+        )
+    hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
+    # Two jobs that share a node must not share a port, and every task of a job must derive the same one. Linux gives
+    # higher ports than these to processes that ask for any (net.ipv4.ip_local_port_range).
+    port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
+    return Topology(ranks, world, ranks_per_node, first_host(hosts), port, environment.get(TOKEN, ""))
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of a Slurm node list, as in node[03-05,9],x1 -> node03."""
+    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodelist)
+    if not match:
+        raise UserError(f"SLURM_STEP_NODELIST is {nodelist!r}, which names no host; start the job again")
+    return match[1] + (match[2] or "") + match[3]
