@@ -55,7 +55,7 @@ def step_of(bench: Bench, name: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(bench: Bench) -> Path:
+def undisturbed(bench: Bench) -> Any:
     return bench.run("unhung", **LONG)
 
 

@@ -5,6 +5,7 @@ pass that waits for no other rank at any ZeRO stage: frozen linear layers from t
 that their weights are there.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ STEPS = 20  # that a comparison spans at least
 SECONDS = 10.0  # that it spans as well, so that a short disturbance does not count
 SLOWER = 1.5  # times the median of the other ranks
 COMPARISONS = 2  # in succession
+_EVENT = functools.partial(torch.cuda.Event, enable_timing=True)
 
 
 class ForwardTimer:
@@ -39,7 +41,7 @@ class ForwardTimer:
 
     def taken(self) -> float:
         """Return the seconds since the last call. On a GPU the timed kernels must have ended."""
-        seconds = self._seconds + sum(start.elapsed_time(end) for start, end in self._events) / 1000
+        seconds = self._seconds + sum(float(start.elapsed_time(end)) for start, end in self._events) / 1000
         self._seconds = 0.0
         self._events.clear()
         return seconds
@@ -48,7 +50,7 @@ class ForwardTimer:
         if not module.training:
             return
         if self.on_gpu:
-            self._start = torch.cuda.Event(enable_timing=True)
+            self._start = _EVENT()
             self._start.record()
         else:
             self._began = time.perf_counter()
@@ -57,7 +59,7 @@ class ForwardTimer:
         if not module.training:
             return
         if self.on_gpu:
-            end = torch.cuda.Event(enable_timing=True)
+            end = _EVENT()
             end.record()
             self._events.append((self._start, end))
         else:
