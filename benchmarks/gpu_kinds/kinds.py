@@ -250,14 +250,14 @@ def become_rank(train: Settings, zero: Settings) -> torch.device:
     from benchmarks.memory import measure
     from zerolora.train import adapter
     from zerolora.train.engines import select as engines
-    from zerolora.train.launch.launcher import place
+    from zerolora.train.launch.topology import topology
     from zerolora.train.rank import claim_device
 
     if train["device"] == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     else:
         adapter._read = measure.random_on_device
-    one = place({}, 1, RANKS)
+    one = topology({}, 1, RANKS)
     os.environ |= one.environment(0)
     if one.listener:
         one.listener.detach()  # this process's own rendezvous takes the socket over
