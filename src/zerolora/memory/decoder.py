@@ -1,7 +1,7 @@
-"""One training step of a decoder on the tracer: embedding, layers, loss, backward.
+"""One training step of a decoder on the memory tracer: embedding, layers, loss, backward.
 
-Sources: transformers/models/*/modeling_*.py, loss/loss_utils.py; torch/utils/checkpoint.py. Variables here live as long
-as theirs, which is what decides the peak. A layer is in layer.py, its linear modules and adapters in projections.py.
+Variables live as long as those of the model code, since that decides the peak. A layer is in layer.py, its linear
+modules in projections.py. Sources: transformers/models/*/modeling_*.py, loss/loss_utils.py; torch/utils/checkpoint.py.
 """
 
 import functools
@@ -18,13 +18,13 @@ Phases = dict[str, dict[str, int]]
 
 @functools.lru_cache(maxsize=1024)
 def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
-    """Return the bytes alive when most are, by kind and in total, in the phases forward, loss and backward.
+    """Return the bytes at the peak of forward, loss and backward, by kind and in total.
 
-    Two and three layers are run; as every layer adds the same, the rest is a straight line. Of backward both ends
-    count: its beginning, with everything saved, and its end, with every gradient there. "small_blocks" is no phase, but
-    the most alive at once in blocks that a heap serves (tracer.py, SMALL).
+    Two and three layers are traced; all layers add the same, so the rest is extrapolated linearly. Backward has two
+    phases: its beginning, with all activations saved, and its end, with all gradients. "small_blocks" is no phase, but
+    the peak of the blocks that a heap serves (tracer.py, SMALL).
     """
-    # Of an encoder-decoder, whose decoder layers attend twice: a layer of the encoder is one more, the other half one.
+    # In an encoder-decoder a layer of the encoder counts as one, and the second attention of a decoder layer as half.
     layers = model.layers + model.encoder_layers + (model.layers // 2 if model.encoder_layers else 0)
     if layers <= 3:
         return Decoder(model, layers, step, trained).run()
@@ -37,7 +37,7 @@ def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
 
 @functools.lru_cache(maxsize=1024)
 def evaluation(model: ModelSpec, step: ForwardSpec, trained: Trained) -> int:
-    """Return the most bytes alive in a forward pass that keeps nothing for a backward pass."""
+    """Return the peak bytes of a forward pass that saves nothing for a backward pass."""
     return Decoder(model, min(model.layers, 2), step, trained).evaluate()
 
 
@@ -52,7 +52,7 @@ class Decoder(Layer):
         self.reached: Callable[[str], None] = lambda phase: None
 
     def run(self) -> Phases:
-        """Make one step and return what each phase held."""
+        """Run one step and return the peak of each phase."""
         tracer, step = self.tracer, self.step
         found: Phases = {}
 
@@ -78,7 +78,7 @@ class Decoder(Layer):
         return found
 
     def evaluate(self) -> int:
-        """Make a forward pass without gradients and return the most bytes alive."""
+        """Run a forward pass without gradients and return its peak bytes."""
         self.tracer.recording = False
         step = self.step
         mask = self.tracer.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
@@ -95,7 +95,7 @@ class Decoder(Layer):
         return self.norm(hidden)
 
     def embedding(self) -> Value:
-        """The embedded tokens; what needs their gradient is the trained embedding, or checkpointing."""
+        """The embedded tokens, which need a gradient if the embedding is trained, or for checkpointing."""
         new, model = self.tracer.new, self.model
         hidden = new(self.tokens * model.hidden, self.step.width)
         if self.trained.trains_base:
@@ -104,15 +104,15 @@ class Decoder(Layer):
             )
         elif self.step.checkpointing:
             hidden.source = Parameter(self.tracer, hidden.count, hidden.width, 0)
-            self.leaf = hidden  # the graph keeps the tensor that it gives a gradient
+            self.leaf = hidden  # the graph holds the tensor that gets the gradient
         if model.scaled_embedding:
             hidden = self.unary(hidden)
         return self.dropped(hidden) if model.hidden_dropout else hidden
 
     def marked(self, hidden: Value, number: int) -> Value:
-        """Tell the backward pass, on its way through a layer's input, which part of it is over.
+        """Return a view of a layer's input whose backward pass ends a phase.
 
-        The last layer's is where most activations are there, the first layer's where most gradients are.
+        Most activations are live when the backward pass reaches the last layer, most gradients at the first.
         """
         result = self.view(hidden)
         node = result.source
@@ -129,12 +129,12 @@ class Decoder(Layer):
         return result
 
     def checkpointed(self, hidden: Value, mask: Value | None) -> Value:
-        """A layer whose inside is computed again in the backward pass (torch.utils.checkpoint, reentrant)."""
+        """A layer that is recomputed in the backward pass (torch.utils.checkpoint, reentrant)."""
         tracer = self.tracer
         tracer.recording = False
         result = self.layer(hidden, mask)
         tracer.recording = True
-        # The node has its input saved, and nothing else.
+        # The node saves its input, and nothing else.
         count, width = hidden.count, hidden.width
 
         saved = [hidden.storage]
@@ -142,7 +142,7 @@ class Decoder(Layer):
         def backward(gradient: Value) -> list[Value]:
             kind, tracer.kind = tracer.kind, "activations"
             leaf = Input(tracer, count, width)
-            storage = saved.pop()  # freed when this is over
+            storage = saved.pop()  # freed when this function returns
             again = self.layer(Value(storage, count, width, leaf), mask)
             tracer.backward(again, gradient)
             tracer.kind = kind
@@ -153,7 +153,7 @@ class Decoder(Layer):
         return result
 
     def head(self, hidden: Value) -> tuple[Value, Value | None]:
-        """Return the loss, and the logits if they are held."""
+        """Return the loss, and the logits if the loop holds them."""
         model, step = self.model, self.step
         positions = step.rows * (step.logits or step.length)
         if step.loss == "fused":
@@ -177,7 +177,7 @@ class Decoder(Layer):
         return result
 
     def fused_loss(self, hidden: Value) -> Value:
-        """Loss and gradient of a chunk of tokens at a time, already in the forward pass (train/loss.py)."""
+        """Loss and gradient of one chunk of tokens after the other, both in the forward pass (train/loss.py)."""
         model, width, new = self.model, self.step.width, self.tracer.new
         tokens = hidden.count / model.hidden
         gradient = new(hidden.count, width) if hidden.needs_gradient else None
@@ -198,7 +198,7 @@ class Decoder(Layer):
         return loss
 
     def cross_entropy(self, logits: Value) -> Value:
-        """log_softmax in fp32, whose result is saved; two more of its size in the backward pass."""
+        """log_softmax in fp32, whose result is saved; the backward pass allocates two more of its size."""
         new, count = self.tracer.new, logits.count
         in_fp32 = self.cast(logits, 4)
         del logits
@@ -214,7 +214,7 @@ class Decoder(Layer):
 
 
 class Input(Parameter):
-    """The input of a layer that is computed again: it takes the gradient that goes on to the layer before."""
+    """The input of a recomputed layer, which takes the gradient for the layer before."""
 
     __slots__ = ("gradient",)
 
@@ -223,5 +223,5 @@ class Input(Parameter):
         self.gradient: Value | None = None
 
     def accumulate(self, gradient: Value) -> None:
-        """Take a gradient; a second one is added to it."""
+        """Take a gradient."""
         self.gradient = gradient

@@ -10,7 +10,7 @@ from zerolora.memory.tracer import Value
 
 
 class Layer(Projections):
-    """The layer of a model; all its layers are alike."""
+    """One layer of a model; all layers are taken to be equal."""
 
     def __init__(self, model: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
         super().__init__(model, step, trained)
@@ -41,7 +41,7 @@ class Layer(Projections):
         return self.add(residual, hidden)
 
     def norm(self, value: Value) -> Value:
-        """Layer norm as one kernel; RMS norm as written: in fp32, with a copy for the weight."""
+        """Layer norm is one kernel; RMS norm several operations in fp32, with a copy for the weight."""
         full = self.trained.trains_base
         new, count, width = self.tracer.new, value.count, value.width
         if self.model.norm == "layer":
@@ -63,7 +63,7 @@ class Layer(Projections):
     def scaled_by_root(self, value: Value) -> Value:
         """x · rsqrt(mean(x²)): saves x once, and a number a token."""
         new, count = self.tracer.new, value.count
-        square = new(count, 4)  # gone as soon as its mean is there
+        square = new(count, 4)  # freed as soon as its mean is computed
         del square
         result = new(count, 4)
 
@@ -94,7 +94,7 @@ class Layer(Projections):
         return result
 
     def attention(self, hidden: Value, mask: Value | None) -> Value:
-        """Projections, rotary embedding, attention, output projection."""
+        """Query, key and value projections, rotary embedding, attention, output projection."""
         model, step = self.model, self.step
         query, key, value = self.projections(hidden)
         if model.qk_norm:

@@ -1,4 +1,4 @@
-"""The operations of a transformer on the tracer: what each allocates and what it saves for the backward pass.
+"""The operations of a transformer for the memory tracer: what each allocates, and saves for the backward pass.
 
 Source: torch's tools/autograd/derivatives.yaml. Widths are bytes of an element, counts are elements.
 """
@@ -10,7 +10,7 @@ from zerolora.memory.tracer import MemoryTracer, Parameter, Value
 
 
 class Operations:
-    """Operations on values of one tracer."""
+    """Operations on the values of one memory tracer."""
 
     def __init__(self, tracer: MemoryTracer) -> None:
         self.tracer = tracer
@@ -35,7 +35,7 @@ class Operations:
     def linear(
         self, value: Value, inputs: float, outputs: float, weight: Parameter | None = None, saves: bool = False
     ) -> Value:
-        """Return x·Wᵀ; the input is saved if the weight is trained, or if it `saves` it anyway."""
+        """Return x·Wᵀ; the input is saved if the weight is trained, or if `saves`."""
         new, count, width = self.tracer.new, value.count, value.width
         needed = value.needs_gradient
 
@@ -68,14 +68,14 @@ class Operations:
         return result
 
     def cast(self, value: Value, width: float) -> Value:
-        """The same in another width; nothing happens if it has that already."""
+        """The same value in another width; itself if it has that width."""
         if value.width == width:
             return value
         new, count, before = self.tracer.new, value.count, value.width
         return self._result(count, width, [value], [], lambda gradient: [new(count, before)])
 
     def add(self, first: Value, second: Value) -> Value:
-        """A sum; both get the very gradient of the result."""
+        """A sum; both inputs get the gradient of the result itself."""
         return self._result(
             first.count, max(first.width, second.width), [first, second], [], lambda gradient: [gradient, gradient]
         )

@@ -1,7 +1,4 @@
-"""The linear modules of a layer and their adapters on the tracer, as transformers and peft write them.
-
-Sources: peft/tuners/lora/layer.py, bnb.py and dora.py, peft/tuners/ia3/layer.py.
-"""
+"""The linear modules of a layer for the memory tracer; what a method adds to them is in methods/."""
 
 from dataclasses import dataclass
 
@@ -44,7 +41,7 @@ class ForwardSpec:
     logits: int
     """Positions of a row that get logits."""
     saves_inputs: bool = False
-    """Whether linear modules save their input although they are frozen, as DeepSpeed's do under stage 3
+    """Whether frozen linear modules save their input, as DeepSpeed's do under stage 3
     (deepspeed/runtime/zero/linear.py)."""
 
 
@@ -59,7 +56,7 @@ class Trained:
     width: int
     """Bytes of an adapter weight."""
     share: float
-    """What a rank keeps of each gradient until the step."""
+    """The share of each gradient that a rank keeps until the optimizer step."""
     bucket: float = 0.0
     """Bytes of the buckets that the engine allocates with the first gradient."""
 
@@ -70,11 +67,11 @@ class Trained:
 
 
 NOTHING = Trained(None, (), 0, 0.0)
-"""Nothing is trained: the base model answers."""
+"""Nothing is trained, as in evaluation of the base model."""
 
 
 class Projections(Operations):
-    """What a layer's linear modules need to know: the model, the micro-batch, and what is trained."""
+    """The linear modules of a layer, for one model, micro-batch and method."""
 
     def __init__(self, model: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
         super().__init__(MemoryTracer(trained.bucket))
@@ -110,7 +107,7 @@ class Projections(Operations):
 
 
 def typical(model: ModelSpec) -> dict[str, Module]:
-    """Return the projections of a layer by the model's sizes alone, for those that are named otherwise."""
+    """Return the projections of a layer by the model's sizes alone, for models that name them in another way."""
     queries, keys = model.heads * model.head_dim, model.key_heads * model.head_dim
     sizes = {
         "q": (model.hidden, queries),

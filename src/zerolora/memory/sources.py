@@ -1,25 +1,25 @@
-"""Where each term's formula comes from, for estimate.json."""
+"""The source of each term's formula, for estimate.json."""
 
 SOURCES = {
-    "frozen_weights": "2 or 4 bytes a parameter, 4 bits with constants for QLoRA; shared out at stage 3 "
+    "frozen_weights": "2 or 4 bytes a parameter, 4 bits with constants for QLoRA; sharded at stage 3 "
     "(arXiv 1910.02054 section 3; 2305.14314 section 3)",
     "adapter_weights": "φ parameters: arXiv 2106.09685 section 4.1, 2402.09353, 2205.05638",
-    "gradients": "2 bytes of each trained parameter, 4 without DeepSpeed; shared out from stage 2 (arXiv 1910.02054)",
-    "master": "4 bytes of each trained parameter; shared out from stage 1 (arXiv 1910.02054)",
-    "moments": "8 bytes of each trained parameter; shared out from stage 1 (arXiv 1910.02054)",
+    "gradients": "2 bytes of each trained parameter, 4 without DeepSpeed; sharded from stage 2 (arXiv 1910.02054)",
+    "master": "4 bytes of each trained parameter; sharded from stage 1 (arXiv 1910.02054)",
+    "moments": "8 bytes of each trained parameter; sharded from stage 1 (arXiv 1910.02054)",
     "activations": "what the step's operations save and allocate (zerolora/memory/decoder.py), at the peak; less the "
-    "gradients that are not there yet",
+    "gradients that are not computed yet",
     "logits": "logits, their fp32 copy, log-softmax and gradients (transformers/loss/loss_utils.py), at the peak",
     "buffers": "buckets, gathered weights, norms: deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, "
     "partitioned_param_coordinator.py",
     "reserve": "CUDA context, NCCL and fragmentation: estimate.reserve",
-    "processes": "an idle rank: benchmarks/process_memory.py",
+    "processes": "a rank that has loaded nothing: benchmarks/process_memory.py",
     "loading": "the largest weight, on its way to the GPU, and shards that stay on the host; on CPU ranks the weights: "
     "train/adapter.py",
     "page_cache": "pages of the weights' files, mapped (safetensors) and shared by a node's ranks: docs/speed.md",
     "offload": "states and buffers: stage_1_and_2.py, stage3.py",
     "pinned": "buffers between NVMe and GPU: partitioned_param_swapper.py",
-    "ranks": "what would be on GPUs, of ranks that compute on the CPU",
-    "heap": "what a CPU rank's heap cannot use again: measured, benchmarks/memory/measure.py",
-    "saving": "the gathered fp32 adapter and its copy: train/adapter.py",
+    "ranks": "on CPU ranks: what would be in GPU memory",
+    "heap": "free blocks of a CPU rank's heap: measured, benchmarks/memory/measure.py",
+    "saving": "a checkpoint and its bytes as they are written: train/checkpoint/store.py",
 }

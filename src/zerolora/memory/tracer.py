@@ -1,8 +1,9 @@
-"""Autograd in bytes: tensors that have a size and a lifetime but no content, and the backward pass over them.
+"""The memory tracer: autograd on tensors that have a size and a lifetime but no content.
 
-Written like the model code that it stands for, so that a tensor lives here exactly as long as there: until the last
-Python variable, saved tensor or gradient buffer that holds it is gone. benchmarks/memory holds it against real models.
-Sources: torch/csrc/autograd/engine.cpp (order, gradient buffers), tools/autograd/derivatives.yaml (what is saved).
+The code that is traced is written like the model code, so that a tensor lives as long as it does there: until the last
+Python variable, saved tensor or gradient buffer that refers to it is gone. benchmarks/memory compares the result with
+real models. Sources: torch/csrc/autograd/engine.cpp (order, gradient buffers), tools/autograd/derivatives.yaml (what is
+saved).
 """
 
 import heapq
@@ -10,15 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-SMALL = 32 * 2**20  # larger blocks glibc maps and gives back one by one (mallopt(3), M_MMAP_THRESHOLD's maximum)
+SMALL = 32 * 2**20  # glibc maps larger blocks one by one (mallopt(3), M_MMAP_THRESHOLD's maximum)
 BLOCK = 512  # bytes that CUDA's caching allocator rounds up to (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
 
 class MemoryTracer:
-    """Counts what is alive, by kind, and remembers the moment when it was most."""
+    """Counts the bytes of live storages by kind, and keeps the counts of the peak."""
 
     def __init__(self, bucket: float = 0.0) -> None:
-        """`bucket` are bytes that the first gradient of a weight brings with it."""
+        """`bucket`: bytes that the engine allocates with the first gradient of a weight."""
         self.live = self.peak = 0
         self.bucket = bucket
         self.small = self.small_peak = 0
@@ -31,7 +32,7 @@ class MemoryTracer:
         self.nothing = _Storage(self, 0)
 
     def restart(self) -> None:
-        """Look for the peak from here on."""
+        """Start a new peak at what is live now."""
         self.peak, self.at_peak = self.live, Counter(self.kinds)
 
     def new(self, count: float, width: float) -> "Value":
@@ -49,7 +50,7 @@ class MemoryTracer:
         return Node(self._order, [value.source for value in inputs], [value.storage for value in saved], backward)
 
     def backward(self, value: "Value", gradient: "Value") -> None:
-        """Run the backward pass from `value`, the latest node first; saved tensors go as their nodes are done."""
+        """Run the backward pass from `value`, the latest node first; a node's saved tensors are freed after it."""
         assert isinstance(value.source, Node)
         waiting = {value.source: gradient}
         queue = [(-value.source.order, value.source)]
@@ -75,7 +76,7 @@ class MemoryTracer:
 
 
 class _Storage:
-    """Bytes that are alive as long as this object is."""
+    """Bytes that are live as long as this object is."""
 
     __slots__ = ("kind", "size", "tracer")
 
@@ -90,7 +91,7 @@ class _Storage:
             tracer.small_peak = max(tracer.small_peak, tracer.small)
 
     def become(self, kind: str) -> None:
-        """Count as another kind from here on."""
+        """Count as another kind from now on."""
         self.tracer.kinds[self.kind] -= self.size
         self.tracer.kinds[kind] += self.size
         self.kind = kind
@@ -140,21 +141,21 @@ class Parameter:
         self.done = False
 
     def accumulate(self, gradient: Value) -> None:
-        """Keep this rank's share of a gradient until the step, as AccumulateGrad or ZeRO's buckets do."""
+        """Keep this rank's share of a gradient until the optimizer step, as AccumulateGrad or ZeRO's buckets do."""
         tracer = self.tracer
         if tracer.bucket:
             kind, tracer.kind = tracer.kind, "buffers"
             tracer.gradients.append(tracer.new(tracer.bucket, 1))
             tracer.kind, tracer.bucket = kind, 0.0
         if self.done:
-            # A tied weight's second gradient is added to the first, into a third.
+            # The second gradient of a tied weight and the first are added into a new tensor.
             tracer.new(self.count * bool(self.share), self.width)
         if self.done or not self.share:
             return
         self.done = True
         kind, tracer.kind = tracer.kind, "gradients"
         if self.share == 1:
-            # The very tensor is kept: from here on it counts as a gradient.
+            # The tensor itself is kept, and counts as a gradient from now on.
             gradient.storage.become("gradients")
             tracer.gradients.append(gradient)
         else:
