@@ -289,6 +289,7 @@ def report(
     lock: Annotated[Path, typer.Option(help="The lock file of the environment.")],
     config: Annotated[Path, typer.Option(help="The config.")],
     usage: Annotated[Path, typer.Option(help="Where goes what training used, beside what was predicted.")],
+    summary: Annotated[Path, typer.Option(help="Where the headline metrics go.")],
     output: Output,
     accounting: Annotated[
         dict[str, Any] | None,
@@ -300,7 +301,7 @@ def report(
     """Write the run's page: before and after, loss, memory, provenance."""
     from zerolora.report.report import report as stage
 
-    stage(settings, run, model, data, packing, base, results, config, lock, accounting, usage, output)
+    stage(settings, run, model, data, packing, base, results, config, lock, accounting, usage, summary, output)
 
 
 @app.command()

@@ -135,7 +135,7 @@ STAGES = {
             ("report.report",),
             "runs.{run}.report",
             ("results/{run}",),
-            ("results/{run}/report.html",),
+            ("results/{run}/report.html", "results/{run}/summary.json", "results/{run}/usage.json"),
             last=True,
         ),
     )

@@ -121,7 +121,7 @@ def test_unversioned_merged_weights_stay_out_of_the_cache_and_come_back(project:
 def test_metrics_and_plots_are_dvcs(project: Project) -> None:
     difference = json.loads(project.run("dvc", "metrics", "diff", "--json", "HEAD~1").stdout)
     shown = project.run("dvc", "metrics", "show").stdout
-    assert "results/default/metrics/evaluate.json" in shown
+    assert "results/default/summary.json" in shown
     assert isinstance(difference, dict)
     project.run("dvc", "plots", "show", "--out", "plots")
     assert "loss" in (project.directory / "plots/index.html").read_text()

@@ -26,6 +26,7 @@ rule report:
             labels={"run": "{run}"},
         ),
         usage="results/{run}/usage.json",
+        summary="results/{run}/summary.json",
     log:
         "results/logs/report/{run}.log",
     conda:
@@ -46,4 +47,5 @@ rule report:
     shell:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
         " --data {params.data} --packing {params.packing} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
-        ' --accounting "$(workflow/scripts/accounting.py {params.steps})" --usage {output.usage} --output {output.page}'
+        ' --accounting "$(workflow/scripts/accounting.py {params.steps})" --usage {output.usage}'
+        " --summary {output.summary} --output {output.page}"

@@ -13,6 +13,7 @@ from zerolora.files import MANIFEST, read_json, sha256, write_json, write_text
 from zerolora.log import result
 from zerolora.report.plots import length_histogram, loss_curve, memory_bars, step_times
 from zerolora.report.show import before_and_after
+from zerolora.report.summary import headline
 from zerolora.report.usage import COLUMNS, table, usage
 from zerolora.units import gib
 
@@ -29,9 +30,11 @@ def report(
     lock: Path,
     accounted: dict[str, Any] | None,
     usage_file: Path,
+    summary_file: Path,
     output: Path,
 ) -> None:
-    """Write one self-contained HTML page, and what training used beside what was predicted (usage.py).
+    """Write one self-contained HTML page, what training used beside what was predicted (usage.py), and the headline
+    metrics (summary.py).
 
     Raises UserError if an earlier stage's file is missing.
     """
@@ -42,6 +45,7 @@ def report(
         "merged": read_json(metrics / "evaluate_resources.json", "zerolora evaluate"),
         "train": read_json(metrics / "train_resources.json", "zerolora train"),
     }
+    trained = read_json(metrics / "train.json", "zerolora train")
     estimate = read_json(results / "estimate.json", "zerolora estimate")
     render = read_json(results / "render.json", "zerolora render")
     train_usage = usage(render["slurm_resources"], used["train"], accounted)
@@ -59,7 +63,7 @@ def report(
         before=before,
         after=after,
         used=used,
-        train=read_json(metrics / "train.json", "zerolora train"),
+        train=trained,
         stats=read_json(data / "stats.json", "zerolora prepare"),
         mask=read_json(data / "mask.json", "zerolora prepare"),
         packing=read_json(packing / "stats.json", "zerolora pack"),
@@ -76,6 +80,7 @@ def report(
         provenance=_provenance(run, model, data, results, config, lock),
     )
     write_json(usage_file, train_usage)
+    write_json(summary_file, headline(before, after, trained, used["train"], train_usage))
     write_text(output, page)
     result(before_and_after(before, after))
 
