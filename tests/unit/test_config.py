@@ -135,12 +135,12 @@ def test_the_schema_names_every_form_of_rows_and_its_fields() -> None:
 
 def test_an_unknown_form_or_field_is_named(tmp_path: Path) -> None:
     config = json.loads(json.dumps(TINY_CONFIG))
-    config["prepare"]["rows"] |= {"format": "alpacca", "columns": {"instuction": "question"}}
+    config["prepare"]["rows"] |= {"format": "alpacca", "columns": {"questoin": "question"}}
     with pytest.raises(UserError) as error:
         load(write(tmp_path, config))
     text = str(error.value)
     assert "prepare.rows.format: 'alpacca': write one of auto, alpaca, " in text
-    assert "instuction" in text and "write one of instruction, input" in text
+    assert "questoin" in text and "write one of instruction, input" in text
 
 
 @pytest.mark.parametrize("name", ["a b", "a;rm", "$(x)", "A", "", "-x", "a.b"])
@@ -336,3 +336,64 @@ def test_a_misspelt_resume_is_told_before_anything_runs() -> None:
     assert [Train(resume=value).resume for value in ("auto", "never", "a.safetensors")]
     with pytest.raises(ValidationError, match="write auto, never, or a checkpoint's file"):
         Train(resume="Auto")
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+MERGE_BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 10)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &a [*a]", "an alias stands inside itself"),
+        ("a: " + "[" * 60 + "]" * 60, "more than 50 levels"),
+        ("a: " + "[" * 3000 + "]" * 3000, "is nested too deep"),
+        ("".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else ''}]\n" for n in range(60)), "more than 50 levels"),
+        (BOMB, "more than 1,000,000 values with all aliases written out"),
+        (MERGE_BOMB, "more than 1,000,000 values with all aliases written out"),
+        ("? [a]\n: 1", "a key is no plain text"),
+        ("fetch: 1\nprepare: 2026-99-99", ":2: '2026-99-99' is no timestamp"),
+        ("fetch: !!int abc", ":1: 'abc' is no int"),
+        ("fetch: 0x_", ":1: '0x_' is no int"),
+        ("fetch: " + "9" * 5000, ":1: '999"),
+        ('fetch: "\\ud800"', r":1: '\ud800' is no str"),
+        ("- a", "where sections such as"),
+        ("", "holds None where sections"),
+    ],
+)
+def test_yaml_that_holds_no_config_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        load(path)
+    assert said in str(error.value) and len(str(error.value).splitlines()) == 1
+    str(error.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("prepare.rows.seed", -1),
+        ("train.seed", 2**63),
+        ("prepare.rows.path", ""),
+        ("prepare.rows.sources", {"a.json": {"weight": float("inf")}}),
+        ("prepare.rows.sources", {"a.json": {"rows": 10**20}}),
+        ("pack.capacity", 10**20),
+        ("train.lora.targets", []),
+        ("train.lora.targets", [""]),
+        ("train.lora.alpha", float("inf")),
+        ("train.learning_rate", float("inf")),
+        ("train.weight_decay", float("nan")),
+        ("train.gradient_clipping", float("inf")),
+        ("fetch.directory.tiny.path", ""),
+    ],
+)
+def test_a_value_that_no_stage_could_use_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(UserError) as error:
+        load(write(tmp_path, edited(key, value)))
+    (line,) = str(error.value).splitlines()
+    assert key.rpartition(".")[2] in line and "write" in line

@@ -22,7 +22,7 @@ def index(sources: list[int], rows: list[int] | None = None, prompts: list[int] 
     return Index(np.array(sources, np.int16), hashes, np.array(prompts, np.uint64) if prompts else hashes)
 
 
-@given(st.integers(1, 30), st.integers(1, 30), st.integers(), st.integers(1, 50))
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 2**63 - 1), st.integers(1, 50))
 def test_each_row_is_in_one_split_and_the_seed_alone_decides(validation: int, test: int, seed: int, train: int) -> None:
     settings = prepare_settings(split={"validation": validation, "test": test}, seed=seed)
     rows = index([0] * (validation + test + train))

@@ -13,6 +13,7 @@ from zerolora.config.rules import impossible
 from zerolora.config.schema import HUB_DATA, Config
 from zerolora.errors import UserError, shown
 
+MOST, DEEPEST = 1_000_000, 50  # values and levels of a config: far more than one needs, and read in seconds
 WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as snakemake.io has it
 
 
@@ -72,15 +73,31 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that also reads 2e-4 as a number, as YAML 1.2 (and DVC) does, and refuses a key given twice."""
+    """SafeLoader that also reads 2e-4 as a number, as YAML 1.2 (and DVC) does, and refuses a key given twice.
+
+    What YAML calls a number or date and Python cannot hold is an error with its line.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is no plain text", key.start_mark)
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, str):
+                value.encode()  # half a character, as in "\ud800", is in no file
+            return value
+        except (ValueError, TypeError, OverflowError):
+            kind = node.tag.rpartition(":")[2]
+            problem = f"{shown(node.value)} is no {kind}" if isinstance(node, yaml.ScalarNode) else f"this is no {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 _Loader.add_implicit_resolver(
@@ -90,10 +107,14 @@ _Loader.add_implicit_resolver(
 
 def _parse(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     """Return the file's values and the line of each key."""
-    text = _read(path)
+    loader = _Loader(_read(path))
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader; it only reads 2e-4 as a number too
-        lines = _lines(yaml.compose(text, Loader=_Loader))
+        node = loader.get_single_node()
+        _check_size(node, {}, set())
+        value = None if node is None else loader.construct_document(node)
+        lines = _lines(node)
+    except RecursionError:
+        raise UserError(f"{path}: is nested too deep; write at most {DEEPEST} levels") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -102,6 +123,32 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     if not isinstance(value, dict):
         raise UserError(f"{path}: holds {shown(value)} where sections such as fetch, prepare, runs are expected")
     return value, lines
+
+
+def _check_size(node: yaml.Node | None, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
+    """Return values and levels of a node with its aliases written out; `known` are those of nodes seen, by id.
+
+    Raises ConstructorError for an alias inside what it stands for, and if there are more than MOST values or DEEPEST
+    levels: a few lines of aliases could fill the memory.
+    """
+    if not isinstance(node, yaml.CollectionNode):
+        return 1, 0
+    if id(node) not in known:
+        problem = ""
+        if id(node) in above:
+            raise yaml.constructor.ConstructorError(None, None, "an alias stands inside itself", node.start_mark)
+        pairs = isinstance(node, yaml.MappingNode)
+        inner = [part for entry in node.value for part in entry] if pairs else node.value
+        sizes = [_check_size(each, known, above | {id(node)}) for each in inner]
+        values, levels = 1 + sum(size for size, _ in sizes), 1 + max((level for _, level in sizes), default=0)
+        if values > MOST:
+            problem = f"more than {MOST:,} values with all aliases written out"
+        if levels > DEEPEST:
+            problem = f"more than {DEEPEST} levels"
+        if problem:
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        known[id(node)] = values, levels
+    return known[id(node)]
 
 
 def _read(path: Path) -> str:

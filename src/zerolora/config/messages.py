@@ -37,5 +37,7 @@ def remedy(mistake: Any) -> str:
         "less_than_equal": f"{context.get('le')} or less",
         "string_pattern_mismatch": f"text that matches {context.get('pattern')}",
         "too_short": "at least one entry",
+        "string_too_short": "text that is not empty",
+        "finite_number": "a finite number, as in 2e-4",
     }
     return f"{seen} is not valid; write {wanted.get(kind, mistake['msg'])}"

@@ -79,7 +79,9 @@ def _strategy(value: str) -> str:
 
 Name = Annotated[str, AfterValidator(_name)]
 Size = Annotated[str, AfterValidator(_size)]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Text = Annotated[str, Field(min_length=1)]
 Format = Annotated[str, AfterValidator(_format), Field(json_schema_extra={"enum": ["auto", *FORMS]})]
 COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})
 RowField = Annotated[str, AfterValidator(_row_field)]
@@ -90,7 +92,7 @@ Check = Literal["exact", "sum"]
 class Section(BaseModel):
     """A part of the config: unknown keys are refused, types are not guessed."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Hardware(Section):
@@ -167,7 +169,7 @@ class HubModel(Section):
 class DirectoryModel(Section):
     """A directory on this machine that `from_pretrained` loads. It is used where it lies, never copied."""
 
-    path: str
+    path: Text
     """The directory, relative to the project or absolute."""
     license: str
     """SPDX name of the model's licence."""
@@ -229,7 +231,7 @@ class PrepareSettings(Section):
 
     model: Name
     """The base model whose tokenizer and template the rows are written with; one of `fetch`."""
-    path: str
+    path: Text
     """A file of rows, or a directory. A directory is one source, unless `sources` names several in it."""
     format: Format = "auto"
     """Form of the rows, one of docs/data.md; auto = told by their fields."""
@@ -245,7 +247,7 @@ class PrepareSettings(Section):
     """What is learned: every turn of the assistant, its last turn, everything, or the turns of the roles listed."""
     split: Split
     """Rows of the validation and test splits."""
-    seed: int = 42
+    seed: Seed = 42
     """Seed of the splits and of what is drawn from a source."""
     max_length: Positive = 512
     """Longest row in tokens."""
@@ -304,7 +306,7 @@ class Lora(Section):
     """The second factor's learning rate over the first's (LoRA+, arXiv 2402.12354, which advises 16); 1 = the same."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the first factor."""
-    targets: Literal["all-linear"] | list[str] = "all-linear"
+    targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
     """Linear modules that get an adapter: all-linear (all but the output head), or names as in q_proj."""
 
 
@@ -331,7 +333,7 @@ class TrainSettings(Section):
     """AdamW's decoupled weight decay."""
     neftune_alpha: Annotated[float, Field(ge=0)] = 0.0
     """Noise on embeddings in training, up to alpha / sqrt(tokens of the row x width) (NEFTune, arXiv 2310.05914)."""
-    seed: int = 42
+    seed: Seed = 42
     """Seed of the adapter's start, dropout and the order of the rows."""
     validation_steps: Positive | None = None
     """Validate every so many optimizer steps, besides the end."""

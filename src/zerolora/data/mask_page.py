@@ -15,7 +15,7 @@ LONGEST = 2000  # tokens of a row that are shown
 
 
 def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any]) -> None:
-    """Write a page of training rows as the loss sees them: context grey, learned tokens green, each token apart."""
+    """Write a page of training rows as the loss sees them: context grey, supervised tokens green, each token apart."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
@@ -25,7 +25,7 @@ def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, p
     for number in drawn.tolist():
         row = rows[number]
         parts.append(
-            f"<h2>row {number + 1:,} of train</h2><p>{row['length']:,} tokens, {row['supervised']:,} learned</p>"
+            f"<h2>row {number + 1:,} of train</h2><p>{row['length']:,} tokens, {row['supervised']:,} supervised</p>"
             f"<pre>{_coloured(tokenizer, row['input_ids'], row['labels'])}</pre>"
         )
     write_text(path, "\n".join([*parts, "</body></html>", ""]))
@@ -40,9 +40,9 @@ def _summary(proof: dict[str, Any]) -> str:
     )
     stops = ", ".join(f"<code>{html.escape(stop)}</code> {number:,}" for stop, number in proof["stop_tokens"].items())
     return (
-        f"<p>{proof['rows']:,} rows, {proof['tokens']:,} tokens, {proof['supervised_tokens']:,} learned. "
-        f"Stop tokens of learned turns: {stops or 'none'}.</p>"
-        f"<table><tr><th>role</th><th>turns</th><th>learned turns</th><th>learned tokens</th></tr>{roles}</table>"
+        f"<p>{proof['rows']:,} rows, {proof['tokens']:,} tokens, {proof['supervised_tokens']:,} supervised. "
+        f"Stop tokens of supervised turns: {stops or 'none'}.</p>"
+        f"<table><tr><th>role</th><th>turns</th><th>supervised turns</th><th>supervised tokens</th></tr>{roles}</table>"
     )
 
 
@@ -73,5 +73,5 @@ pre { white-space: pre-wrap; background: #fafafa; padding: 1rem; line-height: 1.
 pre span { border-right: 1px solid #fff; } .c { color: #777; background: #eee; } .l { color: #0b4; background: #dfd; }
 h2 { font-size: 1rem; margin: 2rem 0 0; } td, th { padding: .2rem .8rem; text-align: left; }
 </style></head><body><h1>What the loss sees</h1>
-<p><span class="l">Green</span> tokens are learned, <span class="c">grey</span> ones are context: seen, not learned.
+<p><span class="l">Green</span> tokens are supervised, <span class="c">grey</span> ones are context: seen, not learned.
 Each box is a token.</p>"""

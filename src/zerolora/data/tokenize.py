@@ -53,7 +53,7 @@ class Result(NamedTuple):
     """What became of a chunk.
 
     file: where its rows were written, an Arrow record batch of `rows.schema(held_out=True)`. hashes: of each row and
-    of its prompt, uint64 [rows, 2]. counts: rows that were cut, turns and learned tokens by role, stop tokens.
+    of its prompt, uint64 [rows, 2]. counts: rows that were cut, turns and supervised tokens by role, stop tokens.
     progress: bytes of the file that the chunk stands for.
     """
 
