@@ -16,7 +16,7 @@ from machine import machine
 
 from zerolora.data.packing import pack
 from zerolora.files import write_json
-from zerolora.train.order import deal, global_batches, spread
+from zerolora.train.order import assign, global_batches, spread
 
 RESULT = Path("benchmarks/results/balance.json")
 ROWS, MEAN, SIGMA, CAPACITY, GLOBAL_BATCH, RANKS = 100_000, 1045, 0.8, 4096, 64, 8
@@ -41,7 +41,7 @@ def main() -> None:
 def ours(tokens: np.ndarray, work: np.ndarray) -> dict[str, float]:
     """Return the spreads of training's own order and dealing."""
     order = global_batches(work.astype(float), 0, GLOBAL_BATCH, 1)
-    return spreads(tokens, work, [(batch, deal(work[batch].astype(float), RANKS, 1)) for batch in order])
+    return spreads(tokens, work, [(batch, assign(work[batch].astype(float), RANKS, 1)) for batch in order])
 
 
 def shuffled(tokens: np.ndarray, work: np.ndarray) -> dict[str, float]:

@@ -47,7 +47,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import RenderSettings, UsefulFlops
+from zerolora.config.settings import RenderSettings, TrainingChoice, TrainSettings, UsefulFlops
 from zerolora.data.rows import IGNORED
 from zerolora.files import read_json, write_json
 from zerolora.memory.read_spec import read_model_spec
@@ -58,11 +58,13 @@ from zerolora.planner.render import rendered, training_choice
 from zerolora.planner.run_hardware import hardware_of, target_of
 from zerolora.probe.probe import probe
 from zerolora.train.adapter import adapt
-from zerolora.train.batch import PackedRow, collate, loss_sum
-from zerolora.train.engines import select as engines
+from zerolora.train.engines import engine_class
 from zerolora.train.engines.base import DTYPES, Engine
+from zerolora.train.feed import PackedRow, collate
 from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
+from zerolora.train.loss import loss_sum
+from zerolora.train.plan import TrainingPlan
 from zerolora.train.rank import claim_device
 
 RESULT = Path("benchmarks/results/choice.json")
@@ -302,10 +304,16 @@ def launched(task: dict[str, Any], folder: Path) -> tuple[list[float], str | Non
 def measure(path: Path) -> None:
     """Be a rank: train with each configuration of a task, and write a line for each. All are of one strategy."""
     task = read_json(path, "choice.py")
-    device = claim_device(task["train"], task["configs"][0])
-    engines.connect(task["configs"][0], device)
-    for config in task["configs"]:
-        taken = median_seconds(task, config, device)
+    settings = TrainSettings.model_validate(task["train"])
+    plans = [
+        (TrainingPlan.of(settings, TrainingChoice.model_validate(config.pop("zerolora"))), config)
+        for config in task["configs"]
+    ]
+    plan, config = plans[0]
+    device = claim_device(plan)
+    engine_class(plan.engine).connect(config, device)
+    for plan, config in plans:
+        taken = median_seconds(task, plan, config, device)
         if torch.distributed.get_rank() == 0:
             with Path(task["answers"]).open("a") as answers:
                 answers.write(f"{taken}\n")
@@ -313,13 +321,12 @@ def measure(path: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def median_seconds(task: dict[str, Any], config: dict[str, Any], device: torch.device) -> float:
+def median_seconds(task: dict[str, Any], plan: TrainingPlan, config: dict[str, Any], device: torch.device) -> float:
     """Return the median seconds of a step with one configuration; what it took is free again afterwards."""
-    settings = {**task["train"], **config.pop("zerolora")}
-    rank, world, size = torch.distributed.get_rank(), torch.distributed.get_world_size(), settings["micro_batch"]
+    rank, world, size = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.micro_batch
     mine = task["rows"][rank::world]
     micro_batches = [mine[start : start + size] for start in range(0, len(mine), size)]
-    engine = engines.start(adapt(Path(task["model"]), settings, config), config, settings, device)
+    engine = engine_class(plan.engine)(adapt(Path(task["model"]), plan, config, device), config, plan, device)
     engine.train()
     seconds = [step_seconds(engine, micro_batches, task["packing"], device) for _ in range(1 + task["steps"])]
     release(engine)

@@ -14,12 +14,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.gpu_kinds.drawn import config_of, write_model
 from zerolora.files import read_json
+
+if TYPE_CHECKING:
+    from zerolora.train.plan import TrainingPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 Settings = dict[str, Any]
@@ -184,6 +187,7 @@ def speed(asked: Settings, where: Context) -> Result:
     """Train with what `strategy: auto` chooses; report tokens/s, and FLOP/s over those of matrix products (of_matmul)
     and over the datasheet's (mfu)."""
     from benchmarks import choice
+    from zerolora.config.settings import TrainingChoice, TrainSettings
     from zerolora.memory.read_spec import read_model_spec
     from zerolora.peak_memory import PeakMemory
     from zerolora.planner.candidates import Planning, step_work
@@ -191,6 +195,7 @@ def speed(asked: Settings, where: Context) -> Result:
     from zerolora.planner.cost import useful_flops
     from zerolora.planner.datasheets import GPUS
     from zerolora.planner.run_hardware import hardware_of
+    from zerolora.train.plan import TrainingPlan
 
     os.chdir(ROOT)  # choice.py reads config/config.yaml from there
     probed = probed_or_new(where)
@@ -202,13 +207,14 @@ def speed(asked: Settings, where: Context) -> Result:
     best = choose(Planning(shape, settings, statistics, hardware_of(settings)[0]))[0]
     zero = choice.engine_and_choice(best.choice, settings)
     directory = model_to_draw(config, where)
-    device = become_rank(train, zero)
+    plan = TrainingPlan.of(TrainSettings.model_validate(train), TrainingChoice.model_validate(zero.pop("zerolora")))
+    device = become_rank(plan, zero)
     peak = PeakMemory(device)
     task = {
         "model": str(directory), "train": train, "ranks": RANKS, "rows": rows, "packing": asked["packed"] > 1,
         "steps": asked["steps"],
     }  # fmt: skip
-    seconds = choice.median_seconds(task, zero, device)
+    seconds = choice.median_seconds(task, plan, zero, device)
     flops = useful_flops(step_work(shape, best.spec, statistics))
     squared = sum(len(row["input_ids"]) ** 2 for packed in rows for row in packed)
     counts = {
@@ -245,24 +251,24 @@ def model_to_draw(config: Path, where: Context) -> Path:
     return directory
 
 
-def become_rank(train: Settings, zero: Settings) -> torch.device:
+def become_rank(plan: "TrainingPlan", zero: Settings) -> torch.device:
     """Make this process the only rank of a training; on a GPU, models that it loads get drawn weights."""
     from benchmarks.memory import measure
-    from zerolora.train import adapter
-    from zerolora.train.engines import select as engines
+    from zerolora.train import base_model
+    from zerolora.train.engines import engine_class
     from zerolora.train.launch.topology import topology
     from zerolora.train.rank import claim_device
 
-    if train["device"] == "cpu":
+    if plan.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     else:
-        adapter._read = measure.random_on_device
+        base_model.read = measure.random_on_device
     one = topology({}, 1, RANKS)
     os.environ |= one.environment(0)
     if one.listener:
         one.listener.detach()  # this process's own rendezvous takes the socket over
-    device = claim_device(train, zero)
-    engines.connect(zero, device)
+    device = claim_device(plan)
+    engine_class(plan.engine).connect(zero, device)
     return device
 
 

@@ -45,6 +45,7 @@ from zerolora.methods.registry import create
 from zerolora.peak_memory import PeakMemory
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
+from zerolora.strategies import STRATEGIES
 from zerolora.strategies.base import Target
 from zerolora.train.launch.launcher import CPU_MALLOC
 
@@ -433,27 +434,25 @@ def run_rank(request: dict[str, Any]) -> None:
     """Be one rank of a group; append one line for each batch to the output."""
     import torch.distributed
 
-    from zerolora.train import adapter, isolation, rank
-    from zerolora.train.engines import select as engines
+    from zerolora.train import adapter, base_model, isolation, rank
+    from zerolora.train.engines import engine_class
 
     group, weights = request["group"], Path(request["weights"])
     config = zero_json(group)
-    settings = {
-        "attention": group["attention"], "activation_checkpointing": group["checkpointing"], "seed": 1, "lora": LORA,
-        "learning_rate": 1e-4, "weight_decay": 0.0, "accumulation": 1, "neftune_alpha": 0.0, "device": group["device"],
-    }  # fmt: skip
-    device = rank.claim_device(settings, config)
+    plan = training_plan(group, group["batches"][0])
+    engine_kind = engine_class(plan.engine)
+    device = rank.claim_device(plan)
     if group["device"] == "cuda":
-        adapter._read = random_on_device
+        base_model.read = random_on_device
     context = context_bytes(device)
-    engines.connect(config, device)
+    engine_kind.connect(config, device)
     torch.distributed.all_reduce(torch.zeros(1, device=device))  # NCCL allocates with its first collective
     memory = PeakMemory(device)
     marks = {"host_before": resident(), "gpu_connected": in_use(device)}
     full = group.get("method") == "full"
-    model = whole_model(weights, settings, config) if full else adapter.adapt(weights, settings, config)
+    model = adapter.prepared(weights, plan, config, device) if full else adapter.adapt(weights, plan, config, device)
     marks |= {"host_model": resident(), "host_peak_model": memory.host()}
-    engine = engines.start(model, config, settings, device)
+    engine = engine_kind(model, config, plan, device)
     marks |= {"host_engine": resident(), "host_peak_engine": memory.host()}
     isolation.check_loss(engine, engine.module if full else engine.module.get_base_model(), device)
     with Path(request["output"]).open("a") as output:
@@ -463,7 +462,7 @@ def run_rank(request: dict[str, Any]) -> None:
                 found |= {"gpu_context": context, "gpu_connected": marks["gpu_connected"]}
             if device.type == "cpu" and not full and "failed" not in found:
                 found |= {"host_steps": resident()}
-                expected = adapter.expected_tensors(weights, settings["lora"])
+                expected = adapter.expected_tensors(weights, plan.lora)
                 adapter.save(engine, weights.parent / "adapter", torch.distributed.get_rank(), expected, {})
                 found |= {name: value for name, value in marks.items() if name.startswith("host")}
                 found |= {"host_peak_steps": found["host_peak"], "host_peak": memory.host()}
@@ -476,32 +475,26 @@ def run_rank(request: dict[str, Any]) -> None:
     torch.distributed.destroy_process_group()
 
 
-def random_on_device(weights: Path, dtype: torch.dtype, implementation: str) -> Any:
+def training_plan(group: Group, batch: Batch) -> Any:
+    """Return the plan that training would have for a batch of a group."""
+    from zerolora.config.schema import Lora
+    from zerolora.config.settings import UsefulFlops
+    from zerolora.train.plan import TrainingPlan
+
+    return TrainingPlan(
+        device=group["device"], engine=STRATEGIES[group["strategy"]].engine, strategy=group["strategy"],
+        attention=group["attention"], activation_checkpointing=group["checkpointing"], precision=group["precision"],
+        micro_batch=batch["micro_batch"], global_batch=batch["micro_batch"] * group["ranks"], accumulation=1, seed=1,
+        lora=Lora(**LORA), flops=UsefulFlops(token=0.0, squared_token=0.0, supervised_token=0.0, peak=None),
+    )  # fmt: skip
+
+
+def random_on_device(weights: Path, dtype: torch.dtype, attention: str, device: torch.device | None = None) -> Any:
     """Return the model with random weights, made where they belong: never whole on the host, at stage 3 nowhere."""
     transformers: Any = importlib.import_module("transformers")
     config = transformers.AutoConfig.from_pretrained(weights)
     with torch.device("cuda", torch.cuda.current_device()):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
-
-
-def whole_model(weights: Path, settings: dict[str, Any], config: dict[str, Any]) -> Any:
-    """Return the model with all its weights trained, and else prepared as adapter.adapt prepares it."""
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig
-
-    from zerolora.train import adapter
-    from zerolora.train.attention import IMPLEMENTATIONS
-    from zerolora.train.engines.base import dtype_of
-    from zerolora.train.loss import make_chunked
-
-    partitioning = HfDeepSpeedConfig(config) if config.get("zero_optimization", {}).get("stage") == 3 else None
-    attention = settings["attention"]
-    model = adapter._read(weights, dtype_of(config), IMPLEMENTATIONS.get(attention, attention))
-    del partitioning
-    model.config.use_cache = False
-    make_chunked(model)
-    if settings["activation_checkpointing"]:
-        adapter._checkpoint(model, reentrant="zero_optimization" in config)
-    return model
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
 
 
 def in_use(device: torch.device) -> int:
@@ -528,21 +521,16 @@ def one_batch(
 
     from zerolora.data.plan import open_plan
     from zerolora.data.rows import open_split
-    from zerolora.train.batch import Batches, loss_sum
     from zerolora.train.checkpoint.store import Checkpoints
+    from zerolora.train.feed import Batches
+    from zerolora.train.loss import loss_sum
 
-    saver = Checkpoints(
-        data.parent / "checkpoints", {}, {"steps": STEPS}, {"checkpoint_steps": None, "checkpoint_minutes": 1e9}
-    )
+    saver = Checkpoints(data.parent / "checkpoints", {}, {"steps": STEPS}, every_minutes=1e9)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what an earlier batch took must not count as this one's
         torch.cuda.reset_peak_memory_stats(device)
-    asked = {
-        "micro_batch": batch["micro_batch"], "global_batch": batch["micro_batch"] * group["ranks"],
-        "seed": 1, "epochs": 1, "max_steps": None,
-    }  # fmt: skip
-    plan = open_plan(data / "plan.arrow")
-    batches = Batches(open_split(data, "train"), plan, asked, torch.distributed.get_rank(), group["ranks"])
+    packing, plan = open_plan(data / "plan.arrow"), training_plan(group, batch)
+    batches = Batches(open_split(data, "train"), packing, plan, torch.distributed.get_rank(), group["ranks"])
     seconds = []
     try:
         for number in range(batches.steps):
@@ -575,7 +563,7 @@ def one_batch(
 
 def micro_batch(batches: Any, number: int, batch: Batch, device: torch.device) -> dict[str, Any]:
     """Return this rank's micro-batch of a step, without a mask if the batch has none."""
-    from zerolora.train.batch import collate
+    from zerolora.train.feed import collate
 
     inputs = collate(batches.at(number)[0][0], False, device)
     if not batch["masked"]:
@@ -593,8 +581,9 @@ def save_beside(engine: Any, saver: Any, number: int) -> None:
     """Begin to write a checkpoint, as training does while it goes on."""
     import torch.distributed
 
-    from zerolora.train.checkpoint.store import State
-    from zerolora.train.engines.base import MOMENTS, WEIGHT
+    from zerolora.compat.torch import MOMENTS
+    from zerolora.train.checkpoint.format import State
+    from zerolora.train.engines.base import WEIGHT
 
     parts = {part: engine.part(part) for part in (WEIGHT, *MOMENTS)}
     if torch.distributed.get_rank() == 0:
@@ -603,7 +592,7 @@ def save_beside(engine: Any, saver: Any, number: int) -> None:
 
 def step(engine: Any, inputs: dict[str, Any], loss: str) -> None:
     """Make one optimizer step on one micro-batch."""
-    from zerolora.train.batch import loss_sum
+    from zerolora.train.loss import loss_sum
 
     if loss == "fused":
         total, _ = loss_sum(engine, inputs, 1)

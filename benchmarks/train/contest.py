@@ -27,7 +27,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSettings, PrepareSettings, RenderSettings
+from zerolora.config.settings import (
+    EstimateSettings,
+    FetchDirectory,
+    PackSettings,
+    PrepareSettings,
+    RenderSettings,
+    TrainingChoice,
+    TrainSettings,
+)
 from zerolora.data.pack import pack_rows
 from zerolora.data.plan import open_plan
 from zerolora.data.prepare import prepare
@@ -36,9 +44,10 @@ from zerolora.fetch.models import fetch, restore
 from zerolora.files import canonical, read_json, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render
-from zerolora.train.batch import Batches
 from zerolora.train.engines.base import DTYPES
+from zerolora.train.feed import Batches
 from zerolora.train.launch.topology import topology
+from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.stopwatch import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,7 +214,9 @@ class Ours:
         """Return the supervised tokens of every step, over all ranks."""
         plan = open_plan(self.folder / "packing/train.arrow")
         rows = open_split(self.task.data, "train")
-        batches = Batches(rows, plan, {**self.settings, **self.zero["zerolora"]}, 0, self.ranks)
+        settings = TrainSettings.model_validate(self.settings)
+        training = TrainingPlan.of(settings, TrainingChoice.model_validate(self.zero["zerolora"]))
+        batches = Batches(rows, plan, training, 0, self.ranks)
         return [batches.at(step)[1] for step in range(batches.steps)]
 
 

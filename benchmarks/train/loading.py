@@ -26,13 +26,14 @@ import torch
 from against_reference import VALIDATED, reference_task
 from contest import QUIET, RESULTS, TRAIN, Ours, about, add_options, model_of
 
+from zerolora.config.settings import TrainSettings
 from zerolora.files import read_json, write_json
 from zerolora.manifest import located
 from zerolora.train.adapter import adapt
-from zerolora.train.engines import select as engines
+from zerolora.train.engines import engine_class
 from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
-from zerolora.train.rank import claim_device
+from zerolora.train.rank import claim_device, read_plan
 
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
 NOTHING = {"Pss": 0, "Anonymous": 0}
@@ -67,7 +68,7 @@ def peaks(ours: Ours, every: float) -> dict[str, float]:
     seconds of the slowest rank until the model was adapted and until the engine stood."""
     request = ours.folder / "loading.json"
     weights = str(ours.task.folder / "weights/model.json")
-    write_json(request, {"settings": ours.settings, "zero": ours.zero, "weights": weights})
+    write_json(request, {"settings": ours.settings, "zero": str(ours.folder / "zero.json"), "weights": weights})
     command = [sys.executable, __file__, "--load", str(request)]
     own = {"OMP_NUM_THREADS": ours.threads}
     if ours.settings["device"] == "cpu":
@@ -97,15 +98,14 @@ def peaks(ours: Ours, every: float) -> dict[str, float]:
 def load(request: Path) -> None:
     """Be a rank: load as training does, and end."""
     asked = read_json(request, "loading.py")
-    zero = asked["zero"]
-    settings = {**asked["settings"], **zero.pop("zerolora")}
-    device = claim_device(settings, zero)
-    engines.connect(zero, device)
+    plan, config = read_plan(TrainSettings.model_validate(asked["settings"]), Path(asked["zero"]))
+    device = claim_device(plan)
+    engine_class(plan.engine).connect(config, device)
     torch.distributed.barrier()
     started = time.monotonic()
-    model = adapt(located(Path(asked["weights"])), settings, zero)
+    model = adapt(located(Path(asked["weights"])), plan, config, device)
     adapted = time.monotonic()
-    engines.start(model, zero, settings, device)
+    engine_class(plan.engine)(model, config, plan, device)
     torch.distributed.barrier()
     seconds = {"model_seconds": adapted - started, "engine_seconds": time.monotonic() - adapted}
     write_json(request.with_name(f"loaded{os.environ['RANK']}.json"), seconds)

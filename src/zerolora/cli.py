@@ -216,13 +216,15 @@ def train(
     logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
 ) -> None:
     """Train the adapter: one rank, several here, or one Slurm task of many. Goes on from the last checkpoint."""
+    from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.train.launch.launcher import launch
     from zerolora.train.launch.topology import topology
     from zerolora.train.telemetry.trackers import check
 
-    check(settings["tracker"])
-    where = topology(os.environ, settings["nodes"], settings["ranks_per_node"])
+    checked = TrainSettings.model_validate(settings)
+    check(checked.tracker)
+    where = topology(os.environ, checked.nodes, checked.ranks_per_node)
     paths = {
         "data": data,
         "packing": packing,
@@ -232,7 +234,7 @@ def train(
         "output": output,
     }
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
-    launch(where, ["--settings", canonical(settings), *arguments], settings["device"], logs)
+    launch(where, ["--settings", canonical(checked.model_dump(mode="json")), *arguments], checked.device, logs)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from conftest import Project
 from engines import edit_config
 
 from zerolora.log import attempts
-from zerolora.train.checkpoint.store import CorruptCheckpoint, header
+from zerolora.train.checkpoint.format import CorruptCheckpoint, header
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,7 +13,7 @@ import pytest
 from bench import Bench, metrics
 from conftest import ROOT, project_environment
 
-from zerolora.train.checkpoint.store import header
+from zerolora.train.checkpoint.format import header
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -76,6 +76,7 @@ def trained(bench: Bench, name: str, strategy: str, **scale: int) -> Path:
     command = bench.command(name, strategy, **STEPS)
     folder = bench.folder / name
     config = json.loads((folder / "zero.json").read_text())
+    config["zerolora"]["precision"] = "fp16"
     (folder / "zero.json").write_text(json.dumps({**config, "fp16": {**SCALE, **scale}}))
     (folder / "sitecustomize.py").write_text(ALLOWED)
     environment = project_environment(ROOT)

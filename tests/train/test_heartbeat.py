@@ -17,7 +17,7 @@ import pytest
 from bench import Bench, rank_process
 from conftest import ROOT, project_environment
 
-from zerolora.train.checkpoint.store import CorruptCheckpoint, header
+from zerolora.train.checkpoint.format import CorruptCheckpoint, header
 from zerolora.train.launch.stop_signals import STOPPED
 from zerolora.train.launch.topology import TOKEN
 

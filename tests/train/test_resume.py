@@ -18,7 +18,8 @@ from bench import Bench, metrics, rank_process
 from conftest import ROOT, project_environment
 from safetensors.torch import load_file
 
-from zerolora.train.checkpoint.store import FINISHED, header
+from zerolora.train.checkpoint.format import header
+from zerolora.train.checkpoint.store import FINISHED
 from zerolora.train.launch.stop_signals import STOPPED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

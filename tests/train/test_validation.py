@@ -12,7 +12,7 @@ import pytest
 from bench import Bench, metrics, rank_process
 from conftest import ROOT, project_environment
 
-from zerolora.train.checkpoint.store import header
+from zerolora.train.checkpoint.format import header
 from zerolora.train.launch.stop_signals import STOPPED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

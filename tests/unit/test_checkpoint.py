@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolora.errors import UserError
-from zerolora.train.checkpoint.identity import FREE
-from zerolora.train.checkpoint.store import Checkpoints, CorruptCheckpoint, State, differences, header, read, write
+from zerolora.train.checkpoint.format import CorruptCheckpoint, State, header, read, write
+from zerolora.train.checkpoint.resume_key import FREE
+from zerolora.train.checkpoint.store import Checkpoints, differences
 
-BOUND = {"train.seed": 1, "train.learning_rate": 0.1, "data": "abc"}
-EXACT: dict[str, Any] = {"steps": 9, "settings": {}, "code": "x"}
-EVERY: dict[str, Any] = {"checkpoint_steps": None, "checkpoint_minutes": 10.0}
+RESUME_KEY = {"train.seed": 1, "train.learning_rate": 0.1, "data": "abc"}
+FINGERPRINT: dict[str, Any] = {"steps": 9, "settings": {}, "code": "x"}
 
 
 def state_of(step: int, size: int = 3) -> State:
@@ -28,7 +28,7 @@ def state_of(step: int, size: int = 3) -> State:
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
     written = state_of(4)
-    found, manifest = read(write(tmp_path, written, BOUND, EXACT))
+    found, manifest = read(write(tmp_path, written, RESUME_KEY, FINGERPRINT))
     assert (found.step, found.updates, found.seconds, found.resumes, found.loss_scale) == (
         4,
         3,
@@ -36,7 +36,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
         2,
         {"cur_scale": 4},
     )
-    assert manifest["binding"] == BOUND and manifest["exact"] == EXACT
+    assert manifest["resume_key"] == RESUME_KEY and manifest["run_fingerprint"] == FINGERPRINT
     for part, tensors in written.parts.items():
         assert torch.equal(found.parts[part]["a.b"], tensors["a.b"])
     assert torch.equal(found.loop["loss"], written.loop["loss"])
@@ -48,7 +48,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 
 @given(place=st.integers(0, 10**6), flip=st.integers(1, 255))
 def test_any_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, place: int, flip: int) -> None:
-    path = write(tmp_path_factory.mktemp("flip"), state_of(4), BOUND, EXACT)
+    path = write(tmp_path_factory.mktemp("flip"), state_of(4), RESUME_KEY, FINGERPRINT)
     content = bytearray(path.read_bytes())
     content[place % len(content)] ^= flip
     path.write_bytes(content)
@@ -58,7 +58,7 @@ def test_any_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, pla
 
 @given(kept=st.floats(0, 0.999))
 def test_any_cut_is_found(tmp_path_factory: pytest.TempPathFactory, kept: float) -> None:
-    path = write(tmp_path_factory.mktemp("cut"), state_of(4), BOUND, EXACT)
+    path = write(tmp_path_factory.mktemp("cut"), state_of(4), RESUME_KEY, FINGERPRINT)
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content))])
     with pytest.raises(CorruptCheckpoint):
@@ -66,8 +66,8 @@ def test_any_cut_is_found(tmp_path_factory: pytest.TempPathFactory, kept: float)
 
 
 def test_the_last_two_and_the_best_are_kept_and_what_is_newer_does_not_push_them_out(tmp_path: Path) -> None:
-    saver = Checkpoints(tmp_path, BOUND, EXACT, EVERY)
-    write(saver.folder, state_of(8), BOUND, EXACT).write_bytes(b"torn")
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+    write(saver.folder, state_of(8), RESUME_KEY, FINGERPRINT).write_bytes(b"torn")
     for step in (1, 2, 3, 4, 5):  # the best is 2
         saver.write(state_of(step))
     saver.wait()
@@ -75,8 +75,8 @@ def test_the_last_two_and_the_best_are_kept_and_what_is_newer_does_not_push_them
 
 
 def test_a_difference_is_named_by_its_key() -> None:
-    changed = {**BOUND, "train.seed": 2, "data": "other", "train.new": None}
-    assert differences(BOUND, changed) == ["the data is another", "train.seed was 1 and is 2"]
+    changed = {**RESUME_KEY, "train.seed": 2, "data": "other", "train.new": None}
+    assert differences(RESUME_KEY, changed) == ["the data is another", "train.seed was 1 and is 2"]
 
 
 def test_only_what_changes_no_loss_is_free() -> None:
@@ -94,12 +94,13 @@ def test_only_what_changes_no_loss_is_free() -> None:
 
 def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     """As a limit on the size of a file, which needs no disk to be full."""
-    saver = Checkpoints(tmp_path, BOUND, EXACT, EVERY)
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
     saver.write(state_of(2))
     saver.wait()
     program = (
         "import resource, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
-        "from test_checkpoint import *; saver = Checkpoints(Path(sys.argv[1]), BOUND, EXACT, EVERY);"
+        "from test_checkpoint import *;"
+        "saver = Checkpoints(Path(sys.argv[1]), RESUME_KEY, FINGERPRINT, every_minutes=10);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000));"
         "saver.write(state_of(3, 100000)); saver.wait()"
     )
@@ -110,7 +111,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path: Path) 
 
 
 def test_a_checkpoint_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
-    saver = Checkpoints(tmp_path, BOUND, EXACT, EVERY)
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
     with pytest.raises(
         UserError, match="train.resume: .*there is no such file; name another checkpoint, or write auto"
     ):

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from training_plan import training_plan
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.adapter import adapt
 from zerolora.train.attention import IMPLEMENTATIONS
-from zerolora.train.batch import collate, logits_of, loss_sum
+from zerolora.train.feed import collate
 from zerolora.train.isolation import LENGTHS, check_isolation, check_loss
-from zerolora.train.loss import make_chunked, make_whole
+from zerolora.train.loss import logits_of, loss_sum, make_chunked, make_whole
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -302,9 +303,9 @@ def token_losses(model: Any, packed_rows: list[Any], packing: bool) -> torch.Ten
 @pytest.mark.parametrize("kind", ["gemma2", "gpt_oss"])
 def test_an_attention_that_the_model_has_not_is_a_users_mistake(kind: str, tmp_path: Path) -> None:
     build(kind).save_pretrained(tmp_path)
-    settings = {"attention": "sdpa", "activation_checkpointing": False, "seed": 0, "lora": {}}
+    plan = training_plan(attention="sdpa", engine="deepspeed")
     with pytest.raises(UserError, match="train.attention is sdpa, which this model does not have.*attention: eager"):
-        adapt(tmp_path, settings, {"zero_optimization": {"stage": 0}})
+        adapt(tmp_path, plan, {"zero_optimization": {"stage": 0}}, CPU)
 
 
 def test_no_rows_first_token_is_a_target() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from training_plan import training_plan
 
 from benchmarks.memory import baselines, measure
 from zerolora.data.plan import open_plan
@@ -16,7 +17,7 @@ from zerolora.data.rows import IGNORED, open_split
 from zerolora.memory.predict import Prediction, predict
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.strategies import STRATEGIES
-from zerolora.train.batch import Batches
+from zerolora.train.feed import Batches
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "config/recipes/models"
@@ -140,10 +141,10 @@ def test_a_rank_that_hangs_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_loading_that_random_weights_stand_in_for_is_there() -> None:
-    from zerolora.train import adapter
+    from zerolora.train import base_model
 
     assert (
-        inspect.signature(adapter._read).parameters.keys()
+        inspect.signature(base_model.read).parameters.keys()
         == inspect.signature(measure.random_on_device).parameters.keys()
     )
 
@@ -173,7 +174,7 @@ def test_rows_without_a_mask_need_no_padding(tmp_path: Path) -> None:
 
 def test_a_micro_batch_is_padded_only_if_masked(tmp_path: Path) -> None:
     batch = {"micro_batch": 2, "length": 80, "loss": "fused", "logits": 3, "masked": True}
-    asked = {"micro_batch": 2, "global_batch": 4, "seed": 1, "epochs": 1, "max_steps": None}
+    asked = training_plan(micro_batch=2, global_batch=4, seed=1)
 
     def made(**changes: Any) -> list[dict[str, Any]]:
         data = measure.written_rows({"device": "cpu", "ranks": 2}, batch | changes, tmp_path / "rows")

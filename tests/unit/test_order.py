@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.train.order import WINDOW, deal, global_batches, spread
+from zerolora.train.order import WINDOW, assign, global_batches, spread
 
 WORKS = st.lists(st.integers(1, 10**6), min_size=1, max_size=300).map(lambda values: np.array(values, dtype=float))
 
@@ -66,14 +66,14 @@ def test_no_global_batch_is_uneven_for_standing_in_a_short_window(over: int) -> 
     """Whatever number of global batches is over after whole windows."""
     work = np.minimum(np.random.default_rng(0).lognormal(6.66, 0.8, (3 * WINDOW + over) * 64), 4096) ** 2
     order = global_batches(work, 0, 64, 1)
-    assert max(spread(work[batch], deal(work[batch], 8, 1)) for batch in order) < 0.06
+    assert max(spread(work[batch], assign(work[batch], 8, 1)) for batch in order) < 0.06
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.data())
 def test_each_row_goes_to_one_rank(ranks: int, micro_batch: int, accumulation: int, data: st.DataObject) -> None:
     rows = ranks * micro_batch * accumulation
     work = np.array(data.draw(st.lists(st.integers(1, 1000), min_size=rows, max_size=rows)), dtype=float)
-    dealt = deal(work, ranks, micro_batch)
+    dealt = assign(work, ranks, micro_batch)
     assert dealt.shape == (accumulation, ranks, micro_batch)
     assert sorted(dealt.ravel()) == list(range(rows))
     # A micro-step holds rows that follow each other by work, so that its ranks end at about the same time.
@@ -82,10 +82,10 @@ def test_each_row_goes_to_one_rank(ranks: int, micro_batch: int, accumulation: i
 
 
 def test_ranks_are_even_and_the_spread_says_so() -> None:
-    assert spread(np.array([4.0, 1.0, 3.0, 2.0]), deal(np.array([4.0, 1.0, 3.0, 2.0]), 2, 1)) == 0
+    assert spread(np.array([4.0, 1.0, 3.0, 2.0]), assign(np.array([4.0, 1.0, 3.0, 2.0]), 2, 1)) == 0
     assert spread(np.array([3.0, 1.0]), np.array([[[0], [1]]])) == pytest.approx(1.0)
     assert spread(np.array([3.0, 1.0]), np.array([[[0]], [[1]]])) == 0
     work = np.random.default_rng(0).lognormal(6, 1, 64)
-    dealt = deal(work, 8, 1)
+    dealt = assign(work, 8, 1)
     in_order = np.arange(64).reshape(8, 8, 1)
     assert spread(work, dealt) < 0.25 * spread(work, in_order)

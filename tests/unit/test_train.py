@@ -1,11 +1,9 @@
 """Pieces of training: schedule, order of the data, loss, adapter gate, places of ranks."""
 
 import socket
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,17 +11,22 @@ import torch
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from training_plan import training_plan
 
+from zerolora.config.schema import Lora
 from zerolora.data.plan import CHUNK, PackingPlan, open_plan, write_plan
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
+from zerolora.strategies import STRATEGIES
 from zerolora.train.adapter import expected_tensors, faults_of
-from zerolora.train.batch import Batches, collate, loss_sum
+from zerolora.train.engines import engine_class, names
+from zerolora.train.feed import Batches, collate
 from zerolora.train.launch.topology import first_host, topology
-from zerolora.train.loss import make_chunked
+from zerolora.train.loss import loss_sum, make_chunked
 from zerolora.train.schedule import learning_rate
+from zerolora.types import EngineName
 
-BATCH = {"micro_batch": 1, "global_batch": 4, "epochs": 2, "max_steps": None, "seed": 0}
+BATCH: dict[str, Any] = {"global_batch": 4, "epochs": 2, "seed": 0}
 
 
 def rows_of(count: int) -> Any:
@@ -54,7 +57,7 @@ def seen(batches: Batches, step: int) -> list[int]:
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 def test_the_learning_rate_rises_to_its_peak_and_ends_low(schedule: str) -> None:
-    settings = {"learning_rate": 2.0, "warmup_ratio": 0.1, "schedule": schedule}
+    settings = training_plan(learning_rate=2.0, warmup_ratio=0.1, schedule=schedule)
     rates = [learning_rate(settings, step, 50) for step in range(50)]
     assert rates[0] == pytest.approx(2.0 / 5)
     assert max(rates) == 2.0 == rates[5]
@@ -75,8 +78,8 @@ def test_the_order_of_rows_depends_on_seed_and_global_batch_alone(
     """However a global batch is dealt out to ranks and micro-batches, it holds the same rows."""
     ranks, micro_batch = ways
     rows, plan = rows_of(count), plan_of(count, together)
-    settings = {**BATCH, "seed": seed, "micro_batch": micro_batch}
-    alone = Batches(rows, plan, {**BATCH, "seed": seed}, 0, 1)
+    settings = training_plan(**{**BATCH, "seed": seed, "micro_batch": micro_batch})
+    alone = Batches(rows, plan, training_plan(**{**BATCH, "seed": seed}), 0, 1)
     parts = [Batches(rows, plan, settings, rank, ranks) for rank in range(ranks)]
     for step in range(alone.steps):
         assert all(part.at(step)[1] == alone.at(step)[1] for part in parts)
@@ -85,7 +88,7 @@ def test_the_order_of_rows_depends_on_seed_and_global_batch_alone(
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_an_epoch_sees_every_row_once(together: int) -> None:
-    batches = Batches(rows_of(8), plan_of(8, together), {**BATCH, "epochs": 1}, 0, 1)
+    batches = Batches(rows_of(8), plan_of(8, together), training_plan(**{**BATCH, "epochs": 1}), 0, 1)
     assert sorted(row for step in range(batches.steps) for row in seen(batches, step)) == list(range(8))
     assert batches.tokens_until(batches.steps) == 4 * 2 + 4 * 3
     assert batches.supervised_tokens == 4 * 1 + 4 * 2
@@ -94,14 +97,18 @@ def test_an_epoch_sees_every_row_once(together: int) -> None:
 
 
 def test_a_shorter_run_is_the_beginning_of_a_longer_one() -> None:
-    long, short = (Batches(rows_of(60), plan_of(60), {**BATCH, "max_steps": steps}, 0, 1) for steps in (None, 7))
+    long, short = (
+        Batches(rows_of(60), plan_of(60), training_plan(**{**BATCH, "max_steps": steps}), 0, 1) for steps in (None, 7)
+    )
     assert short.steps == 7
     assert [seen(short, step) for step in range(7)] == [seen(long, step) for step in range(7)]
 
 
 def test_padding_and_spread_are_what_the_ranks_compute() -> None:
     rows, plan = rows_of(8), plan_of(8)
-    batches = [Batches(rows, plan, {**BATCH, "epochs": 1, "micro_batch": 2}, rank, 2) for rank in range(2)]
+    batches = [
+        Batches(rows, plan, training_plan(**{**BATCH, "epochs": 1, "micro_batch": 2}), rank, 2) for rank in range(2)
+    ]
     positions = tokens = 0
     for step in range(batches[0].steps):
         for batch in batches:
@@ -125,12 +132,12 @@ def test_the_longest_packed_row_comes_first() -> None:
     packed = [[0, 1], [2, 3, 4, 5], *[[row] for row in range(6, 24)]]
     plan = PackingPlan(np.cumsum([0, *map(len, packed)]), np.concatenate(packed).astype(np.int32))
     for seed in range(9):
-        batches = Batches(rows, plan, {**BATCH, "seed": seed, "global_batch": 1}, 0, 1)
+        batches = Batches(rows, plan, training_plan(**{**BATCH, "seed": seed, "global_batch": 1}), 0, 1)
         assert batches.tokens_until(1) == 8
 
 
 def test_tokens_are_counted_as_they_are_seen() -> None:
-    batches = Batches(rows_of(30), plan_of(30, 2), {**BATCH, "micro_batch": 2}, 0, 1)
+    batches = Batches(rows_of(30), plan_of(30, 2), training_plan(**{**BATCH, "micro_batch": 2}), 0, 1)
     tokens = 0
     for step in range(batches.steps):
         micro_batches, _ = batches.at(step)
@@ -142,12 +149,12 @@ def test_tokens_are_counted_as_they_are_seen() -> None:
 
 def test_a_plan_of_other_data_is_refused() -> None:
     with pytest.raises(UserError, match="plan is of 8 rows, but the data has 9; run `zerolora pack` again"):
-        Batches(rows_of(9), plan_of(8), BATCH, 0, 1)
+        Batches(rows_of(9), plan_of(8), training_plan(**BATCH), 0, 1)
 
 
 def test_a_global_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(UserError, match="global_batch is 100, but 2 epochs have only 16 rows"):
-        Batches(rows_of(8), plan_of(8), {**BATCH, "global_batch": 100}, 0, 1)
+        Batches(rows_of(8), plan_of(8), training_plan(**{**BATCH, "global_batch": 100}), 0, 1)
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4), max_size=20))
@@ -207,7 +214,7 @@ def test_the_loss_is_transformers_own(tiny_model: Any) -> None:
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
 
 
-LORA = {"r": 2, "alpha": 4.0, "rank_stabilized": False, "dropout": 0.0, "targets": "all-linear"}
+LORA = Lora(r=2, alpha=4.0)
 
 
 @pytest.fixture
@@ -316,16 +323,8 @@ def test_the_first_host_of_a_node_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
 
 
-def test_deepspeed_starts_without_torchs_compiler_and_leaves_it_as_it_was() -> None:
-    script = """
-import sys
-from deepspeed.runtime import compiler
-from zerolora.train.engines import deepspeed as deepspeed_engine
-compile_later = compiler.compile
-deepspeed_engine.apply_startup_patches()
-import deepspeed.runtime.zero.muon.muon_optimizer  # as is_zero_supported_optimizer does (runtime/zero/utils.py)
-assert "torch._inductor.compile_fx" not in sys.modules
-assert compiler.compile is compile_later
-"""
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+def test_every_engine_is_found_by_its_file() -> None:
+    assert sorted(names()) == sorted(get_args(EngineName))
+    for name in names():
+        assert engine_class(name).__module__ == f"zerolora.train.engines.{name}"
+        assert name in {strategy.engine for strategy in STRATEGIES.values()}

@@ -1,10 +1,10 @@
 """Variants of the loop: what is learned at another rate, with noise, or until it gets no better."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
+from training_plan import training_plan
 
 from zerolora.train.attention import lengths
 from zerolora.train.engines.base import adamw
@@ -47,7 +47,7 @@ def test_noise_is_as_loud_as_the_row_alone_is_short() -> None:
 @pytest.mark.parametrize("ratio", [1.0, 16.0])
 def test_second_factors_learn_at_a_rate_of_their_own(ratio: float) -> None:
     model = torch.nn.ParameterDict({f"q_lora_{name}": torch.zeros(2) for name in "AB"})
-    settings: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 0.0, "lora": {"plus_ratio": ratio}}
+    settings = training_plan(learning_rate=0.1, lora={"plus_ratio": ratio})
     rates = {
         id(parameter): group["ratio"] for group in adamw(model, settings).param_groups for parameter in group["params"]
     }
@@ -55,9 +55,9 @@ def test_second_factors_learn_at_a_rate_of_their_own(ratio: float) -> None:
 
 
 def validations(*found: float, patience: int | None = None) -> Validations:
-    result = Validations({"validation_steps": 10, "patience": patience, "keep": "best"})
+    result = Validations(training_plan(validation_steps=10, patience=patience))
     for number, each in enumerate(found, start=1):
-        result.note(10 * number, each)
+        result.add(10 * number, each)
     return result
 
 
@@ -74,7 +74,7 @@ def validations(*found: float, patience: int | None = None) -> Validations:
 def test_the_best_is_the_first_of_the_lowest(found: tuple[float, ...], best: int, exhausted: bool) -> None:
     result = validations(*found, patience=2)
     assert (result.lowest[0], result.exhausted) == (best, exhausted)
-    again = Validations({"validation_steps": 10, "patience": 2, "keep": "best"})
+    again = Validations(training_plan(validation_steps=10, patience=2))
     again.restore(result.state(), {})
     assert (again.lowest[0], again.exhausted) == (best, exhausted)
 

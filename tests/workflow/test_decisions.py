@@ -25,8 +25,8 @@ NEEDS: dict[str, list[str]] = {
 HEAD = """
 import json, sys
 sys.path.insert(0, {scripts!r})
-import engine_sync
-engine_sync.judge_afresh()
+from zerolora.compat.snakemake import reset_job_reasons
+reset_job_reasons()
 SETTINGS = json.load(open("settings.json"))
 rule all:
     input: "report"

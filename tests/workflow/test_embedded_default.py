@@ -13,9 +13,9 @@ from engines import dvc_changed, snakemake_would_run
 from zerolora.data.rows import open_split
 from zerolora.files import read_json
 from zerolora.train.attention import NAME
-from zerolora.train.batch import collate, loss_sum
+from zerolora.train.feed import collate
 from zerolora.train.isolation import check_isolation, check_loss
-from zerolora.train.loss import make_chunked
+from zerolora.train.loss import loss_sum, make_chunked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

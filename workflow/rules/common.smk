@@ -3,13 +3,13 @@
 import sys
 from pathlib import Path
 
-from snakemake.common.tbdstring import TBDString
 from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import engine_sync
-import preempted
 
+from zerolora.compat.slurm_executor import cancel_preempted_jobs
+from zerolora.compat.snakemake import reset_job_reasons, undetermined
 from zerolora.config.schema import HUB_DATA
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
@@ -25,8 +25,6 @@ CODE = fingerprints()
 LOCK_FILE = "envs/requirements.lock"
 
 engine_sync.put_commands_on_path()
-engine_sync.reset_job_reasons()
-preempted.cancel_preempted_jobs()
 
 if workflow.config_settings.config or workflow.config_settings.configfiles:
     raise WorkflowError(
@@ -35,6 +33,8 @@ if workflow.config_settings.config or workflow.config_settings.configfiles:
     )
 
 try:
+    reset_job_reasons()
+    cancel_preempted_jobs()
     CONFIG = load(Path(CONFIG_FILE))
     if workflow.is_main_process:
         check_files(Path(CONFIG_FILE), CONFIG)
@@ -240,7 +240,7 @@ def asked(resources, what):
             found = resources(wildcards, threads)[what]
         except UserError:
             # The files that say it are not there yet; once the job can run, Snakemake asks again.
-            return TBDString()
+            return undetermined()
         if resources is not resources_of_train:
             found *= attempt
         machine = SETTINGS["runs"][run_of(wildcards)]["estimate"]["host_memory"]
@@ -256,7 +256,7 @@ def gres_of(resources):
         try:
             gpus = resources(wildcards, threads)["gpus"]
         except UserError:
-            return TBDString()
+            return undetermined()
         return f"gpu:{gpus}" if gpus else ""
 
     return of

@@ -33,30 +33,6 @@ def put_commands_on_path() -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
-def reset_job_reasons() -> None:
-    """Make Snakemake decide about every pending job anew whenever a checkpoint has run.
-
-    It looks again at that moment, but adds to its earlier reasons instead of forming new ones, so a job that was
-    expected to see changed inputs runs although they turned out the same, and one that was hidden behind such a job is
-    forgotten. With the earlier reasons dropped its decision is that of DVC: a stage runs if what it reads has changed.
-    docs/engines.md tells what was tried; a test compares this with an oracle on random edits.
-    """
-    from snakemake.dag import DAG
-
-    if getattr(DAG.update_needrun, "afresh", False):
-        return
-    original = DAG.update_needrun
-
-    async def update_needrun(dag: Any, create_inventory: bool = False) -> None:
-        for job in list(dag.jobs):
-            if not dag.finished(job) and job not in dag._running:
-                dag._reason.pop(job, None)
-        await original(dag, create_inventory)
-
-    update_needrun.afresh = True  # type: ignore[attr-defined]
-    DAG.update_needrun = update_needrun
-
-
 def own_json_files() -> list[str]:
     """Return the JSON files that a config can name: DeepSpeed's of the user's own, and measured hardware."""
     return sorted(str(path) for folder in NAMED_FILES for path in Path(folder).glob("*.json"))

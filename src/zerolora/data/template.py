@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.compat.transformers import compile_template
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import Piece, any_of, generation_stops
 from zerolora.data.example import BadRow, Example
@@ -39,8 +40,6 @@ class Template:
     """
 
     def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None = None) -> None:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
         self.tokenizer, self.plain = tokenizer, settings.template == "plain"
         self.system, self.loss = settings.system, settings.loss
         if tokenizer.eos_token is None:
@@ -53,7 +52,7 @@ class Template:
         self.special = re.compile(any_of(token.content for token in added if token.special))
         self.added = any_of(token.content for token in added)
         # The sandboxed template itself: apply_chat_template takes twice as long, and tells templates today's date.
-        self.compile, self.tokens = _compile_jinja_template, tokenizer.special_tokens_map
+        self.compile, self.tokens = compile_template, tokenizer.special_tokens_map
         self.programs: dict[str, tuple[Any, dict[str, Any]]] = {}  # by template, with what all conversations share
         self.stops = {tokenizer.eos_token, *generation_stops(tokenizer, model)}
         self.tail = self._tail()

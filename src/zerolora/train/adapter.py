@@ -1,63 +1,55 @@
-"""The adapter: put on the base model, taken off it whole under any engine, checked on disk."""
+"""The adapter: added to the base model, gathered whole from any engine, checked on disk."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from zerolora.config import schema
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods.lora import LoraMethod
-from zerolora.train.attention import IMPLEMENTATIONS
+from zerolora.train import base_model
 from zerolora.train.dropout import make_sparse
-from zerolora.train.engines.base import WEIGHT, Engine, dtype_of
+from zerolora.train.engines import engine_class
+from zerolora.train.engines.base import WEIGHT, Engine
 from zerolora.train.loss import make_chunked
 from zerolora.train.neftune import add_noise
+from zerolora.train.plan import TrainingPlan
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-def adapt(weights: Path, settings: dict[str, Any], config: dict[str, Any]) -> Any:
+def adapt(weights: Path, plan: TrainingPlan, config: dict[str, Any], device: torch.device) -> Any:
     """Return the base model of directory `weights` with a fresh LoRA adapter; only the adapter is trainable.
 
-    Under stage 3 each rank keeps its part of every weight while loading; under FSDP only rank 0 reads, and the other
-    ranks' base weights are shapes. Raises UserError if a target module is not in the model.
+    `config` holds the engine's options. Raises UserError if the model lacks a target module or the attention that the
+    plan names.
     """
-    zero = config.get("zero_optimization", {})
-    # Alive while the model loads, this makes from_pretrained partition as it reads (a weak reference is kept).
-    partitioning = HfDeepSpeedConfig(config) if zero.get("stage") == 3 else None
-    load = _shapes if "fsdp" in config and torch.distributed.get_rank() else _read
-    try:
-        model = load(weights, dtype_of(config), IMPLEMENTATIONS.get(settings["attention"], settings["attention"]))
-    except ValueError as error:
-        if "attention implementation" not in str(error):
-            raise
-        raise UserError(
-            f"train.attention is {settings['attention']}, which this model does not have "
-            f"({str(error).splitlines()[0]:.120}); write attention: eager"
-        ) from None
-    del partitioning
-    if settings["attention"] == "flash" and not model._supports_attention_backend:
-        raise UserError(
-            f"train.attention is flash, but transformers' {type(model).__name__} has its attention built in; write "
-            "attention: sdpa or eager"
-        )
+    model = prepared(weights, plan, config, device)
+    torch.manual_seed(plan.seed)  # the same adapter on every rank, at every stage
+    model = LoraMethod.build(model, plan.lora)
+    make_sparse(model)
+    return model
+
+
+def prepared(weights: Path, plan: TrainingPlan, config: dict[str, Any], device: torch.device) -> Any:
+    """Return the base model ready for training: its loss, noise and activation checkpointing as the plan says. Where
+    the weights go is the engine's choice (base_model.py)."""
+    engine = engine_class(plan.engine)
+    model = base_model.load(weights, plan, config, engine, device)
     model.config.use_cache = False
     make_chunked(model)
-    if settings["neftune_alpha"]:
-        add_noise(model, settings["neftune_alpha"])
-    if settings["activation_checkpointing"]:
-        _checkpoint(model, reentrant="zero_optimization" in config)
-    torch.manual_seed(settings["seed"])  # the same adapter on every rank, at every stage
-    model = LoraMethod.build(model, schema.Lora.model_validate(settings["lora"]))
-    make_sparse(model)
+    if plan.neftune_alpha:
+        add_noise(model, plan.neftune_alpha)
+    if plan.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": engine.reentrant})
+        if engine.reentrant:
+            model.enable_input_require_grads()
     return model
 
 
@@ -66,9 +58,9 @@ def save(
 ) -> None:
     """Write the adapter in peft's file format: fp32 tensors and a config with no path of this machine.
 
-    It is `best`, if rank 0 has one, else the engine's as it is now. Collective: every rank takes part in the gathering,
-    rank 0 writes. What was written is read back and held against `expected` before it appears; raises UserError if it
-    is not whole, finite and trained.
+    That is `best`, if rank 0 has one, else the engine's current adapter. Collective: every rank takes part in the
+    gathering, rank 0 writes. What was written is read back and compared with `expected` before it appears; raises
+    UserError if it is not whole, finite and trained.
     """
     state = engine.part(WEIGHT)
     if rank == 0:
@@ -85,23 +77,23 @@ def save(
             write_json(staged / MANIFEST, {"files": describe(staged)})
 
 
-def expected_tensors(weights: Path, lora: dict[str, Any]) -> dict[str, torch.Size]:
+def expected_tensors(weights: Path, lora: schema.Lora) -> dict[str, torch.Size]:
     """Return name and shape of every tensor that an adapter on this base must have.
 
-    Worked out from the base model's config.json and the LoRA settings alone, not from the engine that trained it:
-    under ZeRO-3 that engine's own view can be empty.
+    Computed from the base model's config.json and the LoRA settings alone, not from the engine that trained it: under
+    ZeRO-3 the engine's own view can be empty (trl#4416, peft#2892).
     """
+    config = AutoConfig.from_pretrained(weights, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(weights))
-        model = LoraMethod.build(model, schema.Lora.model_validate(lora))
+        model = LoraMethod.build(AutoModelForCausalLM.from_config(config, trust_remote_code=False), lora)
     return {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
 
 
-def faults_of(found: dict[str, torch.Tensor], expected: dict[str, torch.Size]) -> list[str]:
+def faults_of(adapter: dict[str, torch.Tensor], expected: dict[str, torch.Size]) -> list[str]:
     """Return what is wrong with an adapter's tensors, one text a fault; empty if nothing is."""
-    faults = [f"{name} is missing" for name in expected if name not in found]
-    faults += [f"{name} does not belong there" for name in found if name not in expected]
-    for name, tensor in found.items():
+    faults = [f"{name} is missing" for name in expected if name not in adapter]
+    faults += [f"{name} does not belong there" for name in adapter if name not in expected]
+    for name, tensor in adapter.items():
         if name in expected and tensor.shape != expected[name]:
             faults.append(f"{name} has shape {list(tensor.shape)}, not {list(expected[name])}")
         elif not bool(torch.isfinite(tensor).all()):
@@ -116,29 +108,6 @@ def _check(path: Path, expected: dict[str, torch.Size]) -> None:
     if faults:
         shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
         raise UserError(f"the adapter is not whole: {shown}; nothing was published")
-
-
-def _read(weights: Path, dtype: torch.dtype, implementation: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(
-        weights, dtype=dtype, use_safetensors=True, attn_implementation=implementation, local_files_only=True
-    )
-
-
-def _shapes(weights: Path, dtype: torch.dtype, implementation: str) -> Any:
-    """Return the model without its weights; what it works out by itself, as rotary frequencies, is there."""
-    config = AutoConfig.from_pretrained(weights, local_files_only=True)
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
-    model.tie_weights()  # each had been replaced by an empty one of its own
-    return model
-
-
-def _checkpoint(model: Any, reentrant: bool) -> None:
-    # Stage 3 frees frozen weights inside the recomputation, where the other kind compares shapes (DeepSpeed#8148,
-    # transformers#47254). DDP refuses the reentrant kind: a weight's gradient comes twice (pytorch#69060).
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    if reentrant:
-        model.enable_input_require_grads()
 
 
 def _portable(config: LoraConfig) -> dict[str, Any]:

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
+from zerolora.compat.peft import replace_dropout
+
 
 def make_sparse(model: torch.nn.Module) -> None:
     """Have a model's dropout draw gaps, for the adapter's inputs; in place."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if type(child) is torch.nn.Dropout:
-                setattr(module, name, SparseDropout(child.p))
+    replace_dropout(model, SparseDropout)
 
 
 class SparseDropout(torch.nn.Dropout):

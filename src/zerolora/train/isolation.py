@@ -1,8 +1,8 @@
-"""Before the first step: prove on the model itself that its loss is the one that is meant, and that the rows of a
-packed row do not see each other.
+"""Before the first step: test on the model itself that its loss is the intended one, and that the rows of a packed row
+do not see each other.
 
 Whether they do depends on the architecture and on the implementation of attention, and nothing fails if they do: the
-loss is only a little wrong. So it is tried, not looked up.
+loss is only slightly wrong. So it is tested, not looked up.
 """
 
 import contextlib
@@ -14,14 +14,21 @@ import torch
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.attention import IMPLEMENTATIONS
-from zerolora.train.batch import PackedRow, collate, logits_of, losses
-from zerolora.train.loss import make_whole
+from zerolora.train.feed import PackedRow, collate
+from zerolora.train.loss import logits_of, losses, make_whole
 
 LENGTHS = (7, 9)
+"""Tokens of the two rows: short, and of different lengths, so that a shift of one row against the other shows."""
+
+MARGIN = 25
+"""Allowed rounding over the type's epsilon. The 30 layers of SmolLM2-135M differ by 2e-6 (17 eps) in fp32, 0.004
+(4 eps) in fp16 and 0.04 (5 eps) in bf16."""
+LEAST_ROUNDING = 1e-3
+"""Allowed in any type: fp32's share of MARGIN would be 3e-6, too tight for models deeper than SmolLM2."""
 
 
 def check_isolation(model: Any, config: Any, device: torch.device) -> None:
-    """Raise UserError if a row of a packed row sees another one, or has not the logits that it has alone.
+    """Raise UserError if a row of a packed row sees another one, or has other logits than alone.
 
     `model` is called as training calls it (the engine, at any ZeRO stage); `config` is that of the base model.
     Collective: every rank makes the same two forward passes. Leaves training mode and random state as they were.
@@ -30,8 +37,8 @@ def check_isolation(model: Any, config: Any, device: torch.device) -> None:
     vocabulary = config.get_text_config().vocab_size
     one, other_one, two, other_two = (_row(vocabulary, length, draw) for length in LENGTHS for _ in range(2))
     with _evaluating(model, device):
-        # All in one forward pass: what is the same in two of its packed rows is computed in the same way, so that
-        # there is no rounding to allow for, in any precision.
+        # All in one forward pass: what two of its packed rows have in common is computed in the same way, so that there
+        # is no rounding to allow for, in any precision.
         packed = _logits(model, [[one, two], [other_one, two], [one, other_two], [one, two]], True, device)
         alone = _logits(model, [[two]], False, device)[0]
     first, second = packed.split(LENGTHS, dim=1)
@@ -53,8 +60,8 @@ def check_isolation(model: Any, config: Any, device: torch.device) -> None:
 
 
 def check_loss(model: Any, base: Any, device: torch.device) -> bool:
-    """Return whether the loss by chunks (loss.py) is that of the model's own logits; from here on these are taken if
-    not, as of a model that scales its logits.
+    """Return whether the chunked loss (loss.py) equals that of the model's own logits. If not, as with a model that
+    scales its logits, the model's own logits are used from here on.
 
     `model` is called as training calls it, `base` is the model under the adapter. Collective, like check_isolation.
     """
@@ -85,17 +92,15 @@ def _largest(values: torch.Tensor) -> float:
 
 
 def _rounding(model: Any) -> float:
-    """Return by how much a row's logits may differ that are computed in another shape, in their standard deviations.
-
-    30 layers of SmolLM2 differ by 2e-6 in fp32, 0.004 in fp16 and 0.04 in bf16.
-    """
+    """Return by how much a row's logits may differ that are computed in another shape, in their standard deviations:
+    MARGIN times the resolution of the coarsest type, at least LEAST_ROUNDING."""
     coarsest = max(torch.finfo(value.dtype).eps for value in model.parameters() if value.is_floating_point())
-    return max(1e-3, 25 * coarsest)
+    return max(LEAST_ROUNDING, MARGIN * coarsest)
 
 
 @contextlib.contextmanager
 def _evaluating(model: Any, device: torch.device) -> Iterator[None]:
-    """Put a model in evaluation mode for a while; put back the mode of each module, and the random state."""
+    """Put a model in evaluation mode for a while; restore the mode of each module, and the random state."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,32 +1,62 @@
 """The loss of a causal language model: of supervised tokens only, a chunk of them at a time.
 
 Logits are the widest tensor of a step: [tokens, vocabulary], in the model's precision and again in fp32. Here they are
-made for the positions before supervised tokens only, and never all at once: with a frozen output head a chunk's
-gradient is known as soon as its logits are, so it is kept, [tokens, hidden], and the logits go (arXiv 2410.10989, 3.2).
+computed for the positions before supervised tokens only, and never all at once: with a frozen output head a chunk's
+gradient is known as soon as its logits are, so the gradient, [tokens, hidden], is kept and the logits are freed
+(arXiv 2410.10989, 3.2).
 """
 
-import types
 from typing import Any
 
 import torch
 
+from zerolora.compat.transformers import replace_forward
 from zerolora.logit_chunks import chunk_size
+from zerolora.train.attention import lengths
+
+
+def loss_sum(model: Any, batch: dict[str, Any], sources: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the summed cross-entropy of the batch's supervised tokens, fp32, and its parts by source, detached."""
+    each = losses(model, batch)
+    parts = torch.zeros(sources, dtype=torch.float32, device=each.device)
+    parts.index_add_(0, batch["source"], each.detach())
+    return each.sum(), parts
+
+
+def losses(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the cross-entropy of each supervised token, fp32: [supervised tokens]."""
+    each = model(**_inputs(batch), use_cache=False, supervised=batch["supervised"], targets=batch["targets"])
+    assert isinstance(each, torch.Tensor)
+    return each
+
+
+def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the logits of a batch, [packed rows, longest, vocabulary]."""
+    logits = model(**_inputs(batch), use_cache=False).logits
+    assert isinstance(logits, torch.Tensor)
+    return logits
+
+
+def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return what a model is called with. Never with a cache: with one, models ignore that positions restart, and rows
+    of a packed row see each other."""
+    lengths.set(batch["lengths"])
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
 
 
 def make_chunked(model: Any) -> None:
     """Let a base model be called with `supervised` and `targets`, and return the losses of these tokens, fp32.
 
-    `supervised` are the places in the flattened batch before those of the `targets`; both are [supervised tokens].
-    Called without them the model is what it was.
+    `supervised` are the positions in the flattened batch before those of the `targets`; both are [supervised tokens].
+    Called without them the model is unchanged.
     """
-    head = model.get_output_embeddings()
-    head.forward = types.MethodType(_head_forward, head)
-    model.forward = types.MethodType(_model_forward, model)
+    replace_forward(model, _model_forward, _head_forward)
     model.logits_are_plain = True
 
 
 def make_whole(model: Any) -> None:
-    """Take the losses from the model's own logits, all made at once, since it makes them in a way of its own."""
+    """Take the losses from the model's own logits, all computed at once: for a model that does more to them than
+    multiply by its head."""
     model.logits_are_plain = False
 
 

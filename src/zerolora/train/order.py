@@ -1,8 +1,10 @@
-"""Which packed rows share a global batch, and which rank takes which of them."""
+"""Which packed rows share a global batch, and which rank computes which of them."""
 
 import numpy as np
 
-WINDOW = 50  # global batches within which rows of like work are brought together
+WINDOW = 50
+"""Global batches within which rows of similar work are brought together, as transformers groups by length
+(trainer_pt_utils.py, get_length_grouped_indices). More make rows more alike and the order less random."""
 
 
 def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, first: int | None = None) -> np.ndarray:
@@ -10,10 +12,10 @@ def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, 
 
     `work` is each packed row's attention work, the sum of its squared row lengths. Each epoch is a shuffle; within
     windows of WINDOW global batches rows are sorted by work and cut into global batches, and those are shuffled. So
-    the rows of a global batch are alike, and ranks wait little for each other. The global batch that holds the packed
-    row `first`, by default that of most work, comes first: with the row that needs most memory in it, what does not
-    fit fails at once. Rows left over after the last whole global batch of an epoch join the next epoch; those of the
-    last epoch are not seen.
+    the rows of a global batch are similar, and ranks wait little for each other. The global batch that holds the packed
+    row `first`, by default that of most work, comes first: it holds the row that needs most memory, so a run that does
+    not fit fails at once. Rows left over after the last whole global batch of an epoch join the next epoch; those of
+    the last epoch are not used.
     """
     first = int(work.argmax()) if first is None else first
     steps = [np.zeros((0, global_batch), dtype=np.int64)]
@@ -35,26 +37,27 @@ def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, 
     return result
 
 
-def deal(work: np.ndarray, ranks: int, micro_batch: int) -> np.ndarray:
-    """Return the places in a global batch, [accumulation, ranks, micro_batch], that each rank takes in each micro-step.
+def assign(work: np.ndarray, ranks: int, micro_batch: int) -> np.ndarray:
+    """Return the positions in a global batch, [accumulation, ranks, micro_batch], that each rank computes in each
+    micro-step.
 
-    Rows of like work share a micro-step, at whose end ranks may wait for each other; in it the heaviest row left goes
-    to the rank that has done the least so far.
+    Rows of similar work share a micro-step, at whose end ranks may wait for each other; within it the heaviest row left
+    goes to the rank with the least work so far.
     """
     order = np.argsort(-work, kind="stable")
-    done = [0.0] * ranks
-    dealt: list[list[list[int]]] = []
+    totals = [0.0] * ranks
+    assigned: list[list[list[int]]] = []
     for start in range(0, len(work), ranks * micro_batch):
         step: list[list[int]] = [[] for _ in range(ranks)]
-        for place in order[start : start + ranks * micro_batch].tolist():
-            rank = min((rank for rank in range(ranks) if len(step[rank]) < micro_batch), key=done.__getitem__)
-            step[rank].append(place)
-            done[rank] += float(work[place])
-        dealt.append(step)
-    return np.array(dealt)
+        for position in order[start : start + ranks * micro_batch].tolist():
+            rank = min((rank for rank in range(ranks) if len(step[rank]) < micro_batch), key=totals.__getitem__)
+            step[rank].append(position)
+            totals[rank] += float(work[position])
+        assigned.append(step)
+    return np.array(assigned)
 
 
-def spread(amounts: np.ndarray, dealt: np.ndarray) -> float:
+def spread(amounts: np.ndarray, assigned: np.ndarray) -> float:
     """Return by how much the ranks of a global batch differ: (most - least) / mean of `amounts` [rows]."""
-    by_rank = amounts[dealt].sum(axis=(0, 2))
+    by_rank = amounts[assigned].sum(axis=(0, 2))
     return float((by_rank.max() - by_rank.min()) / by_rank.mean())

@@ -7,18 +7,19 @@ import argparse
 import csv
 import gc
 import io
-import json
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed
+from pydantic import ValidationError
 
 from zerolora import cpu_matmul
-from zerolora.config.settings import TrainingChoice
+from zerolora.config.settings import TrainingChoice, TrainSettings
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
@@ -27,22 +28,39 @@ from zerolora.log import LOGGER, result, set_up
 from zerolora.manifest import located
 from zerolora.peak_memory import PeakMemory
 from zerolora.train.adapter import adapt, expected_tensors, save
-from zerolora.train.batch import Batches
-from zerolora.train.checkpoint.identity import resume_key, run_fingerprint
+from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
 from zerolora.train.checkpoint.store import Checkpoints
-from zerolora.train.engines import select as engines
+from zerolora.train.engines import engine_class
+from zerolora.train.engines.base import Engine
+from zerolora.train.feed import Batches
 from zerolora.train.isolation import check_isolation, check_loss
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
 from zerolora.train.loop import Loop
+from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.collectives import Collectives
 from zerolora.train.telemetry.stopwatch import Stopwatch
 from zerolora.train.telemetry.trackers import Tracker
 from zerolora.train.telemetry.writer import FILE, TelemetryWriter
 
 
+@dataclass(frozen=True)
+class Paths:
+    """Files and directories of one training."""
+
+    data: Path
+    packing: Path
+    zero: Path
+    """results/<run>/zero.json."""
+    weights: Path
+    """The file that says where the base weights are."""
+    checkpoints: Path
+    """Directory of the run's checkpoints."""
+    output: Path
+
+
 def train(
-    settings: dict[str, Any], data: Path, packing: Path, zero: Path, weights: Path, checkpoints: Path, output: Path
+    settings: TrainSettings, data: Path, packing: Path, zero: Path, weights: Path, checkpoints: Path, output: Path
 ) -> None:
     """Train one adapter and write `output`/adapter, metrics/train.json, train_resources.json, loss.csv, telemetry.csv.
 
@@ -51,97 +69,115 @@ def train(
     the config says, packed rows would see each other, a loss is not finite, or the finished adapter is not whole.
     """
     started = time.monotonic()
-    stop, watch = Stop(), Heartbeat()
-    config = read_json(zero, "zerolora render")
-    settings = {**settings, **TrainingChoice.model_validate(config.pop("zerolora")).model_dump(mode="json")}
-    packed = read_json(packing / "stats.json", "zerolora pack")["packing"]
-    sources = read_json(data / MANIFEST, "zerolora prepare")["sources"]
-    device = claim_device(settings, config)
+    stop, heartbeat = Stop(), Heartbeat()
+    paths = Paths(data, packing, zero, weights, checkpoints, output)
+    plan, config = read_plan(settings, zero)
+    device = claim_device(plan)
     times = Stopwatch(device)
     sent = Collectives(times)
-    sent.watch()  # before the engines take hold of torch's functions
-    engines.connect(config, device)
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    sent.watch()  # before the engines keep torch's functions
+    engine_class(plan.engine).connect(config, device)
     memory = PeakMemory(device)
 
-    watch.at("loading")
-    model = adapt(located(weights), settings, config)
-    engine = engines.start(model, config, settings, device)
+    heartbeat.at("loading")
+    model = adapt(located(weights), plan, config, device)
+    engine = engine_class(plan.engine)(model, config, plan, device)
     _collect_garbage()
-    watch.follow(engine.module, device)
+    heartbeat.follow(engine.module, device)
 
-    if not check_loss(engine, engine.module.get_base_model(), device) and rank == 0:
-        LOGGER.info("this model makes its logits in a way of its own, so that all are made at once")
-    if packed:
-        check_isolation(engine, model.config, device)
-    batches = Batches(open_split(data, "train"), open_plan(packing / "train.arrow"), settings, rank, world)
-    saver = Checkpoints(
-        checkpoints,
-        resume_key(settings, config, data, packing, weights),
-        run_fingerprint(settings, config, batches.steps),
-        settings,
-    )
-    record = TelemetryWriter(engine, batches, times, sent, settings)
-    loop = Loop(engine, batches, settings, packed, len(sources), device, saver, record, stop, watch)
+    loop = _loop(paths, plan, config, engine, device, times, sent, stop, heartbeat)
     loop.resume()
-    split, plan = open_split(data, "validation"), open_plan(packing / "validation.arrow")
-    with record:
-        if rank == 0:
+    split, of_split = open_split(data, "validation"), open_plan(packing / "validation.arrow")
+    with loop.telemetry as telemetry:
+        if loop.rank == 0:
             # work/checkpoints/<run> has its tracker in work/tracking/<run>.
-            place = checkpoints.parent.parent / "tracking" / checkpoints.name
-            record.open(saver.folder / FILE, loop.history(), Tracker(settings["tracker"], place, settings))
-        loop.run(split, plan)
+            folder = checkpoints.parent.parent / "tracking" / checkpoints.name
+            tracker = Tracker(plan.tracker, folder, plan.model_dump(mode="json"))
+            telemetry.open(loop.checkpoints.folder / FILE, loop.history(), tracker)
+        loop.run(split, of_split)
         if not loop.validations.has(loop.step):
-            loop.validate(split, plan)
-    batches.end_after(loop.step)
-    watch.at("writing the adapter")
-    expected = expected_tensors(located(weights), settings["lora"])
-    save(engine, output / "adapter", rank, expected, loop.validations.best)
+            loop.validate(split, of_split)
+    loop.batches.end_after(loop.step)
+
+    heartbeat.at("writing the adapter")
+    expected = expected_tensors(located(weights), plan.lora)
+    save(engine, output / "adapter", loop.rank, expected, loop.validations.best)
     peaks = memory.of_all_ranks()
-    if rank == 0:
-        tokens, validated = batches.tokens_until(batches.steps), dict(loop.validations.found)
-        published = loop.validations.lowest if loop.validations.best else loop.validations.found[-1]
-        record.publish(output / "metrics" / FILE)
-        _write_metrics(
-            output / "metrics",
-            [{**row, "loss_validation": validated.get(row["step"], "")} for row in loop.history()],
-            {
-                "steps": batches.steps,
-                "tokens": tokens,
-                "supervised_tokens": batches.supervised_tokens,
-                "trainable_parameters": sum(shape.numel() for shape in expected.values()),
-                "loss_first": loop.losses[0],
-                "loss_last": loop.losses[-1],
-                "loss_validation": published[1],
-                "published_step": published[0],
-                **batches.balance(),
-                **_by_source(sources, loop.loss_by_source.tolist(), batches),
-            },
-            {
-                "ranks": world,
-                "resumes": loop.resumes,
-                "training_seconds": loop.seconds,
-                "total_seconds": time.monotonic() - started,
-                "tokens_per_second": tokens / loop.seconds,
-                **record.summary(),
-                **peaks,
-            },
-        )
-        saver.mark_finished()
+    if loop.rank == 0:
+        trainable = sum(shape.numel() for shape in expected.values())
+        _write_metrics(output / "metrics", loop, trainable, paths, peaks, time.monotonic() - started)
+        loop.checkpoints.mark_finished()
     torch.distributed.barrier()
-    watch.close()
+    heartbeat.close()
     engine.close()
 
 
+def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, dict[str, Any]]:
+    """Return everything that training is told, and the engine's own options, of a run's zero.json. Raises UserError if
+    another version rendered it."""
+    config = read_json(zero, "zerolora render")
+    try:
+        choice = TrainingChoice.model_validate(config.pop("zerolora"))
+    except (KeyError, ValidationError):
+        raise UserError(f"{zero}: is of another version; run `zerolora render` again") from None
+    return TrainingPlan.of(settings, choice), config
+
+
+def _loop(
+    paths: Paths,
+    plan: TrainingPlan,
+    config: dict[str, Any],
+    engine: Engine,
+    device: torch.device,
+    times: Stopwatch,
+    sent: Collectives,
+    stop: Stop,
+    heartbeat: Heartbeat,
+) -> Loop:
+    """Return the loop of a run whose model was tested. Raises UserError if its packed rows would see each other."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    packed = read_json(paths.packing / "stats.json", "zerolora pack")["packing"]
+    base = engine.module.get_base_model()
+    if not check_loss(engine, base, device) and rank == 0:
+        LOGGER.info("this model computes its logits in a way of its own, so all of them are made at once")
+    if packed:
+        check_isolation(engine, base.config, device)
+    batches = Batches(open_split(paths.data, "train"), open_plan(paths.packing / "train.arrow"), plan, rank, world)
+    return Loop(
+        engine,
+        batches,
+        plan,
+        packed=packed,
+        sources=len(_sources(paths.data)),
+        device=device,
+        checkpoints=Checkpoints(
+            paths.checkpoints,
+            resume_key(plan, config, paths.data, paths.packing, paths.weights),
+            run_fingerprint(plan, config, batches.steps),
+            every_steps=plan.checkpoint_steps,
+            every_minutes=plan.checkpoint_minutes,
+        ),
+        telemetry=TelemetryWriter(engine, batches, times, sent, plan),
+        stop=stop,
+        heartbeat=heartbeat,
+    )
+
+
+def _sources(data: Path) -> list[str]:
+    """Return the names of the data's sources."""
+    names: list[str] = read_json(data / MANIFEST, "zerolora prepare")["sources"]
+    return names
+
+
 def _collect_garbage() -> None:
-    """Begin with it, after __main__.py kept it off. What is loaded stays: no collection looks at it again."""
+    """Turn on the garbage collector, which __main__.py kept off; what is loaded by now is never looked at again."""
     gc.freeze()
     gc.enable()
 
 
-def claim_device(settings: dict[str, Any], zero: dict[str, Any]) -> torch.device:
-    """Return this rank's device, ready to be used. Raises UserError if the machine has not what the config says."""
-    if settings["device"] == "cpu":
+def claim_device(plan: TrainingPlan) -> torch.device:
+    """Return this rank's device, ready to be used. Raises UserError if the machine lacks what the config says."""
+    if plan.device == "cpu":
         cpu_matmul.choose()
         return torch.device("cpu")
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -151,10 +187,51 @@ def claim_device(settings: dict[str, Any], zero: dict[str, Any]) -> torch.device
             f"{os.environ['RANK']}; correct hardware, or run where the GPUs are"
         )
     torch.cuda.set_device(local_rank)
-    if zero.get("bf16", {}).get("enabled") and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if plan.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(local_rank)
         raise UserError(f"{name} has no bf16, but the config says so; correct hardware.compute_capability")
     return torch.device("cuda", local_rank)
+
+
+def _write_metrics(
+    directory: Path, loop: Loop, trainable_parameters: int, paths: Paths, peaks: dict[str, int], total_seconds: float
+) -> None:
+    """Write loss.csv, telemetry.csv, train.json and train_resources.json of a finished loop. Rank 0 only."""
+    batches, validations = loop.batches, loop.validations
+    tokens, validated = batches.tokens_until(batches.steps), dict(validations.losses)
+    published = validations.lowest if validations.best else validations.losses[-1]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, ["step", "loss", "learning_rate", "loss_validation"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, "loss_validation": validated.get(row["step"], "")} for row in loop.history())
+    metrics = {
+        "steps": batches.steps,
+        "tokens": tokens,
+        "supervised_tokens": batches.supervised_tokens,
+        "trainable_parameters": trainable_parameters,
+        "loss_first": loop.losses[0],
+        "loss_last": loop.losses[-1],
+        "loss_validation": published[1],
+        "published_step": published[0],
+        **batches.balance(),
+        **_by_source(_sources(paths.data), loop.loss_by_source.tolist(), batches),
+    }
+    # What differs between two equal runs is a file of its own, so that their train.json are the same bytes.
+    resources = {
+        "ranks": loop.world,
+        "resumes": loop.resumes,
+        "training_seconds": loop.seconds,
+        "total_seconds": total_seconds,
+        "tokens_per_second": tokens / loop.seconds,
+        **loop.telemetry.summary(),
+        **peaks,
+    }
+    loop.telemetry.publish(directory / FILE)
+    write_text(directory / "loss.csv", table.getvalue())
+    write_json(directory / "train.json", metrics)
+    write_json(directory / "train_resources.json", resources)
+    losses = "loss {loss_first:.3g} -> {loss_last:.3g}, validation {loss_validation:.3g}".format_map(metrics)
+    result(f"{losses}, {resources['tokens_per_second']:.0f} tokens/s")
 
 
 def _by_source(sources: list[str], losses: list[float], batches: Batches) -> dict[str, float]:
@@ -170,24 +247,9 @@ def _by_source(sources: list[str], losses: list[float], batches: Batches) -> dic
     return result
 
 
-def _write_metrics(
-    directory: Path, history: list[dict[str, Any]], metrics: dict[str, Any], resources: dict[str, Any]
-) -> None:
-    table = io.StringIO()
-    writer = csv.DictWriter(table, ["step", "loss", "learning_rate", "loss_validation"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(history)
-    write_text(directory / "loss.csv", table.getvalue())
-    write_json(directory / "train.json", metrics)
-    # What the machine's mood changes stands apart, so that the metrics of two equal runs are equal files.
-    write_json(directory / "train_resources.json", resources)
-    losses = "loss {loss_first:.3g} -> {loss_last:.3g}, validation {loss_validation:.3g}".format_map(metrics)
-    result(f"{losses}, {resources['tokens_per_second']:.0f} tokens/s")
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--settings", type=json.loads, required=True)
+    parser.add_argument("--settings", type=TrainSettings.model_validate_json, required=True)
     for name in ("data", "packing", "zero", "weights", "checkpoints", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     return parser.parse_args()

@@ -1,1 +1,30 @@
-"""The engines that train an adapted model: DeepSpeed, DDP and FSDP2."""
+"""The engines that train an adapted model, found by file: engines/NAME.py defines one subclass of `Engine`.
+
+Under each the gradient of a step is the same: the sum, over ranks and micro-batches, of what `backward` was given,
+divided by `divisor`. Compute is in the rendered precision; master weights, moments and clipping are fp32.
+"""
+
+import importlib
+import pkgutil
+
+from zerolora.train.engines.base import Engine
+
+SHARED = ("base",)
+"""Modules of the package that are no engines."""
+
+
+def names() -> list[str]:
+    """Return the names of all engines."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED]
+
+
+def engine_class(name: str) -> type[Engine]:
+    """Return the engine of this name. Only its own module is imported."""
+    assert name in names(), f"{name} is none of {', '.join(names())}"
+    module = importlib.import_module(f"{__name__}.{name}")
+    (found,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Engine) and value.__module__ == module.__name__
+    )
+    return found

@@ -1,14 +1,22 @@
-"""What the loop sees of an engine, and what all engines share: the optimizer, its states and their names."""
+"""What the loop sees of an engine, and what engines share: the optimizer, its states and their names."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed
+from torch.distributed.tensor import DTensor
+
+from zerolora.compat.torch import fresh_state
+from zerolora.config.settings import TrainSettings
+from zerolora.train.launch.rendezvous import rendezvous
+from zerolora.train.plan import TrainingPlan
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 WEIGHT = "weight"
-MOMENTS = ("exp_avg", "exp_avg_sq")  # as AdamW names them
-Parts = dict[str, dict[str, torch.Tensor]]  # weight and moments, each by parameter name
+Loading = Literal["whole", "sharded", "first_rank"]
+"""How ranks read the base weights: each all of them, each its shards, or rank 0 alone."""
+Tensors = dict[str, torch.Tensor]
+"""By parameter name."""
 
 
 class Engine(torch.nn.Module):
@@ -21,6 +29,22 @@ class Engine(torch.nn.Module):
     """By what the engine divides gradients: ranks, and accumulation if it divides by that."""
     resumable = True
     """Whether `part` and `restore` work."""
+    reentrant = False
+    """Which kind of activation checkpointing the engine works with (torch.utils.checkpoint)."""
+
+    def __init__(self, model: Any, config: dict[str, Any], plan: TrainingPlan, device: torch.device) -> None:
+        """Make `model` ready to be trained as `config`, results/<run>/zero.json, says. Collective."""
+        super().__init__()
+
+    @staticmethod
+    def connect(config: dict[str, Any], device: torch.device) -> None:
+        """Let the ranks join, before the model loads. Collective."""
+        rendezvous(backend(device))
+
+    @staticmethod
+    def loading(config: dict[str, Any]) -> Loading:
+        """Return how ranks read the base weights."""
+        return "whole"
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add a micro-batch's gradients."""
@@ -31,29 +55,29 @@ class Engine(torch.nn.Module):
         raise NotImplementedError
 
     def gradient_norm(self) -> float | None:
-        """Return the norm of the last step's gradient before clipping; None where nobody needed it, or fp16 overflowed
-        and the step was left out."""
+        """Return the norm of the last step's gradient before clipping; None where nothing needed it, or where fp16
+        overflowed and the step was skipped."""
         raise NotImplementedError
 
     def reduced(self) -> tuple[int, int, float]:
         """Return calls, bytes and exposed seconds of the last step's all-reduces that no function of torch.distributed
-        was called for (collectives.py)."""
+        was called for (telemetry/collectives.py)."""
         return 0, 0, 0.0
 
-    def part(self, part: str) -> dict[str, torch.Tensor]:
-        """Return master weights ("weight") or one of AdamW's MOMENTS: whole tensors by parameter name, fp32 on the host
-        of rank 0, nothing on other ranks. Collective; moments are there after the first step."""
+    def part(self, part: str) -> Tensors:
+        """Return master weights (WEIGHT) or one of AdamW's moments (compat.torch.MOMENTS): whole fp32 tensors on the
+        host of rank 0, nothing on other ranks. Collective; moments exist after the first step."""
         first = torch.distributed.get_rank() == 0
-        found = {}
+        tensors = {}
         for name, parameter in trained(self.module).items():
-            whole = self.whole(parameter, part)  # one at a time, so that little stands on a GPU
+            whole = self.whole(parameter, part)  # one at a time, so that little is held on a GPU
             if first:
-                found[plain(name)] = whole.detach().float().cpu().clone()
-        return found
+                tensors[plain(name)] = whole.detach().float().cpu().clone()
+        return tensors
 
-    def restore(self, parts: Parts, updates: int, loss_scale: dict[str, float]) -> None:
+    def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:
         """Set weights and moments to whole tensors that `part` returned, here or under another engine, after `updates`
-        updates of the optimizer. Collective; every rank gives the same."""
+        updates of the optimizer. Collective; every rank passes the same."""
         raise NotImplementedError
 
     def loss_scale(self) -> dict[str, float]:
@@ -78,25 +102,84 @@ class Engine(torch.nn.Module):
         """Free what the engine holds."""
 
 
-def precision_of(config: dict[str, Any]) -> str:
-    """Return the precision that a rendered config computes in: bf16, fp16 or fp32."""
-    return next((name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")), "fp32")
+class TorchEngine(Engine):
+    """What DDP and FSDP share: accumulation, clipping and optimizer of their own, on fp32 adapter weights."""
+
+    def __init__(self, model: Any, config: dict[str, Any], plan: TrainingPlan, device: torch.device) -> None:
+        super().__init__(model, config, plan, device)
+        for parameter in trained(model).values():
+            parameter.data = parameter.data.float()
+        self.accumulation, self.clipping = plan.accumulation, config["gradient_clipping"]
+        self.divisor = torch.distributed.get_world_size()
+        self.micro_step = 0
+        self.norm: torch.Tensor | None = None
+        self.module = self.wrap(model, config, DTYPES[plan.precision], device)
+        self.optimizer = adamw(model, plan)
+
+    def wrap(self, model: Any, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+        """Return the model on its device, ready to be called on every rank; it computes in `dtype`."""
+        raise NotImplementedError
+
+    @property
+    def last(self) -> bool:
+        """Whether gradients are reduced in this micro-batch."""
+        return bool(self.micro_step == self.accumulation - 1)
+
+    @property
+    def inner(self) -> torch.optim.AdamW:
+        return self.optimizer
+
+    def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:
+        for name, parameter in trained(self.module).items():
+            self.optimizer.state[parameter] = fresh_state(parameter, updates)
+            for part, tensors in parts.items():
+                held = parameter if part == WEIGHT else self.optimizer.state[parameter][part]
+                held.data.copy_(self.distributed(tensors[plain(name)], held))
+
+    def distributed(self, value: torch.Tensor, held: Any) -> torch.Tensor:
+        """Return a whole tensor as this rank holds `held`."""
+        return value
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        if self.last:
+            if self.clipping:
+                self._clip(list(trained(self.module).values()))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.micro_step = (self.micro_step + 1) % self.accumulation
+
+    def gradient_norm(self) -> float | None:
+        norm = self.norm.to_local() if isinstance(self.norm, DTensor) else self.norm
+        return None if norm is None else float(norm)
+
+    def _clip(self, parameters: list[torch.Tensor]) -> None:
+        """Clip as torch.nn.utils.clip_grad_norm_ does, and keep the norm."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        self.norm = self.norm_of_all_ranks(torch.nn.utils.get_total_norm(gradients))
+        torch.nn.utils.clip_grads_with_norm_(parameters, self.clipping, self.norm)
+
+    def norm_of_all_ranks(self, norm: torch.Tensor) -> torch.Tensor:
+        """Return the norm of the gradient over all ranks, of the norm that this rank has computed."""
+        return norm
 
 
-def dtype_of(config: dict[str, Any]) -> torch.dtype:
-    """Return the type that a rendered config computes in, and keeps frozen weights in."""
-    return DTYPES[precision_of(config)]
+def backend(device: torch.device) -> str:
+    """Return the backend of torch.distributed for a device."""
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
-def adamw(model: Any, settings: dict[str, Any]) -> torch.optim.AdamW:
-    """Return the optimizer; with LoRA+ second factors are a group of their own, whose rate is `ratio` times higher."""
-    adapter, ratio = trained(model), settings["lora"]["plus_ratio"]
+def adamw(model: Any, settings: TrainSettings) -> torch.optim.AdamW:
+    """Return the optimizer. With LoRA+ the second factors are a group of their own, `ratio` times faster."""
+    adapter, ratio = trained(model), settings.lora.plus_ratio
     groups: list[dict[str, Any]] = [{"params": list(adapter.values()), "ratio": 1.0}]
     if ratio != 1:
         second = [name for name in adapter if "lora_B" in name]
         groups[0]["params"] = [parameter for name, parameter in adapter.items() if name not in second]
         groups.append({"params": [adapter[name] for name in second], "ratio": ratio})
-    return torch.optim.AdamW(groups, lr=settings["learning_rate"], weight_decay=settings["weight_decay"])
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
 def trained(model: Any) -> dict[str, Any]:
@@ -107,14 +190,3 @@ def trained(model: Any) -> dict[str, Any]:
 def plain(name: str) -> str:
     """Return a parameter's name as peft gives it, without what a parametrization adds."""
     return name.replace(".parametrizations", "").removesuffix(".original")
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return all parameters that an optimizer updates."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def fresh_state(tensor: torch.Tensor, updates: int) -> dict[str, torch.Tensor]:
-    """Return AdamW's state as its first step makes it, but for the number of updates (torch/optim/adamw.py)."""
-    moments = {name: torch.zeros_like(tensor, memory_format=torch.preserve_format).detach() for name in MOMENTS}
-    return {"step": torch.tensor(float(updates)), **moments}

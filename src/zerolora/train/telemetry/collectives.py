@@ -1,32 +1,17 @@
 """What ranks send each other: calls and bytes of each collective, and the time that this rank waits for them.
 
-DeepSpeed and FSDP2 call the functions of torch.distributed; `watch` puts ones that count in their place. It comes
-before deepspeed.init_distributed, which takes hold of some (deepspeed/comm/torch.py, TorchBackend.__init__). torch's
-DDP calls none of them: it says itself what it did (torch_engines.py, DDP.reduced).
+DeepSpeed and FSDP2 call functions of torch.distributed, which `watch` replaces by counting ones. torch's DDP calls none
+of them; its engine reports what it did (engines/ddp.py, DDP.reduced).
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed
 
+from zerolora.compat.torch import Function, wrap_collectives, wrap_waits
 from zerolora.train.telemetry.stopwatch import Stopwatch
 
-# Function: (collective, place and name of the argument that is the full buffer).
-WATCHED = {
-    "all_reduce": ("all_reduce", 0, "tensor"),
-    "all_gather": ("all_gather", 0, "tensor_list"),
-    "all_gather_into_tensor": ("all_gather", 0, "output_tensor"),
-    "all_gather_single": ("all_gather", 0, "output_tensor"),
-    "reduce_scatter": ("reduce_scatter", 1, "input_list"),
-    "reduce_scatter_tensor": ("reduce_scatter", 1, "input"),
-    "reduce_scatter_single": ("reduce_scatter", 1, "input"),
-    "all_to_all_single": ("all_to_all", 1, "input"),
-    "broadcast": ("broadcast", 0, "tensor"),
-    "reduce": ("reduce", 0, "tensor"),
-}
 Counts = dict[str, dict[str, int]]
 
 
@@ -43,17 +28,10 @@ class Collectives:
         self._inside = False
 
     def watch(self) -> None:
-        """Count from now on, until the process ends."""
-        for name, (collective, place, keyword) in WATCHED.items():
-            counted = self._counted(getattr(torch.distributed, name), collective, place, keyword)
-            # Both names of the function: torch's own collectives of several tensors compare by the second.
-            for module in (torch.distributed, torch.distributed.distributed_c10d):
-                setattr(module, name, counted)
-        work = torch.distributed.Work
-        work.wait = self._timed(work.wait)  # type: ignore[method-assign]
-        if self.times.stream is not None:
-            # What runs on a stream of its own is exposed where the stream that computes waits for it.
-            torch.cuda.Stream.wait_event = self._timed(torch.cuda.Stream.wait_event)  # type: ignore[method-assign]
+        """Count from now on, until the process ends. Called before deepspeed.init_distributed, which keeps references
+        to some of the functions."""
+        wrap_collectives(self._counted)
+        wrap_waits(self._timed, gpu=self.times.stream is not None)
 
     def mark(self) -> None:
         """Count from zero."""
@@ -69,18 +47,18 @@ class Collectives:
         counted["calls"] += calls
         counted["bytes"] += size
 
-    def _counted(self, function: Callable[..., Any], collective: str, place: int, keyword: str) -> Callable[..., Any]:
+    def _counted(self, function: Function, collective: str, position: int, keyword: str) -> Function:
         timed = self._timed(function)
 
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
             if not self._inside:  # some of these functions call others of them
-                self.add(collective, 1, _bytes(named[keyword] if keyword in named else arguments[place]))
+                self.add(collective, 1, _bytes(named[keyword] if keyword in named else arguments[position]))
             return timed(*arguments, **named)
 
         return call
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, function: Function) -> Function:
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
             if self._inside:

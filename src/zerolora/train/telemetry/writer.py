@@ -1,7 +1,7 @@
-"""The line that each step leaves in telemetry.csv: what docs/telemetry.md says of every column.
+"""One line of telemetry.csv for each step; docs/telemetry.md explains every column.
 
-While training runs, rank 0 adds lines to a file beside the checkpoints; of a resumed run, those after its checkpoint
-are taken back first. When it has ended, they are published among the metrics.
+While training runs, rank 0 appends lines to a file beside the checkpoints; a resumed run first removes those of steps
+after its checkpoint. When training has ended, the file is published among the metrics.
 """
 
 import contextlib
@@ -15,8 +15,9 @@ import torch.distributed
 
 from zerolora.files import write_text
 from zerolora.log import LOGGER
-from zerolora.train.batch import Batches
 from zerolora.train.engines.base import Engine
+from zerolora.train.feed import Batches
+from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.collectives import Collectives, Counts
 from zerolora.train.telemetry.health import Health
 from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
@@ -49,10 +50,10 @@ class TelemetryWriter:
     """The lines of one run. Every rank times its steps; rank 0 writes."""
 
     def __init__(
-        self, engine: Engine, batches: Batches, times: Stopwatch, sent: Collectives, settings: dict[str, Any]
+        self, engine: Engine, batches: Batches, times: Stopwatch, sent: Collectives, plan: TrainingPlan
     ) -> None:
         self.engine, self.batches, self.times, self.sent = engine, batches, times, sent
-        self.flops, self.device = settings["flops"], times.device
+        self.flops, self.device = plan.flops, times.device
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.rows: list[Row] = []
         """A line of each step; on rank 0 only."""
@@ -66,13 +67,13 @@ class TelemetryWriter:
         self._tracker: Tracker | None = None
 
     def open(self, path: Path, known: list[Row], tracker: Tracker) -> None:
-        """Write to `path` from here on, behind the lines it has of the steps `known`, of which loss and learning rate
-        are given; what else is not on disk of them stays empty. Rank 0 only."""
-        found = {row["step"]: row for row in read(path)}
-        self.rows = [{**dict.fromkeys(COLUMNS), **found.get(row["step"], {}), **row} for row in known]
+        """Write to `path` from here on, after its lines of the steps `known`, whose loss and learning rate are given;
+        other columns of theirs that are not on disk stay empty. Rank 0 only."""
+        on_disk = {row["step"]: row for row in read(path)}
+        self.rows = [{**dict.fromkeys(COLUMNS), **on_disk.get(row["step"], {}), **row} for row in known]
         self._tracker = tracker
         for row in self.rows:
-            self.health.judge(row)  # what was said is not said again
+            self.health.judge(row)  # what was reported is not reported again
             tracker.log(row)
         try:
             write_text(path, text(self.rows))
@@ -81,17 +82,17 @@ class TelemetryWriter:
             self._without(path, error)
 
     def start(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.sent.mark()
         self.times.start()
 
     def lap(self, part: str) -> None:
-        """What this rank did since the last lap was `part`, one of PARTS."""
+        """Count the time since the last lap as `part`, one of PARTS."""
         self.times.lap(part)
 
     def write(self, step: int, loss: float, learning_rate: float) -> Row:
-        """Write the line of a step that has just ended, say what is wrong with it, and return it. Rank 0; others do
-        nothing."""
+        """Write the line of a step that has just ended, report what is wrong with it, and return it; empty on ranks
+        other than 0."""
         self.times.stop()
         if self.rank:
             return {}
@@ -104,8 +105,8 @@ class TelemetryWriter:
         parts["communication"] += waited
         seconds = self.times.total
         tokens, squared, supervised = self.batches.sizes_at(step - 1)
-        flops = self.flops["token"] * tokens + self.flops["squared_token"] * squared
-        rate = (flops + self.flops["supervised_token"] * supervised) / seconds / self.world
+        flops = self.flops.token * tokens + self.flops.squared_token * squared
+        rate = (flops + self.flops.supervised_token * supervised) / seconds / self.world
         row: Row = {
             "step": step,
             "loss": loss,
@@ -114,7 +115,7 @@ class TelemetryWriter:
             "tokens": tokens,
             "tokens_per_second": tokens / seconds,
             "tflops_per_second": rate / 1e12,
-            "mfu": rate / self.flops["peak"] if self.flops["peak"] else None,
+            "mfu": rate / self.flops.peak if self.flops.peak else None,
             "seconds": seconds,
             **{f"{part}_seconds": spent for part, spent in parts.items()},
             "between_seconds": self.times.between,
@@ -133,19 +134,19 @@ class TelemetryWriter:
     def summary(self) -> dict[str, float]:
         """Return figures of the whole run: FLOP/s, shares of the time, faults, and what a step sends."""
         measured = [row for row in self.rows if row["seconds"] is not None]
-        found: dict[str, float] = {f"health_{fault}": count for fault, count in self.health.faults.items()}
+        figures: dict[str, float] = {f"health_{fault}": count for fault, count in self.health.faults.items()}
         if not measured:
-            return found
+            return figures
         seconds = sum(row["seconds"] for row in measured)
         whole = seconds + sum(row["between_seconds"] for row in measured)
         for part in (*PARTS, "between"):
-            found[f"{part}_share"] = sum(row[f"{part}_seconds"] for row in measured) / whole
-        found["tflops_per_second"] = sum(row["tflops_per_second"] * row["seconds"] for row in measured) / seconds
-        if self.flops["peak"]:
-            found["mfu"] = found["tflops_per_second"] * 1e12 / self.flops["peak"]
+            figures[f"{part}_share"] = sum(row[f"{part}_seconds"] for row in measured) / whole
+        figures["tflops_per_second"] = sum(row["tflops_per_second"] * row["seconds"] for row in measured) / seconds
+        if self.flops.peak:
+            figures["mfu"] = figures["tflops_per_second"] * 1e12 / self.flops.peak
         for name, counted in self.totals.items():
-            found |= {f"{name}_{what}_per_step": number / self.made for what, number in counted.items()}
-        return found
+            figures |= {f"{name}_{what}_per_step": number / self.made for what, number in counted.items()}
+        return figures
 
     def __enter__(self) -> "TelemetryWriter":
         return self
@@ -163,7 +164,7 @@ class TelemetryWriter:
         if self._file:
             try:
                 self._file.write(text([row], header=False))
-                self._file.flush()  # for who watches
+                self._file.flush()  # for readers while training runs
             except OSError as error:
                 self._without(Path(self._file.name), error)
 
@@ -192,7 +193,7 @@ def text(rows: list[Row], header: bool = True) -> str:
 
 
 def read(path: Path) -> list[Row]:
-    """Return the whole lines of a file of telemetry; none if there is no such file, or one of other columns."""
+    """Return the whole lines of a telemetry file; none if there is no such file, or it has other columns."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a training run is: what its losses depend on, and what makes two runs the very same."""
+"""Which runs are the same: what a run's losses depend on, and what makes two finished runs the very same."""
 
 import hashlib
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.fingerprint import of_stage
-from zerolora.train.engines.base import precision_of
+from zerolora.train.plan import TrainingPlan
 
 # Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
 FREE = frozenset(
@@ -31,18 +31,15 @@ FREE = frozenset(
 SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker"})
 
 
-def resume_key(
-    settings: dict[str, Any], config: dict[str, Any], data: Path, packing: Path, weights: Path
-) -> dict[str, Any]:
+def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: Path, weights: Path) -> dict[str, Any]:
     """Return what the losses depend on, but for rounding: settings by their config key, and hashes of the inputs.
 
-    `settings` and `config` are those that training reads, `weights` is the file that says where the weights are.
+    `config` holds the engine's options, `weights` is the file that says where the weights are.
     """
-    found = {f"train.{key}": value for key, value in settings.items() if key not in FREE}
+    settings = plan.model_dump(mode="json")
     rows = ("train.arrow", "validation.arrow")
     return {
-        **found,
-        "train.precision": precision_of(config),
+        **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
         "train.gradient_clipping": config["gradient_clipping"],
         "model": _hash(read_json(weights, "zerolora weights")["files"]),
         "data": _hash({name: read_json(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),
@@ -50,10 +47,10 @@ def resume_key(
     }
 
 
-def run_fingerprint(settings: dict[str, Any], config: dict[str, Any], steps: int) -> dict[str, Any]:
+def run_fingerprint(plan: TrainingPlan, config: dict[str, Any], steps: int) -> dict[str, Any]:
     """Return what makes a finished run the very same, its speed and memory too."""
-    trained = {key: value for key, value in settings.items() if key not in SAVING}
-    return {"steps": steps, "settings": trained, "config": config, "code": of_stage("train")}
+    settings = plan.model_dump(mode="json", exclude=set(SAVING))
+    return {"steps": steps, "settings": settings, "config": config, "code": of_stage("train")}
 
 
 def _hash(value: Any) -> str:

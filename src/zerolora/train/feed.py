@@ -1,4 +1,4 @@
-"""Which packed rows a rank sees when, and the loss of a micro-batch of them."""
+"""Which packed rows each rank gets in each step, and the tensors of a micro-batch."""
 
 from typing import Any
 
@@ -8,36 +8,39 @@ import torch
 from zerolora.data.plan import PackingPlan
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
-from zerolora.train.attention import lengths
-from zerolora.train.order import deal, global_batches, spread
+from zerolora.train.order import assign, global_batches, spread
+from zerolora.train.plan import TrainingPlan
 
-PackedRow = list[dict[str, Any]]  # the rows that share it: input_ids, labels, source
+PackedRow = list[dict[str, Any]]
+"""The rows that share a packed row, each with input_ids, labels, source."""
 
 
 class Batches:
     """The packed rows of every optimizer step, in an order that depends on seed and global batch only (order.py)."""
 
-    def __init__(self, rows: Any, plan: PackingPlan, settings: dict[str, Any], rank: int, world: int) -> None:
-        self.rows, self.plan, self.rank, self.world = rows, plan, rank, world
-        self.micro_batch = settings["micro_batch"]
-        if len(plan.members) != len(rows):
+    def __init__(self, rows: Any, packing: PackingPlan, plan: TrainingPlan, rank: int, world: int) -> None:
+        """`rows` is a split of the data, `packing` says which of them share a packed row. Raises UserError if they do
+        not belong together, or are fewer than a global batch."""
+        self.rows, self.packing, self.rank, self.world = rows, packing, rank, world
+        self.micro_batch = plan.micro_batch
+        if len(packing.members) != len(rows):
             raise UserError(
-                f"the packing plan is of {len(plan.members)} rows, but the data has {len(rows)}; "
+                f"the packing plan is of {len(packing.members)} rows, but the data has {len(rows)}; "
                 "run `zerolora pack` again"
             )
         length, supervised, source = (_column(rows, name) for name in ("length", "supervised", "source"))
-        self.tokens, self.work = _sums(length, plan), _sums(length**2, plan)
+        self.tokens, self.work = _sums(length, packing), _sums(length**2, packing)
         # A row's first token is nobody's target, so prepare has not counted it either.
-        self._supervised = _sums(supervised, plan)
+        self._supervised = _sums(supervised, packing)
         # Memory goes by the tokens of a packed row, whatever they attend to.
         largest = int(np.lexsort((self.work, self.tokens))[-1])
-        self.order = global_batches(self.work, settings["seed"], settings["global_batch"], settings["epochs"], largest)
+        self.order = global_batches(self.work, plan.seed, plan.global_batch, plan.epochs, largest)
         if len(self.order) == 0:
             raise UserError(
-                f"train.global_batch is {settings['global_batch']}, but {settings['epochs']} epochs have only "
-                f"{len(self.work) * settings['epochs']} rows; lower it"
+                f"train.global_batch is {plan.global_batch}, but {plan.epochs} epochs have only "
+                f"{len(self.work) * plan.epochs} rows; lower it"
             )
-        self.order = self.order[: settings["max_steps"]]
+        self.order = self.order[: plan.max_steps]
         self.steps = len(self.order)
         self._tokens_until = self.tokens[self.order].sum(1).cumsum()
         self._length, self._supervised_of_row, self._source = length, supervised, source
@@ -46,8 +49,8 @@ class Batches:
         """Return this rank's micro-batches of a step, and the supervised tokens of the whole global batch."""
         batch = self.order[step]
         micro_batches = [
-            [packed_row(self.rows, self.plan, number) for number in batch[places[self.rank]].tolist()]
-            for places in deal(self.work[batch], self.world, self.micro_batch)
+            [packed_row(self.rows, self.packing, number) for number in batch[positions[self.rank]].tolist()]
+            for positions in assign(self.work[batch], self.world, self.micro_batch)
         ]
         return micro_batches, int(self._supervised[batch].sum())
 
@@ -58,7 +61,7 @@ class Batches:
         return int(self.tokens[batch].sum()), int(self.work[batch].sum()), int(self._supervised[batch].sum())
 
     def end_after(self, steps: int) -> None:
-        """Forget the steps that were not made."""
+        """Drop the steps after the first `steps`, which were not made."""
         self.order, self.steps = self.order[:steps], steps
 
     def tokens_until(self, steps: int) -> int:
@@ -73,15 +76,15 @@ class Batches:
     def balance(self) -> dict[str, float]:
         """Return how much ranks differ in tokens and in attention work, in the mean and in the worst global batch, and
         the share of padding among all positions that they compute."""
-        found: dict[str, list[float]] = {"tokens": [], "attention": []}
-        positions = 0.0
+        spreads: dict[str, list[float]] = {"tokens": [], "attention": []}
+        computed = 0.0  # positions, padding counted
         for batch in self.order:
-            dealt = deal(self.work[batch], self.world, self.micro_batch)
-            found["tokens"].append(spread(self.tokens[batch], dealt))
-            found["attention"].append(spread(self.work[batch], dealt))
-            positions += self.tokens[batch][dealt].max(2).sum() * self.micro_batch
-        result = {"padding_share": 1 - self.tokens_until(self.steps) / positions}
-        for name, values in found.items():
+            assigned = assign(self.work[batch], self.world, self.micro_batch)
+            spreads["tokens"].append(spread(self.tokens[batch], assigned))
+            spreads["attention"].append(spread(self.work[batch], assigned))
+            computed += self.tokens[batch][assigned].max(2).sum() * self.micro_batch
+        result = {"padding_share": 1 - self.tokens_until(self.steps) / computed}
+        for name, values in spreads.items():
             result[f"rank_{name}_spread_mean"] = sum(values) / len(values)
             result[f"rank_{name}_spread_worst"] = max(values)
         return {name: round(float(value), 6) for name, value in result.items()}
@@ -96,26 +99,26 @@ class Batches:
 
     def _by_source(self, counts: np.ndarray, sources: int) -> list[int]:
         times = np.bincount(self.order.ravel(), minlength=len(self.work))
-        members = self.plan.members
-        seen = np.repeat(times, np.diff(self.plan.starts)) * counts[members]
-        return np.bincount(self._source[members], seen, sources).astype(int).tolist()
+        members = self.packing.members
+        used = np.repeat(times, np.diff(self.packing.starts)) * counts[members]
+        return np.bincount(self._source[members], used, sources).astype(int).tolist()
 
 
-def packed_row(rows: Any, plan: PackingPlan, number: int) -> PackedRow:
+def packed_row(rows: Any, packing: PackingPlan, number: int) -> PackedRow:
     """Return the rows of packed row `number`."""
-    columns = rows[plan.members[plan.starts[number] : plan.starts[number + 1]].tolist()]
+    columns = rows[packing.members[packing.starts[number] : packing.starts[number + 1]].tolist()]
     names = ("input_ids", "labels", "source")
     return [dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)]
 
 
 def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -> dict[str, Any]:
-    """Return a batch of packed rows, padded on the right to the longest: input_ids, [packed rows, longest]; the places
-    in the flattened batch from which supervised tokens are predicted, these tokens as `targets`, and the `source` of
-    each, [supervised tokens]; and what keeps rows apart.
+    """Return a batch of packed rows, padded on the right to the longest: input_ids, [packed rows, longest]; the
+    positions in the flattened batch from which supervised tokens are predicted, these tokens as `targets`, and the
+    `source` of each, [supervised tokens]; and what keeps rows apart.
 
-    Without packing attention_mask marks the padding. With packing there is none, as models take one for the whole of
-    what a token may see; position_ids that begin anew at every row, and at the padding, keep rows apart, and no row's
-    first token is a target. `lengths` are for attention that takes a row at a time.
+    Without packing attention_mask marks the padding. With packing there is none, as models take it for all that a token
+    may attend to; position_ids that restart at every row, and at the padding, keep rows apart, and no row's first token
+    is a target. `lengths` are for attention that computes a row at a time.
     """
     longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
     shape = (len(packed_rows), longest)
@@ -144,39 +147,10 @@ def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -
     return {name: torch.from_numpy(values).to(device) for name, values in batch.items()} | {"lengths": of_rows}
 
 
-def loss_sum(model: Any, batch: dict[str, Any], sources: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed cross-entropy of the batch's supervised tokens, fp32, and its parts by source, detached."""
-    found = losses(model, batch)
-    parts = torch.zeros(sources, dtype=torch.float32, device=found.device)
-    parts.index_add_(0, batch["source"], found.detach())
-    return found.sum(), parts
-
-
-def losses(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """Return the cross-entropy of each supervised token, fp32: [supervised tokens]."""
-    found = model(**_inputs(batch), use_cache=False, supervised=batch["supervised"], targets=batch["targets"])
-    assert isinstance(found, torch.Tensor)
-    return found
-
-
-def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """Return the logits of a batch, [packed rows, longest, vocabulary]."""
-    logits = model(**_inputs(batch), use_cache=False).logits
-    assert isinstance(logits, torch.Tensor)
-    return logits
-
-
-def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return what a model is called with; never with a cache, with which models take no notice that positions begin
-    anew, and packed rows see each other."""
-    lengths.set(batch["lengths"])
-    return {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-
-
 def _column(rows: Any, name: str) -> np.ndarray:
     return np.asarray(rows.with_format("numpy")[name][:], dtype=np.int64)
 
 
-def _sums(values: np.ndarray, plan: PackingPlan) -> np.ndarray:
+def _sums(values: np.ndarray, packing: PackingPlan) -> np.ndarray:
     """Return the sum of `values` [rows] over each packed row."""
-    return np.add.reduceat(values[plan.members], plan.starts[:-1])
+    return np.add.reduceat(values[packing.members], packing.starts[:-1])

@@ -1,0 +1,175 @@
+"""DeepSpeed: what a LoRA run with torch's own AdamW needs of it beyond its public API.
+
+`engine` is a DeepSpeedEngine, `optimizer` the ZeRO or 16-bit optimizer that deepspeed.initialize returned.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+
+from zerolora.compat.torch import fresh_state
+from zerolora.compat.versions import is_replaced, patch, replaced
+
+VERSION = "0.19.8"
+SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""Attributes of DeepSpeed's loss scalers (runtime/fp16/loss_scaler.py)."""
+SHM = "deepspeed_shm_comm"
+
+
+@patch("deepspeed", VERSION, upstream="none found")
+def apply_startup_patches() -> None:
+    """Skip what DeepSpeed does before the first step that costs seconds to minutes and serves nothing here.
+
+    - It compiles a shared-memory transport (shm_comm) when it is first used, about 100 s; gloo needs no compiler.
+    - Rank 0 sends every weight to all ranks (`_broadcast_model`). All ranks read the same files and draw the same
+      adapter, and as long as nobody writes to the weights the ranks of a node share the pages of the file.
+    - It imports Muon to see that the optimizer is another one, and decorating Muon's kernels loads torch's compiler.
+    """
+    import deepspeed
+    from deepspeed.runtime import compiler
+
+    deepspeed.ops.__compatible_ops__[SHM] = False
+    if not is_replaced(deepspeed.DeepSpeedEngine._broadcast_model):
+        deepspeed.DeepSpeedEngine._broadcast_model = replaced(lambda engine: None)
+    compile_later, compiler.compile = compiler.compile, lambda *_, **__: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = compile_later
+
+
+@patch("deepspeed", VERSION, upstream="none found")
+def keep_clipped_norm(engine: Any) -> None:
+    """At stage 0 in fp32, clip as DeepSpeed does and keep the norm that it throws away (engine.py,
+    clip_fp32_gradients), so that `get_global_grad_norm` returns it."""
+    from deepspeed.runtime.utils import clip_grad_norm_
+
+    def clip() -> None:
+        parameters, largest = engine.module.parameters(), engine.gradient_clipping()
+        engine._global_grad_norm = clip_grad_norm_(parameters, largest, mpu=engine.mpu)
+
+    engine.clip_fp32_gradients = clip
+
+
+@patch("deepspeed", VERSION, upstream="none found")
+def undo_first_step(optimizer: Any, masters: dict[Any, torch.Tensor]) -> None:
+    """Undo the step with zero gradients by which stage 0's optimizer for 16 bits creates Adam's moments
+    (unfused_optimizer.py, initialize_optimizer_states): it counts for the bias correction and decays weights.
+
+    `masters` maps each trained parameter to its fp32 master.
+    """
+    make_states(optimizer, optimizer.optimizer, 0)
+    for parameter, master in masters.items():
+        master.data.copy_(parameter.data)
+
+
+@patch("deepspeed", VERSION, upstream="none found; a cache_clear() in _invalidate_trace would do")
+def release_by_current_trace(optimizer: Any) -> None:
+    """Make stage 3 decide anew which weights to release when the order of modules changes.
+
+    It caches the decision by module and step (partitioned_param_coordinator.py, __params_to_release) and keeps it when
+    it invalidates the trace that the decision was made from. After a validation before the first step, where no module
+    is used again, every weight would be gathered twice in every step.
+    """
+    coordinator = optimizer.parameter_offload.get_param_coordinator()
+    cached = cached_releases(coordinator)
+    invalidate = coordinator._invalidate_trace
+
+    def invalidate_and_forget() -> None:
+        invalidate()
+        cached.cache_clear()
+
+    coordinator._invalidate_trace = invalidate_and_forget
+
+
+def cached_releases(coordinator: Any) -> Any:
+    """Return the lru_cache inside stage 3's `__params_to_release`; it lies under a decorator."""
+    decide = type(coordinator)._PartitionedParameterCoordinator__params_to_release
+    return inspect.getclosurevars(decide).nonlocals["func"]
+
+
+@patch("deepspeed", VERSION, upstream="none found")
+def grow_scale_after_step(optimizer: Any) -> Callable[[], None]:
+    """Make fp16's loss scale grow after a step; return what is to be called when a step has ended.
+
+    Stages 0 and 3 let it grow before they unscale the gradients, which still have the scale of before (stage3.py and
+    unfused_optimizer.py, step), so that the step after each growth is too small by half.
+    """
+    update = optimizer._update_scale
+    due: list[Callable[[], None]] = []
+
+    def shrink_now_or_grow_later(overflowed: bool) -> None:
+        if overflowed:
+            update(overflowed)
+        else:
+            due.append(functools.partial(update, overflowed))
+
+    def grow() -> None:
+        while due:
+            due.pop()()
+
+    optimizer._update_scale = shrink_now_or_grow_later
+    return grow
+
+
+@patch("deepspeed", VERSION, upstream="none found")
+def stage0_scale(engine: Any, optimizer: Any) -> float:
+    """Return by what the loss must be multiplied before `engine.backward`: in fp16 DeepSpeed scales the loss for its
+    ZeRO optimizers only (engine.py, backward), yet stage 0's optimizer unscales gradients all the same."""
+    scaler = scaler_of(engine, optimizer)
+    return float(scaler.cur_scale) if scaler else 1.0
+
+
+@patch("deepspeed", VERSION, upstream="none found")
+def scaler_of(engine: Any, optimizer: Any) -> Any:
+    """Return the object with fp16's loss scale (its attributes: SCALE), None in other precisions. Stage 0's optimizer
+    has it under another name."""
+    if not engine.fp16_enabled():
+        return None
+    return getattr(optimizer, "loss_scale_config", None) or optimizer.loss_scaler
+
+
+@patch("deepspeed", VERSION, upstream="none found")
+def set_scale(engine: Any, optimizer: Any, state: dict[str, float]) -> None:
+    """Set what `scaler_of` returns to values of SCALE; the scalers have no load_state_dict."""
+    for name, value in state.items():
+        setattr(scaler_of(engine, optimizer), name, value)
+
+
+@patch("deepspeed", VERSION, upstream="none found; deepspeed.utils.safe_get_full_fp32_param covers stages 1 to 3")
+def stage0_masters(optimizer: Any) -> dict[Any, torch.Tensor]:
+    """Return the fp32 master of each trained parameter of stage 0's optimizer for 16 bits."""
+    groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+    return {low: high for lows, highs in groups for low, high in zip(lows, highs, strict=True)}
+
+
+@patch("deepspeed", VERSION, upstream="none found; deepspeed.utils.safe_set_full_optimizer_state needs the state")
+def make_states(optimizer: Any, inner: torch.optim.AdamW, updates: int) -> None:
+    """Create the moments of `inner`, AdamW under DeepSpeed's optimizer, before its first step, set how many updates it
+    has made, and tell stages 1 and 2 where the moments are: they look only once, after a step of the first group."""
+    held = getattr(optimizer, "fp32_partitioned_groups_flat", None)  # stage 3
+    if held is None:
+        held = [parameter for group in inner.param_groups for parameter in group["params"]]
+    for tensor in held:
+        state = inner.state[tensor]
+        if not state:  # else it stays where DeepSpeed has found it
+            state.update(fresh_state(tensor, updates))
+        state["step"].fill_(updates)
+    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
+        optimizer._lazy_init_hp_params_optimizer_state()
+
+
+@patch("deepspeed", VERSION, upstream="none found")
+def own_shard(value: torch.Tensor, parameter: Any) -> torch.Tensor:
+    """Return this rank's shard of a whole tensor as stage 3 cuts it: flat, of equal sizes, the last padded with
+    zeros. safe_set_local_fp32_param and its like want it so, and nothing public cuts it."""
+    group = parameter.ds_process_group
+    size = parameter.ds_tensor.ds_numel
+    flat = value.flatten()
+    padded = torch.nn.functional.pad(flat, (0, size * torch.distributed.get_world_size(group) - flat.numel()))
+    return padded.narrow(0, size * torch.distributed.get_rank(group), size)

@@ -1,0 +1,144 @@
+"""A checkpoint's file: tensors, and a manifest with a sha256 of each.
+
+One safetensors file holds the whole fp32 adapter, its moments and the state of the loop, whatever ZeRO stage and world
+size wrote it. The manifest lies in the file's header: the step, the sha256 of each tensor, and which run it is of. A
+file appears whole or not at all (written beside, fsync, rename).
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from zerolora.files import canonical, readable
+
+VERSION = 3
+SUFFIX = ".safetensors"
+
+
+class CorruptCheckpoint(Exception):
+    """A file that is no whole checkpoint; the message says why."""
+
+
+@dataclass
+class State:
+    """The state of training after `step` optimizer steps."""
+
+    step: int
+    parts: dict[str, dict[str, torch.Tensor]]
+    """Adapter weights and moments: {part: {parameter: fp32 tensor}}."""
+    updates: int
+    """Updates of the optimizer; fewer than steps if fp16 overflowed."""
+    loop: dict[str, torch.Tensor]
+    """What the loop has summed up: fp64 tensors."""
+    seconds: float
+    """Seconds of training so far, loading and pauses not counted."""
+    resumes: int = 0
+    best_step: int | None = None
+    """The step of the lowest validation loss so far; its checkpoint is kept."""
+    best: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The adapter after that step; empty if none is kept."""
+    loss_scale: dict[str, float] = field(default_factory=dict)
+
+
+def write(folder: Path, state: State, resume_key: dict[str, Any], run_fingerprint: dict[str, Any]) -> Path:
+    """Write a checkpoint, whole or not at all, and return its path. Raises OSError or SafetensorError."""
+    tensors = {
+        **{f"{part}/{name}": tensor for part, named in state.parts.items() for name, tensor in named.items()},
+        **{f"best/{name}": tensor for name, tensor in state.best.items()},
+        **{f"loop/{name}": tensor for name, tensor in state.loop.items()},
+    }
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    manifest = {
+        "format": VERSION,
+        "step": state.step,
+        "steps": run_fingerprint["steps"],
+        "updates": state.updates,
+        "seconds": state.seconds,
+        "resumes": state.resumes,
+        "best_step": state.best_step,
+        "loss_scale": state.loss_scale,
+        "resume_key": resume_key,
+        "run_fingerprint": run_fingerprint,
+        "tensors": {name: _sha256(tensor) for name, tensor in tensors.items()},
+    }
+    text = canonical(manifest)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = path_of(folder, state.step)
+    beside = folder / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        save_file(tensors, beside, {"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+        readable(beside)
+        _sync(beside)
+        beside.replace(path)
+        _sync(folder)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def read(path: Path) -> tuple[State, dict[str, Any]]:
+    """Return a checkpoint and its manifest, every byte of it checked. Raises CorruptCheckpoint if it is not whole."""
+    manifest = header(path)
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except (SafetensorError, OSError) as error:
+        raise CorruptCheckpoint(f"not a whole safetensors file ({error})") from None
+    for name, expected in manifest["tensors"].items():
+        if name not in tensors or _sha256(tensors[name]) != expected:
+            raise CorruptCheckpoint(f"{name} is not what was written")
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        parts.setdefault(part, {})[rest] = tensor
+    loop, best = parts.pop("loop", {}), parts.pop("best", {})
+    counts = {key: manifest[key] for key in ("step", "updates", "seconds", "resumes", "best_step", "loss_scale")}
+    return State(parts=parts, loop=loop, best=best, **counts), manifest
+
+
+def header(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest without reading its tensors. Raises CorruptCheckpoint if it has no whole one."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        text = metadata["manifest"]
+        if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
+            raise CorruptCheckpoint("its manifest is not what was written")
+        manifest: dict[str, Any] = json.loads(text)
+    except FileNotFoundError:
+        raise CorruptCheckpoint("there is no such file") from None
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CorruptCheckpoint(f"not a whole checkpoint ({error})") from None
+    if manifest["format"] != VERSION:
+        raise CorruptCheckpoint(f"written in format {manifest['format']}, this version reads {VERSION}")
+    return manifest
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step."""
+    return folder / f"step-{step:08d}{SUFFIX}"
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Return the paths of a folder's checkpoints."""
+    return sorted(folder.glob(f"step-*{SUFFIX}"), reverse=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().data).hexdigest()

@@ -1,0 +1,58 @@
+"""torch's DistributedDataParallel: everything on every rank."""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.nn.utils import parametrize
+
+from zerolora.compat.torch import ddp_reductions, time_every_reduction
+from zerolora.train.engines.base import WEIGHT, TorchEngine
+
+
+class DDP(TorchEngine):
+    """torch's DistributedDataParallel: everything on every rank."""
+
+    def wrap(self, model: Any, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+        model.to(device)
+        _compute_in(dtype, model)
+        self.engine = torch.nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            # All ranks read the same files and drew the same adapter: nothing to send.
+            init_sync=False,
+            broadcast_buffers=False,
+            **config["ddp"],
+        )
+        time_every_reduction(self.engine)
+        return model
+
+    def forward(self, **inputs: Any) -> Any:
+        with contextlib.nullcontext() if self.last else self.engine.no_sync():
+            return self.engine(**inputs)
+
+    def reduced(self) -> tuple[int, int, float]:
+        return ddp_reductions(self.engine)
+
+    def whole(self, parameter: Any, part: str) -> torch.Tensor:
+        return parameter if part == WEIGHT else self.optimizer.state[parameter][part]
+
+
+class _Cast(torch.nn.Module):
+    """A weight kept in fp32 and computed with in another type; its gradient comes back in fp32."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, master: torch.Tensor) -> torch.Tensor:
+        return master.to(self.dtype)
+
+
+def _compute_in(dtype: torch.dtype, model: Any) -> None:
+    if dtype == torch.float32:
+        return
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.requires_grad:
+                parametrize.register_parametrization(module, name, _Cast(dtype), unsafe=True)

@@ -1,0 +1,321 @@
+"""Each patch of another library is still needed, and stops with another version than the one it is written for.
+
+A test here fails when a library mends what a patch works around: then the patch goes, with its test.
+"""
+
+import datetime
+import importlib
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, project_environment
+
+from zerolora import compat
+from zerolora.compat import versions
+from zerolora.compat.versions import PATCHES, Patch
+from zerolora.errors import UserError
+
+for found in pkgutil.iter_modules(compat.__path__):
+    importlib.import_module(f"{compat.__name__}.{found.name}")
+
+
+@pytest.fixture(scope="module")
+def unpatched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what torch and DeepSpeed do by themselves."""
+    script = Path(__file__).parent / "unpatched.py"
+    command = [sys.executable, str(script), str(tmp_path_factory.mktemp("unpatched"))]
+    result = subprocess.run(command, env=project_environment(ROOT), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    seen: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return seen
+
+
+def test_every_patch_has_a_test_that_it_is_needed() -> None:
+    tests = {name.removeprefix("test_needed_") for name in globals() if name.startswith("test_needed_")}
+    assert tests == set(PATCHES)
+
+
+@pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
+def test_a_patch_is_for_the_installed_version_and_says_why(patch: Patch) -> None:
+    patch.check()
+    module = next(
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("zerolora.compat.") and hasattr(module, patch.name)
+    )
+    assert len(inspect.getdoc(getattr(module, patch.name)) or "") > 80
+    locked = (ROOT / "envs/requirements.lock").read_text()
+    assert f"{patch.library}=={patch.versions[0]}" in locked
+
+
+@pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
+def test_with_another_version_it_stops_with_one_line(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "installed", lambda library: "0.0.1")
+    with pytest.raises(UserError) as raised:
+        patch.check()
+    line = str(raised.value)
+    assert line.startswith(f"{patch.library} 0.0.1 is installed, but zerolora.compat ({patch.name}) is written for ")
+    assert patch.versions[0] in line and line.endswith("run `make`, which installs envs/requirements.lock")
+    assert "\n" not in line
+
+
+def test_a_patched_function_checks_before_it_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zerolora.compat.peft import replace_dropout
+
+    monkeypatch.setattr(versions, "installed", lambda library: "9.9.9")
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5))
+    with pytest.raises(UserError, match=r"peft 9\.9\.9 is installed"):
+        replace_dropout(model, torch.nn.Dropout1d)
+    assert type(model[0]) is torch.nn.Dropout
+
+
+def test_an_untested_series_is_allowed_if_its_features_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "installed", lambda library: "2.11.3")
+    there = Patch("some", "torch", ("2.13.0",), "none found", ("2.11",), ("torch.distributed:Work.wait",))
+    there.check()
+    lacking = Patch("some", "torch", ("2.13.0",), "none found", ("2.11",), ("torch.distributed:Work.nap",))
+    with pytest.raises(UserError, match=r"torch 2\.11\.3 is installed.*has no torch\.distributed\.Work\.nap"):
+        lacking.check()
+    with pytest.raises(UserError, match="written for 2"):
+        Patch("some", "torch", ("2.13.0",), "none found", ("2.1",), ()).check()
+
+
+@pytest.mark.parametrize("name", ["snakemake", "slurm_executor", "transformers", "versions"])
+def test_what_the_workflow_and_the_data_import_loads_no_torch(name: str) -> None:
+    script = (
+        f"import sys, zerolora.compat.{name}; assert not {{'torch', 'transformers', 'snakemake'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], env=project_environment(ROOT), check=True)
+
+
+# --- DeepSpeed ---
+
+
+def test_needed_apply_startup_patches(unpatched: dict[str, Any]) -> None:
+    assert unpatched["shm_comm counts as buildable"]
+    assert unpatched["weights that rank 0 sends at the start"] == 4
+    assert unpatched["torch's compiler is loaded"]
+
+
+def test_deepspeed_starts_without_torchs_compiler_and_leaves_it_as_it_was() -> None:
+    script = """
+import sys
+from deepspeed.runtime import compiler
+from zerolora.compat.deepspeed import apply_startup_patches
+compile_later = compiler.compile
+apply_startup_patches()
+import deepspeed.runtime.zero.muon.muon_optimizer  # as is_zero_supported_optimizer does (runtime/zero/utils.py)
+assert "torch._inductor.compile_fx" not in sys.modules
+assert compiler.compile is compile_later
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_needed_keep_clipped_norm(unpatched: dict[str, Any]) -> None:
+    assert unpatched["norm after clipping"] is None
+
+
+def test_needed_undo_first_step(unpatched: dict[str, Any]) -> None:
+    assert unpatched["updates before the first step"] == [1, 1, 1, 1]
+
+
+def test_needed_release_by_current_trace(unpatched: dict[str, Any]) -> None:
+    assert unpatched["decisions of a trace that is gone"] == unpatched["decisions of a trace"] > 0
+
+
+def test_needed_grow_scale_after_step(unpatched: dict[str, Any]) -> None:
+    assert unpatched["order of stage 0's step"] == ["_update_scale", "unscale_and_clip_grads"]
+
+
+def test_needed_stage0_scale(unpatched: dict[str, Any]) -> None:
+    assert unpatched["scale of stage 0's gradients"] == pytest.approx(1)
+
+
+def test_needed_scaler_of(unpatched: dict[str, Any]) -> None:
+    assert not unpatched["stage 0 has a loss_scaler"]
+
+
+def test_needed_set_scale(unpatched: dict[str, Any]) -> None:
+    assert not unpatched["loss scalers can load a state"]
+
+
+def test_needed_stage0_masters(unpatched: dict[str, Any]) -> None:
+    assert not unpatched["master by DeepSpeed's own function"]
+
+
+def test_needed_make_states(unpatched: dict[str, Any]) -> None:
+    assert unpatched["states before the first step"] == 0
+
+
+def test_needed_own_shard() -> None:
+    """On the last of two ranks a weight of three numbers cannot be set whole."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+    shard = torch.zeros(2)
+    optimizer = SimpleNamespace(
+        _get_fp32_opt_state_partition=lambda *_, **__: (shard, 0),
+        _get_param_partition_rank=lambda _: 1,
+        _swappable_optimizer_subgroup=lambda _: False,
+    )
+    parameter = SimpleNamespace(requires_grad=True, ds_numel=3)
+    with pytest.raises(RuntimeError, match="exceeds dimension size"):
+        DeepSpeedZeroOptimizer_Stage3.set_full_hp_param(optimizer, torch.ones(3), parameter)
+
+
+# --- torch ---
+
+
+def test_needed_wrap_collectives() -> None:
+    """torch's own counter of collectives knows neither bytes nor time."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    assert not [name for name in dir(CommDebugMode) if "byte" in name or "second" in name or "time" in name]
+
+
+def test_needed_wrap_waits() -> None:
+    """Nothing tells how long a rank waited: a Work has times of the operation only, and not under gloo."""
+    names = [name for name in dir(torch.distributed.Work) if "wait" in name or "exposed" in name]
+    assert not set(names) - {"wait", "block_current_stream"}
+
+
+def test_needed_time_every_reduction(unpatched: dict[str, Any]) -> None:
+    assert unpatched["times of DDP's last ten steps"] == 1
+
+
+def test_needed_ddp_reductions(unpatched: dict[str, Any]) -> None:
+    assert unpatched["all-reduces of DDP that go through torch.distributed"] == 0
+
+
+def test_needed_fresh_state(unpatched: dict[str, Any]) -> None:
+    assert unpatched["states of AdamW before its first step"] == 0
+
+
+# --- peft ---
+
+
+def test_needed_replace_dropout(tiny_model: Path) -> None:
+    """LoraConfig takes no module, and torch's dropout keeps as many values on a CPU as it was given."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(lora_dropout=0.1, target_modules="all-linear")
+    )
+    dropout = next(module for module in model.modules() if isinstance(module, torch.nn.Dropout))
+    assert type(dropout) is torch.nn.Dropout
+    kept: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        torch.nn.Dropout(0.1)(torch.ones(1000, requires_grad=True))
+    assert sum(kept) >= 1000
+
+
+# --- transformers ---
+
+
+def test_needed_replace_forward(tiny_model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model)
+    tokens = torch.tensor([[5, 6, 7]])
+    logits = model(input_ids=tokens, labels=tokens).logits
+    assert logits.shape == (1, 3, model.config.vocab_size)  # made for all positions, although only a loss is wanted
+
+
+def test_needed_compile_template(tiny_model: Path) -> None:
+    """Templates that ask for the date get today's, which would change the data overnight; another cannot be passed."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = "{{ strftime_now('%Y') }}"
+    messages = [{"role": "user", "content": "When is it?"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == str(datetime.datetime.now().year)
+    with pytest.raises(TypeError):
+        tokenizer.apply_chat_template(messages, tokenize=False, strftime_now=datetime.datetime(1999, 1, 1).strftime)
+
+
+def test_needed_forget_gguf(tiny_model: Path, tmp_path: Path) -> None:
+    """As transformers leaves a model that it has read from GGUF."""
+    from transformers import AutoModelForCausalLM
+
+    from zerolora.compat.transformers import forget_gguf
+
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model.hf_quantizer = SimpleNamespace(is_serializable=lambda *_, **__: False)
+    model.is_quantized = True
+    with pytest.raises((ValueError, AttributeError)):
+        model.save_pretrained(tmp_path)
+    forget_gguf(model)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+# --- Snakemake ---
+
+# `second` reads what a checkpoint writes; the checkpoint writes the same content again.
+SNAKEFILE = """
+{patch}
+rule all:
+    input: "third"
+checkpoint first:
+    input: "source"
+    output: "first"
+    shell: "echo same > {{output}}"
+checkpoint second:
+    input: "first"
+    output: "second"
+    shell: "echo run >> runs; echo same > {{output}}"
+rule third:
+    input: "second"
+    output: "third"
+    shell: "echo run >> runs; echo same > {{output}}"
+"""
+PATCH = "from zerolora.compat.snakemake import reset_job_reasons; reset_job_reasons()"
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_needed_reset_job_reasons(tmp_path: Path, patched: bool) -> None:
+    """Unpatched, jobs run although a checkpoint before them wrote what was there before."""
+    (tmp_path / "Snakefile").write_text(SNAKEFILE.format(patch=PATCH if patched else ""))
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all"]
+    for content in ("one", "two"):
+        (tmp_path / "source").write_text(content)
+        subprocess.run(command, cwd=tmp_path, env=project_environment(ROOT), check=True, capture_output=True)
+    runs = (tmp_path / "runs").read_text().count("run")
+    assert runs == 2 if patched else runs > 2
+
+
+def test_needed_undetermined() -> None:
+    """The value that Snakemake itself gives a resource which is not known yet has no public name."""
+    import snakemake.api
+    import snakemake.common.tbdstring
+
+    from zerolora.compat.snakemake import undetermined
+
+    assert isinstance(undetermined(), snakemake.common.tbdstring.TBDString)
+    assert not [name for name in dir(snakemake.api) if "TBD" in name]
+
+
+def test_needed_preempted_is_cancelled() -> None:
+    """Of a job in this state the executor reports neither success nor failure; tests/slurm/test_events.py shows what
+    becomes of it on a real Slurm."""
+    import snakemake_executor_plugin_slurm as executor
+
+    source = inspect.getsource(executor.Executor.check_active_jobs)
+    failed = source.partition("fail_stati = (")[2].partition(")")[0]
+    assert "CANCELLED" in failed and "PREEMPTED" not in failed
+    branch = source.partition('elif status == "PREEMPTED"')[2].partition("elif status")[0]
+    assert "yield j" in branch and "report_job" not in branch
