@@ -16,7 +16,7 @@ from machine import machine
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings, PackSettings, PrepareSettings, RenderSettings
+from zerolora.config.settings import EstimateSettings, EvaluateSettings, PackSettings, PrepareSettings, RenderSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
@@ -77,7 +77,9 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
     launch(where, ["--settings", canonical(train), *arguments], train["device"], folder / "logs")
     merge(located(weights), folder / "adapter", folder / "merged", folder / "merged")
     judged = {**settings["evaluate"][DATASET], "split": "validation"}
-    evaluate(judged, data, folder / "merged", folder / "metrics", folder / "answers.json")
+    evaluate(
+        EvaluateSettings.model_validate(judged), data, folder / "merged", folder / "metrics", folder / "answers.json"
+    )
     trained = read_json(folder / "metrics/train.json", "train")
     return {
         **read_json(folder / "metrics/evaluate.json", "evaluate"),

@@ -273,10 +273,11 @@ def evaluate(
     answers: Annotated[Path, typer.Option(help="Where every answer goes.")],
 ) -> None:
     """Ask a model the held-out rows and judge its answers."""
+    from zerolora.config.settings import EvaluateSettings
     from zerolora.evaluate.evaluate import evaluate as stage
     from zerolora.manifest import located
 
-    stage(settings, data, located(weights), output, answers)
+    stage(EvaluateSettings.model_validate(settings), data, located(weights), output, answers)
 
 
 @app.command()
@@ -301,9 +302,11 @@ def report(
     ] = None,
 ) -> None:
     """Write the run's page: before and after, loss, memory, provenance."""
+    from zerolora.config.settings import ReportSettings
     from zerolora.report.report import report as stage
 
-    stage(settings, run, model, data, packing, base, results, config, lock, accounting, usage, summary, output)
+    checked = ReportSettings.model_validate(settings)
+    stage(checked, run, model, data, packing, base, results, config, lock, accounting, usage, summary, output)
 
 
 @app.command()

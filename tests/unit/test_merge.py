@@ -1,6 +1,7 @@
 """Merging file by file gives what peft gives."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,18 @@ def test_it_is_what_peft_merges(tmp_path: Path, tiny_model: Path, sharded: bool,
         ours["model.layers.0.mlp.up_proj.weight"],
         AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()["model.layers.0.mlp.up_proj.weight"],
     )
+
+
+def test_only_the_files_of_a_model_are_copied(tmp_path: Path, tiny_model: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model, base)
+    for name in ("pytorch_model.bin", "notes.json", "modeling_own.py"):
+        (base / name).write_text("not the model's")
+    merge(base, make_adapter(tiny_model, tmp_path / "adapter"), tmp_path / "merged", tmp_path / "merged")
+    assert {path.name for path in (tmp_path / "merged").iterdir()} == {
+        "manifest.json",
+        *(path.name for path in tiny_model.iterdir()),
+    }
 
 
 def test_the_merged_directory_loads_with_its_tokenizer(tmp_path: Path, tiny_model: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from zerolora.data.formats import FIELDS, FORMS
+from zerolora.evaluate.tasks import TASKS
 from zerolora.strategies import STRATEGIES
 from zerolora.units import parse_bytes
 
@@ -77,6 +78,12 @@ def _strategy(value: str) -> str:
     return value if value.endswith(".json") else plain
 
 
+def _check(value: str) -> str:
+    if value not in TASKS:
+        raise ValueError(f"write {' or '.join(TASKS)}")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Size = Annotated[str, AfterValidator(_size)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -86,7 +93,7 @@ Format = Annotated[str, AfterValidator(_format), Field(json_schema_extra={"enum"
 COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})
 RowField = Annotated[str, AfterValidator(_row_field)]
 Role = Literal["system", "user", "assistant", "tool"]
-Check = Literal["exact", "sum"]
+Check = Annotated[str, AfterValidator(_check), Field(json_schema_extra={"enum": list(TASKS)})]
 
 
 class Section(BaseModel):
@@ -265,7 +272,7 @@ class Prepare(PrepareSettings):
     """One data set: rows of one or several sources, tokenized for one model, and how answers to them are judged."""
 
     check: Check = "exact"
-    """How an answer is judged: exact = it equals the row's output; sum = the reference task's rule."""
+    """The evaluation task: when an answer is right (docs/extending.md lists them)."""
 
 
 class Pack(Section):

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from zerolora import cpu_matmul
+from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import FIELDS, IGNORED, open_split
-from zerolora.evaluate.checks import judge
+from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, read_json, write_json
 from zerolora.log import result
 from zerolora.logit_chunks import EVALUATION_TOKENS
@@ -23,31 +24,28 @@ from zerolora.peak_memory import PeakMemory
 from zerolora.progress import Progress
 
 
-def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, answers_file: Path) -> None:
-    """Judge the model in directory `weights` on a split of `data`; write figures to `output`, answers to a file."""
+def evaluate(settings: EvaluateSettings, data: Path, weights: Path, output: Path, answers_file: Path) -> None:
+    """Judge the model in directory `weights` on a split of `data`; write metrics to `output`, answers to a file.
+
+    Raises UserError if an earlier stage's file is missing.
+    """
+    task = TASKS[settings.check]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         cpu_matmul.choose()
-    rows = open_split(data, settings["split"])
-    rows = rows.select(range(min(settings["rows"] or len(rows), len(rows))))
+    rows = open_split(data, settings.split)
+    rows = rows.select(range(min(settings.rows or len(rows), len(rows))))
     memory = PeakMemory(device)
     model, tokenizer = load(weights, device)
     loading = {"host": memory.host(), "gpu": memory.gpu()}
     memory.restart()
     stops = tokenizer.convert_tokens_to_ids(read_json(data / MANIFEST, "zerolora prepare")["stop_tokens"])
-    asked = [row for row in rows if row["prompt"]]
+    asked = [row for row in rows if task.asks(row)]
     started = time.monotonic()
     answers, generated = generate(model, tokenizer, asked, {*stops, tokenizer.eos_token_id}, settings)
     seconds = time.monotonic() - started
-    judged = [judge(settings["check"], row, answer) for row, answer in zip(asked, answers, strict=True)]
-    rates = (
-        {
-            "format_rate": sum(formatted for formatted, _ in judged) / len(asked),
-            "accuracy": sum(right for _, right in judged) / len(asked),
-        }
-        if asked
-        else {}
-    )
+    judged = [task.judge(row, answer.strip()) for row, answer in zip(asked, answers, strict=True)]
+    rates = task.metrics(judged)
     figures = {"rows": len(rows), **rates, "loss": loss(model, rows)}
     write_json(output / "evaluate.json", figures)
     write_json(
@@ -64,8 +62,14 @@ def evaluate(settings: dict[str, Any], data: Path, weights: Path, output: Path, 
     write_json(
         answers_file,
         [
-            {**{field: row[field] for field in FIELDS}, "answer": answer, "format": formatted, "right": right}
-            for row, answer, (formatted, right) in zip(asked, answers, judged, strict=True)
+            {
+                **{field: row[field] for field in FIELDS},
+                "answer": answer,
+                "format": verdict.format,
+                "right": verdict.right,
+                **verdict.scores,
+            }
+            for row, answer, verdict in zip(asked, answers, judged, strict=True)
         ],
     )
     shown = [f"{name.removesuffix('_rate')} {rate:.3f}" for name, rate in rates.items()]
@@ -76,18 +80,21 @@ def load(weights: Path, device: torch.device) -> tuple[Any, Any]:
     """Return model and tokenizer of a model directory, ready to generate."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=True, trust_remote_code=False)
     # On CPU fp32 is both faster and exact; a GPU takes the weights as they are stored.
     model = AutoModelForCausalLM.from_pretrained(
         weights,
         dtype="auto" if device.type == "cuda" else torch.float32,
         use_safetensors=True,
         local_files_only=True,
+        trust_remote_code=False,
     )
     return model.eval().to(device=device), tokenizer
 
 
-def generate(model: Any, tokenizer: Any, rows: Any, stops: set[int], settings: dict[str, Any]) -> tuple[list[str], int]:
+def generate(
+    model: Any, tokenizer: Any, rows: Any, stops: set[int], settings: EvaluateSettings
+) -> tuple[list[str], int]:
     """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens.
 
     An answer ends with any token of `stops`: the stop tokens that training taught.
@@ -97,12 +104,12 @@ def generate(model: Any, tokenizer: Any, rows: Any, stops: set[int], settings: d
     generated = 0
     # Prompts of like length together, so that little is padded.
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
-    size = settings["batch"]
+    size = settings.batch
     with Progress("answer", len(order)) as bar:
         for start in range(0, len(order), size):
             members = order[start : start + size]
             inputs = [prompts[index] for index in members]
-            tokens = _continue(model, tokenizer, inputs, stops, settings["max_new_tokens"])
+            tokens = _continue(model, tokenizer, inputs, stops, settings.max_new_tokens)
             for index, answer in zip(members, tokens, strict=True):
                 ended = next((place + 1 for place, token in enumerate(answer) if token in stops), len(answer))
                 generated += ended

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, read_json, staged_directory, write_json
 from zerolora.log import result
-from zerolora.manifest import WEIGHTS, is_weight
+from zerolora.manifest import WEIGHTS, is_weight, model_files
 from zerolora.methods.lora import LoraMethod
 from zerolora.progress import Progress
 from zerolora.units import byte_size
@@ -60,8 +60,8 @@ def restore(base: Path, adapter: Path, manifest: Path) -> None:
 def _write_merged(base: Path, adapter: Path, staged: Path) -> None:
     config = read_json(adapter / "adapter_config.json", "zerolora train")
     updates = LoraMethod.updates(adapter / "adapter_model.safetensors", config)
-    for path in sorted(base.iterdir()):
-        if path.is_file() and not is_weight(path.name) and path.name != MANIFEST:
+    for path in model_files(base):
+        if not is_weight(path.name):
             shutil.copyfile(path, staged / path.name)
     merged = set()
     paths = sorted(base.glob(WEIGHTS))

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from zerolora.config.settings import ReportSettings
 from zerolora.files import MANIFEST, read_json, sha256, write_json, write_text
 from zerolora.log import result
 from zerolora.report.plots import length_histogram, loss_curve, memory_bars, step_times
@@ -19,7 +20,7 @@ from zerolora.units import gib
 
 
 def report(
-    settings: dict[str, Any],
+    settings: ReportSettings,
     run: str,
     model: Path,
     data: Path,
@@ -76,7 +77,7 @@ def report(
         times=step_times(metrics / "telemetry.csv"),
         gpu_memory=memory_bars(estimate, "gpu"),
         host_memory=memory_bars(estimate, "host"),
-        examples=list(examples)[: settings["examples"]],
+        examples=list(examples)[: settings.examples],
         provenance=_provenance(run, model, data, results, config, lock),
     )
     write_json(usage_file, train_usage)

@@ -1,0 +1,70 @@
+"""What an evaluation task is: which rows are asked, how an answer is judged, and the metrics of all answers."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = Mapping[str, Any]
+"""A prepared row (data/rows.py): `question` and `expected` as text, `input_ids`, and `prompt`, the tokens asked."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on one answer."""
+
+    format: bool
+    """Whether the answer has the form that the task asks for."""
+    right: bool
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Further scores of this answer, by name; their means become metrics."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row with answers to it and their verdicts; a test runs every task on its examples."""
+
+    question: str
+    expected: str
+    right: str
+    """An answer that is right."""
+    wrong: str
+    """An answer that is wrong."""
+
+
+def has_prompt(row: Row) -> bool:
+    """Tell whether a row asks anything; plain texts do not."""
+    return bool(row["prompt"])
+
+
+@dataclass(frozen=True)
+class Task:
+    """An evaluation task. The model answers the prompts of the rows that are asked, greedily, up to a stop token."""
+
+    name: str
+    """The task's name in the config."""
+    rule: str
+    """When an answer is right, in a few words."""
+    judge: Callable[[Row, str], Judgement]
+    """Judges the answer to a row; the answer has no white space around it."""
+    example: Example
+    asks: Callable[[Row], bool] = has_prompt
+    """Tells which rows are asked. All rows count for the loss."""
+
+    def metrics(self, judgements: Sequence[Judgement]) -> dict[str, float]:
+        """Return the metrics of all answers: format_rate, accuracy, and the mean of each further score.
+
+        Empty without answers.
+        """
+        if not judgements:
+            return {}
+        names = judgements[0].scores
+        return {
+            "format_rate": _mean(judgement.format for judgement in judgements),
+            "accuracy": _mean(judgement.right for judgement in judgements),
+            **{name: _mean(judgement.scores[name] for judgement in judgements) for name in names},
+        }
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)

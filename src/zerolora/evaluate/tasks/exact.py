@@ -1,0 +1,15 @@
+"""exact: the answer is the row's own output."""
+
+from zerolora.evaluate.tasks.base import Example, Judgement, Row, Task
+
+
+def _judge(row: Row, answer: str) -> Judgement:
+    return Judgement(format=bool(answer), right=answer == row["expected"].strip())
+
+
+TASK = Task(
+    name="exact",
+    rule="it equals the row's output",
+    judge=_judge,
+    example=Example(question="capital of France?", expected="Paris", right="Paris", wrong="paris"),
+)

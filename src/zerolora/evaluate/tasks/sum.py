@@ -1,0 +1,23 @@
+"""sum: the reference task's answer, a fixed prefix and two numbers that sum to the number asked."""
+
+import re
+
+from zerolora.data.reference import PREFIX
+from zerolora.evaluate.tasks.base import Example, Judgement, Row, Task
+
+_ANSWER = re.compile(re.escape(PREFIX) + r"(\d+) \+ (\d+)")
+
+
+def _judge(row: Row, answer: str) -> Judgement:
+    match = _ANSWER.fullmatch(answer)
+    asked = row["question"].rstrip("=")
+    right = match is not None and asked.isdecimal() and int(match[1]) + int(match[2]) == int(asked)
+    return Judgement(format=bool(match), right=right)
+
+
+TASK = Task(
+    name="sum",
+    rule="it names two numbers that sum to the number asked, in the reference task's form",
+    judge=_judge,
+    example=Example(question="5=", expected="", right=f"{PREFIX}1 + 4", wrong=f"{PREFIX}1 + 5"),
+)
