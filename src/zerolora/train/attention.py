@@ -19,21 +19,21 @@ NAME = "each_row"
 IMPLEMENTATIONS = {"flash": NAME}
 """Names of attention in the config that are others in transformers."""
 HALF = (torch.float16, torch.bfloat16)
-VARLEN_HEAD = 256  # the largest head that flash attention's kernels take
+VARLEN_HEAD = 256  # the largest head size of flash attention's kernels
 VARLEN_CAPABILITY = (8, 0)
 REFUSED = ("softcap", "s_aux", "position_bias")  # of a model that adds something to its scores
 
 
 class Lengths:
-    """The rows of the batch that is being computed. A model passes on no such thing, so it is left here: for the
-    forward pass, and for the backward pass that may compute a layer again."""
+    """The rows of the batch that is being computed. A model has no argument for them, so they are set here: for the
+    forward pass, and for the backward pass, which may compute a layer again."""
 
     def __init__(self) -> None:
         self.of_rows: list[list[int]] | None = None
         self._ends: torch.Tensor | None = None
 
     def set(self, of_rows: list[list[int]] | None) -> None:
-        """Take the lengths of the rows in each packed row, padding as one more; None if a packed row is one row."""
+        """Set the lengths of the rows in each packed row, padding as one more; None if a packed row is one row."""
         self.of_rows, self._ends = of_rows, None
 
     def ends(self, batch: int, tokens: int, device: torch.device) -> torch.Tensor:
@@ -156,7 +156,7 @@ def _varlen(
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """What transformers' models get for a mask."""
+    """Return None, the mask that transformers' models get."""
 
 
 AttentionInterface.register(NAME, each_row)

@@ -1,8 +1,8 @@
-"""Dropout on a CPU at the cost of what is dropped, not of what is kept.
+"""Dropout on a CPU whose cost depends on how many values are dropped, not on how many there are.
 
 torch draws a number for every value on a CPU and keeps them all, in the values' own type, for the backward pass. Here
-the gaps between dropped values are drawn: those of independent draws of probability p are geometric. What is kept is
-the places of the dropped values.
+the gaps between dropped values are drawn: those of independent draws of probability p are geometric. For the backward
+pass only the positions of the dropped values are kept.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from zerolora.compat.peft import replace_dropout
 
 
 def make_sparse(model: torch.nn.Module) -> None:
-    """Have a model's dropout draw gaps, for the adapter's inputs; in place."""
+    """Replace a model's dropout, which is that of the adapter's inputs, by one that draws gaps; in place."""
     replace_dropout(model, SparseDropout)
 
 

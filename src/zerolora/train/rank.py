@@ -1,4 +1,4 @@
-"""What one rank does: load, adapt, train, save. The main path is `train`, top to bottom.
+"""One rank: load, adapt, train, save. The main path is `train`, top to bottom.
 
 Started by launcher.py through __main__.py.
 """

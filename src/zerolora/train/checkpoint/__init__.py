@@ -1,1 +1,1 @@
-"""Small checkpoints, independent of stage and world size."""
+"""Checkpoints: small, and independent of ZeRO stage and world size."""

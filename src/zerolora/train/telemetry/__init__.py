@@ -1,1 +1,1 @@
-"""What training measures of itself while it runs."""
+"""Measurements of training while it runs."""

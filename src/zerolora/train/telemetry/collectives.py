@@ -1,4 +1,4 @@
-"""What ranks send each other: calls and bytes of each collective, and the time that this rank waits for them.
+"""The collectives of a rank: calls and bytes of each, and the time that this rank waits for them.
 
 DeepSpeed and FSDP2 call functions of torch.distributed, which `watch` replaces by counting ones. torch's DDP calls none
 of them; its engine reports what it did (engines/ddp.py, DDP.reduced).
@@ -16,7 +16,7 @@ Counts = dict[str, dict[str, int]]
 
 
 class Collectives:
-    """Counts of one rank's collectives, since `mark`; what it waits for them goes to a stopwatch.
+    """Counts of one rank's collectives since `mark`; the time it waits for them goes to a stopwatch.
 
     Bytes are those of full buffers, as planner/cost.py's Collective.size: the tensor of an all-reduce or broadcast, the
     output of a gather, the input of a reduce-scatter. A rank of n sends (n-1)/n of them, to all-reduce twice as many.

@@ -1,6 +1,7 @@
-"""What is said of a run that goes wrong, while it runs: a gradient that explodes, throughput that falls.
+"""Warnings while training runs: a gradient that explodes, throughput that falls.
 
-A loss that is not finite is an error and ends training (loop.py). A fault is one line, and not again for QUIET steps.
+A loss that is not finite is an error and ends training (loop.py). A fault is reported in one line, and not again for
+QUIET steps. The thresholds are judgement, not measured: each says what it avoids.
 """
 
 import math
@@ -10,13 +11,20 @@ from typing import Any
 
 from zerolora.train.telemetry.stopwatch import PARTS
 
-EXPLODES = 10  # times the running median of the norm
-IN_A_ROW = 3  # steps above it; one such step happens in healthy runs, and clipping takes care of it
-REMEMBERED = 50  # norms the median is of
-ENOUGH = 10  # norms before there is a median to speak of
-WINDOW = 20  # steps of a median of throughput
-FALLEN = 0.7  # of the best window before
-QUIET = 100  # steps until the same is said again
+EXPLODES = 10
+"""Times the running median of the norm: an order of magnitude, far above the noise of single batches."""
+IN_A_ROW = 3
+"""Steps above it: single spikes happen in healthy runs, and clipping deals with them."""
+REMEMBERED = 50
+"""Norms that the median is taken of: enough to be steady, few enough to follow a norm that shrinks while training."""
+ENOUGH = 10
+"""Norms before the median is used; the first steps of the warm-up are unlike later ones."""
+WINDOW = 20
+"""Steps of a median of throughput: longer than a checkpoint or a slow read takes."""
+FALLEN = 0.7
+"""Of the best window before: less than that costs a run a third of its time, more may be the batches' lengths."""
+QUIET = 100
+"""Steps until the same fault is reported again."""
 
 
 class Health:
@@ -32,7 +40,7 @@ class Health:
         self._best: dict[str, float] = {}
 
     def judge(self, row: dict[str, Any]) -> list[str]:
-        """Return what there is to say after a step; `row` is its line of telemetry (record.py)."""
+        """Return the warnings after a step; `row` is its line of telemetry (writer.py)."""
         found = {"gradient": self._gradient(row), "throughput": self._throughput(row)}
         said = []
         for fault, text in found.items():

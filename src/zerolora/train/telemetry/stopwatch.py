@@ -1,7 +1,7 @@
-"""Where the time of a step goes: laps on a clock that costs next to nothing to read.
+"""Where the time of a step goes: laps on a clock that costs almost nothing to read.
 
-On CPU the clock is the host's. On a GPU it is events on the stream that computes, which are read when the step has
-ended: its sum over ranks has waited for that stream already.
+On CPU it is the host's clock. On a GPU it is events on the computing stream, which are read when the step has ended:
+its sum over ranks has waited for that stream already.
 """
 
 import math
@@ -31,7 +31,7 @@ class Stopwatch:
         self._begun, self._ended = 0.0, math.nan
 
     def start(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._begun = time.perf_counter()
         self.between = 0.0 if math.isnan(self._ended) else self._begun - self._ended
         self._laps, self._waits = [], []
@@ -39,11 +39,11 @@ class Stopwatch:
         self.running = True
 
     def stop(self) -> None:
-        """The step has ended with its last lap; what comes now is between steps."""
+        """End the step with its last lap; the time from now on is between steps."""
         self.running = False
 
     def lap(self, part: str) -> None:
-        """What went by since the last lap was `part`, one of PARTS, but for what was waited."""
+        """Count the time since the last lap as `part`, one of PARTS, except for what this rank waited."""
         now = self.now()
         self._laps.append((part, self._mark, now, self._waits))
         self._mark, self._waits = now, []
@@ -51,11 +51,11 @@ class Stopwatch:
         self.total = self._ended - self._begun
 
     def waited(self, start: Any, end: Any) -> None:
-        """Between two marks this rank waited for others: that is communication, whatever the lap."""
+        """Count the time between two marks as communication, whatever the lap: this rank waited for others."""
         self._waits.append((start, end))
 
     def now(self) -> Any:
-        """Return a mark: a time on CPU, an event on a GPU."""
+        """Return a mark: a time in seconds on CPU, an event on a GPU."""
         if self.stream is None:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

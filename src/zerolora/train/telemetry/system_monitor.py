@@ -1,4 +1,4 @@
-"""What the machine does meanwhile: processors, memory and the GPU, read at most a few times a second."""
+"""System monitor: the load of processors, memory and the GPU, read at most a few times a second."""
 
 import time
 
