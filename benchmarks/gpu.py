@@ -14,7 +14,6 @@ downloaded. docs/gpu.md says more.
 import argparse
 import contextlib
 import importlib
-import inspect
 import json
 import os
 import signal
@@ -217,8 +216,11 @@ def about() -> Machine:
     lacks = [f"{name} cannot be imported ({why})" for name, why in missing.items()]
     if "trl" in missing:
         lacks[-1] += ": the opponent is transformers' Trainer with peft"
-    if "transformers" not in missing and not varlen():
-        lacks.append(f"torch {torch.__version__} has no varlen_attn for grouped heads: flash attends row by row")
+    if "transformers" not in missing:
+        from zerolora.train.attention import has_varlen_kernel
+
+        if not has_varlen_kernel():
+            lacks.append(f"torch {torch.__version__} has no varlen_attn with grouped heads: flash attends row by row")
     cuda = torch.cuda.is_available()
     properties: Any = torch.cuda.get_device_properties(0) if cuda else None
     packages = tuple(name for name in (*PACKAGES, "datasets", "pyarrow", "trl") if name not in missing)
@@ -228,15 +230,6 @@ def about() -> Machine:
         "capability": f"{properties.major}.{properties.minor}" if cuda else None,
         "gpu_bytes": properties.total_memory if cuda else None,
     }  # fmt: skip
-
-
-def varlen() -> bool:
-    """Return whether torch's attention of rows of many lengths takes what training asks of it."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    return {"scale", "window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
 
 
 def driver() -> str | None:

@@ -216,6 +216,21 @@ def test_a_gpu_is_known_by_the_name_that_its_driver_gives() -> None:
     assert kinds.gpu_named("AMD EPYC") is None
 
 
+def test_an_older_torch_has_no_kernel_for_rows_of_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import varlen
+
+    from zerolora.train.attention import has_varlen_kernel
+
+    def older(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> None: ...
+
+    assert has_varlen_kernel()
+    monkeypatch.setattr(varlen, "varlen_attn", older)
+    has_varlen_kernel.cache_clear()
+    assert not has_varlen_kernel()
+    monkeypatch.undo()
+    has_varlen_kernel.cache_clear()
+
+
 # --- the documents ---
 
 

@@ -5,6 +5,8 @@ Here the fused kernels get one row at a time: on CUDA all of them in one call (t
 call each. Rows padded on the right need no mask either, as no token sees what comes after it.
 """
 
+import functools
+import inspect
 import itertools
 from typing import Any
 
@@ -128,7 +130,21 @@ def _has_varlen(query: torch.Tensor, dropout: float) -> bool:
         and not dropout
         and query.shape[-1] <= VARLEN_HEAD
         and torch.cuda.get_device_capability(query.device) >= VARLEN_CAPABILITY
+        and has_varlen_kernel()
     )
+
+
+@functools.cache
+def has_varlen_kernel() -> bool:
+    """Return whether this torch has attention for rows of many lengths with all arguments that `_varlen` passes.
+
+    With an older one each row is a call of its own.
+    """
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"scale", "window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
 
 
 def _varlen(
