@@ -391,6 +391,8 @@ def test_ranks_on_gpus_share_the_pages_of_the_file(name: str, weights: float, la
     assert host["page_cache"] / GIB == pytest.approx(weights, abs=0.01)
     assert host["loading"] / GIB == pytest.approx(8 * largest, abs=0.05)
     assert host["total"] / GIB == pytest.approx(total, abs=0.01)
+    documented = " | ".join(f"{host[term] / GIB:.2f} GiB" for term in ("processes", "page_cache", "loading", "total"))
+    assert documented in (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     # A rank more costs its process and the weight that it has in transfer.
     more = predict(model, replace(spec, ranks_per_node=9)).host
     assert more["page_cache"] == host["page_cache"]

@@ -18,7 +18,7 @@ from zerolora.types import Attention, Loss, Precision
 
 def memory(
     model: Annotated[Path, typer.Option(help="A model's directory, or its config.json under any name.")],
-    method: Annotated[str, typer.Option(help="How it is trained: lora, dora, qlora, ia3 or full.")] = "lora",
+    method: Annotated[str, typer.Option(help="How it is trained: lora, full, … (docs/memory.md lists them).")] = "lora",
     lora_r: Annotated[int, typer.Option(min=1, help="Rank of LoRA, DoRA and QLoRA.")] = 8,
     lora_targets: Annotated[str, typer.Option(help="all-linear, or names with commas between.")] = "all-linear",
     lora_dropout: Annotated[float, typer.Option(min=0, max=1, help="Dropout before the first factor.")] = 0.0,
