@@ -102,7 +102,7 @@ class Golden(NamedTuple):
 
 def marked(pieces: list[Piece]) -> str:
     """Return pieces as a golden text."""
-    return "".join(f"«{piece.text}»" if piece.learned else piece.text for piece in pieces).replace("»«", "")
+    return "".join(f"«{piece.text}»" if piece.supervised else piece.text for piece in pieces).replace("»«", "")
 
 
 def goldens() -> list[Golden]:

@@ -31,7 +31,7 @@ CONTENT = st.text(st.sampled_from("ab H\n\t.é你王\u00a0_«0"), min_size=1, ma
 
 
 class Row(NamedTuple):
-    """A row's tokens; labels as the loss will have them; the tokens before its last answer; learned tokens by role."""
+    """A row's tokens; labels as the loss has them; the tokens before its last answer; supervised tokens by role."""
 
     input_ids: list[int]
     labels: list[int]
@@ -44,7 +44,7 @@ def rows_of(tokenizer: Any, rows: list[list[Piece]]) -> list[Row | BadRow]:
     found: list[Row | BadRow] = []
     for number in range(len(tokens.ids)):
         ids = tokens.ids[number].tolist()
-        kinds = tokens.learned[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]].tolist()
+        kinds = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]].tolist()
         labels = [IGNORED if kind == CONTEXT else token for token, kind in zip(ids, kinds, strict=True)]
         learned = Counter(tokens.roles[kind] for kind in kinds if kind != CONTEXT)
         found.append(tokens.wrong.get(number) or Row(ids, labels, int(tokens.prompt[number]), dict(learned)))
@@ -58,7 +58,7 @@ def row_of(template: Template, example: Example) -> Row:
 
 
 def runs(row: Row) -> list[list[int]]:
-    """Return the learned tokens, those that stand together as one list."""
+    """Return the supervised tokens, those that stand together as one list."""
     found: list[list[int]] = []
     previous = IGNORED
     for label in row.labels:
@@ -96,7 +96,7 @@ def test_labels_of_golden_rows(golden: Golden, tmp_path: Path) -> None:
     if golden.loss == "everything":
         assert row.labels[1:] == row.input_ids[1:]
         return
-    pieces = [piece for piece in template.pieces(golden.example) if piece.learned]
+    pieces = [piece for piece in template.pieces(golden.example) if piece.supervised]
     for piece, ids in zip(pieces, runs(row), strict=True):
         # A decoder of SentencePiece takes off one blank at the start.
         assert piece.text in (read(tokenizer, ids), f" {read(tokenizer, ids)}")

@@ -437,9 +437,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "messages",
         _chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
-        "messages[1].content[0] is {'type': 'image_url', 'image_url': {'url': 'x'}}; only text can be learned",
+        "messages[1].content[0] is {'type': 'image_url', 'image_url': {'url': 'x'}}; only text can be trained on",
     ),
-    ("messages", _chat({"role": "user", "content": ["x"]}), "messages[1].content[0] is 'x'; only text can be learned"),
+    (
+        "messages",
+        _chat({"role": "user", "content": ["x"]}),
+        "messages[1].content[0] is 'x'; only text can be trained on",
+    ),
     ("messages", _chat({"role": "user", "content": [{"type": "text"}]}), "messages[1].content[0].text is missing;"),
     (
         "messages",
@@ -512,7 +516,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "tokens",
         {"input_ids": [1, 2], "labels": [1, -100]},
-        "labels are -100 behind the first token, so nothing is learned",
+        "labels are -100 behind the first token, so the loss sees nothing",
     ),
 ]
 

@@ -116,7 +116,7 @@ def spans(pieces: list[Piece]) -> list[tuple[int, int]]:
     """Return where the learned pieces begin and end in the text."""
     found, place = [], 0
     for piece in pieces:
-        if piece.learned:
+        if piece.supervised:
             found.append((place, place + len(piece.text)))
         place += len(piece.text)
     return found
@@ -232,7 +232,7 @@ def test_last_answer_of_a_template_without_stop_token_ends_with_eos(name: str, d
     said = text[len(prompt) :].removesuffix(eos).removesuffix("<|assistant|>")
     *_, last = pieces = template.pieces(Example(messages))
     assert last == Piece(said + eos, "assistant", True)
-    assert [piece.learned for piece in pieces].count(True) == 1
+    assert [piece.supervised for piece in pieces].count(True) == 1
     assert "".join(piece.text for piece in pieces[:-1]) == prompt
 
 
@@ -270,7 +270,7 @@ def test_everything_is_learned(name: str, data: st.DataObject) -> None:
     text = template_of(name).write(messages).removesuffix("<|assistant|>")
     eos = template_of(name).tokenizer.eos_token
     assert "".join(piece.text for piece in pieces) in (text, text + eos, text.rstrip("\n") + eos)
-    assert all(piece.learned for piece in pieces)
+    assert all(piece.supervised for piece in pieces)
     assert [piece.role for piece in pieces if piece.role] == ["assistant"] * (len(messages) // 2)
 
 

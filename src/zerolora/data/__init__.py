@@ -1,1 +1,1 @@
-"""Rows: the reference task, the mask of what is learned, Arrow files on disk."""
+"""Rows: the reference task, the loss mask, Arrow files on disk."""

@@ -26,27 +26,27 @@ class Piece(NamedTuple):
 
     text: str
     role: str | None
-    learned: bool
+    supervised: bool
 
 
 class Tokens(NamedTuple):
     """Rows as tokens.
 
-    ids: the tokens of each row. learned: of each token the number in `roles` of the turn that teaches it, CONTEXT if
+    ids: the tokens of each row. supervised_role: of each token the number in `roles` of its supervised turn, CONTEXT if
     the loss does not see it; never of a row's first token, as nothing predicts it. prompt: of each row the tokens
     before its last answer, 0 if it has none. wrong: by row, what is wrong with it; its tokens mean nothing.
     """
 
     ids: Ragged
-    learned: np.ndarray
+    supervised_role: np.ndarray
     prompt: np.ndarray
     roles: list[str]
     wrong: dict[int, BadRow]
 
     @property
     def supervised(self) -> np.ndarray:
-        """Return how many tokens of each row are learned."""
-        return self.ids.totals(self.learned != CONTEXT)
+        """Return the number of supervised tokens of each row."""
+        return self.ids.totals(self.supervised_role != CONTEXT)
 
 
 class Encoder:
@@ -78,18 +78,20 @@ class Encoder:
         self.spelling = _Spelling(self.backend) if isinstance(self.backend.decoder, ByteLevel) else None
 
     def encode(self, rows: list[list[Piece]]) -> Tokens:
-        """Return the tokens of rows, each read back: what is learned must be the text that was written."""
+        """Return the tokens of rows, each decoded again: supervised tokens must give the text that was written."""
         pieces = [piece for row in rows for piece in row]
         tokens = self._tokens(rows, pieces)
         roles: dict[str, int] = {}
-        kinds = [roles.setdefault(role or "context", len(roles)) if learned else CONTEXT for _, role, learned in pieces]
+        kinds = [
+            roles.setdefault(role or "context", len(roles)) if supervised else CONTEXT for _, role, supervised in pieces
+        ]
         first = bounds(map(len, rows))
         ids = tokens.joined(map(len, rows))
-        learned = np.repeat(np.array(kinds, np.int8), tokens.lengths)
-        learned[ids.heads] = CONTEXT
+        supervised = np.repeat(np.array(kinds, np.int8), tokens.lengths)
+        supervised[ids.heads] = CONTEXT
         answers = [start + _last_answer(row) for start, row in zip(first.tolist(), rows, strict=False)]
         prompt = tokens.offsets[np.array(answers, np.int64)] - ids.offsets[:-1]
-        found = Tokens(ids, learned, prompt, list(roles), {})
+        found = Tokens(ids, supervised, prompt, list(roles), {})
         for number in np.flatnonzero(found.supervised == 0).tolist():
             found.wrong[number] = NOTHING
         for number, text in self._misread(pieces, tokens).items():
@@ -100,15 +102,15 @@ class Encoder:
         return found
 
     def _misread(self, pieces: list[Piece], tokens: Ragged) -> dict[int, str]:
-        """Return learned pieces, by number, that are read back as another text, and that text."""
-        learned = [number for number, piece in enumerate(pieces) if piece.learned]
+        """Return supervised pieces, by number, that decode to another text, and that text."""
+        supervised = [number for number, piece in enumerate(pieces) if piece.supervised]
         if self.spelling:
-            spelt = self.spelling.of(tokens.take(np.array(learned, np.int64)))
-            learned = [
-                number for number, found in zip(learned, spelt, strict=True) if found != pieces[number].text.encode()
+            spelt = self.spelling.of(tokens.take(np.array(supervised, np.int64)))
+            supervised = [
+                number for number, found in zip(supervised, spelt, strict=True) if found != pieces[number].text.encode()
             ]
-        texts = self.backend.decode_batch([tokens[number].tolist() for number in learned], skip_special_tokens=False)
-        return {number: text for number, text in zip(learned, texts, strict=True) if not _same(text, pieces[number])}
+        texts = self.backend.decode_batch([tokens[number].tolist() for number in supervised], skip_special_tokens=False)
+        return {number: text for number, text in zip(supervised, texts, strict=True) if not _same(text, pieces[number])}
 
     def _tokens(self, rows: list[list[Piece]], pieces: list[Piece]) -> Ragged:
         """Return the tokens of each piece."""
@@ -191,12 +193,12 @@ class _Spelling:
         """Return the bytes of each list of tokens."""
         new = np.unique(tokens.values[self.starts[tokens.values] < 0])
         if len(new):
-            learned = Ragged.of([list(self._learn(token)) for token in new.tolist()], np.uint8)
+            spelt = Ragged.of([list(self._learn(token)) for token in new.tolist()], np.uint8)
             self.starts[new], self.ends[new] = (
-                learned.offsets[:-1] + len(self.bytes),
-                learned.offsets[1:] + len(self.bytes),
+                spelt.offsets[:-1] + len(self.bytes),
+                spelt.offsets[1:] + len(self.bytes),
             )
-            self.bytes = np.concatenate([self.bytes, learned.values])
+            self.bytes = np.concatenate([self.bytes, spelt.values])
         written = Ragged(self.bytes, self.starts[:0]).slices(self.starts[tokens.values], self.ends[tokens.values])
         whole, at = written.values.tobytes(), written.offsets[tokens.offsets].tolist()
         return [whole[start:end] for start, end in itertools.pairwise(at)]

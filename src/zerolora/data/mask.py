@@ -18,7 +18,7 @@ class Proof:
         self.rows: collections.Counter[str] = collections.Counter()
 
     def add(self, counts: dict[str, int]) -> None:
-        """Count a chunk's turns, learned turns and tokens by role, and stop tokens, as tokenize counted them."""
+        """Count a chunk's turns, supervised turns and tokens by role, and stop tokens, as tokenize counted them."""
         for name, number in counts.items():
             what, _, which = name.partition(".")
             if what == "stop":
@@ -31,19 +31,19 @@ class Proof:
         ids, labels = (batch[name].flatten().to_numpy() for name in ("input_ids", "labels"))
         lengths = np.diff(batch["input_ids"].offsets.to_numpy())
         starts = np.cumsum(lengths) - lengths
-        learned = labels != IGNORED
-        supervised = np.add.reduceat(learned, starts) if len(starts) else starts
+        supervised = labels != IGNORED
+        counts = np.add.reduceat(supervised, starts) if len(starts) else starts
         same = len(ids) == len(labels) and np.array_equal(lengths, np.diff(batch["labels"].offsets.to_numpy()))
         self.rows.update(
             rows=len(batch),
             tokens=len(ids),
-            supervised_tokens=int(learned.sum()),
-            rows_without_supervised_token=int((supervised == 0).sum()),
-            rows_whose_first_token_is_supervised=int(learned[starts].sum()),
+            supervised_tokens=int(supervised.sum()),
+            rows_without_supervised_token=int((counts == 0).sum()),
+            rows_whose_first_token_is_supervised=int(supervised[starts].sum()),
             rows_with_wrong_counts=int(
-                ((batch["length"].to_numpy() != lengths) | (batch["supervised"].to_numpy() != supervised)).sum()
+                ((batch["length"].to_numpy() != lengths) | (batch["supervised"].to_numpy() != counts)).sum()
             ),
-            labels_that_are_not_their_token=int((labels != ids)[learned].sum()) if same else len(labels),
+            labels_that_are_not_their_token=int((labels != ids)[supervised].sum()) if same else len(labels),
         )
 
     def check(self) -> None:

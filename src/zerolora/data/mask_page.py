@@ -34,7 +34,7 @@ def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, p
 def _summary(proof: dict[str, Any]) -> str:
     roles = "".join(
         f"<tr><td>{html.escape(role)}</td>"
-        + "".join(f"<td>{counts.get(name, 0):,}</td>" for name in ("turns", "learned_turns", "learned_tokens"))
+        + "".join(f"<td>{counts.get(name, 0):,}</td>" for name in ("turns", "supervised_turns", "supervised_tokens"))
         + "</tr>"
         for role, counts in proof["roles"].items()
     )
@@ -73,5 +73,5 @@ pre { white-space: pre-wrap; background: #fafafa; padding: 1rem; line-height: 1.
 pre span { border-right: 1px solid #fff; } .c { color: #777; background: #eee; } .l { color: #0b4; background: #dfd; }
 h2 { font-size: 1rem; margin: 2rem 0 0; } td, th { padding: .2rem .8rem; text-align: left; }
 </style></head><body><h1>What the loss sees</h1>
-<p><span class="l">Green</span> tokens are supervised, <span class="c">grey</span> ones are context: seen, not learned.
+<p><span class="l">Green</span> tokens are supervised, <span class="c">grey</span> ones are ignored by the loss.
 Each box is a token.</p>"""

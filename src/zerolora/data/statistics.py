@@ -100,7 +100,7 @@ class Statistics:
         rows = ", ".join(f"{flat[f'{name}_rows']:,} {name}" for name in SPLITS)
         dropped = flat["dropped_bad_rows"] + flat["dropped_too_long_rows"]
         return (
-            f"{rows} rows; {flat['train_tokens']:,} tokens to train on, {flat['train_supervised_share']:.1%} learned; "
+            f"{rows} rows; {flat['train_tokens']:,} training tokens, {flat['train_supervised_share']:.1%} supervised; "
             f"{dropped:,} rows dropped, {flat['truncated_rows'] + flat['split_rows']:,} cut, "
             f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts held out as well"
         )

@@ -1,4 +1,4 @@
-"""From a conversation to text in pieces: what the model sees, and which of it is learned.
+"""From a conversation to text in pieces: what the model sees, and which of it is supervised.
 
 The tokenizer's own chat template writes the text. Where a turn begins and ends in it is found by writing it again with
 a mark in the turn's place, which holds for any template: none needs `{% generation %}` markers.
@@ -61,9 +61,9 @@ class Template:
         self.frames: dict[tuple[str, ...], _Frame | None] = {}  # by roles
 
     def pieces(self, example: Example) -> list[Piece]:
-        """Return a conversation's or text's pieces; joined they are the text, up to the last that is learned.
+        """Return a conversation's or text's pieces; joined they are the text, up to the last that is supervised.
 
-        Every learned turn of the assistant ends with its stop token. Raises BadRow if the template refuses the
+        Every supervised turn of the assistant ends with its stop token. Raises BadRow if the template refuses the
         conversation, leaves part of it out, or has no stop token where one is needed.
         """
         if example.text is not None:
@@ -77,10 +77,10 @@ class Template:
         row = _Row(messages, example.tools, self.write(messages, example.tools))
         pieces = self._by_frame(row)
         if pieces is None:
-            learned, wanted = self._learned([message["role"] for message in messages])
+            supervised, wanted = self._supervised([message["role"] for message in messages])
             turns = self._by_marks(row, wanted)
             row, turns = self._by_prompt(row, turns) or (row, turns)
-            pieces = self._cut(row, turns, learned)
+            pieces = self._cut(row, turns, supervised)
         return [piece for piece in pieces if piece.text]
 
     def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
@@ -112,24 +112,24 @@ class Template:
                 name = _name(messages, number) if number < len(messages) else "the list of tools"
                 raise BadRow(f"{name} holds the special token {held[0]}, which would end or begin a turn; remove it")
 
-    def _learned(self, roles: Sequence[str]) -> tuple[set[int], set[int]]:
-        """Return the numbers of the messages that are learned, and of those whose turns must be known."""
+    def _supervised(self, roles: Sequence[str]) -> tuple[set[int], set[int]]:
+        """Return the numbers of the messages that are supervised, and of those whose turns must be known."""
         answers = [number for number, role in enumerate(roles) if role == "assistant"]
         if self.loss == "everything":
             return set(range(len(roles))), set(answers)
-        learned = {number for number, role in enumerate(roles) if role in self.loss}
+        supervised = {number for number, role in enumerate(roles) if role in self.loss}
         if self.loss in ("assistant", "last"):
-            learned = set(answers[-1:] if self.loss == "last" else answers)
-        # Also where the last answer begins, learned or not: there the model is asked.
-        return learned, learned | set(answers[-1:])
+            supervised = set(answers[-1:] if self.loss == "last" else answers)
+        # The last answer too, supervised or not: evaluation asks the model where it begins.
+        return supervised, supervised | set(answers[-1:])
 
-    def _cut(self, row: "_Row", turns: "dict[int, _Turn]", learned: set[int]) -> list[Piece]:
+    def _cut(self, row: "_Row", turns: "dict[int, _Turn]", supervised: set[int]) -> list[Piece]:
         """Return the pieces of a row whose turns are known. Raises BadRow as `pieces` does."""
         everything, position = self.loss == "everything", 0
         pieces = [Piece(self.bos, None, everything)] if self.plain else []
         for number, turn in sorted(turns.items(), key=lambda item: item[1].start):
-            last = number == max(learned, default=0)
-            if turn.wrong and number not in learned:
+            last = number == max(supervised, default=0)
+            if turn.wrong and number not in supervised:
                 continue
             if turn.wrong:
                 other = "template: plain, or give the model another chat template" if last else "loss: last"
@@ -137,16 +137,16 @@ class Template:
             pieces.append(Piece(row.text[position : turn.start], None, everything))
             content, position = row.text[turn.start : turn.end], turn.end
             role = row.messages[number]["role"]
-            if role == "assistant" and number in learned and not turn.stopped:
+            if role == "assistant" and number in supervised and not turn.stopped:
                 if not last:
                     raise BadRow("the chat template writes no stop token behind an earlier answer; write loss: last")
                 content, position = content + self.tokenizer.eos_token, len(row.text)
-            pieces.append(Piece(content, role, number in learned))
+            pieces.append(Piece(content, role, number in supervised))
         pieces.append(Piece(row.text[position:], None, everything))
-        while pieces and not (pieces[-1].learned and pieces[-1].text):
+        while pieces and not (pieces[-1].supervised and pieces[-1].text):
             pieces.pop()
         if not pieces:
-            raise BadRow(f"nothing of it is learned with loss {shown(self.loss)}; remove it, or add a role to loss")
+            raise BadRow(f"nothing of it is supervised with loss {shown(self.loss)}; remove it, or add a role to loss")
         return pieces
 
     def _by_frame(self, row: "_Row") -> list[Piece] | None:
@@ -164,7 +164,7 @@ class Template:
             contents = [content.strip() for content in contents]
             if _filled(frame.text, contents) != row.text:
                 return None
-        return [Piece(_filled(text, contents), role, learned) for text, role, learned in frame.pieces]
+        return [Piece(_filled(text, contents), role, supervised) for text, role, supervised in frame.pieces]
 
     def _frame(self, roles: tuple[str, ...]) -> "_Frame | None":
         """Return what the template writes around messages of these roles, None if that depends on their contents."""
@@ -173,14 +173,14 @@ class Template:
         if sorted(text[1::2]) != list(range(len(roles))):
             return None
         try:
-            learned, wanted = self._learned(roles)
+            supervised, wanted = self._supervised(roles)
             turns = self._by_marks(row, wanted)
-            pieces = self._cut(row, turns, learned)
+            pieces = self._cut(row, turns, supervised)
         except BadRow:
             return None
         if any(turn.wrong for turn in turns.values()):
             return None
-        return _Frame(text, [(_open(piece.text), piece.role, piece.learned) for piece in pieces])
+        return _Frame(text, [(_open(piece.text), piece.role, piece.supervised) for piece in pieces])
 
     def _by_marks(self, row: "_Row", wanted: Iterable[int]) -> "dict[int, _Turn]":
         """Return the turns by what changes in the text when a mark stands for a message."""
@@ -286,14 +286,14 @@ class _Row(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """A conversation's text and its pieces (text, role, learned) with the numbers of messages in place of contents."""
+    """A conversation's text and pieces (text, role, supervised), with the numbers of messages in place of contents."""
 
     text: list[Any]
     pieces: list[tuple[list[Any], str | None, bool]]
 
 
 class _Turn(NamedTuple):
-    """A turn up to the end of its stop token, if it is `stopped` by one; `wrong` says why it cannot be learned."""
+    """A turn up to the end of its stop token, if it is `stopped` by one; `wrong` says why it cannot be supervised."""
 
     start: int = 0
     end: int = 0

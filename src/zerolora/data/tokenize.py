@@ -74,7 +74,7 @@ def tokenize(
     Close it before `folder` is removed: that waits for the processes.
     Raises UserError if the model's tokenizer does not fit the settings, or a worker dies.
     """
-    # Workers share out the rows; threads inside each would only get into each other's way.
+    # Each worker process uses one core; the tokenizer's own threads would only compete with them.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     work = ChunkTokenizer(model, settings)
     files = (folder / f"{number}.arrow" for number in itertools.count())
@@ -165,9 +165,11 @@ class ChunkTokenizer:
                     "max_length, or say too_long: drop, truncate_left, truncate_right or split"
                 )
                 bad[row.number] = "too_long", reason
-        kinds = parts.tokens.learned[parts.tokens.learned != CONTEXT]
-        for role, learned in zip(tokens.roles, np.bincount(kinds, minlength=len(tokens.roles)).tolist(), strict=True):
-            counts[f"learned_tokens.{role}"] += learned
+        kinds = parts.tokens.supervised_role[parts.tokens.supervised_role != CONTEXT]
+        for role, supervised in zip(
+            tokens.roles, np.bincount(kinds, minlength=len(tokens.roles)).tolist(), strict=True
+        ):
+            counts[f"supervised_tokens.{role}"] += supervised
         cut = "rows.split" if self.too_long == "split" else "rows.truncated"
         counts[cut] += int((tokens.ids.lengths[list(used)] > self.max_length).sum())
         file.write_bytes(_batch(parts, rows, job.source))
@@ -196,23 +198,23 @@ class ChunkTokenizer:
             given.append([0] if number in wrong else row.example.tokens)
             said.append([0] if number in wrong else row.example.labels)
         ids, labels = Ragged.of(given), Ragged.of(said).values
-        learned = np.where(labels == IGNORED, CONTEXT, 0).astype(np.int8)
-        learned[ids.heads] = CONTEXT
-        # The last answer is what is learned last, and all that stands together with it.
-        begins = (learned != CONTEXT) & np.concatenate([[True], learned[:-1] == CONTEXT])
-        last = np.maximum.accumulate(np.where(begins, np.arange(len(learned)), 0))
-        found = Tokens(ids, learned, last[ids.offsets[1:] - 1] - ids.offsets[:-1], ["tokens"], wrong)
+        supervised = np.where(labels == IGNORED, CONTEXT, 0).astype(np.int8)
+        supervised[ids.heads] = CONTEXT
+        # The last answer is the last unbroken range of supervised tokens.
+        begins = (supervised != CONTEXT) & np.concatenate([[True], supervised[:-1] == CONTEXT])
+        last = np.maximum.accumulate(np.where(begins, np.arange(len(supervised)), 0))
+        found = Tokens(ids, supervised, last[ids.offsets[1:] - 1] - ids.offsets[:-1], ["tokens"], wrong)
         for number in np.flatnonzero(found.supervised == 0).tolist():
             wrong.setdefault(number, NOTHING)
         return found
 
     def _count(self, counts: collections.Counter[str], row: "_Row") -> None:
-        """Count a row's turns, the learned ones, and their stop tokens."""
+        """Count a row's turns, the supervised ones, and their stop tokens."""
         for message in row.example.messages or ():
             counts[f"turns.{message['role']}"] += 1
-        for text, role, learned in row.pieces:
-            if learned and role:
-                counts[f"learned_turns.{role}"] += 1
+        for text, role, supervised in row.pieces:
+            if supervised and role:
+                counts[f"supervised_turns.{role}"] += 1
                 for stop in self.template.stops:
                     if text.endswith(stop):
                         counts[f"stop.{stop}"] += 1
@@ -258,9 +260,9 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
             behind = "".join([piece.text for piece in pieces[last:]]).encode()
         else:
             ids, prompt = tokens.ids[number], tokens.prompt[number]
-            learned = tokens.learned[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
+            supervised = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
             before = ids[:prompt].tobytes() if prompt > 1 else b""
-            behind = ids[prompt:].tobytes() + learned.tobytes()
+            behind = ids[prompt:].tobytes() + supervised.tobytes()
         whole = hashlib.blake2b(before, digest_size=8)
         first = whole.copy() if before else None
         whole.update(b"\0" + behind)
@@ -278,7 +280,7 @@ def _batch(parts: Parts, rows: list[_Row], source: int) -> Any:
 
     tokens = parts.tokens
     ids, offsets = tokens.ids.values, tokens.ids.offsets.astype(np.int32)
-    labels = np.where(tokens.learned == CONTEXT, np.int32(IGNORED), ids)
+    labels = np.where(tokens.supervised_role == CONTEXT, np.int32(IGNORED), ids)
     texts = [_texts(rows[number].example) for number in parts.row.tolist()]
     columns: dict[str, Any] = {
         "input_ids": pyarrow.ListArray.from_arrays(offsets, ids),

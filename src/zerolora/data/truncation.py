@@ -33,20 +33,20 @@ def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
             slices += found
     starts, ends = np.array([pair for part in slices for pair in part], np.int64).reshape(-1, 2).T
     taken = ids.slices(starts, ends).joined(map(len, slices))
-    learned = Ragged(tokens.learned, ids.offsets).slices(starts, ends).values
+    supervised = Ragged(tokens.supervised_role, ids.offsets).slices(starts, ends).values
     # A row's first token has nothing before it that could predict it.
-    learned[taken.heads] = CONTEXT
+    supervised[taken.heads] = CONTEXT
     which = np.array(rows, np.int64)
     prompt = tokens.prompt[which]
     prompt[(ids.lengths[which] > longest) & ((prompt >= longest) | (policy != "truncate_right"))] = 0
-    parts = Parts(which, Tokens(taken, learned, prompt, tokens.roles, {}))
+    parts = Parts(which, Tokens(taken, supervised, prompt, tokens.roles, {}))
     teaching = np.flatnonzero(parts.tokens.supervised)
     if len(teaching) == len(which):
         return parts
     kept = taken.take(teaching)
     return Parts(
         which[teaching],
-        Tokens(kept, Ragged(learned, taken.offsets).take(teaching).values, prompt[teaching], tokens.roles, {}),
+        Tokens(kept, Ragged(supervised, taken.offsets).take(teaching).values, prompt[teaching], tokens.roles, {}),
     )
 
 

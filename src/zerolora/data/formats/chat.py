@@ -88,7 +88,7 @@ def _content(value: Any, name: str, optional: bool) -> str:
     for number, part in enumerate(value):
         if not isinstance(part, dict) or part.get("type") != "text":
             raise BadRow(
-                f'{name}[{number}] is {shown(part)}; only text can be learned: write {{"type": "text", "text": ...}}'
+                f'{name}[{number}] is {shown(part)}; only text can be trained on: write {{"type": "text", "text": ...}}'
             )
         texts.append(text_of(part.get("text"), f"{name}[{number}].text"))
     return "".join(texts)

@@ -10,7 +10,7 @@ def _tokens(row: Row) -> Example:
     tokens = numbers_of(row.needed("input_ids"), row.name("input_ids"))
     if len(tokens) < 2:
         raise BadRow(
-            f"{row.name('input_ids')} has {len(tokens)} tokens; a row needs 2, since each is learned from those before"
+            f"{row.name('input_ids')} has {len(tokens)} tokens; a row needs 2: a token is predicted from those before"
         )
     if (lowest := min(tokens)) < 0:
         raise BadRow(f"{row.name('input_ids')}[{tokens.index(lowest)}] is {lowest}; token numbers begin at 0")
@@ -20,15 +20,15 @@ def _tokens(row: Row) -> Example:
     labels = numbers_of(row.get("labels"), name)
     if len(labels) != len(tokens):
         raise BadRow(
-            f"{name} has {len(labels)} entries for {len(tokens)} tokens; write one for each, {IGNORED} = not learned"
+            f"{name} has {len(labels)} entries for {len(tokens)} tokens; write one for each, {IGNORED} = not supervised"
         )
     for place, (label, token) in enumerate(zip(labels, tokens, strict=True)):
         if label not in (IGNORED, token):
             raise BadRow(
-                f"{name}[{place}] is {label} where the token is {token}; write {token}, or {IGNORED} = not learned"
+                f"{name}[{place}] is {label} where the token is {token}; write {token}, or {IGNORED} = not supervised"
             )
     if all(label == IGNORED for label in labels[1:]):
-        raise BadRow(f"{name} are {IGNORED} behind the first token, so nothing is learned; remove the row")
+        raise BadRow(f"{name} are {IGNORED} behind the first token, so the loss sees nothing; remove the row")
     return Example(tokens=tokens, labels=labels)
 
 
