@@ -343,6 +343,7 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 3, "stage3_max_live_parameters": 0}, "stage3_max_live_parameters is 0"),
     ({"stage": 3, "max_live_parameters": 0}, "stage3_max_live_parameters is 0"),
     ({"stage": 1, "legacy_stage1": True}, "legacy_stage1 is true"),
+    ({"stage": 2, "round_robin_gradients": True}, "round_robin_gradients is true"),
 ]
 
 

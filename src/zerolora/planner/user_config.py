@@ -270,6 +270,13 @@ def _contradictions(zero: dict[str, Any]) -> Iterator[str]:
         )
     if zero.get("reduce_bucket_size") == 0:
         yield f"{ZERO}.reduce_bucket_size is 0; write 1 or more"
+    if stage in (1, 2) and zero.get("round_robin_gradients") is True:
+        # stage_1_and_2.py, link_hp_params: the slices of the optimizer's states are looked up in another order than
+        # they lie in.
+        yield (
+            f"{ZERO}.round_robin_gradients is true, with which DeepSpeed mixes up the states that a checkpoint holds; "
+            "remove it"
+        )
     if zero.get("legacy_stage1"):
         yield f"{ZERO}.legacy_stage1 is true, which DeepSpeed no longer has; remove it"
 
