@@ -78,8 +78,8 @@ def _loading(run: PlannedRun) -> dict[str, float]:
             gathered = largest_module(run.model) * spec.width if spec.ranks == 1 else 0.0
             return {"loading": (reading + reading / spec.ranks + gathered) * local}
         return {"loading": reading * local}
-    # Weights go to the GPU tensor by tensor, straight from the mapped file (train/base_model.py); of a rank's own is
-    # at most the largest tensor there. At stage 3 rank 0 alone reads, and the others get theirs from it
+    # Weights go to the GPU tensor by tensor, straight from the mapped file (train/base_model.py); a rank's own memory
+    # on the host holds at most the largest. At stage 3 and with FSDP rank 0 alone reads, and sends the others theirs
     # (transformers/modeling_utils.py; train/engines/fsdp.py).
     readers = 1 if spec.layout.stage == 3 else local
     in_transfer = largest_module(run.model) * spec.width * readers

@@ -14,8 +14,8 @@ SOURCES = {
     "partitioned_param_coordinator.py",
     "reserve": "CUDA context, NCCL and fragmentation: estimate.reserve",
     "processes": "a rank that has loaded nothing: benchmarks/process_memory.py",
-    "loading": "the largest weight, on its way to the GPU, and shards that stay on the host; on CPU ranks the weights: "
-    "train/adapter.py",
+    "loading": "the largest weight, in transfer to the GPU, and shards that stay on the host; on CPU ranks the "
+    "weights: train/base_model.py",
     "page_cache": "pages of the weights' files, mapped (safetensors) and shared by a node's ranks: docs/speed.md",
     "offload": "states and buffers: stage_1_and_2.py, stage3.py",
     "pinned": "buffers between NVMe and GPU: partitioned_param_swapper.py",
