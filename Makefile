@@ -15,7 +15,6 @@ help:  ## show this
 
 run: $(INSTALLED)  ## run the pipeline of config/config.yaml
 	$(BIN)/snakemake --profile $(PROFILE) all
-	@$(BIN)/zerolora show
 
 test: $(INSTALLED)  ## run all tests, fast ones first; on Debian, installs a Slurm for those that need one
 	@tests/slurm/install

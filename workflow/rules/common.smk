@@ -16,7 +16,6 @@ from zerolora.errors import UserError
 from zerolora.files import canonical
 from zerolora.fingerprint import fingerprints
 from zerolora.config.resolve import resolve
-from zerolora.planner import slurm_resources
 from zerolora.stages import STAGES
 
 CONFIG_FILE = "config/config.yaml"
@@ -182,23 +181,32 @@ def gres(wildcards):
     return f"gpu:{train['ranks_per_node']}" if train["device"] == "cuda" else ""
 
 
+# Loading the memory model takes longer than the rest of this file, so only jobs that ask for memory load it.
 def resources_of_prepare(wildcards, threads):
+    from zerolora.planner import slurm_resources
+
     return slurm_resources.preparing(
         Path(CONFIG.prepare[wildcards.dataset].path), threads
     )
 
 
 def resources_of_train(wildcards, threads):
+    from zerolora.planner import slurm_resources
+
     return slurm_resources.rendered(Path(f"results/{wildcards.run}/render.json"))
 
 
 def resources_of_merge(wildcards, threads):
+    from zerolora.planner import slurm_resources
+
     return slurm_resources.merging(
         Path(model_directory(wildcards)), Path(adapter_directory(wildcards))
     )
 
 
 def resources_of_evaluate(wildcards, threads):
+    from zerolora.planner import slurm_resources
+
     return slurm_resources.evaluating(
         STAGE_SETTINGS.evaluate[dataset_of(wildcards)],
         Path(model_directory(wildcards)),
@@ -208,6 +216,8 @@ def resources_of_evaluate(wildcards, threads):
 
 
 def resources_of_report(wildcards, threads):
+    from zerolora.planner import slurm_resources
+
     return slurm_resources.reporting()
 
 

@@ -3,10 +3,16 @@
 config_file.py reads and checks the file, resolve.py turns it into the settings of every stage.
 """
 
+import ast
+import inspect
+import itertools
 import re
+import textwrap
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.evaluate.tasks import TASKS
@@ -96,10 +102,37 @@ Role = Literal["system", "user", "assistant", "tool"]
 Check = Annotated[str, AfterValidator(_check), Field(json_schema_extra={"enum": list(TASKS)})]
 
 
+def _field_docstrings(section: "type[Section]") -> dict[str, str]:
+    """Return the docstring of each field of a section, inherited fields included."""
+    texts: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if not issubclass(base, Section) or base is Section:
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, after in itertools.pairwise(definition.body):
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = inspect.cleandoc(text)
+    return texts
+
+
 class Section(BaseModel):
     """A part of the config: unknown keys are refused, types are not guessed."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe each field by its docstring.
+
+        Pydantic's `use_attribute_docstrings` does so too, but when a class is made: it reads this file at every start.
+        """
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in _field_docstrings(cls).items():
+            properties[name].setdefault("description", text)
+        return schema
 
 
 class Hardware(Section):

@@ -15,7 +15,7 @@ from zerolora.types import Attention, EngineName, Precision
 class Settings(schema.Section):
     """Settings of a stage: checked when they are read, immutable after."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class FetchPackage(schema.PackageModel):
