@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized gathering. docs/rendering.md lists the traps avoided.
+"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized gathering. docs/rendering.md lists the known problems.
 
 What is sent is what DeepSpeed 0.19 sends for LoRA, which differs from the ZeRO paper's 2Ψ and 3Ψ. "Counted" means
 counted in a run of two ranks with a small Llama.
