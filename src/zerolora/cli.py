@@ -149,7 +149,9 @@ def pack(settings: Settings, data: Data, output: Output) -> None:
     """Decide which rows share a packed row."""
     from zerolora.config.settings import PackSettings
     from zerolora.data.pack import pack_rows
+    from zerolora.manifest import check_intact
 
+    check_intact(data, "zerolora prepare")
     pack_rows(_typed(PackSettings, settings), data, output)
 
 
@@ -219,6 +221,7 @@ def train(
     """Train the adapter: one rank, several here, or one Slurm task of many. Goes on from the last checkpoint."""
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
+    from zerolora.manifest import check_intact
     from zerolora.train.launch.launcher import launch
     from zerolora.train.launch.topology import topology
     from zerolora.train.telemetry.trackers import check
@@ -226,6 +229,8 @@ def train(
     checked = TrainSettings.model_validate(settings)
     check(checked.tracker)
     where = topology(os.environ, checked.nodes, checked.ranks_per_node)
+    check_intact(data, "zerolora prepare")
+    check_intact(packing, "zerolora pack")
     paths = {
         "data": data,
         "packing": packing,
@@ -246,9 +251,10 @@ def merge(
     output: Output,
 ) -> None:
     """Add the adapter to the base weights."""
-    from zerolora.manifest import located
+    from zerolora.manifest import check_intact, located
     from zerolora.merge.merge import merge as stage
 
+    check_intact(adapter, "zerolora train")
     stage(located(weights), adapter, output, place)
 
 
@@ -276,8 +282,9 @@ def evaluate(
     """Ask a model the held-out rows and judge its answers."""
     from zerolora.config.settings import EvaluateSettings
     from zerolora.evaluate.evaluate import evaluate as stage
-    from zerolora.manifest import located
+    from zerolora.manifest import check_intact, located
 
+    check_intact(data, "zerolora prepare")
     stage(EvaluateSettings.model_validate(settings), data, located(weights), output, answers)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, checked_name, read_json
+from zerolora.files import MANIFEST, checked_name, read_json, sha256
 
 WEIGHTS = "*.safetensors"
 WEIGHT_INDEX = "model.safetensors.index.json"
@@ -20,6 +20,27 @@ SMALL_FILES = re.compile(
     r"|(licen[cs]e|notice|copying|use_policy)[\w.-]*",
     re.IGNORECASE,
 )
+
+
+HASHED_BYTES = 256 * 2**20  # a second or less; adapters are smaller, larger data sets are compared by size
+
+
+def check_intact(directory: Path, written_by: str) -> None:
+    """Raise UserError unless the files of a stage's output directory are those of its manifest.
+
+    Sizes are compared for all of them, and the sha256 of files of up to 256 MiB. `written_by` names the command that
+    makes the directory.
+    """
+    for name, entry in read_json(directory / MANIFEST, written_by)["files"].items():
+        path = directory / name
+        if not path.is_file():
+            raise UserError(f"{path}: is missing; run `{written_by}` again, or `dvc checkout`")
+        size = path.stat().st_size
+        if size != entry["bytes"] or (size <= HASHED_BYTES and sha256(path) != entry["sha256"]):
+            raise UserError(
+                f"{path}: is not the file that {directory / MANIFEST} lists; "
+                f"run `{written_by}` again, or `dvc checkout`"
+            )
 
 
 def check_loadable(directory: Path) -> None:

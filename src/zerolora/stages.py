@@ -25,8 +25,6 @@ class Stage:
     """Files and directories it writes."""
     rule_file: str = ""
     """The file of workflow/rules that holds its rule; by default the one of its own name."""
-    last: bool = False
-    """Whether nothing reads what it writes: `all` asks for that of every run."""
     kept: tuple[str, ...] = ()
     """Modules that `fingerprint.LEFT_OUT` leaves out of every other stage, but that decide this stage's result."""
 
@@ -136,7 +134,6 @@ STAGES = {
             "runs.{run}.report",
             ("results/{run}",),
             ("results/{run}/report.html", "results/{run}/summary.json", "results/{run}/usage.json"),
-            last=True,
         ),
     )
 }

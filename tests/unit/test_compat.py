@@ -7,6 +7,7 @@ import datetime
 import importlib
 import inspect
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -296,6 +297,64 @@ def test_needed_reset_job_reasons(tmp_path: Path, patched: bool) -> None:
         subprocess.run(command, cwd=tmp_path, env=project_environment(ROOT), check=True, capture_output=True)
     runs = (tmp_path / "runs").read_text().count("run")
     assert runs == 2 if patched else runs > 2
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_needed_replace_write_protected_outputs(tmp_path: Path, patched: bool) -> None:
+    """Unpatched, a user other than root cannot run a job whose output is write-protected."""
+    patch = "from zerolora.compat.snakemake import replace_write_protected_outputs as replace; replace()"
+    (tmp_path / "Snakefile").write_text(
+        (patch if patched else "") + '\nrule one:\n    output: "one"\n    shell: "echo new > {output}"\n'
+    )
+    (tmp_path / "one").write_text("old")
+    (tmp_path / "one").chmod(0o444)
+    user = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+    command = [*user, sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all", "--forceall"]
+    result = subprocess.run(command, cwd=tmp_path, env=project_environment(ROOT), capture_output=True, check=False)
+    assert (result.returncode == 0) == patched
+    assert (tmp_path / "one").read_text() == ("new\n" if patched else "old")
+
+
+HOOKS = """
+from zerolora.compat.snakemake import after_each_job, before_planning
+def plan():
+    print("planning", workflow.dryrun)
+    after_each_job(workflow, lambda job: print("finished", job.rule.name))
+before_planning(workflow, plan)
+print("reading", workflow.dryrun)
+onsuccess: print("success")
+rule two:
+    input: "one"
+    output: "two"
+    shell: "exit 1"
+rule one:
+    output: "one"
+    shell: "echo one > {output}"
+"""
+
+
+def test_needed_before_planning(tmp_path: Path) -> None:
+    """While the Snakefile is read, Snakemake does not know that this is a dry run; before it plans, it does."""
+    said = _snakemake_says(tmp_path, "--dry-run")
+    assert "reading False" in said
+    assert "planning True" in said
+
+
+def test_needed_after_each_job(tmp_path: Path) -> None:
+    """Of a run that fails, onsuccess tells nothing, while `after_each_job` has told of the jobs that ended well."""
+    said = _snakemake_says(tmp_path)
+    assert "finished one" in said
+    assert "finished two" not in said
+    assert "success" not in said
+
+
+def _snakemake_says(directory: Path, *options: str) -> list[str]:
+    (directory / "Snakefile").write_text(HOOKS)
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all", *options, "--", "two"]
+    result = subprocess.run(
+        command, cwd=directory, env=project_environment(ROOT), capture_output=True, text=True, check=False
+    )
+    return result.stdout.splitlines()
 
 
 def test_needed_undetermined() -> None:

@@ -1,5 +1,6 @@
 # The checked config, and the helpers that the rules name. (`snakemake --lint` wants functions here, not beside rules.)
 
+import functools
 import sys
 from pathlib import Path
 
@@ -9,7 +10,12 @@ sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import engine_sync
 
 from zerolora.compat.slurm_executor import cancel_preempted_jobs
-from zerolora.compat.snakemake import reset_job_reasons, undetermined
+from zerolora.compat.snakemake import (
+    before_planning,
+    replace_write_protected_outputs,
+    reset_job_reasons,
+    undetermined,
+)
 from zerolora.config.schema import HUB_DATA
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
@@ -33,6 +39,7 @@ if workflow.config_settings.config or workflow.config_settings.configfiles:
 
 try:
     reset_job_reasons()
+    replace_write_protected_outputs()
     cancel_preempted_jobs()
     CONFIG = load(Path(CONFIG_FILE))
     if workflow.is_main_process:
@@ -43,6 +50,8 @@ try:
 except UserError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
+
+DATASETS = sorted({run.dataset for run in CONFIG.runs.values()})
 
 
 wildcard_constraints:
@@ -80,9 +89,20 @@ def code(stage):
     return CODE[stage]
 
 
-def wanted():
-    """What the stages write that nothing in the pipeline reads, for every run."""
-    return [path for stage in STAGES.values() if stage.last for path in stage.writes]
+def every_output():
+    """Every output of every stage, for what the runs use of the config."""
+    manifests = [path for name in DATASETS for path in fetched_manifests(name)]
+    names = {
+        "run": list(CONFIG.runs),
+        "dataset": DATASETS,
+        "model": sorted({CONFIG.prepare[name].model for name in DATASETS}),
+        "source": [Path(path).parent.name for path in manifests],
+    }
+    paths = [path for stage in STAGES for path in getattr(rules, stage).output]
+    return [
+        expand(path, **{key: names[key] for key in names if f"{{{key}}}" in path})
+        for path in paths
+    ]
 
 
 def fetched(wildcards):
@@ -152,8 +172,12 @@ def data_files(wildcards):
 
 
 def fetched_data(wildcards):
+    return fetched_manifests(wildcards.dataset)
+
+
+def fetched_manifests(dataset):
     """The manifests of the fetched data sets that a data set's path holds, is, or lies in."""
-    path = Path(CONFIG.prepare[wildcards.dataset].path)
+    path = Path(CONFIG.prepare[dataset].path)
     folders = [Path(HUB_DATA) / name for name in SETTINGS["fetch_data"]]
     return [
         str(folder / "manifest.json")

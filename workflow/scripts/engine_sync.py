@@ -1,29 +1,40 @@
-"""Keep the two engines of one mind: what DVC knows to be right Snakemake takes over, and the other way round.
+"""Keep Snakemake and DVC in agreement about which stages are up to date and which outputs are intact.
 
-Snakemake judges by its own records (`.snakemake/`), DVC by the hashes in `dvc.lock`. After `dvc pull`, `dvc checkout`
-or a restored run, DVC is right and Snakemake has not heard of it: `import_dvc_state` tells it. After `snakemake`, it is
-the other way round: `commit_dvc_state` tells DVC. Neither runs a stage.
+Snakemake decides by its own metadata (`.snakemake/`), DVC by the hashes in `dvc.lock`. `before_planning` runs before
+Snakemake plans its jobs: it stops if an output is damaged, restores missing ones from DVC's cache, and marks as done
+in Snakemake what DVC has restored (`dvc pull`, `dvc checkout`, the run cache). `commit_dvc_state` runs after a
+successful run and records its outputs in DVC. Neither runs a stage.
 """
 
+import functools
 import hashlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import outputs
+import run_lock
 import yaml
+from dvc_state import LOCK, DvcStages, remove, remove_broken_rwlock, repository
+from snakemake.exceptions import WorkflowError
+
+from zerolora.compat.snakemake import after_each_job
 
 PIPELINE = Path("dvc.yaml")
-LOCK = Path("dvc.lock")
-# The dvc.lock that Snakemake's records were last brought into line with.
+# The hash of the dvc.lock that Snakemake's metadata was last synchronised with.
 AGREED = Path(".snakemake/agreed-dvc-lock.sha256")
 # Sizes and dates of the source files at that time.
 AGREED_SOURCES = Path(".snakemake/agreed-sources.sha256")
 SOURCES = (Path("src/zerolora"), Path("workflow/rules"))  # of the stage resolve in dvc.yaml
 RESOLVED = Path("results/config.json")
+IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # set for the Snakemake that import_dvc_state starts
+SITE_CACHE = Path(".cache/dvc")  # as .dvc/config has it
+DVC_LOCAL_CONFIG = Path(".dvc/config.local")
 NAMED_FILES = ("config/deepspeed", "config/hardware")  # as config.py has them
 TARGET_RULES = ("all", "default")
 
@@ -38,53 +49,123 @@ def own_json_files() -> list[str]:
     return sorted(str(path) for folder in NAMED_FILES for path in Path(folder).glob("*.json"))
 
 
-def import_dvc_state() -> None:
-    """Let Snakemake take over the stages that DVC says are up to date, if dvc.lock changed since the last time.
+def before_planning(workflow: Any) -> None:
+    """Bring files, DVC and Snakemake into line before Snakemake plans its jobs.
 
-    A stage is taken over if it and every stage before it is clean in `dvc status`.
+    Takes the run lock, stops if an output is damaged, restores missing outputs from DVC's cache, and marks as done what
+    DVC knows to be up to date. Inside `dvc repro` DVC has done all but the first. A dry run takes no lock, restores and
+    deletes nothing.
+
+    Raises WorkflowError if another run has the lock or an output is damaged.
     """
-    if _quiet() or not LOCK.exists():
+    executing = workflow.execution_settings is not None and not workflow.dryrun
+    if executing:
+        after_each_job(workflow, functools.partial(_record_job, workflow))
+    if IMPORTING in os.environ:
         return
-    _commit_remarks()
-    if _agreed():
+    if executing and workflow.execution_settings.lock:
+        try:
+            run_lock.acquire(workflow.snakemake_tmp_dir)
+        except run_lock.Taken as taken:
+            raise WorkflowError(str(taken)) from None
+    elif not run_lock.is_free():
+        return
+    if _has_dvc():
+        make_site_cache_private()
+        remove_broken_rwlock()
+        _synchronise(workflow.dag_settings, executing)
+        # Snakemake made it on starting, and the one that marked jobs as done has removed it on ending.
+        run_lock.SNAKEMAKE_LOCKS.mkdir(exist_ok=True)
+
+
+def make_site_cache_private() -> None:
+    """Give DVC's cache of hashes a directory that only this user can enter, and tell DVC its absolute path.
+
+    DVC keeps pickles there, by default in /var/tmp/dvc, in directories that everyone can write (CVE-2025-69872).
+    The path in .dvc/config is relative and holds for commands in the project's root; the one in .dvc/config.local holds
+    in its subdirectories too.
+    """
+    SITE_CACHE.mkdir(parents=True, exist_ok=True)
+    if SITE_CACHE.stat().st_mode & 0o077:
+        SITE_CACHE.chmod(0o700)
+    entry = f"    site_cache_dir = {SITE_CACHE.absolute()}\n"
+    text = DVC_LOCAL_CONFIG.read_text(encoding="utf-8") if DVC_LOCAL_CONFIG.exists() else ""
+    if entry in text:
+        return
+    text = re.sub(r"^\s*site_cache_dir\s*=.*\n", "", text, flags=re.MULTILINE)
+    core = re.compile(r"^\[core\]\n", re.MULTILINE)
+    text = core.sub(lambda match: match[0] + entry, text, count=1) if core.search(text) else f"[core]\n{entry}{text}"
+    DVC_LOCAL_CONFIG.write_text(text, encoding="utf-8")
+
+
+def commit_dvc_state(workflow: Any) -> None:
+    """Record the outputs of a workflow that ended well in DVC.
+
+    Only stages of this DAG count: they are up to date, which nobody knows of other results that lie around. Of these,
+    only those are recorded whose files are, byte for byte, what their job wrote.
+    """
+    if not _has_dvc() or workflow.touch:
         return
     from dvc.exceptions import DvcException
 
+    logging.getLogger("dvc").setLevel(logging.ERROR)  # it tells of each entry of dvc.lock that it updates
+    names = {_stage_of(job) for job in workflow.dag.jobs if job.rule.name not in TARGET_RULES}
     try:
-        targets = _clean_targets()
+        with repository() as repo:
+            known = {stage.addressing for stage in repo.index.stages}
+            for name in repo.status([name for name in names if name in known]):
+                found = outputs.check(name)
+                if found or name not in outputs.recorded():
+                    paths = [path for kind in vars(found).values() for path in kind.get(name, [])]
+                    print(f"not recorded in DVC: {', '.join(paths) or name} is not what {name} wrote", file=sys.stderr)
+                    continue
+                repo.commit(name, force=True)
+                outputs.restat(name)
     except DvcException as error:
-        print(f"not taken over from DVC: {error}", file=sys.stderr)
+        print(f"not recorded in DVC: {error}; run `dvc commit` when that is mended", file=sys.stderr)
         return
-    if targets:
-        command = [
-            sys.executable,
-            "-m",
-            "snakemake",
-            "--touch",
-            "--forceall",
-            "--cores",
-            "1",
-            "--quiet",
-            "all",
-        ]
-        result = subprocess.run(
-            [*command, "--", *targets],
-            env={**_without_profile(), "ZEROLORA_ADOPTING": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if result.returncode:
-            lines = (result.stderr or result.stdout).strip().splitlines()
-            print(f"not taken over from DVC: {lines[-1] if lines else 'no reason given'}", file=sys.stderr)
-            return
     _agree()
 
 
-def _commit_remarks() -> None:
-    """Let DVC take over edits of the source that leave every code fingerprint as it was: remarks, docstrings, layout.
+def begin_run() -> None:
+    """Forget the agreement when jobs begin to run: until they end well, Snakemake's metadata may be ahead of DVC's."""
+    if IMPORTING not in os.environ:
+        AGREED.unlink(missing_ok=True)
 
-    DVC sees the files of the stage resolve, not what they mean; Snakemake sees fingerprints, and has nothing to run.
+
+def _record_job(workflow: Any, job: Any) -> None:
+    """Record what a job wrote. After `--touch` that is known only if DVC has said that the files are right."""
+    if job.rule.name not in TARGET_RULES and (not workflow.touch or IMPORTING in os.environ):
+        outputs.record(_stage_of(job), [str(path) for path in job.output])
+
+
+def _synchronise(settings: Any, executing: bool) -> None:
+    """Compare the outputs with their record; where that or dvc.lock has changed, ask DVC."""
+    found = _without_forced(outputs.check(), settings)
+    if LOCK.exists() and "resolve" not in found.stages:
+        _commit_comments()
+    if LOCK.exists() and (found or not _agreed()):
+        from dvc.exceptions import DvcException
+
+        try:
+            with repository() as repo:
+                targets = _settle(DvcStages(repo), found, settings, executing)
+        except DvcException as error:
+            print(f"not taken over from DVC: {error}", file=sys.stderr)
+        else:
+            if not targets or import_dvc_state(targets):
+                _agree()
+            return
+    if found.changed or found.added:
+        raise _damage_error(found, None)
+    if executing:
+        _run_again(found.missing)
+
+
+def _commit_comments() -> None:
+    """Record in DVC edits of the source that leave every code fingerprint as it was: comments, docstrings, layout.
+
+    DVC compares the files of the stage resolve, Snakemake the fingerprints, so only DVC takes these for a change.
     """
     if AGREED_SOURCES.is_file() and AGREED_SOURCES.read_text(encoding="utf-8") == _stamp_of_sources():
         return
@@ -97,11 +178,10 @@ def _commit_remarks() -> None:
     if known != fingerprints():
         return
     from dvc.exceptions import DvcException
-    from dvc.repo import Repo
 
     agreed = _agreed()
     try:
-        with Repo() as repo:
+        with repository() as repo:
             changes = repo.status(["resolve"]).get("resolve", [])
             if changes and all(
                 isinstance(change, dict) and set(change.get("changed deps", {None})) <= {str(path) for path in SOURCES}
@@ -126,64 +206,97 @@ def _stamp_of_sources() -> str:
     return hashlib.sha256(repr(stats).encode()).hexdigest()
 
 
-def commit_dvc_state(workflow: Any) -> None:
-    """Let DVC record the outputs of every job of a workflow that ended well.
+def _settle(dvc: DvcStages, found: outputs.Findings, settings: Any, executing: bool) -> list[str]:
+    """Restore what is missing; return Snakemake's targets of the stages that are up to date for DVC.
 
-    Only jobs of this DAG count: they are up to date, which nobody knows of other results that lie around.
+    Raises WorkflowError if an output is neither what its job wrote nor what dvc.lock has.
     """
-    if _quiet() or not PIPELINE.exists() or workflow.touch:
-        return
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
-    logging.getLogger("dvc").setLevel(logging.ERROR)  # it tells of each entry of dvc.lock that it updates
-    names = {_stage_of(job) for job in workflow.dag.jobs if job.rule.name not in TARGET_RULES}
-    try:
-        with Repo() as repo:
-            known = {stage.addressing for stage in repo.index.stages}
-            changed = repo.status([name for name in names if name in known])
-            for name in changed:
-                repo.commit(name, force=True)
-    except DvcException as error:
-        print(f"not recorded in DVC: {error}; run `dvc commit` when that is mended", file=sys.stderr)
-        return
-    _agree()
-
-
-def unsettle() -> None:
-    """Forget the agreement when jobs begin to run: until they end well, Snakemake's records may be ahead of DVC's."""
-    if "ZEROLORA_ADOPTING" not in os.environ:
-        AGREED.unlink(missing_ok=True)
-
-
-def _without_profile() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "SNAKEMAKE_PROFILE"}
-
-
-def _quiet() -> bool:
-    """Tell whether this Snakemake runs inside `dvc repro` or inside `import_dvc_state`, or DVC is not set up."""
-    return "DVC_STAGE" in os.environ or "ZEROLORA_ADOPTING" in os.environ or not Path(".dvc").is_dir()
+    restored = dvc.restore(found.missing, found.changed.keys() | found.added.keys()) if executing else {}
+    if restored:
+        found = _without_forced(outputs.check(), settings)
+    damaged, up_to_date = dvc.damaged(), dvc.up_to_date()
+    for stage in found.stages - dvc.names:
+        outputs.forget(stage)
+        found.drop(stage)
+    unknown = {stage: paths for stage, paths in damaged.items() if stage not in outputs.recorded()}
+    for stage in found.changed.keys() | found.added.keys():
+        if stage in dvc.recorded and stage not in damaged:
+            found.drop(stage)  # it came from DVC
+            if stage not in up_to_date and executing:
+                # With other settings than those that Snakemake has noted.
+                outputs.remove_declared(stage)
+    found.changed |= _without_forced(outputs.Findings(changed=unknown), settings).changed
+    for stage in restored.keys() - up_to_date.keys():
+        # Of other settings than today's: its job runs anyway, and Snakemake may know nothing of these files.
+        remove(restored.pop(stage))
+    if found.changed or found.added:
+        raise _damage_error(found, dvc)
+    if restored:
+        paths = [path for paths in restored.values() for path in paths]
+        listed = ", ".join(paths) if len(paths) <= 4 else f"{len(paths)} outputs of {len(restored)} stages"
+        print(f"restored from DVC's cache: {listed}", file=sys.stderr)
+    if executing:
+        _run_again(found.missing)
+    return list(up_to_date.values())
 
 
-def _clean_targets() -> list[str]:
-    from dvc.repo import Repo
-    from networkx import descendants
+def _run_again(missing: dict[str, list[str]]) -> None:
+    """Delete what else the stages with missing files declare, so that Snakemake runs them."""
+    for stage, paths in missing.items():
+        print(f"{paths[0]} is missing and not in DVC's cache: {stage} runs again", file=sys.stderr)
+        outputs.remove_declared(stage)
 
-    with Repo() as repo:
-        graph = repo.index.graph
-        recorded = yaml.safe_load(LOCK.read_text(encoding="utf-8")).get("stages", {})
-        changed = set(repo.status())
-        dirty = {stage for stage in graph if stage.addressing in changed or stage.name not in recorded}
-        # An edge leads from a stage to those it depends on.
-        clean = [stage for stage in graph if stage not in dirty and not descendants(graph, stage) & dirty]
-        return [stage.cmd.split()[-1] for stage in clean]
+
+def _without_forced(found: outputs.Findings, settings: Any) -> outputs.Findings:
+    """Drop the stages that the user has told Snakemake to run whatever their outputs are (--forcerun, --forceall)."""
+    for stage in found.stages:
+        if settings.forceall or stage.partition("@")[0] in settings.forcerun:
+            found.drop(stage)
+    return found
+
+
+def _damage_error(found: outputs.Findings, dvc: DvcStages | None) -> WorkflowError:
+    """Return an error with one line for each damaged file: what it is, and how to get it back."""
+    lines = []
+    for stage, paths in found.changed.items():
+        for path in paths:
+            output = dvc and dvc.output_of(stage, path)
+            if dvc and output and dvc.is_cached(stage, output):
+                way = f"`dvc checkout --force {output}` restores it"
+            else:
+                way = f"delete it, and {stage} runs again"
+            lines.append(f"{path}: is not what {stage} wrote; {way}")
+    for stage, paths in found.added.items():
+        lines += [f"{path}: {stage} did not write it; move it out of {Path(path).parent}" for path in paths]
+    return WorkflowError("\n".join(lines))
+
+
+def import_dvc_state(targets: list[str]) -> bool:
+    """Have Snakemake mark the jobs of these targets as done. Return whether it could."""
+    command = [sys.executable, "-m", "snakemake", "--touch", "--forceall", "--cores", "1", "--quiet", "all"]
+    result = subprocess.run(
+        [*command, "--", *targets],
+        env={name: value for name, value in os.environ.items() if name != "SNAKEMAKE_PROFILE"} | {IMPORTING: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        print(f"not taken over from DVC: {lines[-1] if lines else 'no reason given'}", file=sys.stderr)
+    return result.returncode == 0
+
+
+def _has_dvc() -> bool:
+    """Tell whether DVC is set up here and this Snakemake does not run inside `dvc repro` or `import_dvc_state`."""
+    return "DVC_STAGE" not in os.environ and IMPORTING not in os.environ and Path(".dvc").is_dir()
 
 
 def _stage_of(job: Any) -> str:
     """Return the DVC stage of a Snakemake job, as in train@default."""
     wildcards = job.wildcards_dict
     if not wildcards:
-        return job.rule.name
+        return str(job.rule.name)
     (value,) = wildcards.values()
     if job.rule.name == "fetch":
         source = yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))["fetch"]
@@ -193,7 +306,7 @@ def _stage_of(job: Any) -> str:
 
 
 def _agreed() -> bool:
-    return AGREED.is_file() and AGREED.read_text(encoding="utf-8") == _digest()
+    return outputs.RECORD.is_file() and AGREED.is_file() and AGREED.read_text(encoding="utf-8") == _digest()
 
 
 def _agree() -> None:

@@ -1,8 +1,9 @@
-"""Snakemake: how it decides again after a checkpoint, and how a resource says that it is not known yet.
+"""Snakemake: how it decides again after a checkpoint, what is called before it plans and after each job, and others.
 
 Imported by workflow/, so nothing here imports torch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from zerolora.compat.versions import is_replaced, patch, replaced
@@ -10,14 +11,14 @@ from zerolora.compat.versions import is_replaced, patch, replaced
 VERSION = "9.27.1"
 
 
-@patch("snakemake", VERSION, upstream="none found; docs/engines.md")
+@patch("snakemake", VERSION, upstream="none found; docs/engine-sync.md")
 def reset_job_reasons() -> None:
     """Make Snakemake decide about every pending job anew whenever a checkpoint has run.
 
     It evaluates the DAG again at that moment, but adds to its earlier reasons instead of forming new ones: a job that
     was expected to see changed inputs runs although they turned out the same, and a job that was hidden behind such a
     job is forgotten. With the earlier reasons dropped its decision is that of DVC: a stage runs if what it reads has
-    changed. docs/engines.md lists what else was tried; tests/workflow/test_decisions.py compares with an oracle.
+    changed. docs/engine-sync.md lists what else was tried; tests/workflow/test_decisions.py compares with an oracle.
     """
     from snakemake.dag import DAG
 
@@ -44,3 +45,51 @@ def undetermined() -> Any:
     from snakemake.common.tbdstring import TBDString
 
     return TBDString()
+
+
+@patch("snakemake", VERSION, upstream="none found")
+def replace_write_protected_outputs() -> None:
+    """Let a job replace outputs that are write-protected.
+
+    DVC links outputs from its cache and takes their write permission, so that an editor cannot change the cache.
+    Snakemake refuses to run a job whose outputs are write-protected. It removes them before the job runs, and removing
+    a link leaves the cache as it is.
+    """
+    from snakemake.jobs import Job
+
+    async def check_protected_output(job: Any) -> None:
+        return None
+
+    Job.check_protected_output = check_protected_output
+
+
+@patch("snakemake", VERSION, upstream="none found")
+def before_planning(workflow: Any, action: Callable[[], None]) -> None:
+    """Call `action` once the workflow is read and before any job is planned.
+
+    At that point Snakemake knows whether this is a dry run; while the Snakefile is read it does not.
+    """
+    original = workflow._build_dag
+
+    def build_dag() -> None:
+        action()
+        original()
+
+    workflow._build_dag = build_dag
+
+
+@patch("snakemake", VERSION, upstream="none found")
+def after_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
+    """Call `action` with every job that has ended well and whose outputs are there, before any other starts on them.
+
+    Snakemake's own hooks (onsuccess, onerror) are called once, at the end, and not at all if the process is killed.
+    """
+    dag = workflow.dag
+    original = dag.finish
+
+    async def finish(job: Any, update_checkpoint_dependencies: bool = True) -> None:
+        for part in job if job.is_group() else [job]:
+            action(part)
+        await original(job, update_checkpoint_dependencies=update_checkpoint_dependencies)
+
+    dag.finish = finish

@@ -168,5 +168,4 @@ def _continue(model: Any, tokenizer: Any, prompts: list[list[int]], stops: set[i
             eos_token_id=sorted(stops),
             pad_token_id=padding,
         )
-    answers: list[list[int]] = result[:, longest:].tolist()
-    return answers
+    return result[:, longest:].tolist()

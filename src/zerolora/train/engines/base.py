@@ -127,8 +127,7 @@ class TorchEngine(Engine):
 
     @property
     def inner(self) -> torch.optim.AdamW:
-        optimizer: torch.optim.AdamW = self.optimizer
-        return optimizer
+        return self.optimizer
 
     def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:
         for name, parameter in trained(self.module).items():

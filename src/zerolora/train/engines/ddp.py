@@ -35,8 +35,7 @@ class DDP(TorchEngine):
         return ddp_reductions(self.engine)
 
     def whole(self, parameter: Any, part: str) -> torch.Tensor:
-        tensor: torch.Tensor = parameter if part == WEIGHT else self.optimizer.state[parameter][part]
-        return tensor
+        return parameter if part == WEIGHT else self.optimizer.state[parameter][part]
 
 
 class _Cast(torch.nn.Module):

@@ -50,8 +50,7 @@ class FSDP(TorchEngine):
         return super().part(part)
 
     def whole(self, parameter: Any, part: str) -> torch.Tensor:
-        whole: torch.Tensor = (parameter if part == WEIGHT else self.optimizer.state[parameter][part]).full_tensor()
-        return whole
+        return (parameter if part == WEIGHT else self.optimizer.state[parameter][part]).full_tensor()
 
     def distributed(self, value: torch.Tensor, held: Any) -> torch.Tensor:
         return distribute_tensor(value.to(held.device), held.device_mesh, held.placements)

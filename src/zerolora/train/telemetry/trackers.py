@@ -86,7 +86,7 @@ def _dvclive(folder: Path, run: str, settings: dict[str, Any]) -> tuple[Log, Clo
         live.step = step
         for name, value in values.items():
             live.log_metric(name, value)
-        live.sync()  # type: ignore[no-untyped-call]
+        live.sync()
 
     return log, live.end
 

@@ -1,0 +1,287 @@
+"""Damaged and missing outputs, killed runs, two runs at once: what `snakemake all` does, and what DVC records."""
+
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Project, project_environment
+from engines import dvc_changed, edit_config, snakemake_ran, snakemake_would_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SNAKEMAKE = ("snakemake", "--profile", "profiles/local", "all")
+ADAPTER = "results/default/adapter/adapter_model.safetensors"
+MERGED = "results/default/merged/model.safetensors"
+
+
+def flip(path: Path) -> None:
+    """Change one byte in place, as a disk does: the size stays, and so does a link to DVC's cache."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+def replace(path: Path) -> None:
+    """Write another content to a new file, as an editor does."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content.replace(b"0", b"1") + b"\n")
+
+
+def truncate(path: Path) -> None:
+    """Cut a file in half; it is a new file, so DVC's cache stays whole."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[: len(content) // 2])
+
+
+# What is done to which file, the stage that wrote it, and DVC's output that holds it.
+CHANGES: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    ADAPTER: (truncate, "train@default", "results/default/adapter"),
+    "results/default/adapter/adapter_config.json": (replace, "train@default", "results/default/adapter"),
+    MERGED: (truncate, "merge@default", "results/default/merged"),
+    "results/data/rows/train.arrow": (truncate, "prepare@rows", "results/data/rows/train.arrow"),
+    "results/default/packing/train.arrow": (truncate, "pack@default", "results/default/packing/train.arrow"),
+    "results/default/metrics/loss.csv": (replace, "train@default", "results/default/metrics/loss.csv"),
+    "results/default/metrics/evaluate.json": (replace, "evaluate@default", "results/default/metrics/evaluate.json"),
+    "results/config.json": (replace, "resolve", "results/config.json"),
+    "results/default/report.html": (replace, "report@default", "results/default/report.html"),
+}
+MISSING = [
+    ADAPTER,
+    "results/default/merged",
+    "results/data/rows/train.arrow",
+    "results/default/packing/train.arrow",
+    "results/default/metrics/loss.csv",
+    "results/default/estimate.json",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(make_project: Callable[[str], Project]) -> Project:
+    """Return a project whose run has ended well. Tests work on copies of it."""
+    project = make_project("integrity")
+    snakemake_ran(project)
+    assert dvc_changed(project) == set()
+    return project
+
+
+@pytest.fixture
+def project(finished: Project, tmp_path: Path) -> Project:
+    """Return a copy of the finished project, with its links into DVC's cache."""
+    copy = Project(tmp_path / "copy")
+    subprocess.run(["cp", "-a", str(finished.directory), str(copy.directory)], check=True)
+    return copy
+
+
+def run(project: Project, *options: str) -> tuple[int, str]:
+    """Run the pipeline and return its exit code and what it said."""
+    result = project.run(*SNAKEMAKE, *options, check=False)
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_changed_outputs_stop_the_run_and_dvc_restores_them(project: Project) -> None:
+    contents = {name: (project.directory / name).read_bytes() for name in CHANGES}
+    lock = (project.directory / "dvc.lock").read_bytes()
+    for name, (damage, _, _) in CHANGES.items():
+        damage(project.directory / name)
+    # A change of the config that reruns something else, which used to end well and record the damage.
+    edit_config(project, **{"report.examples": 1})
+    code, said = run(project)
+    assert code == 1, said
+    for name, (_, stage, output) in CHANGES.items():
+        assert f"{name}: is not what {stage} wrote; `dvc checkout --force {output}` restores it" in said
+    assert {stage for _, stage, _ in CHANGES.values()} <= dvc_changed(project)
+    assert (project.directory / "dvc.lock").read_bytes() == lock
+    # Editing one file makes it no better, and a dry run says so too.
+    assert project.snakemake("--dry-run", "all", check=False).returncode == 1
+
+    project.run("dvc", "checkout", "--force", *{output for _, _, output in CHANGES.values()})
+    assert {name: (project.directory / name).read_bytes() for name in CHANGES} == contents
+    assert snakemake_ran(project) == {"resolve", "report@default"}
+    assert dvc_changed(project) == set()
+
+
+def test_missing_outputs_come_back_from_dvcs_cache(project: Project) -> None:
+    contents = {path: path.read_bytes() for path in (project.directory / "results").rglob("*") if path.is_file()}
+    for name in MISSING:
+        path = project.directory / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    code, said = run(project)
+    assert code == 0, said
+    assert re.search(r"restored from DVC's cache: 6 outputs of 5 stages", said), said
+    assert "Nothing to be done" in said
+    shutil.rmtree(project.directory / "results")
+    code, said = run(project)
+    assert code == 0, said
+    assert re.search(r"restored from DVC's cache: \d+ outputs of 10 stages", said), said
+    assert "Nothing to be done" in said
+    assert {path: path.read_bytes() for path in contents if "/logs/" not in str(path)} == {
+        path: content for path, content in contents.items() if "/logs/" not in str(path)
+    }
+    assert dvc_changed(project) == set()
+    # What comes back from the cache is watched as if a job had written it.
+    edit_config(project, **{"report.examples": 1})
+    assert snakemake_would_run(project) == {"resolve", "report@default"}
+
+
+def test_outputs_that_the_cache_lacks_are_made_again(project: Project) -> None:
+    """The cache is damaged with the file where that was changed in place."""
+    packed = project.directory / "results/default/packing/train.arrow"
+    content = packed.read_bytes()
+    flip(packed)
+    code, said = run(project)
+    assert code == 1, said
+    assert (
+        "results/default/packing/train.arrow: is not what pack@default wrote; delete it, and pack@default runs" in said
+    )
+    packed.unlink()
+    result = project.snakemake("all")
+    assert "train.arrow is missing and not in DVC's cache: pack@default runs again" in result.stderr
+    assert packed.read_bytes() == content
+    assert snakemake_would_run(project) == set()
+    assert dvc_changed(project) == set()
+
+
+def test_a_file_that_no_stage_wrote_is_not_recorded(project: Project) -> None:
+    note = project.directory / "results/default/adapter/note.txt"
+    note.write_text("mine")
+    edit_config(project, **{"report.examples": 1})
+    code, said = run(project)
+    assert code == 1, said
+    assert "adapter/note.txt: train@default did not write it; move it out of results/default/adapter" in said
+    note.unlink()
+    (project.directory / "results/default/adapter/.adapter_model.safetensors.host.1.tmp").write_text("half")
+    assert snakemake_ran(project) == {"resolve", "report@default"}
+    assert dvc_changed(project) == set()
+
+
+def test_damage_to_what_a_failed_run_wrote_is_noticed(project: Project) -> None:
+    """A failed run records nothing in DVC, so only the record of outputs knows what its jobs wrote."""
+    page = project.directory / "src/zerolora/report/page.html"
+    template = page.read_text()
+    page.write_text("{% if %}")
+    edit_config(project, **{"evaluate.max_new_tokens": 5, "report.examples": 1})
+    code, said = run(project)
+    assert code == 1, said
+    assert "report" in said
+    page.write_text(template)
+    metrics = project.directory / "results/default/metrics/evaluate_resources.json"
+    content = metrics.read_bytes()
+    replace(metrics)
+    code, said = run(project)
+    assert code == 1, said
+    assert "results/default/metrics/evaluate_resources.json: is not what evaluate@default wrote" in said
+    metrics.unlink()
+    metrics.write_bytes(content)
+    assert snakemake_ran(project) == {"resolve", "report@default"}
+    assert dvc_changed(project) == set()
+
+
+def test_results_without_any_record_are_judged_by_dvc(project: Project) -> None:
+    shutil.rmtree(project.directory / ".snakemake")
+    truncate(project.directory / ADAPTER)
+    code, said = run(project)
+    assert code == 1, said
+    assert "results/default/adapter: is not what train@default wrote" in said
+    project.run("dvc", "checkout", "--force", "results/default/adapter")
+    code, said = run(project)
+    assert code == 0, said
+    assert "Nothing to be done" in said
+    assert (project.directory / ".snakemake/outputs.json").exists()
+
+
+def test_a_lock_whose_owner_was_killed_is_taken_over(project: Project, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = project_environment(project.directory) | {"TMPDIR": str(temporary)}
+    locks = project.directory / ".snakemake/locks"
+    process = subprocess.Popen(
+        [*SNAKEMAKE, "--forcerun", "report"],
+        cwd=project.directory,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    give_up = time.monotonic() + 120
+    while not (locks.is_dir() and any(locks.iterdir())) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert any(locks.iterdir())
+    assert list(temporary.glob("snakemake*"))
+    # DVC's list of readers and writers, cut short by a kill.
+    (project.directory / ".dvc/tmp/rwlock").write_text('{"read": {')
+    result = project.run(*SNAKEMAKE, TMPDIR=str(temporary))
+    assert f"process {process.pid} on" in result.stderr
+    assert "was killed; its lock is taken over" in result.stderr
+    assert not list(temporary.glob("snakemake*"))
+    assert snakemake_would_run(project) == set()
+    assert dvc_changed(project) == set()
+
+
+def test_of_two_runs_that_start_together_one_runs(project: Project) -> None:
+    processes = [
+        subprocess.Popen(
+            [*SNAKEMAKE, "--forcerun", "report"],
+            cwd=project.directory,
+            env=project_environment(project.directory),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 1], said
+    winner, loser = sorted(range(2), key=lambda index: processes[index].returncode)
+    assert f"another run works in this directory: process {processes[winner].pid} on" in said[loser]
+    ran = "report default"
+    assert ran in " ".join(said[winner].split())
+    assert ran not in " ".join(said[loser].split())
+    assert dvc_changed(project) == set()
+
+
+def test_nobody_else_can_write_dvcs_cache_of_hashes(project: Project, tmp_path: Path) -> None:
+    """DVC unpickles what lies there, and makes its own directories writable for everyone."""
+    clone = tmp_path / "clone"
+    project.run("git", "clone", "--quiet", str(project.directory), str(clone))
+    environment = project_environment(clone)
+    # As a user types it, in a fresh clone, before any command of the project.
+    subprocess.run(["dvc", "status"], cwd=clone, env=environment, check=True, capture_output=True)
+    run(project)
+    where = "from dvc.repo import Repo; print(Repo().site_cache_dir)"
+    for directory in (clone, project.directory, project.directory / "docs"):
+        found = subprocess.run(
+            [sys.executable, "-c", where],
+            cwd=directory,
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        place = (directory / found.stdout.strip()).resolve()
+        cache = (clone if directory == clone else project.directory) / ".cache/dvc"
+        assert place.is_relative_to(cache)
+        for path in (cache, *cache.rglob("*")):
+            assert not path.stat().st_mode & stat.S_IWOTH, path
+    assert stat.S_IMODE((project.directory / ".cache/dvc").stat().st_mode) == 0o700
+
+
+def test_outputs_that_dvc_write_protects_are_made_again_without_rights_of_root(project: Project) -> None:
+    """DVC's hard links are read-only; root may write them all the same, another user's Snakemake would refuse."""
+    assert not (project.directory / "results/default/report.html").stat().st_mode & stat.S_IWUSR
+    edit_config(project, **{"report.examples": 1})
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+    project.run(*drop, *SNAKEMAKE)
+    assert dvc_changed(project) == set()

@@ -1,0 +1,170 @@
+"""What DVC knows about the stages: which outputs are those of dvc.lock, which can be restored from its cache."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LOCK = Path("dvc.lock")
+RWLOCK = Path(".dvc/tmp/rwlock")
+
+
+@contextmanager
+def repository() -> Iterator[Any]:
+    """Open the DVC repository of the project."""
+    from dvc.repo import Repo
+
+    with Repo() as repo:
+        yield repo
+
+
+def remove_broken_rwlock() -> None:
+    """Remove DVC's list of readers and writers if a kill cut it short.
+
+    DVC clears the entries of dead processes from that list itself, but every command fails if it is not valid JSON.
+    """
+    if _is_json(RWLOCK):
+        return
+    from dvc.lock import LockError, make_lock
+
+    # Another DVC may be writing the list at this moment; it holds this lock while it does.
+    with suppress(LockError), make_lock(f"{RWLOCK}.lock", tmp_dir=str(RWLOCK.parent)):
+        if not _is_json(RWLOCK):
+            print(f"{RWLOCK} was cut short by a kill and is removed", file=sys.stderr)
+            RWLOCK.unlink(missing_ok=True)
+
+
+class DvcStages:
+    """The stages of dvc.yaml beside their records in dvc.lock.
+
+    Raises DvcException if either file is broken.
+    """
+
+    def __init__(self, repo: Any) -> None:
+        self._repo = repo
+        self._graph = repo.index.graph
+        self._stages = {stage.addressing: stage for stage in self._graph}
+        recorded = yaml.safe_load(LOCK.read_text(encoding="utf-8")) or {}
+        self.names = set(self._stages)
+        self.recorded = [name for name, stage in self._stages.items() if stage.name in recorded.get("stages", {})]
+        self._status: dict[str, Any] | None = None
+
+    def damaged(self) -> dict[str, list[str]]:
+        """Return, by stage, the outputs that are there but are not those of dvc.lock."""
+        found: dict[str, list[str]] = {}
+        for name, changes in self._changes().items():
+            for change in changes:
+                if isinstance(change, dict):
+                    for path, kind in change.get("changed outs", {}).items():
+                        # "not in cache" is said first, whatever the file holds.
+                        changed = kind == "modified" or (kind == "not in cache" and self._is_modified(name, path))
+                        if changed and name in self.recorded:
+                            found.setdefault(name, []).append(path)
+        return found
+
+    def up_to_date(self) -> dict[str, str]:
+        """Return {stage: Snakemake's target of it} for the stages that are clean with every stage before them."""
+        from networkx import descendants
+
+        changed = self._changes()
+        dirty = {stage for name, stage in self._stages.items() if name in changed or name not in self.recorded}
+        # An edge leads from a stage to those it depends on.
+        return {
+            name: stage.cmd.split()[-1]
+            for name, stage in self._stages.items()
+            if stage not in dirty and not descendants(self._graph, stage) & dirty
+        }
+
+    def output_of(self, stage: str, path: str) -> str | None:
+        """Return the output of `stage` in dvc.lock that is `path` or holds it, None if there is none."""
+        for output in self._outputs(stage):
+            if path == output or path.startswith(output + os.sep):
+                return output
+        return None
+
+    def is_cached(self, stage: str, output: str) -> bool:
+        """Tell whether DVC's cache has an output of `stage`, byte for byte.
+
+        A file that is linked from the cache and was changed in place has changed in the cache as well: such an entry is
+        removed, or DVC would go on to take it for what its name says.
+        """
+        out = self._outputs(stage)[output]
+        if not out.hash_info or not _is_intact(out.cache, out.hash_info.value):
+            return False
+        oids = [out.hash_info.value]
+        if out.hash_info.isdir:
+            oids = [info.value for _, _, info in out.get_obj()]
+        lacking = [oid for oid in oids if not _is_intact(out.cache, oid)]
+        return not lacking
+
+    def restore(self, missing: dict[str, list[str]], leave: Iterable[str]) -> dict[str, list[str]]:
+        """Check out what is missing of every stage but those to `leave`, where the cache has it; return that by stage.
+
+        `missing` holds, by stage, files that are known to be missing inside outputs that are still there.
+        """
+        restored: dict[str, list[str]] = {}
+        for stage in self.recorded:
+            if stage in leave:
+                continue
+            lacking = {output for output in self._outputs(stage) if not Path(output).exists()}
+            lacking |= {output for path in missing.get(stage, []) if (output := self.output_of(stage, path))}
+            for output in sorted(lacking):
+                if self.is_cached(stage, output):
+                    restored.setdefault(stage, []).append(output)
+        if restored:
+            self._repo.checkout([path for paths in restored.values() for path in paths], force=True)
+            self._status = None
+        return restored
+
+    def _is_modified(self, stage: str, output: str) -> bool:
+        out = self._outputs(stage)[os.path.normpath(output)]
+        return bool(out.exists and out.changed_checksum())
+
+    def _changes(self) -> dict[str, Any]:
+        if self._status is None:
+            self._status = self._repo.status()
+        return self._status
+
+    def _outputs(self, stage: str) -> dict[str, Any]:
+        if stage not in self._stages:
+            return {}
+        return {os.path.relpath(out.fs_path): out for out in self._stages[stage].outs}
+
+
+def remove(paths: Iterable[str]) -> None:
+    """Delete files and directories."""
+    for path in map(Path, paths):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def _is_intact(cache: Any, oid: str) -> bool:
+    path = Path(cache.oid_to_path(oid))
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError:
+        return False
+    if digest == oid.removesuffix(".dir"):
+        return True
+    path.unlink()
+    return False
