@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.evaluate.tasks import TASKS
 from zerolora.strategies import STRATEGIES
+from zerolora.train.telemetry.trackers import NONE, TRACKERS
 from zerolora.units import parse_bytes
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -90,6 +91,12 @@ def _check(value: str) -> str:
     return value
 
 
+def _tracker(value: str) -> str:
+    if value not in (NONE, *TRACKERS):
+        raise ValueError(f"write {', '.join((NONE, *TRACKERS))}")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Size = Annotated[str, AfterValidator(_size)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -99,6 +106,7 @@ Format = Annotated[str, AfterValidator(_format), Field(json_schema_extra={"enum"
 COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})
 RowField = Annotated[str, AfterValidator(_row_field)]
 Role = Literal["system", "user", "assistant", "tool"]
+TrackerName = Annotated[str, AfterValidator(_tracker), Field(json_schema_extra={"enum": [NONE, *TRACKERS]})]
 Check = Annotated[str, AfterValidator(_check), Field(json_schema_extra={"enum": list(TASKS)})]
 
 
@@ -388,7 +396,7 @@ class TrainSettings(Section):
     resume: Annotated[str, AfterValidator(_resume)] = "auto"
     """auto = go on from the newest whole checkpoint of this run, if its config is the same in all that changes a loss;
     never = start anew; or a checkpoint's file, which is refused if the config differs."""
-    tracker: Literal["none", "dvclive", "swanlab", "wandb", "mlflow", "tensorboard"] = "none"
+    tracker: TrackerName = NONE
     """Where telemetry goes besides telemetry.csv: a tracker of experiments, offline (docs/telemetry.md)."""
     lora: Lora = Lora()
     """The adapter."""

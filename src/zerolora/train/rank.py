@@ -40,7 +40,7 @@ from zerolora.train.loop import Loop
 from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.collectives import Collectives
 from zerolora.train.telemetry.stopwatch import Stopwatch
-from zerolora.train.telemetry.trackers import Tracker
+from zerolora.train.telemetry.trackers import TrackedRun
 from zerolora.train.telemetry.writer import FILE, TelemetryWriter
 
 
@@ -92,7 +92,7 @@ def train(
         if loop.rank == 0:
             # work/checkpoints/<run> has its tracker in work/tracking/<run>.
             folder = checkpoints.parent.parent / "tracking" / checkpoints.name
-            tracker = Tracker(plan.tracker, folder, plan.model_dump(mode="json"))
+            tracker = TrackedRun(plan.tracker, folder, plan.model_dump(mode="json"))
             telemetry.open(loop.checkpoints.folder / FILE, loop.history(), tracker)
         loop.run(split, of_split)
         if not loop.validations.has(loop.step):

@@ -22,7 +22,7 @@ from zerolora.train.telemetry.collectives import Collectives, Counts
 from zerolora.train.telemetry.health import Health
 from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
 from zerolora.train.telemetry.system_monitor import SystemMonitor
-from zerolora.train.telemetry.trackers import Tracker
+from zerolora.train.telemetry.trackers import TrackedRun
 
 Row = dict[str, Any]
 COLUMNS = (
@@ -64,9 +64,9 @@ class TelemetryWriter:
         """Collectives of those steps."""
         self.readings = SystemMonitor(self.device)
         self._file: Any = None
-        self._tracker: Tracker | None = None
+        self._tracker: TrackedRun | None = None
 
-    def open(self, path: Path, known: list[Row], tracker: Tracker) -> None:
+    def open(self, path: Path, known: list[Row], tracker: TrackedRun) -> None:
         """Write to `path` from here on, after its lines of the steps `known`, whose loss and learning rate are given;
         other columns of theirs that are not on disk stay empty. Rank 0 only."""
         on_disk = {row["step"]: row for row in read(path)}

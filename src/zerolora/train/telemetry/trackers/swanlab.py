@@ -1,0 +1,18 @@
+"""SwanLab, offline until `swanlab sync`."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from zerolora.train.telemetry.trackers.base import PROJECT, Run, Tracker
+
+
+def _start(folder: Path, run: str, settings: dict[str, Any]) -> Run:
+    import swanlab
+
+    project = os.environ.get("SWANLAB_PROJ_NAME", PROJECT)
+    swanlab.init(project=project, name=run, log_dir=str(folder), config=settings)
+    return Run(lambda step, values: swanlab.log(dict(values), step=step), swanlab.finish)
+
+
+TRACKER = Tracker("swanlab", "swanlab", _start, {"SWANLAB_MODE": "offline"})

@@ -1,0 +1,17 @@
+"""Weights & Biases, offline until `wandb sync`."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from zerolora.train.telemetry.trackers.base import PROJECT, Run, Tracker
+
+
+def _start(folder: Path, run: str, settings: dict[str, Any]) -> Run:
+    import wandb
+
+    started = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run, dir=str(folder), config=settings)
+    return Run(lambda step, values: started.log(dict(values), step=step), started.finish)
+
+
+TRACKER = Tracker("wandb", "wandb", _start, {"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
