@@ -52,7 +52,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return Copy(tmp_path_factory.mktemp("copy"))
 
 
-PLACE = '"""The course of the learning rate."""\n'
+PLACE = '"""The learning rate of each step."""\n'
 
 
 @pytest.mark.parametrize(
