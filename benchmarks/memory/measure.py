@@ -198,11 +198,11 @@ def zero_json(group: Group) -> dict[str, Any]:
 
 
 def steps_of(group: Group, batch: Batch) -> int:
-    """Return how many steps are made on batches like this one; on a GPU torch's allocator is asked, which has no holes
-    that count."""
+    """Return how many steps are run on batches like this one: few on a GPU, whose allocator's peak needs no more."""
     if group["device"] == "cuda":
         return STEPS
-    return min(CPU_STEPS, max(STEPS, CPU_TOKENS // (batch["micro_batch"] * batch["length"])))
+    tokens: int = batch["micro_batch"] * batch["length"]
+    return min(CPU_STEPS, max(STEPS, CPU_TOKENS // tokens))
 
 
 # --- the parent: one group after the other ---

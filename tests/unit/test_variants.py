@@ -30,7 +30,7 @@ def noise_of(of_rows: list[list[int]]) -> torch.Tensor:
     plain = model.table(ids)
     add_noise(model, ALPHA)
     lengths.set(of_rows)
-    noisy = model.table(ids)
+    noisy: torch.Tensor = model.table(ids)
     assert torch.equal(model.eval().table(ids), plain)
     return (noisy - plain).detach()
 
