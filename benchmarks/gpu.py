@@ -6,7 +6,8 @@
 
 Each item is a process of its own and writes one file, DIR/gpu_<item>.json, as soon as it ends; a later call leaves out
 the items whose file is there. An item that runs out of memory, fails, or takes three times as long as estimated is
-written with its reason and the next one begins. An item that the budget cuts short is not written. The other benchmarks
+written with its reason and the next one begins. An item that the budget cuts short has no result; it is tried again
+when a call has more time for it. The other benchmarks
 and the training code itself do the measuring (benchmarks/gpu_kinds/kinds.py); models have drawn weights, nothing is
 downloaded. docs/gpu.md says more.
 """
@@ -53,14 +54,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupted)
     machine = described()
     device = options.device or ("cuda" if machine["cuda"] else "cpu")
-    if device == "cuda" and not machine["cuda"]:
-        raise SystemExit("--device is cuda, but torch sees no GPU; write --device cpu for tiny stand-ins")
     for line in machine["lacks"]:
         print(line, flush=True)
     planned = items(device, machine["trl"])
     if options.list:
         print(listed(planned, options.output, device))
         return
+    if device == "cuda" and not machine["cuda"]:
+        raise SystemExit("--device is cuda, but torch sees no GPU; write --device cpu for tiny stand-ins")
     if missing := [name for name in NEEDED if name in machine["missing"]]:
         raise SystemExit(f"nothing can be measured without {', '.join(missing)}")
     options.output.mkdir(parents=True, exist_ok=True)
@@ -75,20 +76,33 @@ def measure_all(planned: list[Item], output: Path, device: str, budget: float, m
         path = result_path(output, item, device)
         if path.is_file():
             continue
-        if time.monotonic() + item.seconds > deadline:
+        left = deadline - time.monotonic()
+        if max(item.seconds, cut_after(path)) > left:
             left_out.append(item)
             continue
         print(f"{item.name}: about {item.seconds} s", flush=True)
         result = measured(item, output, device, deadline)
         if result is None:
             left_out.append(item)
+            cut_path(path).write_text(str(left))
             print(f"{item.name}: cut short by the budget, not written", flush=True)
             continue
         write_json(path, {**heading(item, device, machine), **result})
+        cut_path(path).unlink(missing_ok=True)
         print(f"{item.name}: {result.get('failed') or 'measured'} in {result['seconds_used']} s", flush=True)
     if left_out:
         seconds = sum(item.seconds for item in left_out)
         print(f"left for a later call: {len(left_out)} items, about {seconds} s: {', '.join(i.name for i in left_out)}")
+
+
+def cut_path(path: Path) -> Path:
+    """Return the file that says how many seconds an item had when the budget cut it short."""
+    return path.with_name(f"{path.stem}.cut")
+
+
+def cut_after(path: Path) -> float:
+    """Return how many seconds were not enough for an item before; 0 if it was never cut short."""
+    return float(cut_path(path).read_text()) if cut_path(path).is_file() else 0.0
 
 
 def measured(item: Item, output: Path, device: str, deadline: float) -> dict[str, Any] | None:
@@ -104,9 +118,8 @@ def measured(item: Item, output: Path, device: str, deadline: float) -> dict[str
         command = [sys.executable, __file__, "--output", str(answer), "--item", json.dumps(asked)]
         with log.open("wb") as file:
             # Whatever it leaves in a temporary directory goes with this one.
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=os.environ | OFFLINE | {"TMPDIR": folder}, stdout=file, stderr=file
-            )
+            own = OFFLINE | {"TMPDIR": folder, "CUDA_VISIBLE_DEVICES": visible(device)}
+            process = subprocess.Popen(command, cwd=ROOT, env=os.environ | own, stdout=file, stderr=file)
         try:
             end = min(started + limit, deadline)
             while process.poll() is None and time.monotonic() < end:
@@ -159,6 +172,11 @@ def run_item(asked: dict[str, Any], answer: Path) -> None:
     # Process groups and threads of libraries need not end in order: everything is written.
     sys.stdout.flush()
     os._exit(0)
+
+
+def visible(device: str) -> str:
+    """Return the GPU that an item may use, as CUDA_VISIBLE_DEVICES names it: the first one, on a CPU none."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if device == "cuda" else ""
 
 
 def prefix(device: str) -> str:

@@ -439,11 +439,9 @@ def choice(asked: Settings, where: Context) -> Result:
 
 def script(name: str, options: list[Any], where: Context) -> Result:
     """Return the result of another benchmark. Raises Failed with its last line if it fails."""
-    output, hidden = where.folder / "result.json", {} if where.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+    output = where.folder / "result.json"
     command = [sys.executable, ROOT / "benchmarks" / name, *options, "--output", output]
-    ended = subprocess.run(
-        list(map(str, command)), cwd=ROOT, env=os.environ | hidden, capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise Failed(([line for line in ended.stderr.splitlines() if line.strip()] or ["it said nothing"])[-1][:300])
     return dict(read_json(output, name))

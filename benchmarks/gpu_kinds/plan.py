@@ -145,7 +145,7 @@ def loading(model: str, strategies: list[str], seconds: int) -> Item:
 def choice(model: str, layers: int, seconds: int) -> Item:
     """Return the item that trains with configurations drawn by lot and with the chosen one; `layers` 0: all."""
     settings = {
-        "model": model, "layers": layers, "length": 2048, "packed": 4, "global_batch": 16, "limit": 24, "rounds": 3,
+        "model": model, "layers": layers, "length": 2048, "packed": 4, "global_batch": 16, "limit": 16, "rounds": 2,
         "steps": 2,
     }  # fmt: skip
     return Item("choice", model, seconds, settings)

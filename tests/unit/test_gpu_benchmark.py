@@ -131,8 +131,12 @@ def test_what_the_budget_cuts_short_is_left_for_a_later_call(by_hand: Path, caps
     gpu.measure_all(planned, by_hand, "cpu", 2.5, MACHINE)
     assert measured(by_hand, "long") is None and measured(by_hand, "late") is None
     assert "left for a later call" in capsys.readouterr().out
-    gpu.measure_all([planned[0], planned[2]], by_hand, "cpu", 600, MACHINE)
-    assert measured(by_hand, "long") and measured(by_hand, "short")
+    gpu.measure_all([planned[1]], by_hand, "cpu", 2, MACHINE)  # no more time than was not enough
+    assert "cut short" not in capsys.readouterr().out
+    planned[1] = item("late", WRITES, 1)
+    gpu.measure_all(planned, by_hand, "cpu", 600, MACHINE)
+    assert all(measured(by_hand, name) for name in ("long", "late", "short"))
+    assert not list(by_hand.glob("*.cut"))
 
 
 def test_what_has_a_result_is_not_measured_again(by_hand: Path) -> None:
@@ -143,7 +147,7 @@ def test_what_has_a_result_is_not_measured_again(by_hand: Path) -> None:
 
 
 def test_memory_that_cannot_be_had_is_recorded_as_such(tmp_path: Path) -> None:
-    config = json.loads(kinds.config_of("tiny").read_text()) | {"hidden_size": 2**22, "intermediate_size": 2**22}
+    config = json.loads(kinds.config_of("tiny").read_text()) | {"intermediate_size": 2**38}
     (tmp_path / "giant.json").write_text(json.dumps(config))
     giant = Item("loading", "giant", 60, {"model": str(tmp_path / "giant.json"), "strategies": ["zero2"]})
     gpu.measure_all([giant], tmp_path, "cpu", 600, MACHINE)
@@ -158,6 +162,8 @@ def test_without_a_gpu_cuda_is_refused_in_a_line(tmp_path: Path) -> None:
     asked = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--output", str(tmp_path), "--device", "cuda"]
     ended = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert ended.returncode and "torch sees no GPU" in ended.stderr and "Traceback" not in ended.stderr
+    listed = subprocess.run([*asked, "--list"], capture_output=True, text=True, check=True).stdout
+    assert "memory_qwen2.5-7b_zero2_lora_checkpointing_flash_bf16" in listed
 
 
 @pytest.mark.slow
