@@ -62,7 +62,7 @@ class TelemetryWriter:
         """Steps that this process made."""
         self.totals: Counts = {}
         """Collectives of those steps."""
-        self.readings = SystemMonitor(self.device)
+        self.system = SystemMonitor(self.device)
         self._file: Any = None
         self._tracker: TrackedRun | None = None
 
@@ -120,7 +120,7 @@ class TelemetryWriter:
             **{f"{part}_seconds": spent for part, spent in parts.items()},
             "between_seconds": self.times.between,
             "communication_bytes": sum(counted["bytes"] for counted in self.sent.counts().values()),
-            **self.readings.now(),
+            **self.system.now(),
         }
         self._put(row)
         for line in self.health.judge(row):
