@@ -27,7 +27,7 @@ def noise_of(of_rows: list[list[int]]) -> torch.Tensor:
     """Return the noise on a batch of packed rows: [packed rows, tokens, width]."""
     model = Embedding().train()
     ids = torch.zeros(len(of_rows), sum(of_rows[0]), dtype=torch.long)
-    plain = model.table(ids)
+    plain: torch.Tensor = model.table(ids)
     add_noise(model, ALPHA)
     lengths.set(of_rows)
     noisy: torch.Tensor = model.table(ids)
