@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ def rank_process(launcher: int, rank: int) -> int:
     while time.monotonic() < deadline:
         for child in psutil.Process(launcher).children(recursive=True):
             try:
-                if child.environ().get("RANK") == str(rank) and sys.executable.split("/")[-1][:6] in child.name():
+                if child.name() == f"zl-rank{rank}":
                     return child.pid
             except psutil.Error:
                 continue

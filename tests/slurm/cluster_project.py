@@ -67,11 +67,11 @@ class ClusterProject(Project):
         """Return the process id, as seen here, of a rank that trains on some node; None if there is none yet."""
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                command, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+                name = (process / "comm").read_text().strip()
                 ours = (process / "cwd").readlink() == self.directory
             except OSError:
                 continue
-            if ours and b"zerolora.train" in command and f"\0RANK={rank}\0".encode() in environment:
+            if ours and name == f"zl-rank{rank}":
                 return int(process.name)
         return None
 

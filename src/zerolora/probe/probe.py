@@ -8,20 +8,18 @@ job it is started by srun, once a node or once a rank, as training is (train/lau
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from zerolora.errors import UserError, shown
 from zerolora.files import write_json
+from zerolora.train.launch.launcher import environment_of
+from zerolora.train.launch.processes import Ranks, check, wait_for
 from zerolora.train.launch.topology import Topology, topology
 
-POLL_SECONDS = 0.1
-TAIL_LINES = 10
 LONGEST_SECONDS = 300
 
 
@@ -67,40 +65,17 @@ def _nodes(environment: Mapping[str, str]) -> int:
 
 
 def _run(where: Topology, arguments: list[str], device: str, logs: Path) -> None:
-    """Run probe_rank once for each rank of `where`; the first that fails ends all others."""
-    command = [sys.executable, "-m", "zerolora.probe.rank", *arguments]
-    running: dict[int, subprocess.Popen[bytes]] = {}
+    """Run the probe as each rank of `where`; the first that fails ends all others."""
+    environment = environment_of(device)
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     deadline = time.monotonic() + LONGEST_SECONDS
-    try:
-        for rank in where.ranks:
-            # As training sets it (train/launch/launcher.py), since what a rank reaches there is what is asked.
-            threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-            environment = {**os.environ, **threads}
-            if device == "cpu":
-                environment["CUDA_VISIBLE_DEVICES"] = ""
-            with _log(logs, rank).open("wb") as log:
-                running[rank] = where.start(rank, command, environment, log)
-        while any(process.poll() is None for process in running.values()):
-            failed = [rank for rank, process in running.items() if process.poll()]
-            if failed or time.monotonic() > deadline:
-                break
-            time.sleep(POLL_SECONDS)
-    finally:
-        codes = {rank: process.poll() for rank, process in running.items()}
-        for process in running.values():
-            process.kill()
-            process.wait()
-    for rank, code in codes.items():
-        if code:
-            raise UserError(_failure(rank, code, _log(logs, rank)))
+
+    def log_of(rank: int) -> Path:
+        return logs / f"rank{rank}.log"
+
+    ranks = Ranks(where, [sys.executable, "-m", "zerolora.probe.rank", *arguments], environment, log_of)
+    codes = wait_for(ranks, lambda _: time.monotonic() > deadline)
+    check(codes, log_of, "the probe's rank")
     if None in codes.values():
         raise UserError(f"the probe did not end within {LONGEST_SECONDS} s; is a rank missing, or the network down?")
-
-
-def _log(logs: Path, rank: int) -> Path:
-    return logs / f"rank{rank}.log"
-
-
-def _failure(rank: int, code: int, log: Path) -> str:
-    lines: list[Any] = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-    return "\n".join([f"the probe's rank {rank} failed with exit code {code}; its last lines:", *lines])

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from zerolora import cpu_matmul
 from zerolora.files import write_json
+from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.rendezvous import rendezvous
 
 REPETITIONS = 7
@@ -87,6 +88,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     arguments = parser.parse_args()
+    become_rank()
     rank = Rank(arguments.device)
     half = _half(rank.device)
     measured = {**_computing(rank, half), **_copying(rank), **_sending(rank)}

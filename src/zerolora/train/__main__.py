@@ -1,12 +1,14 @@
-"""One rank, started by launcher.py: python -m zerolora.train --settings JSON …, with RANK and the rest set."""
+"""The ranks of training, started by launch/launcher.py: python -m zerolora.train --settings JSON …
+
+With RANK and the rest set, this process is a rank; asked for forks (launch/fork.py), it loads and forks them.
+"""
 
 import gc
 
 
 def main() -> None:
     """Load the libraries, and run the rank."""
-    # They make much and throw away nothing: a fifth of their time goes to a collector that finds nothing. rank.py lets
-    # it begin.
+    # Imports create many objects and release few: collections would take a fifth of their time. rank.py turns it on.
     gc.disable()
     from zerolora.train import rank
 

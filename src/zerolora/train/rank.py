@@ -4,6 +4,7 @@ Started by launcher.py through __main__.py.
 """
 
 import argparse
+import contextlib
 import csv
 import gc
 import io
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed
+import transformers
 from pydantic import ValidationError
 
 from zerolora import cpu_matmul
@@ -34,6 +36,7 @@ from zerolora.train.engines import engine_class
 from zerolora.train.engines.base import Engine
 from zerolora.train.feed import Batches
 from zerolora.train.isolation import check_isolation, check_loss
+from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
 from zerolora.train.loop import Loop
@@ -255,9 +258,20 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _load(arguments: argparse.Namespace) -> None:
+    """Import what is only needed later: the ranks of a node share what is loaded before they are forked."""
+    with contextlib.suppress(UserError):  # the rank itself says what is missing
+        plan, _ = read_plan(arguments.settings, arguments.zero)
+        engine_class(plan.engine).load_library()
+        for architecture in read_json(located(arguments.weights) / "config.json", "the model").get("architectures", []):
+            getattr(transformers, architecture, None)
+
+
 def main() -> None:
     """Run one rank. A user's mistake ends it with one line and exit code 2; being stopped with STOPPED."""
     arguments = _arguments()
+    _load(arguments)
+    become_rank()
     set_up()
     try:
         train(

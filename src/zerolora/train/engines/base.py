@@ -37,6 +37,10 @@ class Engine(torch.nn.Module):
         super().__init__()
 
     @staticmethod
+    def load_library() -> None:
+        """Import what the engine needs, before the ranks of a node are forked; computes nothing."""
+
+    @staticmethod
     def connect(config: dict[str, Any], device: torch.device) -> None:
         """Let the ranks join, before the model loads. Collective."""
         rendezvous(backend(device))

@@ -19,11 +19,15 @@ class DeepSpeed(Engine):
     reentrant = True
 
     @staticmethod
+    def load_library() -> None:
+        compat.apply_startup_patches()
+
+    @staticmethod
     def connect(config: dict[str, Any], device: torch.device) -> None:
         import deepspeed
 
         Engine.connect(config, device)
-        compat.apply_startup_patches()
+        DeepSpeed.load_library()
         deepspeed.init_distributed(dist_backend=backend(device), verbose=False)
 
     @staticmethod

@@ -1,13 +1,16 @@
-"""Stopping early: a signal asks every rank to end at the next step, all of them at the same one."""
+"""Stopping early: a signal asks the ranks to stop; all of them do so after the same step."""
 
 import ctypes
+import os
 import signal
 import sys
+
+from zerolora.train.launch.topology import LAUNCHER
 
 ASKED = signal.SIGUSR1
 """What the launcher sends to a rank that is to save and stop."""
 ASKING = (ASKED, signal.SIGTERM, signal.SIGINT)
-"""All that asks. The launcher starts ranks with these blocked, so that none is lost before a rank can take it."""
+"""All signals that ask to stop. The launcher starts ranks with these blocked, so that none is lost while they load."""
 STOPPED = 75
 """Exit code of a rank, and of the command, that has saved and stopped (EX_TEMPFAIL: the same command goes on)."""
 PARENT_DIED = 1
@@ -28,6 +31,8 @@ class Stop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PARENT_DIED, ASKED)
+        if os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid()):
+            self.asked = True  # the launcher has ended before
 
     def _ask(self, *_: object) -> None:
         self.asked = True

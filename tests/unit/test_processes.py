@@ -1,0 +1,142 @@
+"""Ranks as forks of one loaded process: each behaves as a process of its own, and none outlives its launcher."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import ROOT, project_environment
+
+from zerolora.errors import UserError
+from zerolora.train.launch.processes import Codes, Ranks, check, wait_for
+from zerolora.train.launch.topology import topology
+
+# A program whose ranks write down what they are, and then do what they were told.
+PROGRAM = """
+import json, os, random, sys, threading
+import numpy
+from pathlib import Path
+folder, before, then = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+with (folder / "loaded").open("a") as file:
+    file.write(f"{os.getpid()}\\n")
+exec(before)
+from zerolora.train.launch.fork import become_rank
+become_rank()
+rank = int(os.environ["RANK"])
+print(f"rank {rank} prints", flush=True)
+listener = os.environ["ZEROLORA_LISTENER"]
+found = {
+    "pid": os.getpid(), "parent": os.getppid(), "local": os.environ["LOCAL_RANK"], "drawn": random.random(),
+    "numpy": float(numpy.random.rand()), "listener": os.path.exists(f"/proc/self/fd/{listener}"),
+    "asks": "ZEROLORA_FORK" in os.environ, "malloc": os.environ.get("GLIBC_TUNABLES"),
+    "name": Path("/proc/self/comm").read_text().strip(), "group": os.getpgid(0),
+}
+(folder / f"{rank}.json").write_text(json.dumps(found))
+exec(then)
+"""
+RANKS = 3
+
+
+def started(folder: Path, then: str = "pass", before: str = "pass", ranks: int = RANKS) -> Ranks:
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(folder / "program.py"), str(folder), before, then]
+    environment = project_environment(ROOT) | {"GLIBC_TUNABLES": "glibc.malloc.mxfast=0"}
+    return Ranks(topology({}, 1, ranks), command, environment, lambda rank: folder / f"{rank}.log")
+
+
+def ended(ranks: Ranks, seconds: float = 60) -> Codes:
+    deadline = time.monotonic() + seconds
+    return wait_for(ranks, lambda _: time.monotonic() > deadline)
+
+
+def found(folder: Path, ranks: int = RANKS) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("before", ["pass", "threading.Thread(target=threading.Event().wait, daemon=True).start()"])
+def test_each_rank_is_as_a_process_of_its_own(tmp_path: Path, before: str) -> None:
+    """Also where a library has started a thread, which a fork would lack: its forks start the program anew."""
+    assert ended(started(tmp_path, before=before)) == dict.fromkeys(range(RANKS), 0)
+    ranks = found(tmp_path)
+    assert len((tmp_path / "loaded").read_text().split()) == (1 if before == "pass" else 1 + RANKS)
+    assert len({rank["pid"] for rank in ranks}) == RANKS
+    assert {rank["parent"] for rank in ranks} == {os.getpid()}
+    assert {rank["group"] for rank in ranks} == {os.getpgid(0)}
+    assert [rank["local"] for rank in ranks] == ["0", "1", "2"]
+    assert [rank["name"] for rank in ranks] == ["zl-rank0", "zl-rank1", "zl-rank2"]
+    assert [rank["listener"] for rank in ranks] == [True, False, False]
+    assert {rank["asks"] for rank in ranks} == {False}
+    assert {rank["malloc"] for rank in ranks} == {"glibc.malloc.mxfast=0"}
+    assert len({rank["drawn"] for rank in ranks}) == len({rank["numpy"] for rank in ranks}) == RANKS
+    assert [(tmp_path / f"{rank}.log").read_text() for rank in range(RANKS)] == [
+        f"rank {rank} prints\n" for rank in range(RANKS)
+    ]
+
+
+def test_one_rank_is_not_forked(tmp_path: Path) -> None:
+    assert ended(started(tmp_path, ranks=1)) == {0: 0}
+    assert (tmp_path / "loaded").read_text().split() == [str(found(tmp_path, 1)[0]["pid"])]
+
+
+def test_exit_codes_and_signals_are_those_of_the_ranks(tmp_path: Path) -> None:
+    then = "import time; time.sleep(1000) if rank != 1 else os._exit(7)"
+    codes = ended(started(tmp_path, then))
+    assert codes == {0: None, 1: 7, 2: None}
+    with pytest.raises(UserError, match="(?s)^rank 1 failed with exit code 7; its last lines:.*rank 1 prints"):
+        check(codes, lambda rank: tmp_path / f"{rank}.log")
+    assert not any(psutil.pid_exists(rank["pid"]) for rank in found(tmp_path))
+
+
+def test_a_rank_that_a_signal_ends_says_so(tmp_path: Path) -> None:
+    codes = ended(started(tmp_path, "import time; time.sleep(1000) if rank else os.kill(os.getpid(), 11)"))
+    assert codes[0] == -signal.SIGSEGV
+    with pytest.raises(UserError, match="rank 0 failed with signal SIGSEGV"):
+        check(codes, lambda rank: tmp_path / f"{rank}.log")
+
+
+def test_what_fails_to_load_is_the_first_ranks_failure(tmp_path: Path) -> None:
+    codes = ended(started(tmp_path, before="raise SystemExit('no such library')"))
+    assert codes == {0: 1, 1: None, 2: None}
+    with pytest.raises(UserError, match="(?s)rank 0 failed with exit code 1; its last lines:.*no such library"):
+        check(codes, lambda rank: tmp_path / f"{rank}.log")
+
+
+def test_ranks_that_are_ended_while_they_load_are_gone(tmp_path: Path) -> None:
+    ranks = started(tmp_path, before="import time; time.sleep(1000)")
+    while not (tmp_path / "loaded").is_file():
+        time.sleep(0.05)
+    assert set(ranks.codes().values()) == {None}
+    ranks.end()
+    assert not psutil.pid_exists(int((tmp_path / "loaded").read_text()))
+
+
+def test_no_rank_begins_without_its_launcher(tmp_path: Path) -> None:
+    """Killed before it lets the ranks begin, it leaves no process."""
+    code = f"""
+import sys, time
+sys.path[:0] = {[str(ROOT / "tests/unit"), str(ROOT / "tests"), str(ROOT / "tests/slurm")]}
+from pathlib import Path
+from test_processes import started
+ranks = started(Path({str(tmp_path)!r}))
+while ranks._parent.poll() is None:
+    time.sleep(0.05)
+print("forked", flush=True)
+time.sleep(1000)
+"""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code], env=project_environment(ROOT), stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout and launcher.stdout.readline() == "forked\n"
+    forked = psutil.Process(launcher.pid).children()
+    assert len(forked) == RANKS
+    launcher.kill()
+    launcher.communicate()
+    _, alive = psutil.wait_procs(forked, timeout=20)
+    assert alive == []
+    assert not list(tmp_path.glob("*.json"))
