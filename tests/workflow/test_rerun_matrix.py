@@ -330,7 +330,7 @@ EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
     ("a default written out", _set(**{"train.weight_decay": 0.0}), {"resolve"}),
     ("the host's memory", _set(**{"hardware.host_memory": "25GiB"}), {"resolve", E, R, P}),
     ("remarks in modules and a rule", _remarks, set()),
-    ("a constant of a module", _constant, {"resolve", T}),
+    ("a constant of a module", _constant, {"resolve", T, P}),  # the times of training differ
     ("a rule's command", _shell, {"resolve", K}),
     ("the learning rate", _set(**{"train.learning_rate": 2e-2}), {"resolve", *AFTER_TRAIN}),
     ("a data row", _row, {"prepare@rows", "evaluate_base@rows", K, E, R, *AFTER_TRAIN}),
