@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from tokenizers_of import FAMILIES, TEMPLATES
 
 from zerolora.config.settings import PrepareSettings
+from zerolora.data.encode import Piece
 from zerolora.data.example import Example
-from zerolora.data.template import Piece
 
 
 def prepare_settings(**changed: Any) -> PrepareSettings:

@@ -38,7 +38,7 @@ class Live(TorchDispatchMode):
     """Counts the bytes of all storages that are alive, and of what the most was made up."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = self.explained = 0
         self.sizes: dict[int, tuple[Any, int, str]] = {}
         self.at_peak: Counter[str] = Counter()

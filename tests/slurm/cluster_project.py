@@ -21,7 +21,7 @@ PROFILE = "profiles/slurm/config.yaml"
 QUICK = Path(__file__).with_name("quick_snakemake.py")
 
 
-class ClusterProject(Project):
+class ClusterProject(Project):  # type: ignore[misc]  # tests find conftest by pytest's path alone
     """A project that trains on two nodes through profiles/slurm, filled in as a site would."""
 
     def __init__(self, project: Project, cluster: Cluster) -> None:

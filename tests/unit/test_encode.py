@@ -14,11 +14,11 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from tokenizers_of import FAMILIES, UNKNOWN, Family, tokenizer_like, tokenizer_of
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from zerolora.data.encode import CONTEXT, Encoder
+from zerolora.data.encode import CONTEXT, Encoder, Piece
 from zerolora.data.example import BadRow, Example
 from zerolora.data.ragged import Ragged
 from zerolora.data.rows import IGNORED
-from zerolora.data.template import Piece, Template
+from zerolora.data.template import Template
 from zerolora.errors import UserError
 
 END = "</s>"

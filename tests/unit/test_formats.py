@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats import FIELDS, FORMS, Form, detect, parse
+from zerolora.data.formats import FIELDS, FORMS, detect, parse
+from zerolora.data.formats.base import Form
 from zerolora.data.readers import chunks
 
 USER = {"role": "user", "content": "Add 1 and 4."}

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,7 +156,7 @@ def test_nothing_is_packed_into_nothing() -> None:
         (np.array([-3], dtype=np.int64), ["row 0 has -3 tokens", "capacity is 100", "leave it out"]),
     ],
 )
-def test_a_row_that_cannot_be_packed_is_named(function, lengths, said: list[str]) -> None:
+def test_a_row_that_cannot_be_packed_is_named(function: Any, lengths: Any, said: list[str]) -> None:
     with pytest.raises(UserError) as error:
         function(lengths, 100)
     assert all(words in str(error.value) for words in said)

@@ -13,8 +13,9 @@ from tokenizers_of import CHATML, FAMILIES, TEMPLATES, Family, tokenizer_like, t
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from zerolora.config.settings import PrepareSettings
+from zerolora.data.encode import Piece
 from zerolora.data.example import BadRow, Example
-from zerolora.data.template import Piece, Template
+from zerolora.data.template import Template
 from zerolora.errors import UserError
 
 GOLDENS = goldens()

@@ -169,7 +169,7 @@ def test_a_plan_comes_back_as_it_was_written(packed: list[list[int]]) -> None:
     found = [plan.members[start:end].tolist() for start, end in pairwise(plan.starts)]
     assert found == packed
     assert all(np.array_equal(one, other) for one, other in zip(plan, again, strict=True))
-    assert (plan.starts.dtype, plan.members.dtype) == (np.int64, np.int32)
+    assert plan.starts.dtype == np.dtype(np.int64) and plan.members.dtype == np.dtype(np.int32)
 
 
 def test_a_large_plan_comes_back_as_it_was_written(tmp_path: Path) -> None:

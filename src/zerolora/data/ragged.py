@@ -58,7 +58,8 @@ class Ragged:
     def totals(self, values: np.ndarray) -> np.ndarray:
         """Return the sums of `values`, which are as many as this has, over each list."""
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
-        return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+        difference: np.ndarray = sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+        return difference
 
 
 def bounds(lengths: Iterable[int]) -> np.ndarray:

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerolora.config.settings import PrepareSettings
-from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Tokens
+from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
 from zerolora.data.rows import FIELDS, IGNORED, schema
-from zerolora.data.template import Piece, Template
+from zerolora.data.template import Template
 from zerolora.data.truncation import Parts, fitted
 from zerolora.errors import UserError
 
@@ -271,7 +271,8 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
     result = np.array(found, np.uint64).reshape(-1, 2)[parts.row]
     # The parts of a row that was cut are no duplicates of each other.
     place = np.arange(len(parts.row)) - np.searchsorted(parts.row, parts.row)
-    return result + place.astype(np.uint64)[:, None]
+    hashes: np.ndarray = result + place.astype(np.uint64)[:, None]
+    return hashes
 
 
 def _batch(parts: Parts, rows: list[_Row], source: int) -> Any:

@@ -168,4 +168,5 @@ def _continue(model: Any, tokenizer: Any, prompts: list[list[int]], stops: set[i
             eos_token_id=sorted(stops),
             pad_token_id=padding,
         )
-    return result[:, longest:].tolist()
+    answers: list[list[int]] = result[:, longest:].tolist()
+    return answers

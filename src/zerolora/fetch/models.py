@@ -79,7 +79,7 @@ def _stamped(stamp: Path, directory: Path, expected: dict[str, Any]) -> bool:
     if not stamp.is_file():
         return False
     record = read_json(stamp, "zerolora weights")
-    return record["files"] == expected and record["dates"] == _dates(directory, expected)
+    return bool(record["files"] == expected and record["dates"] == _dates(directory, expected))
 
 
 def _dates(directory: Path, expected: dict[str, Any]) -> dict[str, list[int]]:

@@ -1,5 +1,6 @@
 """What training was predicted to use, asked for and used: time, rank-hours (on GPUs: GPU-hours), memory."""
 
+from collections.abc import Callable
 from typing import Any
 
 from zerolora.units import gib
@@ -45,7 +46,7 @@ def usage(wanted: dict[str, Any], resources: dict[str, Any], accounted: dict[str
 
 
 COLUMNS = ("predicted", "asked", "measured", "accounted")
-ROWS = {
+ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "wall time": ("seconds", lambda value: f"{value:,.0f} s"),
     "rank-hours": ("rank_hours", lambda value: f"{value:.4g}"),
     "host memory of a node": ("host_bytes", gib),

@@ -112,7 +112,7 @@ def _check(path: Path, expected: dict[str, torch.Size]) -> None:
 
 def _portable(config: LoraConfig) -> dict[str, Any]:
     """Return an adapter's config that is the same on every machine: sets sorted, no local path, no version."""
-    value = {key: sorted(item) if isinstance(item, set) else item for key, item in config.to_dict().items()}
+    value = {key: sorted(item) if isinstance(item, set) else item for key, item in config.to_dict().items()}  # type: ignore[no-untyped-call]
     value.update(base_model_name_or_path=None, inference_mode=True, revision=None)
     value.pop("peft_version", None)
     return {key: getattr(item, "value", item) for key, item in value.items()}

@@ -24,7 +24,9 @@ class SparseDropout(torch.nn.Dropout):
         """Return the values, each zero with probability p and else divided by 1 - p."""
         if not self.training or not 0 < self.p < 1 or values.device.type != "cpu":
             return super().forward(values)
-        dropped = _Dropped.apply(values, places(values.numel(), self.p), 1 / (1 - self.p))
+        dropped = _Dropped.apply(  # type: ignore[no-untyped-call]
+            values, places(values.numel(), self.p), 1 / (1 - self.p)
+        )
         assert isinstance(dropped, torch.Tensor)
         return dropped
 

@@ -101,7 +101,8 @@ class Batches:
         times = np.bincount(self.order.ravel(), minlength=len(self.work))
         members = self.packing.members
         used = np.repeat(times, np.diff(self.packing.starts)) * counts[members]
-        return np.bincount(self._source[members], used, sources).astype(int).tolist()
+        per_source: list[int] = np.bincount(self._source[members], used, sources).astype(int).tolist()
+        return per_source
 
 
 def packed_row(rows: Any, packing: PackingPlan, number: int) -> PackedRow:

@@ -78,8 +78,9 @@ def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets:
 def _head_forward(head: Any, hidden: torch.Tensor, targets: Any = None, softcap: float | None = None) -> torch.Tensor:
     # Inside the head's own call, so that stage 3 has gathered its weight.
     if targets is None:
-        return type(head).forward(head, hidden)
-    losses = ChunkedLoss.apply(hidden, head.weight, head.bias, targets, softcap)
+        logits: torch.Tensor = type(head).forward(head, hidden)
+        return logits
+    losses = ChunkedLoss.apply(hidden, head.weight, head.bias, targets, softcap)  # type: ignore[no-untyped-call]
     assert isinstance(losses, torch.Tensor)
     return losses
 

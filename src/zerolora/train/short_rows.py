@@ -29,7 +29,8 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling:
 
     Key and value may have fewer heads, each of which serves as many queries' heads in a row.
     """
-    attended = _Attention.apply(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attended = _Attention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     assert isinstance(attended, torch.Tensor)
     return attended
 

@@ -131,7 +131,8 @@ class TorchEngine(Engine):
 
     @property
     def inner(self) -> torch.optim.AdamW:
-        return self.optimizer
+        optimizer: torch.optim.AdamW = self.optimizer
+        return optimizer
 
     def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:
         for name, parameter in trained(self.module).items():

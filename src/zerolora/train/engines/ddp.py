@@ -35,7 +35,8 @@ class DDP(TorchEngine):
         return ddp_reductions(self.engine)
 
     def whole(self, parameter: Any, part: str) -> torch.Tensor:
-        return parameter if part == WEIGHT else self.optimizer.state[parameter][part]
+        tensor: torch.Tensor = parameter if part == WEIGHT else self.optimizer.state[parameter][part]
+        return tensor
 
 
 class _Cast(torch.nn.Module):

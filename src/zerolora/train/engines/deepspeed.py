@@ -100,8 +100,10 @@ class DeepSpeed(Engine):
             master = self.masters[parameter]
             return master if part == WEIGHT else self.inner.state[master][part]
         if part == WEIGHT:
-            return safe_get_full_fp32_param(parameter)
-        return safe_get_full_optimizer_state(parameter, part)
+            weight: torch.Tensor = safe_get_full_fp32_param(parameter)
+            return weight
+        state: torch.Tensor = safe_get_full_optimizer_state(parameter, part)
+        return state
 
     def loss_scale(self) -> dict[str, float]:
         scaler = compat.scaler_of(self.engine, self.optimizer)

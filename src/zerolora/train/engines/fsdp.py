@@ -50,7 +50,8 @@ class FSDP(TorchEngine):
         return super().part(part)
 
     def whole(self, parameter: Any, part: str) -> torch.Tensor:
-        return (parameter if part == WEIGHT else self.optimizer.state[parameter][part]).full_tensor()
+        whole: torch.Tensor = (parameter if part == WEIGHT else self.optimizer.state[parameter][part]).full_tensor()
+        return whole
 
     def distributed(self, value: torch.Tensor, held: Any) -> torch.Tensor:
         return distribute_tensor(value.to(held.device), held.device_mesh, held.placements)
