@@ -15,7 +15,7 @@ SKIPPED = ("tests/check_terms.py", "docs/glossary.md", "LICENSE", "envs/requirem
 
 TERMS: dict[str, str] = {
     r"\bproducts\.py\b|\bimport products\b": "cpu_matmul",
-    r"\bmeeting\b": "rendezvous",
+    r"\bmeeting (?:point|of)\b|import meet\b": "rendezvous",
     r"\bpace of a rank\b|\bpaces\b": "straggler detection",
     r"\breadings\b": "system monitor",
     r"\bfit\.py\b": "truncation",

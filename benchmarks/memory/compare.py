@@ -94,7 +94,7 @@ def cases() -> list[dict[str, Any]]:
     for seed, counts in DRAWS.items():
         draw = random.Random(seed)  # noqa: S311 (a sample, no secret)
         for model, count in counts.items():
-            # Weights of 4 bits are not shared out, and to trace them takes bitsandbytes: a draw apart, without stage 3.
+            # Weights of 4 bits are not sharded, and to trace them takes bitsandbytes: a draw apart, without stage 3.
             methods, strategies = (("qlora",), STRATEGIES[:5]) if seed == 6 else (METHODS, STRATEGIES)
             methods = ("lora",) if seed == OURS else methods
             both = list(itertools.product(methods, strategies))

@@ -106,7 +106,7 @@ def test_collectives_send_what_the_formula_says(bench: Bench, tiny_model: Path, 
         assert told["all_gather"] == pytest.approx(2 * (2 * (frozen + adapter) - outside), rel=0.02)
     if strategy == "zero3":
         # The whole model may be live. Each micro-batch gathers it once when the order of modules is known, whatever a
-        # validation made of it first; what is too small to be shared out is the rest.
+        # validation made of it first; what is too small to be sharded is the rest.
         gathered = lines(run)[-1]["communication_bytes"] - told["reduce_scatter"] - told["all_reduce"]
         assert gathered == pytest.approx(2 * (frozen + adapter), rel=0.1)
     assert lines(run)[-1]["communication_bytes"] == pytest.approx(sum(told.values()), rel=0.5)

@@ -122,7 +122,7 @@ def test_torchs_engines_learn_the_same_with_checkpointing(
 
 @pytest.mark.parametrize("strategy", [name for name in ON_CPU if STRATEGIES[name].within_node])
 def test_two_nodes_of_two_ranks_learn_the_same(bench: Bench, reference: dict[str, Any], strategy: str) -> None:
-    """Both nodes are this machine; what is shared out inside a node is repeated on the other."""
+    """Both nodes are this machine; what is sharded inside a node is repeated on the other."""
     assert_same(bench, bench.run(f"{strategy}-nodes", strategy, ranks_per_node=4, local=2), reference)
 
 

@@ -1,4 +1,4 @@
-"""The traces that the estimate is held against can be had again, to the byte, from real models and engines."""
+"""Traces that the estimate is compared with are reproduced, byte for byte, from real models and engines."""
 
 import json
 import subprocess

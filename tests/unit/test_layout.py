@@ -1,0 +1,84 @@
+"""The layout: imports run down, no two modules import each other, docs/architecture.md lists every module."""
+
+import ast
+import sys
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+import module_table
+
+from zerolora import fingerprint
+
+# From the top down: a room imports from rooms further down, and from itself. Rooms of one row do not know each other.
+# The rules of the config ask the planner what it would refuse, so they are above it, and so is what reads the file.
+LAYERS: list[set[str]] = [
+    {"__main__"},
+    {"cli"},
+    {"config.file", "config.rules"},
+    {"probe"},
+    {"fetch", "data", "planner", "train", "merge", "evaluate", "report"},
+    {"memory"},
+    {"compat"},
+    {"methods"},
+    {"config"},
+    {"strategies"},
+]
+# Modules of another room that a room may import all the same: readers of the files that a stage wrote, and what the
+# memory of a method is written with. The schema reads the names of the registries.
+SHARED = {
+    "config": {"data.formats", "evaluate.tasks"},
+    "train": {"data.plan", "data.rows"},
+    "evaluate": {"data.rows", "data.reference"},
+    "methods": {"memory.model_spec", "memory.projections", "memory.tracer"},
+}
+BASE = len(LAYERS)
+
+
+def graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports, at any depth of its code, the packages around both left out."""
+    result = {}
+    for path in fingerprint.PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(fingerprint.PACKAGE).with_suffix("").parts)
+        name = name.removesuffix("__init__").rstrip(".")
+        imported = set(fingerprint.imports_of(ast.parse(path.read_text(encoding="utf-8")), name, path))
+        result[name] = {each for each in imported if each and not f"{name}.".startswith(f"{each}.")}
+    return result
+
+
+def layer(module: str) -> int:
+    names = {module, module.split(".", maxsplit=1)[0]}
+    return next((number for number, rooms in enumerate(LAYERS) if names & rooms), BASE)
+
+
+def test_no_two_modules_import_each_other() -> None:
+    try:
+        list(TopologicalSorter(graph()).static_order())
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {' → '.join(error.args[1])}", pytrace=False)
+
+
+def test_imports_run_down() -> None:
+    up = []
+    for module, imported in graph().items():
+        room = module.split(".")[0]
+        for each in imported:
+            other = each.split(".")[0]
+            if other == room or layer(each) == layer(module) == BASE:
+                continue
+            packages = {reader.split(".")[0] for reader in SHARED.get(room, set())}
+            if each in SHARED.get(room, set()) | packages:
+                continue
+            if layer(each) <= layer(module):
+                up.append(f"{module} imports {each}")
+    assert up == []
+
+
+def test_every_room_is_in_the_drawing() -> None:
+    text = module_table.DOCUMENT.read_text(encoding="utf-8")
+    listed = {path for room in module_table.rooms(text) for path in module_table.modules_of(room)}
+    modules = {path for path in module_table.PACKAGE.rglob("*.py") if path.name != "__init__.py"}
+    assert modules - listed == set()
+    assert module_table.written(text) == text, "run `make architecture`"
