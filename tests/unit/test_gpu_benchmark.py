@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT
 
 from benchmarks import gpu
-from benchmarks.gpu_kinds import docs, kinds, plan
+from benchmarks.gpu_kinds import docs, drawn, kinds, plan
 from benchmarks.gpu_kinds.plan import Item
 from zerolora.files import read_json
 
@@ -65,7 +65,7 @@ def test_every_kind_has_a_stand_in_and_every_model_a_config() -> None:
     assert {item.kind for item in plan.cpu_items()} == set(kinds.KINDS)
     for item in [*plan.gpu_items("trainer"), *plan.cpu_items()]:
         if "model" in item.settings:
-            assert kinds.config_of(item.settings["model"]).is_file(), item.name
+            assert drawn.config_of(item.settings["model"]).is_file(), item.name
 
 
 def test_the_list_names_items_in_order_with_their_seconds_and_state(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_has_a_result_is_not_measured_again(by_hand: Path) -> None:
 
 
 def test_memory_that_cannot_be_had_is_recorded_as_such(tmp_path: Path) -> None:
-    config = json.loads(kinds.config_of("tiny").read_text()) | {"intermediate_size": 2**38}
+    config = json.loads(drawn.config_of("tiny").read_text()) | {"intermediate_size": 2**38}
     (tmp_path / "giant.json").write_text(json.dumps(config))
     giant = Item("loading", "giant", 60, {"model": str(tmp_path / "giant.json"), "strategies": ["zero2"]})
     gpu.measure_all([giant], tmp_path, "cpu", 600, MACHINE)

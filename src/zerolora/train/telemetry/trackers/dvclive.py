@@ -18,7 +18,7 @@ def _start(folder: Path, run: str, settings: dict[str, Any]) -> Run:
         live.step = step
         for name, value in values.items():
             live.log_metric(name, value)
-        live.sync()
+        live.sync()  # type: ignore[no-untyped-call]
 
     return Run(log, live.end)
 
