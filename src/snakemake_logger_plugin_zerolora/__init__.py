@@ -64,7 +64,7 @@ SILENT = {
     LogEvent.GROUP_INFO,
 }
 """Events that the lines of stages make superfluous."""
-MESSAGE = re.compile(r"(\d+: )?zerolora( train)?: ")
+MESSAGE = re.compile(r"(\d+: )?zerolora: ")
 """How lines of a log begin that are meant for the user; `srun --label` puts the task's number before them."""
 TAIL = 20
 """Lines of a log that are shown of a stage that failed without a message of its own."""

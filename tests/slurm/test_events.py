@@ -191,7 +191,7 @@ def network_cut(disturbed: Disturbed) -> None:
         disturbed.cluster.wait(lambda: disturbed.state() == "FAILED", "the job fails", 180)
     finally:
         disturbed.cluster.mend(one, other)
-    hangs = rf"zerolora train: rank 1 on {other}, last in .*step \d+.*, has not been heard of for \d+ s; "
+    hangs = rf"zerolora: rank 1 on {other}, last in .*step \d+.*, has not been heard of for \d+ s; "
     waits = rf"rank 0 on {one} is in .*step \d+.*; run the same command to go on from its checkpoint"
     assert re.search(hangs + waits, disturbed.log()), disturbed.log()
 

@@ -75,8 +75,8 @@ def test_a_hung_rank_is_named_with_its_step_and_ends_the_run_which_goes_on(
     host = socket.gethostname()
     hangs = rf"rank {stopped} on {host}, last in .*step \d+.*, has not been heard of for \d+ s; "
     waits = rf"rank {1 - stopped} on {host} is in step \d+, [\w ]+; "
-    assert re.search(f"^{hangs}{waits}training ends in [1-9] s if that goes on$", said, re.MULTILINE), said
-    ends = f"^zerolora train: {hangs}{waits}run the same command to go on from its checkpoint$"
+    assert re.search(f"^zerolora: {hangs}{waits}training ends in [1-9] s if that goes on$", said, re.MULTILINE), said
+    ends = f"^zerolora: {hangs}{waits}run the same command to go on from its checkpoint$"
     assert re.search(ends, said, re.MULTILINE), said
     result = bench.start(name, **LONG)
     assert result.returncode == 0, result.stderr
@@ -108,7 +108,8 @@ def test_a_rank_that_lags_is_named_once(bench: Bench) -> None:
     reader.join()
     slow = [line for line in said if "is slow" in line]
     words = (
-        rf"rank 1 on {socket.gethostname()} is slow: it computes [\d.]+ times as long as the others, which wait for it"
+        rf"zerolora: rank 1 on {socket.gethostname()} is slow: "
+        r"it computes [\d.]+ times as long as the others, which wait for it"
     )
     assert [bool(re.fullmatch(words, line.strip())) for line in slow] == [True], slow
 
@@ -153,7 +154,7 @@ def test_ranks_that_live_and_go_no_further_are_said_to_hang() -> None:
     assert first.returncode == 2
     host = socket.gethostname()
     assert re.search(
-        r"^zerolora train: step 5, backward hangs: no rank has gone on for \d+ s; "
+        r"^zerolora: step 5, backward hangs: no rank has gone on for \d+ s; "
         rf"rank 0 on {host} is in step 6, forward; rank 1 on {host} is in step 5, backward; run the same command",
         errors,
         re.MULTILINE,
@@ -249,7 +250,9 @@ def test_without_a_token_ranks_say_that_hangs_are_not_detected() -> None:
     result = subprocess.run(
         [sys.executable, "-c", code], env=project_environment(ROOT) | place, capture_output=True, text=True, check=True
     )
-    assert result.stderr.startswith("ranks that hang are not detected: ZEROLORA_TOKEN is not set; before srun")
+    assert result.stderr.startswith(
+        "zerolora: ranks that hang are not detected: ZEROLORA_TOKEN is not set; before srun"
+    )
 
 
 def test_ranks_that_never_meet_say_who_is_missing() -> None:

@@ -24,6 +24,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zerolora.errors import UserError
+from zerolora.log import LOGGER
 from zerolora.train.launch.topology import TOKEN
 from zerolora.train.telemetry.stragglers import ForwardTimer, StragglerDetector
 
@@ -102,10 +103,9 @@ class Heartbeat:
         token = os.environ.get(TOKEN, "")
         if self.world > 1 and not token:
             if self.rank == 0:
-                print(
+                LOGGER.warning(
                     f"ranks that hang are not detected: {TOKEN} is not set; before srun or mpirun write "
-                    f"export {TOKEN}=$(openssl rand -hex 16)",
-                    file=sys.stderr,
+                    f"export {TOKEN}=$(openssl rand -hex 16)"
                 )
         elif self.world > 1:
             threading.Thread(target=_Thread(self, token).run, daemon=True).start()
@@ -157,7 +157,7 @@ class _Thread:
         try:
             self._connect()
         except OSError as error:
-            print(f"{self.own.name} sends no heartbeat: no UDP to rank 0 ({error})", file=sys.stderr)
+            LOGGER.warning(f"{self.own.name} sends no heartbeat: no UDP to rank 0 ({error})")
             return
         last = time.monotonic()
         while not self.heartbeat.closed:
@@ -173,7 +173,7 @@ class _Thread:
                 for line in self.stragglers.judge(
                     self.now, [self.own, *(peer.status for peer in self.others.values())]
                 ):
-                    print(line, file=sys.stderr, flush=True)
+                    LOGGER.warning(line)
 
     def _connect(self) -> None:
         # torch's store has the TCP port of this number; the UDP port is free.
@@ -242,10 +242,8 @@ class _Thread:
             self._end(f"{text} for {seconds:.0f} s{self._rest()}")
         if seconds > limit * WARNING and self.reported != text:
             self.reported = text
-            print(
-                f"{text} for {seconds:.0f} s{self._rest()}; training ends in {limit - seconds:.0f} s if that goes on",
-                file=sys.stderr,
-                flush=True,
+            LOGGER.warning(
+                f"{text} for {seconds:.0f} s{self._rest()}; training ends in {limit - seconds:.0f} s if that goes on"
             )
 
     def _silence(self) -> tuple[str, float, float] | None:
@@ -291,7 +289,7 @@ class _Thread:
 
     def _end(self, message: str) -> NoReturn:
         # The main thread is in a collective that does not return; the launcher ends the other ranks.
-        print(f"zerolora train: {message}; run the same command to go on from its checkpoint", file=sys.stderr)
+        LOGGER.error(f"{message}; run the same command to go on from its checkpoint")
         sys.stderr.flush()
         os._exit(2)
 
