@@ -245,7 +245,7 @@ def test_a_datagram_that_is_sent_again_does_not_stand_for_a_silent_rank() -> Non
 
 
 def test_without_a_token_ranks_say_that_hangs_are_not_detected() -> None:
-    code = "from zerolora.train.launch.heartbeat import Heartbeat; Heartbeat()"
+    code = "from zerolora import log; from zerolora.train.launch.heartbeat import Heartbeat; log.set_up(); Heartbeat()"
     place = {"RANK": "0", "WORLD_SIZE": "2", **MEETING, TOKEN: ""}
     result = subprocess.run(
         [sys.executable, "-c", code], env=project_environment(ROOT) | place, capture_output=True, text=True, check=True
