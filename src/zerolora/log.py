@@ -36,10 +36,10 @@ class _Formatter(logging.Formatter):
 class _Handler(logging.StreamHandler[Any]):
     def emit(self, record: logging.LogRecord) -> None:
         tqdm = sys.modules.get("tqdm")
-        if tqdm is None:
-            super().emit(record)
-        else:  # a bar in the terminal is moved out of the way
+        if tqdm and sys.stderr.isatty():  # a bar there is moved out of the way
             tqdm.tqdm.write(self.format(record), file=sys.stderr)
+        else:  # without tqdm's lock, which forked ranks share: one that stands still must not silence the others
+            super().emit(record)
 
 
 def set_up() -> None:

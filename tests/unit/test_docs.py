@@ -26,7 +26,7 @@ def result(name: str) -> dict[str, object]:
 def test_the_figures_of_make_run_are_those_measured() -> None:
     measured: Any = result("make_run.json")
     figures = [
-        f"default            {measured['accuracy_before']:.3f}  {measured['accuracy_after']:.3f}",
+        f"accuracy {measured['accuracy_before']:.3f} before, {measured['accuracy_after']:.3f} after",
         f"training takes {measured['train_resources']['training_seconds']:.0f} s",
         f"{measured['train_resources']['tokens_per_second']:.0f} tokens/s",
         f"held {measured['train_resources']['peak_host_bytes_all_ranks'] / 2**30:.1f} GiB",
