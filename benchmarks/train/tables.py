@@ -65,6 +65,18 @@ def _start_up(found: Found) -> list[str]:
     ]
 
 
+def _forked_ranks(found: Found) -> list[str]:
+    lines = ["| ranks, and how they start | CPU time | memory | opened files | read |", "|---|---|---|---|---|"]
+    for ranks, ways in found["ranks"].items():
+        for way, text in {"separate": "each loads by itself", "forked": "forked"}.items():
+            each = ways[way]
+            lines.append(
+                f"| {ranks}, {text} | {each['cpu_seconds']:.1f} s | {each['pss_bytes'] / 2**30:.2f} GiB | "
+                f"{each['opened_files']} | {each['read_bytes'] / 2**20:.0f} MiB |"
+            )
+    return lines
+
+
 def _loading(found: Found) -> list[str]:
     weights, libraries = (found[name] / 2**30 for name in ("weights_bytes", "libraries_anonymous_bytes"))
     lines = [
@@ -88,6 +100,7 @@ TABLES: dict[str, Callable[[Found], list[str]]] = {
     "train_limit.json": _limit,
     "train_scaling.json": _scaling,
     "train_start_up.json": _start_up,
+    "train_forked_ranks.json": _forked_ranks,
     "train_loading.json": _loading,
 }
 

@@ -1,5 +1,6 @@
 """Pieces of training: schedule, order of the data, loss, adapter gate, places of ranks."""
 
+import re
 import socket
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from zerolora.strategies import STRATEGIES
 from zerolora.train.adapter import expected_tensors, faults_of
 from zerolora.train.engines import engine_class, names
 from zerolora.train.feed import Batches, collate
+from zerolora.train.launch import rendezvous
 from zerolora.train.launch.topology import first_host, topology
 from zerolora.train.loss import loss_sum, make_chunked
 from zerolora.train.schedule import learning_rate
@@ -328,3 +330,13 @@ def test_every_engine_is_found_by_its_file() -> None:
     for name in names():
         assert engine_class(name).__module__ == f"zerolora.train.engines.{name}"
         assert name in {strategy.engine for strategy in STRATEGIES.values()}
+
+
+def test_ranks_exchange_no_pickles() -> None:
+    """Unpickling executes what it receives, and neither the store nor a collective authenticates its sender."""
+    forbidden = re.compile(r"object_list|gather_object|scatter_object|import pickle")
+    package = Path(rendezvous.__file__).parents[2]
+    sources = [*package.glob("train/**/*.py"), *package.glob("probe/*.py")]
+    assert len(sources) > 20
+    found = [path.name for path in sources if forbidden.search(path.read_text(encoding="utf-8"))]
+    assert found == []
