@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
 from zerolora.config.settings import FetchDataSettings
-from zerolora.data import readers
+from zerolora.data import kinds, readers
 from zerolora.errors import UserError
 from zerolora.fetch.data_sets import fetch_data
 from zerolora.files import describe, sha256
@@ -140,9 +140,9 @@ def test_any_bytes_under_any_name_arrive(files: dict[str, bytes], large: bool) -
         assert written == served
 
 
-PACKINGS = ["", *(f".{packing}" for packing in readers.PACKED)]
-READABLE = [f"rows.{kind}{packing}" for kind in readers.TEXTS for packing in PACKINGS]
-READABLE += [f"rows.{kind}" for kind in readers.TABLES] + ["ROWS.Parquet", "a.b.JSON.GZ"]
+PACKINGS = ["", *(f".{packing}" for packing in kinds.COMPRESSIONS)]
+READABLE = [f"rows.{kind}{packing}" for kind in kinds.TEXTS for packing in PACKINGS]
+READABLE += [f"rows.{kind}" for kind in kinds.TABLES] + ["ROWS.Parquet", "a.b.JSON.GZ"]
 
 
 def test_whatever_prepare_reads_is_taken(client: pytest.MonkeyPatch, tmp_path: Path) -> None:

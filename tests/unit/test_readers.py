@@ -22,10 +22,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from zerolora.data import chunking
+from zerolora.data import chunking, kinds
 from zerolora.data.example import BadRow
 from zerolora.data.readers import chunks, files_of
-from zerolora.data.records import Chunk
+from zerolora.data.records import RECORDS, Chunk
 from zerolora.errors import UserError
 
 
@@ -881,3 +881,9 @@ def test_a_text_in_arrow_that_is_not_utf8_spoils_its_row_only(tmp_path: Path, wr
         writer.write_table(table)
     bad, good = (row for chunk in chunks(tmp_path / "x.arrow") for _, row in chunk.records())
     assert isinstance(bad, BadRow) and good == {"text": wrap("good")}
+
+
+def test_every_kind_of_file_is_cut_and_read() -> None:
+    assert set(chunking.CUTS) == set(kinds.TEXTS)
+    # A JSON list is cut into chunks of another kind, `values`, and a file of objects into jsonl.
+    assert set(RECORDS) == {*kinds.TEXTS, *kinds.TABLES, "values"} - {"json"}

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.data.chunking import CUTS
+from zerolora.data.kinds import COMPRESSIONS, ENDINGS, TABLES, TEXTS
 from zerolora.data.records import Chunk
 from zerolora.data.tables import tables
 from zerolora.errors import UserError
 from zerolora.files import checked_name, read_json
 
-TEXTS = ("json", "jsonl", "ndjson", "csv", "tsv", "txt")
-TABLES = ("parquet", "arrow")
-PACKED = ("gz", "bz2", "xz", "zst")
-KINDS = f".{', .'.join(TEXTS)} (each also .{', .'.join(PACKED)}), .{', .'.join(TABLES)}"
 # What lies beside data: hidden files, what `datasets` and this project note down, DVC's pointers, words.
 NO_DATA = re.compile(r"[._].*|(manifest|dataset_infos?)\.json|(README|LICENSE).*|.*\.(md|dvc)", re.IGNORECASE)
 SAVED_BY = "datasets.save_to_disk"
@@ -38,7 +35,7 @@ def files_of(path: Path) -> list[Path]:
     checked_name(path)
     files = list(_below(path)) if path.is_dir() else [path]
     if not files:
-        raise UserError(f"{path}: holds no data file; put one there ({KINDS})")
+        raise UserError(f"{path}: holds no data file; put one there ({ENDINGS})")
     for file in files:
         _kind(checked_name(file))
     return files
@@ -90,11 +87,11 @@ def _below(directory: Path) -> Iterator[Path]:
 def _kind(path: Path) -> tuple[str, str]:
     """Return a file's kind and its compression ("" for none), from its name."""
     *_, outer, last = ["", "", *(suffix[1:].lower() for suffix in path.suffixes)]
-    if last in PACKED and outer in TEXTS:
+    if last in COMPRESSIONS and outer in TEXTS:
         return outer, last
     if last in TEXTS or last in TABLES:
         return last, ""
-    raise UserError(f"{path}: is of no kind that can be read; those are {KINDS}")
+    raise UserError(f"{path}: is of no kind that can be read; those are {ENDINGS}")
 
 
 def _texts(path: Path, kind: str, packing: str, rows: int, size: int) -> Iterator[Chunk]:

@@ -31,7 +31,7 @@ class Chunk(NamedTuple):
 
     def records(self) -> Iterator[tuple[str, Any]]:
         """Yield each row's place, for messages ("rows.jsonl:12"), and its value: a dict, or a BadRow."""
-        return _RECORDS[self.kind](self)
+        return RECORDS[self.kind](self)
 
 
 def _json_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
@@ -171,7 +171,7 @@ def _object(value: Any) -> Any:
     return BadRow(f'is {found}; write an object, as in {{"instruction": ..., "output": ...}}')
 
 
-_RECORDS: dict[str, Callable[[Chunk], Iterator[tuple[str, Any]]]] = {
+RECORDS: dict[str, Callable[[Chunk], Iterator[tuple[str, Any]]]] = {
     "jsonl": _json_records,
     "ndjson": _json_records,
     "values": _value_records,

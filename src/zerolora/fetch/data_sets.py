@@ -6,7 +6,6 @@ The output holds the files under their paths in the repository, byte for byte, a
 each. Only data files are downloaded: no code, no pickle, no archive; nothing of the repository is executed.
 """
 
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.config.settings import FetchDataSettings
+from zerolora.data.kinds import DATA_FILE, ENDINGS
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
@@ -22,9 +22,6 @@ from zerolora.units import byte_size
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
-# What `prepare` reads; said again here, so that a change to its readers does not fetch anything anew.
-DATA = re.compile(r".+\.((json|jsonl|ndjson|csv|tsv|txt)(\.(gz|bz2|xz|zst))?|parquet|arrow)", re.IGNORECASE)
-KINDS = ".json, .jsonl, .ndjson, .csv, .tsv, .txt (each also .gz, .bz2, .xz, .zst), .parquet, .arrow"
 LISTED = 10
 ACCESS = "put a token that may read it into the environment variable HF_TOKEN"
 
@@ -92,7 +89,7 @@ def _choose(settings: FetchDataSettings, listed: "list[RepoFile]") -> "list[Repo
         if refused:
             raise UserError(
                 f"{_named(settings)}: `files`: {pattern!r} matches what is not fetched: {_some(refused)}; "
-                f"write patterns that match nothing but {KINDS}"
+                f"write patterns that match nothing but {ENDINGS}"
             )
         chosen.update({file.path: file for file in matching})
     return [chosen[path] for path in sorted(chosen)]
@@ -105,7 +102,7 @@ def _refusal(path: str) -> str | None:
         return "hidden, so it would not be read"
     if name.lower() == MANIFEST:
         return f"{MANIFEST} is the name of the list that this stage writes"
-    if not DATA.fullmatch(name):
+    if not DATA_FILE.fullmatch(name):
         return "no file of rows; code, pickles and archives are never taken"
     return None
 
