@@ -8,7 +8,7 @@ from zerolora.errors import shown
 
 
 def _alpaca(row: Row) -> Example:
-    messages = [message_of("system", system)] if (system := row.optionaltext_of("system")) else []
+    messages = [message_of("system", system)] if (system := row.optional_text("system")) else []
     for number, pair in enumerate(list_of(row.get("history") or [], row.name("history"))):
         name = f"{row.name('history')}[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
@@ -17,7 +17,7 @@ def _alpaca(row: Row) -> Example:
             filled(text_of(part, f"{name}[{place}]"), f"{name}[{place}]") for place, part in enumerate(pair)
         )
         messages += [message_of("user", question), message_of("assistant", answer)]
-    parts = [row.text("instruction"), row.optionaltext_of("input")]
+    parts = [row.text("instruction"), row.optional_text("input")]
     messages.append(message_of("user", "\n".join(part for part in parts if part)))
     messages.append(message_of("assistant", row.text("output")))
     return Example(messages=messages)

@@ -47,7 +47,7 @@ class Row:
         """Return a field's text. Raises BadRow if it is none, or blank."""
         return filled(text_of(self.needed(field), self.name(field)), self.name(field))
 
-    def optionaltext_of(self, field: str) -> str:
+    def optional_text(self, field: str) -> str:
         """Return a field's text, "" if it has none or a blank one."""
         found = self.get(field)
         text = "" if found is None else text_of(found, self.name(field))

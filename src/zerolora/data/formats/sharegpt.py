@@ -22,7 +22,7 @@ def _sharegpt(row: Row) -> Example:
     messages = []
     for number, turn in enumerate(objects_of(row.needed("conversations"), name)):
         messages.append(_turn(turn, f"{name}[{number}]"))
-    if system := row.optionaltext_of("system"):
+    if system := row.optional_text("system"):
         if messages and messages[0]["role"] == "system":
             raise BadRow(f"{row.name('system')} and {name}[0] are both system prompts; keep one")
         messages.insert(0, message_of("system", system))
