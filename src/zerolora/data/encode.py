@@ -183,7 +183,8 @@ class _Spelling:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
         self.backend = backend
-        self.alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
+        alphabet: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call,unused-ignore]
+        self.alphabet = {character: byte for byte, character in alphabet.items()}
         # By token: where its bytes begin and end in those of all tokens that were met; -1 before it was.
         self.starts = np.full(max(backend.get_vocab().values()) + 1, -1)
         self.ends = self.starts.copy()

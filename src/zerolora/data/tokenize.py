@@ -268,11 +268,11 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
         whole.update(b"\0" + behind)
         row = int.from_bytes(whole.digest())
         found[number] = row, int.from_bytes(first.digest()) if first else row
-    result = np.array(found, np.uint64).reshape(-1, 2)[parts.row]
+    result: np.ndarray = np.array(found, np.uint64).reshape(-1, 2)[parts.row]
     # The parts of a row that was cut are no duplicates of each other.
     place = np.arange(len(parts.row)) - np.searchsorted(parts.row, parts.row)
-    hashes: np.ndarray = result + place.astype(np.uint64)[:, None]
-    return hashes
+    result += place.astype(np.uint64)[:, None]
+    return result
 
 
 def _batch(parts: Parts, rows: list[_Row], source: int) -> Any:

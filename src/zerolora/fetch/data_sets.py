@@ -74,7 +74,7 @@ def _list(settings: FetchDataSettings) -> "list[RepoFile]":
 
 def _choose(settings: FetchDataSettings, listed: "list[RepoFile]") -> "list[RepoFile]":
     """Return the files that the patterns match, in order of their paths."""
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     chosen = {}
     for pattern in settings.files:
@@ -121,7 +121,7 @@ def _check(settings: FetchDataSettings, file: "RepoFile", downloaded: dict[str, 
 @contextmanager
 def _explained(settings: FetchDataSettings) -> Iterator[None]:
     """Turn what the hub's client raises into a UserError."""
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined,unused-ignore]  # HTTPError is the HTTP library's
         GatedRepoError,
         HfHubHTTPError,
         HTTPError,

@@ -85,8 +85,7 @@ def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
     for number, item in enumerate(found):
         if not isinstance(item, dict):
             raise BadRow(f"{name}[{number}] is {shown(item)}; write an object")
-    cleaned: list[dict[str, Any]] = _without_nulls(found)
-    return cleaned
+    return [_without_nulls(item) for item in found]
 
 
 def _without_nulls(value: Any) -> Any:
