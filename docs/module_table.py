@@ -28,7 +28,7 @@ def line_of(path: Path) -> str:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
     first = re.split(r"(?<=[.:])\s(?=[A-Z]|$)", paragraph)[0].rstrip(".:")
-    return f"- `{path.relative_to(PACKAGE).as_posix()}`: {first}"
+    return f"- `{path.relative_to(ROOT).as_posix()}`: {first}"
 
 
 def written(text: str) -> str:

@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
 # Modules of another room that a room may import all the same: readers of the files that a stage wrote, and what the
 # memory of a method is written with. The schema reads the names of the registries.
 SHARED = {
+    "fetch": {"data.kinds"},
     "config": {"data.formats", "evaluate.tasks", "train.telemetry.trackers"},
     "train": {"data.plan", "data.rows"},
     "evaluate": {"data.rows", "data.reference"},
