@@ -37,7 +37,7 @@ from zerolora.files import write_json
 from zerolora.train.launch.launcher import environment_of
 from zerolora.train.launch.topology import topology
 
-EVERY = 0.3  # seconds between two readings
+EVERY = 0.3  # seconds between two measurements
 Start = Callable[[Ours, list[str]], list["subprocess.Popen[bytes]"]]
 
 
