@@ -155,7 +155,7 @@ def test_every_path_that_is_named_exists() -> None:
     documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]
     for document in documents:
         # A path before a code block is that of an example's new file.
-        text = re.sub(r"`src/[\w./]+`:\n\n```python", "", document.read_text(encoding="utf-8"))
+        text = re.sub(r"`(?:src|workflow)/[\w./]+`:\n\n```python", "", document.read_text(encoding="utf-8"))
         for path in re.findall(
             r"[`(]((?:config|profiles|docs|benchmarks|src|tests|workflow|envs)/[\w./-]+\w)[`)]", text
         ):

@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def test_the_documented_stage_is_four_files(make_project: Callable[[str], Project]) -> None:
     """It runs the whole pipeline of the tiny model, which takes a minute."""
     text = (ROOT / "docs/extending.md").read_text().split("\n## A stage\n")[1]
-    module, rule, entry = re.findall(r"```python\n(.*?)```", text, re.S)
+    module, rule = re.findall(r"```python\n(.*?)```", text, re.S)
+    (entry,) = re.findall(r"```text\n(.*?)```", text, re.S)
     (dvc,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
     project = make_project("stage")
     (project.directory / "src/zerolora/card.py").write_text(module)
