@@ -1,4 +1,4 @@
-"""A prepared data set, and real training on it through the command line."""
+"""A prepared data set, and real training on it: by the command, or by a fork of it (fork_server.py)."""
 
 import json
 import subprocess
@@ -8,7 +8,8 @@ from typing import Any
 
 import psutil
 import yaml
-from conftest import BIN, ROOT, TINY_CONFIG, project_environment
+from conftest import BIN, ROOT, SERVERS, TINY_CONFIG, project_environment
+from fork_server import ForkServer, Started
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
@@ -28,7 +29,7 @@ PLAIN = {"activation_checkpointing": False, "attention": "flash"}
 
 
 class Bench:
-    """A prepared data set, and training runs on it through the command line."""
+    """A prepared data set, and training runs on it."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
@@ -106,13 +107,21 @@ class Bench:
 
     def start(self, name: str, strategy: str = "zero2", **train: Any) -> subprocess.CompletedProcess[str]:
         """Train and return how it ended."""
-        return subprocess.run(
-            self.command(name, strategy, **train),
-            env=project_environment(ROOT) | {"TORCH_EXTENSIONS_DIR": str(self.folder / "extensions")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return self.server.run(self.command(name, strategy, **train), self.folder, self.environment)
+
+    def begin(self, name: str, strategy: str = "zero2", **train: Any) -> Started:
+        """Begin to train."""
+        return self.server.start(self.command(name, strategy, **train), self.folder, self.environment)
+
+    @property
+    def server(self) -> ForkServer:
+        """The server that forks trainings."""
+        return SERVERS.of(ROOT, self.environment)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """A user's variables."""
+        return project_environment(ROOT) | {"TORCH_EXTENSIONS_DIR": str(self.folder / "extensions")}
 
     def run(self, name: str, strategy: str = "zero2", **train: Any) -> Path:
         """Train and return the run's directory."""

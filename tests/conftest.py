@@ -14,6 +14,7 @@ import pytest
 import yaml
 from budget import Budget
 from cluster import Cluster, missing
+from fork_server import COMMANDS, ForkServers
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -22,6 +23,7 @@ BIN = Path(sys.executable).parent
 hypothesis.settings.register_profile("zerolora", deadline=None)
 hypothesis.settings.load_profile("zerolora")
 
+SERVERS = ForkServers()
 # What a newcomer's config looks like, with a model that trains in seconds.
 TINY_CONFIG: dict[str, Any] = {
     "hardware": {"device": "cpu", "host_memory": "24GiB"},
@@ -71,6 +73,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Count the CPU-seconds of each file."""
     config.pluginmanager.register(Budget())
+
+
+def pytest_unconfigure() -> None:
+    """End what was started for all tests."""
+    SERVERS.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -140,7 +147,12 @@ def make_tiny_model(directory: Path, seed: int = 0) -> Path:
 
 
 class Project:
-    """A copy of this project in a directory of its own, under git, with a config of its own."""
+    """A copy of this project in a directory of its own, under git, with a config of its own.
+
+    Its commands are forks of a process that has imported its code (fork_server.py), unless `served` is False.
+    """
+
+    served = True
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -148,15 +160,16 @@ class Project:
 
     def run(self, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command in the project with this environment's tools first on PATH."""
-        result = subprocess.run(
-            command,
-            cwd=self.directory,
-            env=project_environment(self.directory) | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=1500,
-        )
+        variables = project_environment(self.directory) | environment
+        server = SERVERS.of(self.directory, variables) if self.served else None
+        if server:
+            variables["PATH"] = f"{server.stand_ins}{os.pathsep}{variables['PATH']}"
+        if server and command[0] in COMMANDS:
+            result = server.run(command, self.directory, variables)
+        else:
+            result = subprocess.run(
+                command, cwd=self.directory, env=variables, capture_output=True, text=True, check=False, timeout=1500
+            )
         if check:
             assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
         return result

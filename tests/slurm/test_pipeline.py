@@ -244,7 +244,8 @@ def test_a_killed_rank_takes_the_job_down_and_is_named_on_the_screen(project: Cl
     project.cluster.wait(lambda: project.jobs(TRAIN) != earlier, "training is submitted", 180)
     job = project.jobs(TRAIN)[-1]
     log = project.directory / "results/logs/train/default.log"
-    project.cluster.wait(lambda: log.is_file() and "  loss " in log.read_text(), "training makes steps", 180)
+    project.cluster.wait(lambda: project.rank_process(1), "ranks are forked", 180)  # the log is a new one by then
+    project.cluster.wait(lambda: "  loss " in log.read_text(), "training makes steps", 180)
     rank = project.rank_process(1)
     assert rank
     assert b"\0GLOO_SOCKET_IFNAME=eth0\0" in Path(f"/proc/{rank}/environ").read_bytes()

@@ -117,8 +117,10 @@ def test_a_rank_that_lags_is_named_once(bench: Bench) -> None:
 # Two ranks that go through steps together, with nothing to compute; then each does what it was told.
 TWO_RANKS = """
 import sys, time
+from zerolora import log
 from zerolora.train.launch.heartbeat import Heartbeat
 
+log.set_up()
 heartbeat = Heartbeat()
 heartbeat.at("loading")
 for step in range(1, 6):

@@ -58,13 +58,10 @@ def test_a_run_handed_from_stage_to_stage_and_ranks_to_ranks_is_the_undisturbed_
 
 def stopped(bench: Bench, name: str, strategy: str, **train: Any) -> tuple[int, str]:
     """Start a run, ask it to stop as soon as it runs, and return its exit code and what it said."""
-    process = subprocess.Popen(
-        bench.command(name, strategy, **train), env=project_environment(ROOT), stderr=subprocess.PIPE, text=True
-    )
-    rank_process(process.pid, 0)
-    process.send_signal(signal.SIGUSR1)
-    errors = process.communicate(timeout=120)[1]
-    return process.returncode, errors
+    run = bench.begin(name, strategy, **train)
+    rank_process(run.pid, 0)
+    os.kill(run.pid, signal.SIGUSR1)
+    return run.wait(), run.errors()
 
 
 ENDLESS: dict[str, Any] = {"max_steps": None, "epochs": 10000, "schedule": "constant", "checkpoint_steps": 2}

@@ -2,15 +2,14 @@
 
 import csv
 import json
+import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench import Bench, metrics, rank_process
-from conftest import ROOT, project_environment
 
 from zerolora.train.checkpoint.format import header
 from zerolora.train.launch.stop_signals import STOPPED
@@ -79,17 +78,11 @@ def handed_over(bench: Bench, name: str, step: int) -> None:
 def test_stopped_and_taken_up_again_it_is_the_same_bytes(bench: Bench, watched: Path) -> None:
     """Once after its first step, and once before the validation of its second."""
     for step in (1, 2):
-        process = subprocess.Popen(
-            bench.command("stopped", "zero2", **WATCHED),
-            env=project_environment(ROOT),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        rank_process(process.pid, 0)
-        process.send_signal(signal.SIGUSR1)
-        errors = process.communicate(timeout=120)[1]
-        assert process.returncode == STOPPED, errors
-        assert f"step {step} of {WATCHED['max_steps']} is saved" in errors
+        run = bench.begin("stopped", "zero2", **WATCHED)
+        rank_process(run.pid, 0)
+        os.kill(run.pid, signal.SIGUSR1)
+        assert run.wait() == STOPPED, run.errors()
+        assert f"step {step} of {WATCHED['max_steps']} is saved" in run.errors()
     stopped = bench.run("stopped", "zero2", **WATCHED)
     for file in FILES:
         assert (stopped / file).read_bytes() == (watched / file).read_bytes(), file
