@@ -33,8 +33,8 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
 COMMANDS = ("zerolora", "snakemake", "dvc")
-CODE = ("src", "workflow/rules")
-"""What the commands' own code is, and the rules that its fingerprints cover."""
+CODE = ("src", "workflow")
+"""The commands' own code, and the rules that its fingerprints cover."""
 IMPORTED_WITH = {
     "DS_ACCELERATOR": "cpu",
     "HF_HUB_OFFLINE": "1",
@@ -46,6 +46,15 @@ IMPORTED_WITH = {
 """Variables that the libraries read while they are imported, as the commands set them."""
 KEPT = 2
 """Servers that stay up: that of the shipped code, and that of code which a test has changed."""
+IMPORTED = (
+    *("dvc.cli", "dvc.commands.repro", "snakemake.cli", "snakemake.report.html_reporter"),
+    *("datasets", "jinja2", "matplotlib.backends.backend_svg", "matplotlib.pyplot"),
+    *("transformers.conversion_mapping", "transformers.models.llama.modeling_llama"),
+    *(f"zerolora.{name}" for name in ("cli", "config.resolve", "data.pack", "data.prepare", "evaluate.evaluate")),
+    *(f"zerolora.{name}" for name in ("fetch.models", "fingerprint", "memory.estimate", "memory.table", "merge.merge")),
+    *(f"zerolora.{name}" for name in ("planner.render", "report.report", "report.show", "train.__main__")),
+    *(f"zerolora.train.{name}" for name in ("engines.ddp", "engines.deepspeed", "engines.fsdp", "rank")),
+)
 LARGEST = 1 << 20
 """Bytes of a request."""
 
@@ -230,7 +239,8 @@ class LoadedRanks:
 
 def main() -> None:
     """Import everything, and fork a process for each request until standard input ends."""
-    _import_all()
+    for name in IMPORTED:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, "a fork keeps no other thread"
@@ -279,32 +289,6 @@ def _report(clients: dict[int, socket.socket]) -> None:
                 return
             with clients.pop(pid) as client, contextlib.suppress(OSError):
                 client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-
-
-def _import_all() -> None:
-    import dvc.cli
-    import dvc.commands.repro
-    import dvc.commands.status
-    import snakemake.cli  # noqa: F401
-
-    import zerolora.cli
-    import zerolora.config.resolve
-    import zerolora.data.pack
-    import zerolora.data.prepare
-    import zerolora.evaluate.evaluate
-    import zerolora.fetch.models
-    import zerolora.fingerprint
-    import zerolora.memory.estimate
-    import zerolora.memory.table
-    import zerolora.merge.merge
-    import zerolora.planner.render
-    import zerolora.report.report
-    import zerolora.report.show
-    import zerolora.train.__main__
-    import zerolora.train.engines.ddp
-    import zerolora.train.engines.deepspeed
-    import zerolora.train.engines.fsdp
-    import zerolora.train.rank  # noqa: F401
 
 
 def _run(request: dict[str, Any], files: list[int]) -> NoReturn:

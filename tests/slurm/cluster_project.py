@@ -24,6 +24,8 @@ QUICK = Path(__file__).with_name("quick_snakemake.py")
 class ClusterProject(Project):  # type: ignore[misc]  # tests find conftest by pytest's path alone
     """A project that trains on two nodes through profiles/slurm, filled in as a site would."""
 
+    served = False  # Slurm follows the processes that a job starts
+
     def __init__(self, project: Project, cluster: Cluster) -> None:
         super().__init__(project.directory)
         self.cluster = cluster

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 def test_the_embedded_default_learns_the_task_and_both_engines_call_it_done(tmp_path: Path) -> None:
     project = Project(tmp_path / "clone")
+    project.served = False
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(project.directory)], check=True)
     # As the working tree is, not as it was last committed.
     for path in subprocess.run(
