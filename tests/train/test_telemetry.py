@@ -172,11 +172,12 @@ def test_it_can_be_watched_and_a_slow_rank_is_told_while_it_runs(bench: Bench) -
     while steps_told(bench, "slowed") < 60:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    # If the machine's other work has slowed it before, that is told first, and this a hundred steps later.
     fell = re.compile(r"zerolora: step \d+: \d+ tokens/s, after \d+ before .*: communication takes ")
     while not any(fell.match(line) for line in said):
-        assert time.monotonic() < deadline, said
+        assert time.monotonic() < deadline, [line for line in said if "tokens/s, after" in line]
         os.kill(rank, signal.SIGSTOP)
-        time.sleep(0.5)
+        time.sleep(0.3)
         os.kill(rank, signal.SIGCONT)
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)

@@ -1,13 +1,11 @@
 """Snakemake's decisions, against an oracle, on random edits of a toy pipeline with our stages' shape."""
 
 import json
-import os
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, project_environment
+from conftest import ROOT, SERVERS, project_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -96,13 +94,7 @@ def run(folder: Path, settings: dict[str, int]) -> list[str]:
     """Run the pipeline and return the stages that ran, in order."""
     (folder / "settings.json").write_text(json.dumps(settings))
     (folder / "ran").write_text("")
-    result = subprocess.run(
-        [BIN / "snakemake", "--cores", "1", "all"],
-        cwd=folder,
-        env=project_environment(folder) | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = project_environment(ROOT)
+    result = SERVERS.of(ROOT, environment).run(["snakemake", "--cores", "1", "all"], folder, environment)
     assert result.returncode == 0, result.stderr
     return (folder / "ran").read_text().split()

@@ -1,0 +1,169 @@
+"""Every example of docs/extending.md, added to one copy of the project as the page says, and run there."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import ROOT, Project
+from engines import dvc_changed, edit_config, snakemake_would_run
+
+from zerolora.strategies import STRATEGIES
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+NAME, BEFORE = "zero3_whole_adapters", "zero3"
+FORM = '| `quiz` | question, answer; hint | `{"question": "What is 1 + 4?", "answer": "5", "hint": "Less than 6."}` |'
+METHOD = "| `lora_fa` | the second factor of LoRA | estimated only |"
+TRACKER = "| `jsonl` | yes | `steps.jsonl` | |"
+# Of each kind of thing: the folder of its file, the page with its table, the line there and the line before or after.
+EXAMPLES: dict[str, tuple[str, str | None, str, str]] = {
+    "form": ("data/formats", "data", f"{FORM}\n", "| `text` |"),
+    "method": ("methods", "memory", f"{METHOD}\n", "| `dora` |"),
+    "tracker": ("train/telemetry/trackers", "telemetry", f"{TRACKER}\n", "| `wandb` |"),
+    "strategy": ("strategies", "choice", "", f"| `{BEFORE}` |"),
+    "task": ("evaluate/tasks", None, "", ""),
+}
+# Tests of the registries, which hold for what was added as for the rest.
+CHECKS = {
+    "test_formats.py": "example_and_stands",
+    "test_methods.py": "file_is or estimated or lists",
+    "test_tasks.py": "words",
+    "test_trackers.py": "jsonl",
+    "test_strategies.py": "strategies",
+    "test_render.py": NAME,
+    "test_docs.py": "names_of_the_choice",
+    "test_dvc_yaml.py": "every_stage",
+}
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[[str], Project]) -> Project:
+    """Return a copy of the project with every example, which has run with those that a run can have."""
+    project = make_project("extended")
+    for folder, page, line, before in EXAMPLES.values():
+        found = re.search(rf"`(src/zerolora/{folder}/\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.S)
+        assert found, folder
+        (project.directory / found[1]).write_text(found[2])
+        if page and line:
+            path = project.directory / f"docs/{page}.md"
+            path.write_text(path.read_text().replace(before, line + before, 1))
+    row = re.search(rf"^\| `{NAME}` \|.*\n", PAGE, re.M)
+    assert row
+    path = project.directory / "docs/choice.md"
+    path.write_text(re.sub(rf"^\| `{BEFORE}` \|.*\n", rf"\g<0>{row[0]}", path.read_text(), count=1, flags=re.M))
+    add_stage(project)
+    rows = [{"question": f"{number}?", "answer": f"{number}!", "hint": None} for number in range(20)]
+    (project.directory / "rows.json").write_text(json.dumps(rows))
+    edit_config(
+        project,
+        **{
+            "prepare.rows.check": "words",
+            "render.strategy": NAME,
+            "train.tracker": "jsonl",
+            "train.ranks_per_node": 2,
+            "train.micro_batch": 1,
+        },
+    )
+    project.snakemake("all")
+    return project
+
+
+def add_stage(project: Project) -> None:
+    """Add the example of a stage: its module, its rule, its line in the table of stages, its stage in dvc.yaml."""
+    text = PAGE.split("\n## A stage\n")[1]
+    module, rule = re.findall(r"```python\n(.*?)```", text, re.S)[:2]
+    entry, dvc = (re.findall(rf"```{kind}\n(.*?)```", text, re.S)[0] for kind in ("text", "yaml"))
+    (project.directory / "src/zerolora/card.py").write_text(module)
+    (project.directory / "workflow/rules/card.smk").write_text(rule)
+    table = project.directory / "src/zerolora/stages.py"
+    head, end = table.read_text().rsplit("    )\n}", 1)
+    table.write_text(f"{head}{entry}    )\n}}{end}")
+    pipeline = project.directory / "dvc.yaml"
+    pipeline.write_text(f"{pipeline.read_text()}\n{dvc}")
+
+
+def read(project: Project, name: str) -> Any:
+    return json.loads((project.directory / "results" / name).read_text())
+
+
+def test_each_is_one_file_and_a_line_and_a_stage_is_four_files(project: Project) -> None:
+    found = project.run("git", "status", "--porcelain", "--untracked-files=all", "src", "workflow", "docs", "dvc.yaml")
+    new = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith("??"))
+    changed = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith(" M"))
+    assert len(new) == len(EXAMPLES) + 2, new  # the stage's module and rule
+    assert changed == [
+        "docs/choice.md", "docs/data.md", "docs/memory.md", "docs/telemetry.md", "dvc.yaml", "src/zerolora/stages.py"
+    ]  # fmt: skip
+
+
+def test_they_pass_the_tests_of_their_registries(project: Project) -> None:
+    files = [f"tests/unit/{file}" for file in CHECKS]
+    said = project.run("python", "-m", "pytest", "-q", "-rA", *files, "-k", " or ".join(CHECKS.values())).stdout
+    passed = re.findall(r"^PASSED tests/unit/(\S+?)::", said, re.M)
+    assert set(passed) == set(CHECKS)
+    for name in ("quiz", "lora_fa", "words", "jsonl", NAME):
+        assert re.search(rf"^PASSED .*{name}", said, re.M), name
+
+
+def test_the_form_prepares_rows(project: Project) -> None:
+    project.run("zerolora", "schema", "--output", "work/schema.json")
+    assert '"quiz"' in (project.directory / "work/schema.json").read_text()
+    assert (
+        read(project, "data/rows/stats.json")["read_rows"],
+        read(project, "data/rows/stats.json")["train_rows"],
+    ) == (20, 12)
+
+
+def test_the_strategy_is_estimated_rendered_and_trained(project: Project) -> None:
+    estimates = read(project, "default/estimate.json")["strategies"]
+    names = [each["strategy"] for each in estimates]
+    assert len(names) == len(STRATEGIES) + 1
+    assert names.index(NAME) == names.index(BEFORE) + 1
+    assert estimates[names.index(NAME)]["fits"]
+    zero = read(project, "default/zero.json")
+    assert zero["zerolora"]["strategy"] == NAME
+    assert zero["zero_optimization"]["stage3_param_persistence_threshold"] == 64 * 32  # the tiny model's width
+    assert read(project, "default/metrics/train.json")["steps"] == 2
+
+
+def test_the_tracker_gets_every_step(project: Project) -> None:
+    lines = (project.directory / "work/tracking/default/jsonl/steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert "loss" in json.loads(lines[0])
+
+
+def test_the_task_judges_answers(project: Project) -> None:
+    answers = read(project, "base/rows/answers.json")
+    assert read(project, "base/rows/evaluate.json")["word_share"] == sum(
+        answer["word_share"] for answer in answers
+    ) / len(answers)
+
+
+def test_the_stage_runs_in_both_engines(project: Project) -> None:
+    card = (project.directory / "results/default/card.md").read_text()
+    assert card.splitlines() == [
+        f"- {name}: {value}" for name, value in sorted(read(project, "default/summary.json").items())
+    ]
+    assert dvc_changed(project) == set()
+    assert snakemake_would_run(project) == set()
+
+
+def test_the_method_is_estimated(project: Project) -> None:
+    """Trained is the second factor only, and what is saved for the first one's gradient is gone."""
+    bytes_of = {}
+    for method in ("lora", "lora_fa"):
+        options = ("--method", method, "--strategy", "zero2", "--json")
+        printed = project.run("zerolora", "memory", "--model", "config/recipes/models/llama-3-8b.json", *options).stdout
+        bytes_of[method] = json.loads(printed)["gpu"]
+    for term in ("moments", "activations"):
+        assert bytes_of["lora_fa"][term] < bytes_of["lora"][term]
+
+
+def test_the_form_takes_the_columns_that_it_names(project: Project) -> None:
+    """Last, since it changes the data."""
+    edit_config(project, **{"prepare.rows.format": "quiz", "prepare.rows.columns": {"hint": "hint"}})
+    project.snakemake("results/data/rows/manifest.json")
+    assert read(project, "data/rows/stats.json")["train_rows"] == 12
