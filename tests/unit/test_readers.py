@@ -11,6 +11,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,6 +243,33 @@ def test_a_row_without_end_does_not_fill_the_memory(
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=rf"{name}:{line}: a row begins here that is longer than .* MiB"):
         _read(tmp_path / name, size=100)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("rows.csv", "a,b\n", "1,2\n"),
+        ("rows.json", '[{"a": 1}', ',{"a": 1}]'),
+        ("rows.json", '{\n"a": 1}', '{"a": 1}'),
+    ],
+)
+def test_blank_lines_do_not_fill_the_memory(tmp_path: Path, name: str, begin: str, end: str) -> None:
+    (tmp_path / name).write_text(begin + "\n" * 1_000_000 + end)
+    tracemalloc.start()
+    found = [record for chunk in chunks(tmp_path / name, size=1000) for record in chunk.records()]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 500_000
+    assert found[-1][0].endswith(str(1_000_001 + begin.count("\n")))
+    assert all(isinstance(value, dict) for _, value in found)
+
+
+@pytest.mark.parametrize("text", ["[" + "\n" * 5000, "[" + " " * 5000, '[{"a": 1}, ' + " " * 5000])
+def test_blanks_count_as_part_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(chunking, "LONGEST_ROW", 1000)
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(UserError, match=r"rows.json:.*: a row begins here that is longer than .* MiB"):
+        _read(tmp_path / "rows.json", size=100)
 
 
 MEMORY = """
@@ -587,6 +616,15 @@ def test_a_header_names_each_column_once(tmp_path: Path, header: str, message: s
     with pytest.raises(UserError) as caught:
         _read(path)
     assert str(caught.value).startswith(f"{path}{message}")
+
+
+def test_a_header_of_many_columns_is_checked_in_no_time(tmp_path: Path) -> None:
+    wide = 50_000
+    (tmp_path / "rows.csv").write_text(",".join(f"c{number}" for number in range(wide)) + "\n" + "1," * wide + "\n")
+    began = time.process_time()
+    ((_, value),) = _read(tmp_path / "rows.csv")
+    assert "columns where the header has" in str(value)
+    assert time.process_time() - began < 5
 
 
 def test_a_header_that_is_not_utf_8(tmp_path: Path) -> None:
