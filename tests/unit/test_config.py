@@ -200,6 +200,37 @@ def test_a_json_that_is_no_object_is_one_line(
         load(write(tmp_path, edited(key, path)))
 
 
+@pytest.mark.parametrize(
+    ("key", "path"), [("render.strategy", "config/deepspeed/own.json"), ("hardware.probe", "config/hardware/own.json")]
+)
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"null", "own.json: is not a .*; write an object"),
+        (b"", "own.json:1: not JSON: .*; correct that line"),
+        (b'{\n"a": }', "own.json:2: not JSON: .*; correct that line"),
+        (b'{"a": "\xff"}', "own.json: byte 7 is not UTF-8; save the file as UTF-8"),
+        (b'{"a": "\\ud800"}', "own.json: .* is half a character"),
+        (b'{"a": Infinity}', "own.json: Infinity is not valid; write a finite number"),
+        (b'{"a": 1e400}', "own.json: 1e400 is not valid; write a finite number"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "own.json: '9{10}.*is not valid; write a number of at most 400 digits"),
+        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "own.json: is nested too deep; write at most 50 levels"),
+        (b"[" * 100_000, "own.json: is nested too deep; write at most 50 levels"),
+        (None, "own.json: there is no such file; correct the path, or put a .* there"),
+    ],
+)
+def test_a_json_that_cannot_be_read_is_one_line_at_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, path: str, content: bytes | None, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / path).parent.mkdir(parents=True)
+    if content is not None:
+        (tmp_path / path).write_bytes(content)
+    with pytest.raises(UserError, match=rf"config.yaml:\d+: {key}: {path.removesuffix('own.json')}{said}") as error:
+        load(write(tmp_path, edited(key, path)))
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_a_mistake_names_the_line(tmp_path: Path) -> None:
     path = write(tmp_path, edited("train.max_steps", -3))
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "max_steps" in text)
