@@ -50,6 +50,25 @@ def test_a_config_that_is_a_directory_is_one_line(tmp_path: Path) -> None:
     assert result.stderr.splitlines() == [f"zerolora: {tmp_path}: Is a directory; write the path of a file"]
 
 
+@pytest.mark.parametrize(
+    "way", ["raise UserError(text)", "raise OSError(2, 'gone', text)", "LOGGER.warning('%s', text)"]
+)
+def test_messages_cannot_steer_the_terminal(way: str) -> None:
+    code = f"""
+from zerolora import cli
+from zerolora.errors import UserError
+from zerolora.log import LOGGER
+text = "data/\\x1b[31mred\\x1b]0;title\\x07.json: one\\nÄ 大"
+def stage():
+    {way}
+cli.app = stage
+cli.main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr.startswith("zerolora: data/\\x1b[31mred\\x1b]0;title\\x07.json: one\nzerolora: Ä 大")
+    assert result.stderr.replace("\n", "").isprintable()
+
+
 def test_nothing_a_command_calls_can_read_standard_input(tmp_path: Path) -> None:
     code = "import sys; from zerolora import cli; cli.app = lambda: print([sys.stdin.read()]); cli.main()"
     result = subprocess.run([sys.executable, "-c", code], input="y\n", capture_output=True, text=True, check=True)
