@@ -751,6 +751,27 @@ def test_broken_utf_8_in_a_table_spoils_only_its_row(tmp_path: Path, form: str, 
     assert "can't decode byte 0xff" in str(found[1][1])
 
 
+def test_a_column_whose_name_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
+    table = pyarrow.table({"instruction": ["a"], "größe": ["b"]})
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "rows.arrow").write_bytes(sink.getvalue().replace("ö".encode(), b"\xff\xfe"))
+    with pytest.raises(UserError, match=r"rows.arrow: is not a whole Arrow file \(.*can't decode byte 0xff"):
+        _read(tmp_path / "rows.arrow")
+
+
+def test_a_value_is_decoded_at_any_depth_of_the_stack(tmp_path: Path) -> None:
+    """Workers decode what the process that cuts files has decoded already, on a stack of another depth."""
+    (tmp_path / "rows.json").write_text(f'[{{"a": {"[" * 600}{"]" * 600}}}, {{"b": 1}}]')
+    found = list(chunks(tmp_path / "rows.json"))
+
+    def deeper(levels: int) -> list[Any]:
+        return deeper(levels - 1) if levels else [value for chunk in found for _, value in chunk.records()]
+
+    assert [list(value) for value in deeper(400)] == [["a"], ["b"]]
+
+
 @pytest.mark.parametrize(("form", "name"), FORMS)
 def test_two_columns_of_one_name(tmp_path: Path, form: str, name: str) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
