@@ -751,6 +751,46 @@ def test_broken_utf_8_in_a_table_spoils_only_its_row(tmp_path: Path, form: str, 
     assert "can't decode byte 0xff" in str(found[1][1])
 
 
+FUZZ = """
+import random, sys
+from pathlib import Path
+from zerolora.data import tables
+from zerolora.data.readers import chunks
+from zerolora.errors import UserError
+good, path = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
+for seed in range(400):
+    draw = random.Random(seed)
+    data = bytearray(good)
+    for _ in range(draw.choice([1, 2, 5])):
+        place = draw.randrange(len(data) - 4) & ~3
+        data[place : place + 4] = draw.choice([b"\\xff\\xff\\xff\\x7f", b"\\0\\0\\0\\x80", draw.randbytes(4)])
+    path.write_bytes(data)
+    try:
+        for chunk in chunks(path):
+            list(chunk.records())
+    except UserError:
+        pass
+"""
+
+
+def test_a_malformed_arrow_file_ends_no_process(tmp_path: Path) -> None:
+    rows = [
+        {
+            "instruction": f"q{number}" * (number % 5),
+            "output": None if number % 3 else "é",
+            "list": ["a"] * (number % 3),
+        }
+        for number in range(40)
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    table = table.append_column("kind", pyarrow.array(["x", "y"] * 20).dictionary_encode())
+    with pyarrow.OSFile(str(tmp_path / "good.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=15)
+    arguments = [sys.executable, "-c", FUZZ, str(tmp_path / "good.arrow"), str(tmp_path / "rows.arrow")]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_a_column_whose_name_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
     table = pyarrow.table({"instruction": ["a"], "größe": ["b"]})
     sink = io.BytesIO()
