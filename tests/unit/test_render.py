@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,14 @@ def test_a_hybrid_mesh_is_nodes_by_ranks_of_a_node() -> None:
         for name in ("fsdp", "fsdp_hybrid")
     }
     assert meshes == {"fsdp": [16], "fsdp_hybrid": [2, 8]}
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_hybrid"])
+def test_every_option_of_fully_shard_is_read_by_its_engine(name: str) -> None:
+    target = target_of(settings_of(nodes=2, ranks_per_node=8))
+    options = {reason.key.removeprefix("fsdp.") for reason in STRATEGIES[name].options(Buckets(), target)}
+    source = (ROOT / "src/zerolora/train/engines/fsdp.py").read_text(encoding="utf-8")
+    assert options == set(re.findall(r'options\["(\w+)"\]', source))
 
 
 def test_sizes_are_the_models_own(predicted: Path) -> None:
