@@ -110,13 +110,24 @@ def test_errors_are_told_apart_by_type_and_never_by_text(folder: str) -> None:
             if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
                 continue
             for node in ast.walk(handler):
-                compared = isinstance(node, ast.Compare) and _is_text_of(node, handler.name)
-                tested = (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Attribute)
-                    and node.func.attr in TESTS_OF_A_TEXT
-                    and _is_text_of(node, handler.name)
-                )
-                if compared or tested:
+                match node:
+                    case ast.Compare():
+                        tests = True
+                    case ast.Call(func=ast.Attribute(attr=method)):
+                        tests = method in TESTS_OF_A_TEXT
+                    case _:
+                        continue
+                if tests and _is_text_of(node, handler.name):
                     guilty.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not guilty
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """But for a stage's settings, which take over a section of the config under its name."""
+    places: dict[str, list[str]] = {}
+    for path in fingerprint.PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path.relative_to(fingerprint.PACKAGE).as_posix())
+    twice = {name: sorted(found) for name, found in places.items() if len(found) > 1}
+    assert twice == {"TrainSettings": ["config/schema.py", "config/settings.py"]}
