@@ -14,6 +14,7 @@ import typer
 from zerolora import log as messages
 from zerolora.errors import UserError, explained
 from zerolora.log import LOGGER, result
+from zerolora.long_argument import settings_of
 from zerolora.memory.command import memory
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
 
@@ -27,7 +28,7 @@ app = typer.Typer(
 
 Settings = Annotated[
     dict[str, Any],
-    typer.Option(parser=json.loads, metavar="JSON", help="The stage's entry of results/config.json."),
+    typer.Option(parser=settings_of, metavar="JSON|@FILE", help="The stage's entry of results/config.json."),
 ]
 Output = Annotated[Path, typer.Option(help="Where the result goes.")]
 ModelDirectory = Annotated[Path, typer.Option("--model", help="resources/models/NAME, as fetch wrote it.")]

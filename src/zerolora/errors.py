@@ -32,6 +32,14 @@ class UserError(Exception):
     Commands print it without a traceback and exit with code 2. It may hold several lines, one for each mistake.
     """
 
+    def __init__(self, message: str) -> None:
+        super().__init__("\n".join(printable(line) for line in message.split("\n")))
+
+
+def printable(text: str) -> str:
+    """Return a line with control characters, which a terminal would obey, escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
 
 def shown(value: Any) -> str:
     """Return a value as a user wrote it, cut so that one line stays one line."""

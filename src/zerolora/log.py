@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from zerolora.errors import printable
+
 LOGGER = logging.getLogger("zerolora")
 PREFIX = "zerolora: "
 """Begins each line that the user is to see."""
@@ -30,7 +32,7 @@ class _Formatter(logging.Formatter):
         text = super().format(record)
         if record.levelno < logging.WARNING:
             return text
-        return "\n".join(PREFIX + line for line in text.splitlines())
+        return "\n".join(PREFIX + printable(line) for line in text.splitlines())
 
 
 class _Handler(logging.StreamHandler[Any]):

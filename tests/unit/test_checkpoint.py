@@ -1,5 +1,7 @@
 """The checkpoint's file: what comes back, what is refused, what a full disk does. No model, no engine."""
 
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from zerolora.errors import UserError
 from zerolora.train.checkpoint.format import CorruptCheckpoint, State, header, read, write
@@ -63,6 +66,43 @@ def test_any_cut_is_found(tmp_path_factory: pytest.TempPathFactory, kept: float)
     path.write_bytes(content[: int(kept * len(content))])
     with pytest.raises(CorruptCheckpoint):
         read(path)
+
+
+def forged(folder: Path, **changed: Any) -> Path:
+    """Return a checkpoint whose manifest was changed (... = left out), with hashes that hold."""
+    path = write(folder, state_of(4), RESUME_KEY, FINGERPRINT)
+    values = header(path) | changed
+    if "whole" in changed:
+        values = changed["whole"]
+    else:
+        values = {key: value for key, value in values.items() if value is not ...}
+    text = values if isinstance(values, str) else json.dumps(values)
+    save_file(load_file(path), path, {"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    return path
+
+
+WRONG: list[Any] = [..., None, "x", [], {"a": []}, -1]
+FIELDS = ("step", "steps", "updates", "seconds", "resumes", "loss_scale", "resume_key", "run_fingerprint", "tensors")
+
+
+@pytest.mark.parametrize("whole", ["[]", "null", "5", "{}", '"x"', "[" * 100_000])
+def test_a_manifest_that_is_no_manifest_is_corrupt(tmp_path: Path, whole: str) -> None:
+    with pytest.raises(CorruptCheckpoint):
+        read(forged(tmp_path, whole=whole))
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_a_manifest_with_a_value_of_another_type_is_corrupt(tmp_path: Path, key: str) -> None:
+    for value in WRONG:
+        if (key, value) in (("resume_key", {"a": []}), ("run_fingerprint", {"a": []})):
+            continue
+        with pytest.raises(CorruptCheckpoint, match=rf"{key}.* of its manifest: "):
+            read(forged(tmp_path, **{key: value}))
+
+
+def test_a_tensor_that_the_manifest_does_not_list_is_corrupt(tmp_path: Path) -> None:
+    with pytest.raises(CorruptCheckpoint, match="its tensors are not those of its manifest"):
+        read(forged(tmp_path, tensors={}))
 
 
 def test_the_last_two_and_the_best_are_kept_and_what_is_newer_does_not_push_them_out(tmp_path: Path) -> None:

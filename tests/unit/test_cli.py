@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from conftest import BIN, ROOT, TINY_CONFIG
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.long_argument import argument_of, settings_of
 
 
 def zerolora(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -48,6 +50,51 @@ def test_a_config_that_is_a_directory_is_one_line(tmp_path: Path) -> None:
     result = zerolora("resolve", "--config", str(tmp_path), "--output", str(tmp_path / "out.json"))
     assert result.returncode == 2
     assert result.stderr.splitlines() == [f"zerolora: {tmp_path}: Is a directory; write the path of a file"]
+
+
+@pytest.mark.parametrize("system", ["short", "x" * 150_000, "'" * 40_000, "大" * 50_000])
+def test_settings_of_any_length_reach_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+    """Through bash -c, as Snakemake starts a stage: a command is one argument of it."""
+    monkeypatch.chdir(tmp_path)
+    settings = {"system": system, "path": "rows.json"}
+    argument = argument_of(settings)
+    assert (argument == argument_of(dict(reversed(settings.items())))) and settings_of(argument) == settings
+    assert argument != argument_of(settings | {"path": "other.json"})
+    command = f"exec {BIN}/zerolora fetch --settings {shlex.quote(argument)} --weights w --output o"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "zerolora: --settings: : Unable to extract tag using discriminator 'source'; write the stage's entry of "
+        "results/config.json\n",
+    )
+
+
+def test_a_file_of_settings_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    result = zerolora("fetch", "--settings", "@work/x.json", "--weights", "w", "--output", "o", cwd=tmp_path)
+    assert result.returncode == 2
+    assert (
+        result.stderr
+        == "zerolora: --settings: work/x.json: there is no such file; run Snakemake again, which writes it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "way", ["raise UserError(text)", "raise OSError(2, 'gone', text)", "LOGGER.warning('%s', text)"]
+)
+def test_messages_cannot_steer_the_terminal(way: str) -> None:
+    code = f"""
+from zerolora import cli
+from zerolora.errors import UserError
+from zerolora.log import LOGGER
+text = "data/\\x1b[31mred\\x1b]0;title\\x07.json: one\\nÄ 大"
+def stage():
+    {way}
+cli.app = stage
+cli.main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr.startswith("zerolora: data/\\x1b[31mred\\x1b]0;title\\x07.json: one\nzerolora: Ä 大")
+    assert result.stderr.replace("\n", "").isprintable()
 
 
 def test_nothing_a_command_calls_can_read_standard_input(tmp_path: Path) -> None:

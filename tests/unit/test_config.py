@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, TINY_CONFIG
+from snakemake.io import PeriodicityDetector
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
@@ -151,6 +152,25 @@ def test_a_run_name_is_safe_in_paths_and_shells(tmp_path: Path, name: str) -> No
         load(write(tmp_path, config))
 
 
+@pytest.mark.parametrize("name", ["a" * 20, "ab" * 20, "run-" + "xyz" * 25, "a" * 19, "ab" * 19, "x" * 10 + "y" * 10])
+def test_a_run_name_that_snakemake_refuses_is_one_line(tmp_path: Path, name: str) -> None:
+    config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
+    config["runs"][name] = {"dataset": "rows"}
+    if PeriodicityDetector().is_periodic(name) is None:
+        assert name in load(write(tmp_path, config)).runs
+        return
+    with pytest.raises(UserError, match="ends in many repetitions"):
+        load(write(tmp_path, config))
+
+
+def test_a_long_name_is_one_line(tmp_path: Path) -> None:
+    config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
+    config["runs"]["ab-" + "0123456789" * 30] = {"dataset": "rows"}
+    with pytest.raises(UserError, match="write at most 100 characters") as error:
+        load(write(tmp_path, config))
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_more_ranks_than_gpus(tmp_path: Path) -> None:
     config = edited("hardware", GPU)
     config["train"] |= {"ranks_per_node": 4, "global_batch": 8}
@@ -200,6 +220,37 @@ def test_a_json_that_is_no_object_is_one_line(
         load(write(tmp_path, edited(key, path)))
 
 
+@pytest.mark.parametrize(
+    ("key", "path"), [("render.strategy", "config/deepspeed/own.json"), ("hardware.probe", "config/hardware/own.json")]
+)
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"null", "own.json: is not a .*; write an object"),
+        (b"", "own.json:1: not JSON: .*; correct that line"),
+        (b'{\n"a": }', "own.json:2: not JSON: .*; correct that line"),
+        (b'{"a": "\xff"}', "own.json: byte 7 is not UTF-8; save the file as UTF-8"),
+        (b'{"a": "\\ud800"}', "own.json: .* is half a character"),
+        (b'{"a": Infinity}', "own.json: Infinity is not valid; write a finite number"),
+        (b'{"a": 1e400}', "own.json: 1e400 is not valid; write a finite number"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "own.json: '9{10}.*is not valid; write a number of at most 400 digits"),
+        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "own.json: is nested too deep; write at most 50 levels"),
+        (b"[" * 100_000, "own.json: is nested too deep; write at most 50 levels"),
+        (None, "own.json: there is no such file; correct the path, or put a .* there"),
+    ],
+)
+def test_a_json_that_cannot_be_read_is_one_line_at_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, path: str, content: bytes | None, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / path).parent.mkdir(parents=True)
+    if content is not None:
+        (tmp_path / path).write_bytes(content)
+    with pytest.raises(UserError, match=rf"config.yaml:\d+: {key}: {path.removesuffix('own.json')}{said}") as error:
+        load(write(tmp_path, edited(key, path)))
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_a_mistake_names_the_line(tmp_path: Path) -> None:
     path = write(tmp_path, edited("train.max_steps", -3))
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "max_steps" in text)
@@ -219,7 +270,12 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("train: [", "config.yaml:1"),
-        ("", "sections such as"),
+        ("", "is empty where sections such as .*; write them, or copy one of config/recipes/ to it"),
+        ("train: {}\nyes: x\n", "config.yaml:2: the key yes is read as bool, not as text: put it in quotes"),
+        ("train: {1: x}\n", "config.yaml:1: the key 1 is read as int"),
+        ("train: {}\na: \0\n", r"config.yaml:2: '\\x00' is no character of YAML; remove it"),
+        ("hardware:\n  host_memory: 24\n", "hardware.host_memory: 24: write a size with its unit, as in 80GiB"),
+        ('"\\e[31mred\\e]0;title\\a": 1\n', r"config.yaml:1: \\x1b\[31mred"),
         ("train: {}\ntrain: {}\n", "given twice"),
     ],
 )
@@ -362,7 +418,7 @@ MERGE_BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
         ("fetch: " + "9" * 5000, ":1: '999"),
         ('fetch: "\\ud800"', r":1: '\ud800' is no str"),
         ("- a", "where sections such as"),
-        ("", "holds None where sections"),
+        ("", "is empty where sections"),
     ],
 )
 def test_yaml_that_holds_no_config_is_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -3,7 +3,9 @@
 import hashlib
 import http.server
 import json
+import os
 import shutil
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -151,9 +153,39 @@ def test_code_beside_a_built_in_architecture_is_ignored(tmp_path: Path, evil: Pa
     assert not (tmp_path / "trace").exists() and not (tmp_path / "out/modeling_evil.py").exists()
 
 
+def _safetensors(header: bytes, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(header)) + header + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x00\x01",
+        b"",
+        _safetensors(b"[]"),
+        _safetensors(b"null"),
+        _safetensors(b'{"a": 5}'),
+        _safetensors(b'{"a": []}'),
+        _safetensors(b'{"a": {"shape": null, "dtype": "F32", "data_offsets": [0, 4]}}', bytes(4)),
+        _safetensors(b'{"a": {"shape": ["x"], "dtype": "F32", "data_offsets": [0, 4]}}', bytes(4)),
+        _safetensors(b'{"a": {"shape": [1], "dtype": "F32", "data_offsets": [0, 4]}}', bytes(3)),
+        _safetensors(b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
+        b"\xff" * 100,
+        struct.pack("<Q", 2**62) + b"{}",
+    ],
+)
+def test_a_weight_file_that_is_none_is_one_line(tmp_path: Path, tiny_model: Path, content: bytes) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model/model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match="model.safetensors: is not a whole safetensors file") as error:
+        fetch(directory_settings(tmp_path / "model"), tmp_path / "weights", tmp_path / "out")
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_a_truncated_weight_file_is_named(tmp_path: Path, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, tmp_path / "model")
-    (tmp_path / "model/model.safetensors").write_bytes(b"\x00\x01")
+    weights = tmp_path / "model/model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1)
     with pytest.raises(UserError, match="model.safetensors: is not a whole safetensors file"):
         fetch(directory_settings(tmp_path / "model"), tmp_path / "weights", tmp_path / "out")
 

@@ -17,7 +17,7 @@ from zerolora.planner.datasheets import (
     PEER_SHARE,
     named,
 )
-from zerolora.planner.probe_file import measured
+from zerolora.planner.probe_file import checked, measured
 
 PROBE: dict[str, Any] = {
     "device": "cpu",
@@ -119,6 +119,41 @@ def test_a_probe_of_gpus_knows_the_way_to_the_host() -> None:
     probe = PROBE | {"device": "cuda", "measured": PROBE["measured"] | both}
     assert measured(probe, "bf16").host.bandwidth == 2e10
     assert not measured(probe, "bf16").cpu
+
+
+@pytest.mark.parametrize("value", [None, "x", "9", True, [], 0, -1, math.nan, math.inf, ...])
+@pytest.mark.parametrize("key", ["kernel_seconds", "memory_bytes_per_second", "matmul_fp32_flops_per_second"])
+def test_a_measurement_that_cannot_be_one_is_named(key: str, value: Any) -> None:
+    values = {name: each for name, each in (PROBE["measured"] | {key: value}).items() if each is not ...}
+    with pytest.raises(UserError, match=rf"the probe is not whole \(measured.{key} is .*run `zerolora probe` again"):
+        measured(PROBE | {"measured": values}, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("measured", None),
+        ("measured", []),
+        ("device", "tpu"),
+        ("nodes", 0),
+        ("nodes", "x"),
+        ("ranks_per_node", 1.5),
+        ("hardware", None),
+        ("precision_16bit", None),
+    ],
+)
+def test_a_probe_with_a_wrong_value_is_one_line(key: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"the probe is not whole \({key} is "):
+        checked(PROBE | {key: value})
+    with pytest.raises(UserError, match=rf"the probe is not whole \({key} is missing\)"):
+        checked({name: each for name, each in PROBE.items() if name != key})
+
+
+def test_a_link_lacks_no_half() -> None:
+    with pytest.raises(UserError, match="node_latency_seconds is null"):
+        measured(PROBE | {"measured": PROBE["measured"] | {"node_latency_seconds": None}}, "fp32")
+    with pytest.raises(UserError, match="no rate between a GPU and its host"):
+        measured(PROBE | {"device": "cuda"}, "fp32")
 
 
 def test_a_probe_says_what_it_lacks() -> None:

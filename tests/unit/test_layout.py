@@ -82,3 +82,52 @@ def test_every_room_is_in_the_drawing() -> None:
     modules = {path for path in module_table.PACKAGE.rglob("*.py") if path.name != "__init__.py"}
     assert modules - listed == set()
     assert module_table.written(text) == text, "run `make architecture`"
+
+
+TEXT_OF_AN_ERROR = {"msg", "args", "strerror", "problem", "reason"}
+TESTS_OF_A_TEXT = {"startswith", "endswith", "find", "index", "count", "search", "match", "fullmatch"}
+
+
+def _is_text_of(node: ast.AST, error: str) -> bool:
+    """Tell whether an expression holds the text of the error that is called `error`."""
+    for part in ast.walk(node):
+        match part:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in TEXT_OF_AN_ERROR:
+                if name == error:
+                    return True
+            case ast.Call(func=ast.Name(id="str" | "repr"), args=[ast.Name(id=name)]):
+                if name == error:
+                    return True
+    return False
+
+
+@pytest.mark.parametrize("folder", ["src", "workflow"])
+def test_errors_are_told_apart_by_type_and_never_by_text(folder: str) -> None:
+    """Texts change with the version of a library."""
+    guilty = []
+    for path in (ROOT / folder).rglob("*.py"):
+        for handler in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
+                continue
+            for node in ast.walk(handler):
+                match node:
+                    case ast.Compare():
+                        tests = True
+                    case ast.Call(func=ast.Attribute(attr=method)):
+                        tests = method in TESTS_OF_A_TEXT
+                    case _:
+                        continue
+                if tests and _is_text_of(node, handler.name):
+                    guilty.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not guilty
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """But for a stage's settings, which take over a section of the config under its name."""
+    places: dict[str, list[str]] = {}
+    for path in fingerprint.PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path.relative_to(fingerprint.PACKAGE).as_posix())
+    twice = {name: sorted(found) for name, found in places.items() if len(found) > 1}
+    assert twice == {"TrainSettings": ["config/schema.py", "config/settings.py"]}

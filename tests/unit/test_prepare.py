@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from conftest import BIN, project_environment
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.mask import Proof
@@ -182,6 +184,59 @@ def test_a_bad_row_is_named_or_dropped_and_listed(folder: Folder, line: str, sai
     (dropped,) = (json.loads(text) for text in (folder.output / "dropped.jsonl").read_text().splitlines())
     assert dropped["place"].endswith("rows.jsonl:7")
     assert len(folder.all_rows()) == 20
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("name", "deepest"), [("rows.jsonl", 1100), ("rows.json", 800)])
+def test_deeply_nested_rows_are_dropped_like_any_other(folder: Folder, name: str, deepest: int, workers: int) -> None:
+    """Up to what the JSON decoder takes, and in a file of lines beyond it."""
+    bad = []
+    for depth in (60, *range(300, deepest, 20)):
+        nested = "[" * depth + "]" * depth
+        bad += [f'{{"instruction": {nested}, "output": "x"}}', f'{{"messages": {nested}}}']
+    rows = [*(json.dumps(row) for row in ROWS), *bad] * 12  # more than one chunk
+    folder.write("rows.jsonl", [f"{row}\n" for row in rows])
+    (folder.path / "rows.json").write_text(f"[{','.join(rows)}]")
+    folder.prepare(workers=workers, path=name, bad_row="drop")
+    listed = [json.loads(line) for line in (folder.output / "dropped.jsonl").read_text().splitlines()]
+    assert len(listed) == 12 * len(bad) and len(folder.all_rows()) == 12 * 20
+    assert listed[0]["row"]["output"] == "x" and all(row["reason"] for row in listed)
+
+
+def test_tool_calls_nested_too_deep_are_a_bad_row(folder: Folder) -> None:
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": []}]
+    rows = [json.dumps(row) + "\n" for row in ROWS]
+    for depth in (500, 700, 800, 850, 880):
+        call = f'{{"type": "function", "function": {{"name": "f", "arguments": {{"a": {"[" * depth}{"]" * depth}}}}}}}'
+        rows.append(json.dumps({"messages": turns}).replace('"tool_calls": []', f'"tool_calls": [{call}]') + "\n")
+    folder.write("rows.jsonl", rows)
+    folder.prepare(path="rows.jsonl", bad_row="drop", too_long="drop")
+    assert len((folder.output / "dropped.jsonl").read_text().splitlines()) <= 5
+
+
+@pytest.mark.parametrize(("policy", "counted"), [("drop", "too_long"), ("truncate_left", "bad")])
+def test_a_huge_row_is_dropped_before_it_is_tokenized(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, policy: str, counted: str
+) -> None:
+    monkeypatch.setattr("zerolora.data.tokenize.LONGEST_TEXT", 5000)
+    folder.prepare([*ROWS, {"instruction": "y" * 5001, "input": "", "output": "z"}], too_long=policy, bad_row="drop")
+    assert folder.stats()[f"dropped_{counted}_rows"] == 1
+    assert "characters, more than the 5,000 that are read at once; split it up" in (
+        folder.output / "dropped.jsonl"
+    ).read_text(encoding="utf-8")
+
+
+def test_a_dropped_row_may_hold_what_json_cannot(folder: Folder) -> None:
+    good = [{"instruction": row["instruction"], "output": row["output"], "at": b"\xff"} for row in ROWS]
+    parquet.write_table(pyarrow.Table.from_pylist([*good, {**good[0], "output": None}]), folder.path / "rows.parquet")
+    folder.prepare(path="rows.parquet", bad_row="drop")
+    (line,) = (folder.output / "dropped.jsonl").read_text().splitlines()
+    assert json.loads(line)["row"].startswith("{'instruction': ")
+    half = '{"instruction": "\\ud800", "output": null}\n'
+    folder.write("rows.jsonl", [*ROWS, half])
+    folder.prepare(path="rows.jsonl", bad_row="drop")
+    (line,) = (folder.output / "dropped.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["row"] == json.loads(half)
 
 
 @pytest.mark.parametrize("token", [100_000, 2**31, 10**30])

@@ -11,6 +11,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,6 +243,33 @@ def test_a_row_without_end_does_not_fill_the_memory(
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=rf"{name}:{line}: a row begins here that is longer than .* MiB"):
         _read(tmp_path / name, size=100)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("rows.csv", "a,b\n", "1,2\n"),
+        ("rows.json", '[{"a": 1}', ',{"a": 1}]'),
+        ("rows.json", '{\n"a": 1}', '{"a": 1}'),
+    ],
+)
+def test_blank_lines_do_not_fill_the_memory(tmp_path: Path, name: str, begin: str, end: str) -> None:
+    (tmp_path / name).write_text(begin + "\n" * 1_000_000 + end)
+    tracemalloc.start()
+    found = [record for chunk in chunks(tmp_path / name, size=1000) for record in chunk.records()]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 500_000
+    assert found[-1][0].endswith(str(1_000_001 + begin.count("\n")))
+    assert all(isinstance(value, dict) for _, value in found)
+
+
+@pytest.mark.parametrize("text", ["[" + "\n" * 5000, "[" + " " * 5000, '[{"a": 1}, ' + " " * 5000])
+def test_blanks_count_as_part_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(chunking, "LONGEST_ROW", 1000)
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(UserError, match=r"rows.json:.*: a row begins here that is longer than .* MiB"):
+        _read(tmp_path / "rows.json", size=100)
 
 
 MEMORY = """
@@ -589,6 +618,15 @@ def test_a_header_names_each_column_once(tmp_path: Path, header: str, message: s
     assert str(caught.value).startswith(f"{path}{message}")
 
 
+def test_a_header_of_many_columns_is_checked_in_no_time(tmp_path: Path) -> None:
+    wide = 50_000
+    (tmp_path / "rows.csv").write_text(",".join(f"c{number}" for number in range(wide)) + "\n" + "1," * wide + "\n")
+    began = time.process_time()
+    ((_, value),) = _read(tmp_path / "rows.csv")
+    assert "columns where the header has" in str(value)
+    assert time.process_time() - began < 5
+
+
 def test_a_header_that_is_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(b"a,\xff\n1,2\n")
     with pytest.raises(UserError, match=r"rows.csv:1: the header byte 3 of line 1 \(0xff\) is not UTF-8"):
@@ -711,6 +749,67 @@ def test_broken_utf_8_in_a_table_spoils_only_its_row(tmp_path: Path, form: str, 
     assert found[0][1] == {"text": "good"}
     assert found[2][1] == {"text": "fine"}
     assert "can't decode byte 0xff" in str(found[1][1])
+
+
+FUZZ = """
+import random, sys
+from pathlib import Path
+from zerolora.data import tables
+from zerolora.data.readers import chunks
+from zerolora.errors import UserError
+good, path = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
+for seed in range(400):
+    draw = random.Random(seed)
+    data = bytearray(good)
+    for _ in range(draw.choice([1, 2, 5])):
+        place = draw.randrange(len(data) - 4) & ~3
+        data[place : place + 4] = draw.choice([b"\\xff\\xff\\xff\\x7f", b"\\0\\0\\0\\x80", draw.randbytes(4)])
+    path.write_bytes(data)
+    try:
+        for chunk in chunks(path):
+            list(chunk.records())
+    except UserError:
+        pass
+"""
+
+
+def test_a_malformed_arrow_file_ends_no_process(tmp_path: Path) -> None:
+    rows = [
+        {
+            "instruction": f"q{number}" * (number % 5),
+            "output": None if number % 3 else "é",
+            "list": ["a"] * (number % 3),
+        }
+        for number in range(40)
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    table = table.append_column("kind", pyarrow.array(["x", "y"] * 20).dictionary_encode())
+    with pyarrow.OSFile(str(tmp_path / "good.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=15)
+    arguments = [sys.executable, "-c", FUZZ, str(tmp_path / "good.arrow"), str(tmp_path / "rows.arrow")]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_column_whose_name_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
+    table = pyarrow.table({"instruction": ["a"], "größe": ["b"]})
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "rows.arrow").write_bytes(sink.getvalue().replace("ö".encode(), b"\xff\xfe"))
+    with pytest.raises(UserError, match=r"rows.arrow: is not a whole Arrow file \(.*can't decode byte 0xff"):
+        _read(tmp_path / "rows.arrow")
+
+
+def test_a_value_is_decoded_at_any_depth_of_the_stack(tmp_path: Path) -> None:
+    """Workers decode what the process that cuts files has decoded already, on a stack of another depth."""
+    (tmp_path / "rows.json").write_text(f'[{{"a": {"[" * 600}{"]" * 600}}}, {{"b": 1}}]')
+    found = list(chunks(tmp_path / "rows.json"))
+
+    def deeper(levels: int) -> list[Any]:
+        return deeper(levels - 1) if levels else [value for chunk in found for _, value in chunk.records()]
+
+    assert [list(value) for value in deeper(400)] == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize(("form", "name"), FORMS)

@@ -1,6 +1,8 @@
 """Rendered files: DeepSpeed takes them, every value says why, the impossible is refused, training's values win."""
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,14 @@ def test_a_hybrid_mesh_is_nodes_by_ranks_of_a_node() -> None:
     assert meshes == {"fsdp": [16], "fsdp_hybrid": [2, 8]}
 
 
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_hybrid"])
+def test_every_option_of_fully_shard_is_read_by_its_engine(name: str) -> None:
+    target = target_of(settings_of(nodes=2, ranks_per_node=8))
+    options = {reason.key.removeprefix("fsdp.") for reason in STRATEGIES[name].options(Buckets(), target)}
+    source = (ROOT / "src/zerolora/train/engines/fsdp.py").read_text(encoding="utf-8")
+    assert options == set(re.findall(r'options\["(\w+)"\]', source))
+
+
 def test_sizes_are_the_models_own(predicted: Path) -> None:
     config, reasons = render(settings_of(), predicted)
     trained = json.loads(predicted.read_text())["model"]["trainable_parameters"]
@@ -343,6 +353,13 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 3, "stage3_max_live_parameters": 0}, "stage3_max_live_parameters is 0"),
     ({"stage": 3, "max_live_parameters": 0}, "stage3_max_live_parameters is 0"),
     ({"stage": 1, "legacy_stage1": True}, "legacy_stage1 is true"),
+    ({"stage": 2, "reduce_bucket_size": math.inf}, "reduce_bucket_size is inf; write a whole number"),
+    ({"stage": 2, "reduce_bucket_size": 1e300}, "reduce_bucket_size is 1e+300; write a whole number"),
+    ({"stage": math.nan}, "stage is nan; write a whole number"),
+    ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": 3}}, "pin_memory is 3; write true or false"),
+    ({"stage": 3, "offload_param": {"device": "cpu", "buffer_size": "x"}}, "buffer_size is 'x'; write a whole number"),
+    ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": "x"}}, "ratio is 'x'; write a number from 0 to 1"),
+    ({"stage": 3, "offload_param": {"device": "nvme", "nvme_path": 5}}, "nvme_path is 5; write the folder"),
     ({"stage": 2, "round_robin_gradients": True}, "round_robin_gradients is true"),
 ]
 
@@ -358,6 +375,10 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
     ("user", "run", "told"),
     [
         ({"zero_optimization": 3}, {}, "is not a DeepSpeed config"),
+        ({"gradient_clipping": "x"}, {}, "gradient_clipping is 'x'; write a number"),
+        ({"train_batch_size": []}, {}, "train_batch_size is []; write a number"),
+        ({"bf16": [1]}, {}, "bf16 is [1]; write an object"),
+        ({"aio": 3}, {}, "aio is 3; write an object"),
         ({"zero_optimisation": {"stage": 3}}, {}, "'zero_optimisation' is no key of DeepSpeed, which ignores it"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, {}, "bf16.enabled and fp16.enabled are both true"),
         (

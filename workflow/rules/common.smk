@@ -21,6 +21,7 @@ from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
 from zerolora.fingerprint import fingerprints
+from zerolora.long_argument import argument_of
 from zerolora.config.resolve import resolve
 from zerolora.stages import STAGES
 
@@ -62,11 +63,12 @@ wildcard_constraints:
 
 
 def settings(section, wildcard, stage=None):
-    """A params function: the settings a stage reads, as canonical JSON, so that only their values are compared."""
+    """A params function: the settings a stage reads, as canonical JSON or a file called by its content, so that only
+    their values are compared."""
 
     def of(wildcards):
         found = SETTINGS[section][wildcards[wildcard]]
-        return canonical(found[stage] if stage else found)
+        return argument_of(found[stage] if stage else found)
 
     return of
 
@@ -307,7 +309,7 @@ def merged_place(wildcards):
 
 
 def evaluate_settings(wildcards):
-    return canonical(SETTINGS["evaluate"][dataset_of(wildcards)])
+    return argument_of(SETTINGS["evaluate"][dataset_of(wildcards)])
 
 
 def packing_directory(wildcards):

@@ -1,6 +1,6 @@
 rule resolve:
     input:
-        own=engine_sync.own_json_files(),
+        user_files=engine_sync.user_json_files(),
     output:
         RESOLVED,
     log:

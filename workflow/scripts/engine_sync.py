@@ -35,7 +35,7 @@ RESOLVED = Path("results/config.json")
 IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # set for the Snakemake that import_dvc_state starts
 SITE_CACHE = Path(".cache/dvc")  # as .dvc/config has it
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
-NAMED_FILES = ("config/deepspeed", "config/hardware")  # as config.py has them
+USER_JSON_FOLDERS = ("config/deepspeed", "config/hardware")  # USER_CONFIG and PROBE in config/schema.py
 TARGET_RULES = ("all", "default")
 
 
@@ -44,9 +44,9 @@ def put_commands_on_path() -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
-def own_json_files() -> list[str]:
-    """Return the JSON files that a config can name: DeepSpeed's of the user's own, and measured hardware."""
-    return sorted(str(path) for folder in NAMED_FILES for path in Path(folder).glob("*.json"))
+def user_json_files() -> list[str]:
+    """Return the user's JSON files that a config can name: DeepSpeed configs, and hardware that the probe measured."""
+    return sorted(str(path) for folder in USER_JSON_FOLDERS for path in Path(folder).glob("*.json"))
 
 
 def before_planning(workflow: Any) -> None:

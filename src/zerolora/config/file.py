@@ -83,6 +83,10 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is no plain text", key.start_mark)
+            kind = key.tag.rpartition(":")[2]
+            if kind not in ("str", "merge"):
+                problem = f"the key {key.value} is read as {kind}, not as text: put it in quotes, or correct it"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
             seen.add(key.value)
@@ -107,21 +111,29 @@ _Loader.add_implicit_resolver(
 
 def _parse(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     """Return the file's values and the line of each key."""
-    loader = _Loader(_read(path))
+    text = _read(path)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         _check_size(node, {}, set())
         value = None if node is None else loader.construct_document(node)
         lines = _lines(node)
     except RecursionError:
         raise UserError(f"{path}: is nested too deep; write at most {DEEPEST} levels") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UserError(f"{path}:{line}: {shown(text[error.position])} is no character of YAML; remove it") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or "this is not YAML"
         raise UserError(f"{where}: {problem}; mend the YAML") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path}: holds {shown(value)} where sections such as fetch, prepare, runs are expected")
+        held = "is empty" if node is None else f"holds {shown(value)}"
+        raise UserError(
+            f"{path}: {held} where sections such as fetch, prepare, runs are expected; write them, or copy one of "
+            "config/recipes/ to it"
+        )
     return value, lines
 
 

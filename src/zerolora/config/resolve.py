@@ -6,6 +6,8 @@ Both engines compare these settings, never the file's text, so a comment, the or
 is no change.
 """
 
+import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,11 @@ from zerolora.config.settings import (
     RunSettings,
     TrainSettings,
 )
-from zerolora.errors import UserError
-from zerolora.files import read_json
+from zerolora.errors import UserError, shown
 from zerolora.units import parse_bytes
+
+DEEPEST = 50  # levels of a JSON file that the config names, as of the config itself
+LONGEST_NUMBER = 400  # digits; a double has 309 before its point
 
 
 def resolve(config: Config) -> Resolved:
@@ -76,7 +80,7 @@ def device_precision(hardware: Hardware) -> str:
 def user_config(strategy: str) -> dict[str, Any] | None:
     """Return the content of the user's own DeepSpeed JSON, None for a named strategy. Raises UserError if it cannot be
     read."""
-    return _object(Path(strategy), "your editor", "a DeepSpeed config") if USER_CONFIG.fullmatch(strategy) else None
+    return _object(Path(strategy), "a DeepSpeed config") if USER_CONFIG.fullmatch(strategy) else None
 
 
 def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -136,18 +140,58 @@ def _open(value: Any) -> Any:
 def _hardware(hardware: Hardware) -> HardwareSettings:
     """Return what the cost model knows of the machines: the probe if there is one, else the names."""
     if hardware.probe:
-        probe = _object(Path(hardware.probe), "zerolora probe", "a file of zerolora probe")
+        probe = _object(Path(hardware.probe), "a file of zerolora probe")
         return HardwareSettings(probe=probe, disk=hardware.disk)
     names = ("gpu", "compute_capability", "node_link", "network", "network_adapters", "host_link", "disk")
     return HardwareSettings(probe=None, **{name: getattr(hardware, name) for name in names})
 
 
-def _object(path: Path, writer: str, what: str) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises UserError, which names the file, if it is another value."""
-    content: Any = read_json(path, writer)
+def _object(path: Path, what: str) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises UserError, which names the file, if it holds anything else."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: Any = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_short)
+        _check_depth(content)
+        json.dumps(content, ensure_ascii=False).encode()
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; correct the path, or put {what} there") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{path}: {shown(error.object[error.start])} is half a character; write the whole one"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}; correct that line") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path}: is nested too deep; write at most {DEEPEST} levels") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: is not {what}; write an object")
     return content
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not valid; write a finite number")
+    return value
+
+
+def _short(text: str) -> int:
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(f"{shown(text)} is not valid; write a number of at most {LONGEST_NUMBER} digits")
+    return int(text)
+
+
+def _check_depth(value: Any, depth: int = 0) -> None:
+    """Raise RecursionError if there are more than DEEPEST levels: far more than these files need."""
+    if isinstance(value, dict | list):
+        if depth == DEEPEST:
+            raise RecursionError
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_depth(part, depth + 1)
 
 
 def _merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

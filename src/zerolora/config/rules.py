@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from zerolora.config.messages import remedy
-from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of
+from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
 from zerolora.config.schema import HUB_DATA, RESERVED_RUNS, Config, RunSections
 from zerolora.errors import UserError, shown
 from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS
@@ -142,9 +142,14 @@ def _impossible_strategy(
     config: Config, run: str, settings: RunSections, at: Callable[[str, str], tuple[str, ...]]
 ) -> Iterable[Mistake]:
     try:
+        user_config(settings.render.strategy)
+    except UserError as error:
+        yield at("render", "strategy"), str(error)
+        return
+    try:
         rendered = stages_of(config, run).render
-    except UserError as error:  # the user's own JSON, or the probe, cannot be read
-        yield at("hardware", "probe") if "config/hardware" in str(error) else at("render", "strategy"), str(error)
+    except UserError as error:  # the probe is the other file that settings name
+        yield at("hardware", "probe"), str(error)
         return
     for key, table in (("gpu", GPUS), ("node_link", NODE_LINKS), ("network", NETWORKS)):
         value = getattr(settings.hardware, key)

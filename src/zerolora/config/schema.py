@@ -10,7 +10,15 @@ import re
 import textwrap
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -21,6 +29,8 @@ from zerolora.train.telemetry.trackers import NONE, TRACKERS
 from zerolora.units import parse_bytes
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+LONGEST_NAME = 100  # characters; a folder's name has at most 255, with what unfinished ones are called by (files.py)
+REPETITIVE = re.compile(r"(.+)\1{19}$")  # as snakemake's PeriodicityDetector has it
 # In one directory, so that Snakemake and DVC both know which files can change a run.
 USER_CONFIG = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
 PROBE = re.compile(r"config/hardware/[A-Za-z0-9._-]+\.json")
@@ -32,10 +42,16 @@ SHARED_SECTIONS = ("fetch", "prepare", "evaluate")
 def _name(value: str) -> str:
     if not NAME.fullmatch(value):
         raise ValueError("use lower-case letters, digits, - and _ only, since it becomes a folder's name")
+    if len(value) > LONGEST_NAME:
+        raise ValueError(f"write at most {LONGEST_NAME} characters, since it becomes a folder's name")
+    if REPETITIVE.search(value):
+        raise ValueError("ends in many repetitions, which Snakemake refuses in a name; choose another")
     return value
 
 
-def _size(value: str) -> str:
+def _size(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("write a size with its unit, as in 80GiB")
     parse_bytes(value)
     return value
 
@@ -98,7 +114,7 @@ def _tracker(value: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_name)]
-Size = Annotated[str, AfterValidator(_size)]
+Size = Annotated[str, BeforeValidator(_size)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1)]

@@ -18,6 +18,7 @@ LONGEST_ROW = 1 << 28
 UNSURE = 32
 WHITE = b" \t\r\n"
 BLANK = re.compile(r"[ \t\r\n]*")
+OPEN_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z', re.DOTALL)  # a JSON string that the text ends in
 OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*")
 COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 EMPTY_LINES = re.compile(r"(?:\r?\n)*")
@@ -88,7 +89,7 @@ def _goes_on(line: str) -> bool:
     try:
         DECODE(line)
     except json.JSONDecodeError as error:
-        return error.pos >= len(line.rstrip()) and not error.msg.startswith("Unterminated")
+        return error.pos >= len(line.rstrip())
     except (ValueError, RecursionError):
         return False
     return False
@@ -109,11 +110,13 @@ def _header(chunk: Chunk) -> tuple[str, ...]:
     where = f"{chunk.file}:{chunk.first}"
     if isinstance(cells, BadRow):
         raise UserError(f"{where}: the header {cells}")
+    seen: set[str] = set()
     for number, cell in enumerate(cells, 1):
         if not cell.strip():
             raise UserError(f"{where}: column {number} has no name; the first line must name every column")
-        if cell in cells[: number - 1]:
+        if cell in seen:
             raise UserError(f"{where}: two columns are called {shown(cell)}; rename one")
+        seen.add(cell)
     return tuple(cells)
 
 
@@ -150,11 +153,17 @@ def _cut(
             continue
         if whole:
             return
+        # Blank lines belong to no row. Kept, a file of little else would fill the memory.
+        blank = EMPTY_LINES.match(text, position).end()  # type: ignore[union-attr]
+        if count and blank - position >= size:
+            yield chunk._replace(first=line, data=text[start:position].encode("latin-1"))
+            count = 0
         if not count:
-            line += text.count("\n", counted, position)
-            start = counted = position
+            wanted = wanted if blank == position else 1
+            line += text.count("\n", counted, blank)
+            start = counted = position = blank
         begin = BETWEEN.match(text, position).end()  # type: ignore[union-attr]
-        _check_length(chunk.file, line + text.count("\n", counted, begin), len(text) - begin)
+        _check_length(chunk.file, line + text.count("\n", counted, begin), len(text) - position)
         more = b"".join(itertools.islice(blocks, wanted)).decode("latin-1")
         text, position = text[start:] + more, position - start
         start = counted = 0
@@ -199,7 +208,7 @@ def _find_value(text: str, begin: int, whole: bool) -> tuple[int, int] | None:
     try:
         end = DECODE(text, begin)[1]
     except json.JSONDecodeError as error:
-        if not whole and error.msg.startswith("Unterminated"):
+        if not whole and OPEN_STRING.match(text, error.pos):
             return None
         raise _BrokenError(text, error.pos, f"not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:

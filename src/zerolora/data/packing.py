@@ -39,7 +39,9 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
 
 def _search(histogram: dict[int, int], capacity: int, dual: Dual) -> list[Pattern]:
     """Return a packing of the rows counted by length in `histogram`: the best that the work allowed finds."""
-    # In patterns made or looked at; a pattern takes longer where the sets of lengths have more bits.
+    # In patterns made or looked at; a pattern takes longer where the sets of lengths have more bits. Chosen so that
+    # packing takes about a second where it is hardest (0.9 s for 20,000 rows of uniform 0.2 to 0.7), and so that a
+    # packed row in 10,000 is not worth more of it.
     work = (60_000 + sum(histogram.values())) // (1 + capacity // 32_768)
     enough = dual.bound + dual.bound // 10_000
     best: list[Pattern] = []

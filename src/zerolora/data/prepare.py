@@ -163,7 +163,8 @@ def _collect(
     """Write the dropped rows, and return the files of the others, in order, and what is known of each row."""
     files = []
     columns = array("h"), array("Q"), array("Q")
-    with dropped.open("w", encoding="utf-8") as rejected:
+    # Half a surrogate pair is no UTF-8; JSON escapes it as Python does.
+    with dropped.open("w", encoding="utf-8", errors="backslashreplace") as rejected:
         for result in results:
             _refuse(result.dropped, settings)
             rejected.writelines(_line(row) + "\n" for row in result.dropped)
@@ -190,8 +191,8 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
 
 
 def _line(row: Dropped) -> str:
-    value = None if isinstance(row.row, BadRow) else row.row
-    return canonical({"place": row.place, "kind": row.kind, "reason": row.reason, "row": value})
+    why = canonical({"place": row.place, "kind": row.kind, "reason": row.reason})
+    return f'{why[:-1]}, "row": {row.row}}}'
 
 
 def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -48,6 +49,19 @@ def _json_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
             yield place, BadRow(f"is not JSON that can be read: {error}; mend or remove it")
 
 
+def _decode(text: str, begin: int) -> tuple[Any, int]:
+    """Decode a value that was decoded before to find its end, however much deeper the stack is now."""
+    try:
+        return DECODE(text, begin)
+    except RecursionError:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit + 1000)
+        try:
+            return DECODE(text, begin)
+        finally:
+            sys.setrecursionlimit(limit)
+
+
 def _txt_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
     for line, text in _lines(chunk):
         yield f"{chunk.file}:{line}", text if isinstance(text, BadRow) else {"text": text}
@@ -60,7 +74,7 @@ def _value_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         begin = BETWEEN.match(text, position).end()  # type: ignore[union-attr]
         line += text.count("\n", counted, begin)
         counted = begin
-        value, position = DECODE(text, begin)
+        value, position = _decode(text, begin)
         bad = _not_utf8(text[begin:position], line) if broken else None
         yield f"{chunk.file}:{line}", bad or _object(value)
 

@@ -27,7 +27,7 @@ def tables(path: Path, kind: str, rows: int, size: int) -> Iterator[Chunk]:
                 progress = taken * end // count - taken * start // count
                 yield Chunk(str(path), kind, first, _ipc(part), progress)
                 first += part.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"{path}: is not a whole {kind.capitalize()} file ({reason}); fetch or write it again"

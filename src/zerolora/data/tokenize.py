@@ -27,7 +27,11 @@ from zerolora.data.records import Chunk
 from zerolora.data.rows import FIELDS, IGNORED, schema
 from zerolora.data.template import Template
 from zerolora.data.truncation import Parts, fitted
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
+from zerolora.files import canonical
+
+# Characters of a row: some 65 bytes of memory each while it is tokenized, measured on one of 200 MB.
+LONGEST_TEXT = 1 << 24
 
 
 class Job(NamedTuple):
@@ -40,13 +44,16 @@ class Job(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """A row that is not used: where it stands, why (bad_row or too_long, and the reason), and the row."""
+    """A row that is not used: where it stands, why (bad_row or too_long, and the reason), and the row as JSON.
+
+    Workers send text, since a deeply nested value cannot be pickled.
+    """
 
     source: int
     place: str
     kind: str
     reason: str
-    row: Any
+    row: str
 
 
 class Result(NamedTuple):
@@ -149,9 +156,14 @@ class ChunkTokenizer:
                 if job.columns:
                     counts.update(f"column.{field}" for field, column in job.columns.items() if _holds(value, column))
                 example = parse(value, job.format, job.columns)
+                if (length := _characters(example)) > LONGEST_TEXT:
+                    bad[number] = self._huge(length)
+                    continue
                 rows.append(_Row(number, example, [] if example.tokens else self.template.pieces(example)))
             except BadRow as error:
                 bad[number] = "bad_row", str(error)
+            except RecursionError:
+                bad[number] = "bad_row", "is nested too deep to be read; flatten or remove it"
         tokens = self._given(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
         bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
         parts = fitted(tokens, self.max_length, self.too_long, self.bos)
@@ -178,10 +190,14 @@ class ChunkTokenizer:
             _hashes(parts, rows, tokens),
             job.source,
             len(read),
-            [Dropped(job.source, read[number][0], *bad[number], read[number][1]) for number in sorted(bad)],
+            [Dropped(job.source, read[number][0], *bad[number], _as_text(read[number][1])) for number in sorted(bad)],
             dict(+counts),
             job.chunk.progress,
         )
+
+    def _huge(self, length: int) -> tuple[str, str]:
+        kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
+        return kind, f"has {length:,} characters, more than the {LONGEST_TEXT:,} that are read at once; split it up"
 
     def _given(self, rows: list["_Row"]) -> Tokens:
         """Return rows that came as tokens."""
@@ -227,6 +243,21 @@ class _Row(NamedTuple):
     number: int
     example: Example
     pieces: list[Piece]
+
+
+def _characters(example: Example) -> int:
+    """Return about how many characters a row has, without looking into tool calls."""
+    return len(example.text or "") + sum(len(message.get("content") or "") for message in example.messages or ())
+
+
+def _as_text(value: Any) -> str:
+    """Return a row as JSON; null for one that could not be read, its beginning for one that JSON cannot hold."""
+    if isinstance(value, BadRow):
+        return "null"
+    try:
+        return canonical(value)
+    except (RecursionError, TypeError, ValueError):
+        return canonical(shown(value))
 
 
 def _holds(value: Any, column: str) -> bool:

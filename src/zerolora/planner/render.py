@@ -129,7 +129,7 @@ def rendered(choice: Choice, target: Target, gradient_clipping: float) -> tuple[
     """Return (options of the engine, reasons) for a named strategy. Raises UserError if it cannot run."""
     strategy = STRATEGIES[choice.strategy]
     strategy.check(target)
-    reasons = list(strategy.options(choice.buckets, target, choice.activation_checkpointing))
+    reasons = list(strategy.options(choice.buckets, target))
     return {**nested(reasons), **_from_training(choice, target, gradient_clipping)}, reasons
 
 

@@ -7,7 +7,7 @@ from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.planner.datasheets import DISKS, GPUS, named
 from zerolora.planner.hardware import KERNEL_SECONDS, HardwareRates, Link
-from zerolora.planner.probe_file import measured
+from zerolora.planner.probe_file import checked, measured
 from zerolora.strategies.base import Target
 
 # By compute capability, for a GPU that is not named.
@@ -87,11 +87,12 @@ def _check_probe(probe: dict[str, Any], settings: RenderSettings) -> None:
     """Raise UserError if a probe was made for another device, or on too few ranks to have measured every link."""
     if not isinstance(probe, dict) or "measured" not in probe:
         raise UserError("hardware.probe is not a file of zerolora probe; run `zerolora probe` again")
-    if probe["device"] != settings.device:
-        raise UserError(f"hardware.probe was made on {probe['device']}, but hardware.device is {settings.device}")
+    made = checked(probe)
+    if made.device != settings.device:
+        raise UserError(f"hardware.probe was made on {made.device}, but hardware.device is {settings.device}")
     wanted = {"ranks_per_node": settings.ranks_per_node, "nodes": settings.nodes}
     for key, option in (("ranks_per_node", f"--ranks {settings.ranks_per_node}"), ("nodes", "on all nodes")):
-        if probe[key] == 1 < wanted[key]:
+        if getattr(made, key) == 1 < wanted[key]:
             raise UserError(f"hardware.probe measured 1 of train.{key}, which is {wanted[key]}; probe {option}")
 
 

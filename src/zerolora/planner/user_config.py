@@ -82,8 +82,19 @@ OFFLOADS = {
         "cpuadam_cores_perc",
     },
 }
+OFFLOAD_FLAGS = ("pin_memory", "pipeline_read", "pipeline_write", "fast_init", "super_offload")
+OFFLOAD_SIZES = ("buffer_count", "buffer_size", "max_in_cpu")
+OFFLOAD_SHARES = ("ratio", "cpuadam_cores_perc")
 # A misspelt key of the top level is ignored. Ignoring one of these would change a run.
 TOP = (ZERO, "aio", "bf16", "fp16", "gradient_clipping", "activation_checkpointing", "communication_data_type")
+TOP_SECTIONS = ("aio", "bf16", "fp16", "activation_checkpointing")
+TOP_NUMBERS = (
+    "gradient_clipping",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
+LARGEST = 2**63 - 1  # of a size, which is a 64-bit integer in torch
 # DeepSpeed's defaults, in elements.
 DEFAULTS = {
     "reduce_bucket_size": 500_000_000,
@@ -125,6 +136,7 @@ def faults(user: Any) -> Iterator[str]:
         return
     zero = user.get(ZERO, {})
     yield from _misspelt(user)
+    yield from _wrong_top(user)
     yield from _unknown(zero)
     wrong = list(_wrong_types(zero))
     yield from wrong
@@ -214,6 +226,16 @@ def _misspelt(user: dict[str, Any]) -> Iterator[str]:
             yield f"{shown(key)} is no key of DeepSpeed, which ignores it; write {near[0]}"
 
 
+def _wrong_top(user: dict[str, Any]) -> Iterator[str]:
+    for key in TOP_SECTIONS:
+        if not isinstance(user.get(key, {}), dict):
+            yield f"{key} is {shown(user[key])}; write an object"
+    for key in TOP_NUMBERS:
+        value = user.get(key)
+        if value not in (None, "auto") and (isinstance(value, bool) or not isinstance(value, int | float)):
+            yield f"{key} is {shown(value)}; write a number"
+
+
 def _unknown(zero: dict[str, Any]) -> Iterator[str]:
     for key in zero:
         if key in RENAMED:
@@ -241,17 +263,34 @@ def _wrong_types(zero: dict[str, Any]) -> Iterator[str]:
         if any(key in aliases(flag) for flag in FLAGS) and not isinstance(value, bool):
             yield f"{where}; write true or false"
         elif any(key in aliases(size) for size in SIZES) and not _whole(value):
-            yield f"{where}; write a whole number of 0 or more"
+            yield f"{where}; write a whole number from 0 to 2**63 - 1"
         elif key in SECTIONS and not isinstance(value, dict):
             yield f"{where}; write an object"
     for key in OFFLOADS:
         device = (zero.get(key) or {}).get("device", "none") if isinstance(zero.get(key) or {}, dict) else "none"
         if device not in ("none", "cpu", "nvme"):
             yield f"{ZERO}.{key}.device is {shown(device)}; write none, cpu or nvme"
+        yield from _wrong_offload(key, zero.get(key))
+
+
+def _wrong_offload(section: str, values: Any) -> Iterator[str]:
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if value in (None, "auto"):
+            continue
+        if key in OFFLOAD_FLAGS and not isinstance(value, bool):
+            yield f"{ZERO}.{section}.{key} is {shown(value)}; write true or false"
+        elif key in OFFLOAD_SIZES and not _whole(value):
+            yield f"{ZERO}.{section}.{key} is {shown(value)}; write a whole number from 0 to 2**63 - 1"
+        elif key in OFFLOAD_SHARES and (isinstance(value, bool) or not isinstance(value, int | float)):
+            yield f"{ZERO}.{section}.{key} is {shown(value)}; write a number from 0 to 1"
+        elif key == "nvme_path" and not isinstance(value, str):
+            yield f"{ZERO}.{section}.{key} is {shown(value)}; write the folder of a local disk"
 
 
 def _whole(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and value >= 0 and value == int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= LARGEST and value == int(value)
 
 
 def _contradictions(zero: dict[str, Any]) -> Iterator[str]:

@@ -90,7 +90,7 @@ class Strategy(ABC):
         return Buckets()
 
     @abstractmethod
-    def options(self, buckets: Buckets, target: Target, activation_checkpointing: bool) -> Iterable[Reason]:
+    def options(self, buckets: Buckets, target: Target) -> Iterable[Reason]:
         """Yield the engine's options, each with its reason."""
 
     @abstractmethod

@@ -20,7 +20,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Example:
+class TaskExample:
     """A row with answers to it and their verdicts; a test runs every task on its examples."""
 
     question: str
@@ -46,7 +46,7 @@ class Task:
     """When an answer is right, in a few words."""
     judge: Callable[[Row, str], Judgement]
     """Judges the answer to a row; the answer has no white space around it."""
-    example: Example
+    example: TaskExample
     asks: Callable[[Row], bool] = has_prompt
     """Tells which rows are asked. All rows count for the loss."""
 

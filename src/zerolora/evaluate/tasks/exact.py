@@ -1,6 +1,6 @@
 """exact: the answer is the row's own output."""
 
-from zerolora.evaluate.tasks.base import Example, Judgement, Row, Task
+from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
 
 
 def _judge(row: Row, answer: str) -> Judgement:
@@ -11,5 +11,5 @@ TASK = Task(
     name="exact",
     rule="it equals the row's output",
     judge=_judge,
-    example=Example(question="capital of France?", expected="Paris", right="Paris", wrong="paris"),
+    example=TaskExample(question="capital of France?", expected="Paris", right="Paris", wrong="paris"),
 )

@@ -3,7 +3,7 @@
 import re
 
 from zerolora.data.reference import PREFIX
-from zerolora.evaluate.tasks.base import Example, Judgement, Row, Task
+from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
 
 _ANSWER = re.compile(re.escape(PREFIX) + r"(\d+) \+ (\d+)")
 
@@ -19,5 +19,5 @@ TASK = Task(
     name="sum",
     rule="it names two numbers that sum to the number asked, in the reference task's form",
     judge=_judge,
-    example=Example(question="5=", expected="", right=f"{PREFIX}1 + 4", wrong=f"{PREFIX}1 + 5"),
+    example=TaskExample(question="5=", expected="", right=f"{PREFIX}1 + 4", wrong=f"{PREFIX}1 + 5"),
 )

@@ -31,7 +31,7 @@ class DistributedDataParallel(Strategy):
         """Return why the strategy cannot run on a target, None if it can."""
         return needs_loss_scaling(target)
 
-    def options(self, buckets: Buckets, target: Target, activation_checkpointing: bool) -> Iterator[Reason]:
+    def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
         """Yield the arguments of DistributedDataParallel, each with its reason."""
         yield Reason("ddp.bucket_cap_mb", 25, "fp32 gradients reduced together, MiB: torch's default", SOURCE)
         yield Reason("ddp.gradient_as_bucket_view", True, "gradients lie in the buckets: no second copy", SOURCE)

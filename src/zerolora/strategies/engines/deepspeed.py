@@ -51,7 +51,7 @@ class DeepSpeed(Strategy):
         """Return the sizes that are rendered for a model."""
         return deepspeed_buckets(self.stage, model, on_gpu)
 
-    def options(self, buckets: Buckets, target: Target, activation_checkpointing: bool) -> Iterator[Reason]:
+    def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
         """Yield the DeepSpeed JSON value by value, each with its reason, but for what training's settings say."""
         yield from self._stage()
         if self.stage == 3:

@@ -26,8 +26,8 @@ class FullyShard(Strategy):
         """Return why the strategy cannot run on a target, None if it can."""
         return needs_loss_scaling(target)
 
-    def options(self, buckets: Buckets, target: Target, activation_checkpointing: bool) -> Iterator[Reason]:
-        """Yield the arguments of `fully_shard` and how the model is divided, each with its reason."""
+    def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
+        """Yield the arguments of `fully_shard`, each with its reason."""
         mesh, why = [target.ranks], "sharded among all ranks"
         if self.within_node:
             mesh, why = [target.nodes, target.ranks_per_node], "nodes x ranks of a node: sharded inside a node only"
@@ -38,7 +38,6 @@ class FullyShard(Strategy):
             "a layer's weights are freed after use and gathered again for the backward pass",
             SOURCE,
         )
-        yield Reason("fsdp.wrap", "_no_split_modules", "one unit a decoder layer, as transformers names them", SOURCE)
         yield Reason(
             "fsdp.param_dtype",
             target.precision,
@@ -46,12 +45,6 @@ class FullyShard(Strategy):
             "accelerate#3985",
         )
         yield Reason("fsdp.reduce_dtype", "fp32", "the adapter's gradients are small, so fp32 costs little", SOURCE)
-        yield Reason(
-            "fsdp.activation_checkpointing",
-            activation_checkpointing,
-            "keep each unit's input only, and recompute the rest with its weights gathered once",
-            "transformers/modeling_layers.py",
-        )
 
     def collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
         """Yield a gather for each pass of each layer, and one reduction of the adapter's fp32 gradients."""

@@ -10,12 +10,14 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from zerolora.errors import shown
 from zerolora.files import canonical, readable
 
 VERSION = 3
@@ -24,6 +26,23 @@ SUFFIX = ".safetensors"
 
 class CorruptCheckpoint(Exception):
     """A file that is no whole checkpoint; the message says why."""
+
+
+class Manifest(BaseModel):
+    """What a checkpoint's manifest holds, beside its format."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: Annotated[int, Field(ge=0)]
+    steps: Annotated[int, Field(ge=0)]
+    updates: Annotated[int, Field(ge=0)]
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    resumes: Annotated[int, Field(ge=0)]
+    best_step: Annotated[int, Field(ge=0)] | None
+    loss_scale: dict[str, float]
+    resume_key: dict[str, Any]
+    run_fingerprint: dict[str, Any]
+    tensors: dict[str, str]
 
 
 @dataclass
@@ -91,8 +110,10 @@ def read(path: Path) -> tuple[State, dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except (SafetensorError, OSError) as error:
         raise CorruptCheckpoint(f"not a whole safetensors file ({error})") from None
+    if tensors.keys() != manifest["tensors"].keys():
+        raise CorruptCheckpoint("its tensors are not those of its manifest")
     for name, expected in manifest["tensors"].items():
-        if name not in tensors or _sha256(tensors[name]) != expected:
+        if _sha256(tensors[name]) != expected:
             raise CorruptCheckpoint(f"{name} is not what was written")
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -111,14 +132,22 @@ def header(path: Path) -> dict[str, Any]:
         text = metadata["manifest"]
         if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
             raise CorruptCheckpoint("its manifest is not what was written")
-        manifest: dict[str, Any] = json.loads(text)
+        manifest: Any = json.loads(text)
     except FileNotFoundError:
         raise CorruptCheckpoint("there is no such file") from None
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
         raise CorruptCheckpoint(f"not a whole checkpoint ({error})") from None
-    if manifest["format"] != VERSION:
-        raise CorruptCheckpoint(f"written in format {manifest['format']}, this version reads {VERSION}")
-    return manifest
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if version != VERSION:
+        raise CorruptCheckpoint(f"written in format {shown(version)}, this version reads {VERSION}")
+    try:
+        Manifest.model_validate(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise CorruptCheckpoint(f"{key} of its manifest: {first['msg']}") from None
+    result: dict[str, Any] = manifest
+    return result
 
 
 def path_of(folder: Path, step: int) -> Path:

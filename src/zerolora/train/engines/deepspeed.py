@@ -11,7 +11,7 @@ from zerolora.train.engines.base import WEIGHT, Engine, Loading, Tensors, adamw,
 from zerolora.train.plan import TrainingPlan
 
 
-class DeepSpeed(Engine):
+class DeepSpeedEngine(Engine):
     """DeepSpeed's engine, at any ZeRO stage."""
 
     # Stage 3 frees frozen weights inside the recomputation, where the other kind compares shapes (DeepSpeed#8148,
@@ -27,7 +27,7 @@ class DeepSpeed(Engine):
         import deepspeed
 
         Engine.connect(config, device)
-        DeepSpeed.load_library()
+        DeepSpeedEngine.load_library()
         deepspeed.init_distributed(dist_backend=backend(device), verbose=False)
 
     @staticmethod
@@ -65,7 +65,7 @@ class DeepSpeed(Engine):
     def forward(self, **inputs: Any) -> Any:
         return self.engine(**inputs)
 
-    def train(self, mode: bool = True) -> "DeepSpeed":
+    def train(self, mode: bool = True) -> "DeepSpeedEngine":
         if self.stage == 3 and mode and not self.training:
             # A forward pass leaves gathered what a backward pass would use first, and the next one does not count it
             # among live weights (partitioned_param_coordinator.py, reset_step).

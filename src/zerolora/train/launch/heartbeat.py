@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, printable
 from zerolora.log import LOGGER
 from zerolora.train.launch.topology import TOKEN
 from zerolora.train.telemetry.stragglers import ForwardTimer, StragglerDetector
@@ -68,12 +68,12 @@ class Status(BaseModel):
     @property
     def name(self) -> str:
         """Return the rank and its host, printable."""
-        return f"rank {self.rank} on {_printable(self.host)}"
+        return f"rank {self.rank} on {printable(self.host)}"
 
     @property
     def where(self) -> str:
         """Return the part, printable."""
-        return _printable(self.part)
+        return printable(self.part)
 
 
 @dataclass
@@ -309,11 +309,6 @@ def _by_part(statuses: Iterable[Status]) -> list[str]:
 
 def _digest(key: bytes, text: bytes) -> bytes:
     return hmac.digest(key, text, "sha256")
-
-
-def _printable(text: str) -> str:
-    """Return a text with control characters, which a terminal would obey, escaped."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _patience() -> float:

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 import torch
 
+# Judgement, not measured: what each avoids stands beside it.
 LAYERS = 8  # linear layers that are timed; a decoder layer has 7
-STEPS = 20  # that a comparison spans at least
+STEPS = 20  # that a comparison spans at least, so that one slow step is no reason
 SECONDS = 10.0  # that it spans as well, so that a short disturbance does not count
-SLOWER = 1.5  # times the median of the other ranks
-COMPARISONS = 2  # in succession
+SLOWER = 1.5  # times the median of the other ranks: rows of other lengths, which ranks have in turn, make less
+COMPARISONS = 2  # in succession, so that what passes is not reported
 _EVENT = functools.partial(torch.cuda.Event, enable_timing=True)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
-from zerolora.train.telemetry.trackers.base import Run, Tracker
+from zerolora.train.telemetry.trackers.base import StartedRun, Tracker
 
 NONE = "none"
 """The value of `train.tracker` for no tracker."""
@@ -50,7 +50,7 @@ class TrackedRun:
     def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
         """Start a run named as `folder` is, and write below it."""
         self.name = name
-        self._run: Run | None = None
+        self._run: StartedRun | None = None
         if name != NONE:
             for variable, value in TRACKERS[name].offline.items():
                 os.environ.setdefault(variable, value)

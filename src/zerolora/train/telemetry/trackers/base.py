@@ -9,7 +9,7 @@ PROJECT = "zerolora"
 """The project or experiment that runs belong to, where the user's variables name no other."""
 
 
-class Run(NamedTuple):
+class StartedRun(NamedTuple):
     """A run that has started."""
 
     log: Callable[[int, Mapping[str, float]], object]
@@ -26,7 +26,7 @@ class Tracker:
     """The tracker's name in the config."""
     package: str | None
     """The package it needs, imported and installed by this name; None for none."""
-    start: Callable[[Path, str, dict[str, Any]], Run]
+    start: Callable[[Path, str, dict[str, Any]], StartedRun]
     """Starts a run: its own directory, which exists, its name, and the settings of training."""
     offline: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that keep it on this machine. A variable that is set already holds."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolora.train.telemetry.trackers.base import Run, Tracker
+from zerolora.train.telemetry.trackers.base import StartedRun, Tracker
 
 
-def _start(folder: Path, run: str, settings: dict[str, Any]) -> Run:
+def _start(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:
     from dvclive import Live
 
     # The pipeline's own dvc.yaml lists metrics and plots, and its commits are the experiments.
@@ -20,7 +20,7 @@ def _start(folder: Path, run: str, settings: dict[str, Any]) -> Run:
             live.log_metric(name, value)
         live.sync()  # type: ignore[no-untyped-call]
 
-    return Run(log, live.end)
+    return StartedRun(log, live.end)
 
 
 TRACKER = Tracker("dvclive", "dvclive", _start, {"DVC_STUDIO_OFFLINE": "true"})

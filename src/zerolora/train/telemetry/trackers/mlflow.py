@@ -4,17 +4,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from zerolora.train.telemetry.trackers.base import PROJECT, Run, Tracker
+from zerolora.train.telemetry.trackers.base import PROJECT, StartedRun, Tracker
 
 
-def _start(folder: Path, run: str, settings: dict[str, Any]) -> Run:
+def _start(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:
     import mlflow
 
     mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", folder.as_uri()))
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
     mlflow.start_run(run_name=run)
     mlflow.log_params(settings)
-    return Run(lambda step, values: mlflow.log_metrics(dict(values), step=step), mlflow.end_run)
+    return StartedRun(lambda step, values: mlflow.log_metrics(dict(values), step=step), mlflow.end_run)
 
 
 # Its databases are another dependency; files need none.

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolora.train.telemetry.trackers.base import Run, Tracker
+from zerolora.train.telemetry.trackers.base import StartedRun, Tracker
 
 
-def _start(folder: Path, run: str, settings: dict[str, Any]) -> Run:
+def _start(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:
     from torch.utils.tensorboard import SummaryWriter
 
     shutil.rmtree(folder)  # it would show the steps of every attempt
@@ -18,7 +18,7 @@ def _start(folder: Path, run: str, settings: dict[str, Any]) -> Run:
         for name, value in values.items():
             writer.add_scalar(name, value, step)
 
-    return Run(log, writer.close)
+    return StartedRun(log, writer.close)
 
 
 TRACKER = Tracker("tensorboard", "tensorboard", _start)

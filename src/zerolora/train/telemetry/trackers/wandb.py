@@ -4,14 +4,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from zerolora.train.telemetry.trackers.base import PROJECT, Run, Tracker
+from zerolora.train.telemetry.trackers.base import PROJECT, StartedRun, Tracker
 
 
-def _start(folder: Path, run: str, settings: dict[str, Any]) -> Run:
+def _start(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:
     import wandb
 
     started = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run, dir=str(folder), config=settings)
-    return Run(lambda step, values: started.log(dict(values), step=step), started.finish)
+    return StartedRun(lambda step, values: started.log(dict(values), step=step), started.finish)
 
 
 TRACKER = Tracker("wandb", "wandb", _start, {"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
