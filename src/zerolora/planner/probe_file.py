@@ -1,4 +1,4 @@
-"""What `zerolora probe` measured, read from its file."""
+"""Reads the file that `zerolora probe` writes."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from zerolora.types import Precision
 
 
 def measured(probe: Mapping[str, Any], precision: Precision, disk: str = "nvme") -> HardwareRates:
-    """Return the hardware that `zerolora probe` measured (probe.py says what each value is).
+    """Return the rates that `zerolora probe` measured (probe/probe.py describes each value).
 
     Disks are not measured. Raises UserError if the probe has no rate for `precision`, or lacks a value.
     """
@@ -30,7 +30,7 @@ def _from_probe(probe: Mapping[str, Any], precision: Precision, disk: Disk) -> H
             "write one of them"
         )
     memory = float(values["memory_bytes_per_second"])
-    # A copy reads each byte and writes it.
+    # A copy reads and writes each byte.
     host = Link("memory", memory / 2, 0.0) if cpu else _slower_direction(values)
     return HardwareRates(
         name=str(probe["hardware"]["name"]),
@@ -54,7 +54,7 @@ def _slower_direction(values: Mapping[str, Any]) -> Link:
 
 
 def _measured_link(where: str, values: Mapping[str, Any]) -> Link:
-    """Return the slower of the two collectives. Where there was one rank or one node, nothing is ever sent."""
+    """Return the slower of the two collectives. With one rank or one node nothing is sent."""
     both = [values[f"{where}_{collective}_bytes_per_second"] for collective in ("all_reduce", "all_gather")]
     if None in both:
         return Link("none", math.inf, 0.0)

@@ -19,7 +19,7 @@ class FullyShard(Strategy):
     engine: ClassVar[EngineName] = "fsdp"
 
     def owners(self, ranks: int, ranks_per_node: int) -> int:
-        """Return among how many ranks every state is sharded: hybrid sharding replicates all on each node."""
+        """Return the number of ranks among which states are sharded: hybrid sharding replicates them on each node."""
         return ranks_per_node if self.within_node else ranks
 
     def conflict(self, target: Target) -> Conflict | None:
@@ -27,7 +27,7 @@ class FullyShard(Strategy):
         return needs_loss_scaling(target)
 
     def options(self, buckets: Buckets, target: Target, activation_checkpointing: bool) -> Iterator[Reason]:
-        """Yield the arguments of `fully_shard` and how the model is divided, each with its reason."""
+        """Yield the arguments of `fully_shard` and the division into units, each with its reason."""
         mesh, why = [target.ranks], "sharded among all ranks"
         if self.within_node:
             mesh, why = [target.nodes, target.ranks_per_node], "nodes x ranks of a node: sharded inside a node only"
@@ -68,5 +68,5 @@ class FullyShard(Strategy):
             yield Collective("all_reduce gradients", REDUCE, "across", gradients / ranks_per_node, units)
 
     def gathered(self, work: StepWork) -> float:
-        """Return the parameters that are gathered in one step: all twice a micro-step, but for those outside layers."""
+        """Return the number of parameters gathered in one step: twice in a micro-step, once if outside the layers."""
         return work.accumulation * (2 * (work.frozen + work.trainable) - work.outside)
