@@ -21,7 +21,7 @@ BLANK = re.compile(r"[ \t\r\n]*")
 OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*")
 COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 EMPTY_LINES = re.compile(r"(?:\r?\n)*")
-MEND = "mend it, since what follows cannot be read without it"
+MEND = "correct it, since the rows after it cannot be read otherwise"
 # (text, position, whether it is the first record, whether the text is the whole rest of the file) -> the record's begin
 # and end; None if the text ends before the record does, or holds no more records.
 Find = Callable[[str, int, bool, bool], tuple[int, int] | None]

@@ -103,7 +103,7 @@ def _refusal(path: str) -> str | None:
     if name.lower() == MANIFEST:
         return f"{MANIFEST} is the name of the list that this stage writes"
     if not DATA_FILE.fullmatch(name):
-        return "no file of rows; code, pickles and archives are never taken"
+        return "not a data file; code, pickles and archives are never downloaded"
     return None
 
 

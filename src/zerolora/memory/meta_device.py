@@ -81,7 +81,7 @@ def _build(config: dict[str, Any], where: Path) -> Any:
         # huggingface_hub's StrictDataclassFieldValidationError has a message of several lines.
         why = " ".join(str(error).split())
         raise UserError(
-            f"{where}: a {family} cannot be built from it ({why:.240}); mend the value or fetch it again"
+            f"{where}: a {family} cannot be built from it ({why:.240}); correct the value or fetch it again"
         ) from None
 
 
