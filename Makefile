@@ -41,7 +41,7 @@ format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff format
 	$(BIN)/snakefmt Snakefile workflow
 
-schema: $(INSTALLED)  ## write the config's JSON Schema after a change of config.py
+schema: $(INSTALLED)  ## write the config's JSON Schema after a change of config/schema.py
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
 
 architecture: $(INSTALLED)  ## write the lists of modules in docs/architecture.md from their docstrings

@@ -1,6 +1,6 @@
-"""The `zerolora` command: one thin subcommand a stage.
+"""The `zerolora` command: one thin subcommand for each stage.
 
-Stages are imported inside their subcommand, so that estimate, render and --help answer without loading torch.
+Stages are imported inside their subcommands, so that estimate, render and --help never load torch.
 """
 
 import json
@@ -30,19 +30,19 @@ Settings = Annotated[
     dict[str, Any],
     typer.Option(parser=settings_of, metavar="JSON|@FILE", help="The stage's entry of results/config.json."),
 ]
-Output = Annotated[Path, typer.Option(help="Where the result goes.")]
+Output = Annotated[Path, typer.Option(help="Output file or directory.")]
 ModelDirectory = Annotated[Path, typer.Option("--model", help="resources/models/NAME, as fetch wrote it.")]
 Data = Annotated[Path, typer.Option(help="Directory of the prepared data set.")]
-Weights = Annotated[Path, typer.Option(help="resources/weights/NAME: where downloaded weights lie.")]
+Weights = Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")]
 Packing = Annotated[Path, typer.Option(help="Directory of the run's packing plan.")]
-Stamp = Annotated[Path, typer.Option("--weights", help="The file that says where the weights are.")]
+Stamp = Annotated[Path, typer.Option("--weights", help="File with the directory of the weights.")]
 Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]
 
 
 @app.callback()
 def start(
     context: typer.Context,
-    log: Annotated[Path | None, typer.Option(help="Print everything to this file instead of the terminal.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Write all output to this file instead of the terminal.")] = None,
 ) -> None:
     """Set up messages, and keep every stage but fetch off the network."""
     if log:
@@ -125,7 +125,7 @@ def fetch_data(settings: Settings, output: Output) -> None:
 
 @app.command()
 def weights(model: ModelDirectory, weights: Weights) -> None:
-    """Make sure that the base weights are on this machine and are those that fetch recorded."""
+    """Ensure that the base weights are on this machine and match the hashes that fetch recorded."""
     from zerolora.fetch.models import restore
 
     restore(model, weights)
@@ -138,7 +138,7 @@ def prepare(
     output: Output,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that tokenize; all cores if left out.")] = None,
 ) -> None:
-    """Turn rows into tokens and masked labels, in three splits."""
+    """Tokenize rows, mask their labels, and write three splits."""
     from zerolora.config.settings import PrepareSettings
     from zerolora.data.prepare import prepare as stage
 
@@ -147,7 +147,7 @@ def prepare(
 
 @app.command()
 def pack(settings: Settings, data: Data, output: Output) -> None:
-    """Decide which rows share a packed row."""
+    """Join prepared rows to packed rows."""
     from zerolora.config.settings import PackSettings
     from zerolora.data.pack import pack_rows
     from zerolora.manifest import check_intact
@@ -158,7 +158,7 @@ def pack(settings: Settings, data: Data, output: Output) -> None:
 
 @app.command()
 def estimate(settings: Settings, model: ModelDirectory, packing: Packing, output: Output) -> None:
-    """Predict what every strategy needs of GPU, host and disk for a run; nothing is loaded."""
+    """Predict the GPU, host and disk memory of every strategy for a run, without loading the model."""
     from zerolora.config.settings import EstimateSettings
     from zerolora.files import write_json
     from zerolora.memory.estimate import estimate as stage
@@ -177,8 +177,8 @@ app.command()(memory)
 @app.command()
 def probe(
     output: Output,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What ranks compute on.")] = "cpu",
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks of each machine, measuring at once.")] = 1,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device that ranks compute on.")] = "cpu",
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of each machine, which measure at the same time.")] = 1,
 ) -> None:
     """Measure this machine, or those of the Slurm job, for the choice of a strategy (hardware.probe)."""
     from zerolora.probe.probe import probe as measure
@@ -191,9 +191,9 @@ def render(
     settings: Settings,
     estimate: Annotated[Path, typer.Option(help="The run's estimate.json.")],
     output: Output,
-    reasons: Annotated[Path, typer.Option(help="Where the reasons and overrides go.")],
+    reasons: Annotated[Path, typer.Option(help="Output file of the reasons and overrides.")],
 ) -> None:
-    """Choose how the run trains, and write what training reads: its engine's options with the choice beside them."""
+    """Choose a run's configuration, and write the choice and the options of its engine."""
     from zerolora.config.settings import RenderSettings
     from zerolora.files import write_json
     from zerolora.planner.render import lines
@@ -219,7 +219,7 @@ def train(
     output: Output,
     logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
 ) -> None:
-    """Train the adapter: one rank, several here, or one Slurm task of many. Goes on from the last checkpoint."""
+    """Train the adapter with one rank, several, or as a task of a Slurm job. Resumes from the last checkpoint."""
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.manifest import check_intact
@@ -248,7 +248,7 @@ def train(
 def merge(
     weights: Stamp,
     adapter: Adapter,
-    place: Annotated[Path, typer.Option(help="Where the merged weights go.")],
+    place: Annotated[Path, typer.Option(help="Output directory of the merged weights.")],
     output: Output,
 ) -> None:
     """Add the adapter to the base weights."""
@@ -265,7 +265,7 @@ def merged_weights(
     adapter: Adapter,
     manifest: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
 ) -> None:
-    """Make sure the merged weights are on this machine; merge again if they are not."""
+    """Ensure that the merged weights are on this machine; merge again if they are not."""
     from zerolora.manifest import located
     from zerolora.merge.merge import restore
 
@@ -278,9 +278,9 @@ def evaluate(
     data: Data,
     weights: Stamp,
     output: Output,
-    answers: Annotated[Path, typer.Option(help="Where every answer goes.")],
+    answers: Annotated[Path, typer.Option(help="Output file of all answers.")],
 ) -> None:
-    """Ask a model the held-out rows and judge its answers."""
+    """Evaluate a model on the held-out rows."""
     from zerolora.config.settings import EvaluateSettings
     from zerolora.evaluate.evaluate import evaluate as stage
     from zerolora.manifest import check_intact, located
@@ -300,17 +300,15 @@ def report(
     results: Annotated[Path, typer.Option(help="Directory of the run's results.")],
     lock: Annotated[Path, typer.Option(help="The lock file of the environment.")],
     config: Annotated[Path, typer.Option(help="The config.")],
-    usage: Annotated[Path, typer.Option(help="Where goes what training used, beside what was predicted.")],
-    summary: Annotated[Path, typer.Option(help="Where the headline metrics go.")],
+    usage: Annotated[Path, typer.Option(help="Output file of predicted and actual resource usage.")],
+    summary: Annotated[Path, typer.Option(help="Output file of the headline metrics.")],
     output: Output,
     accounting: Annotated[
         dict[str, Any] | None,
-        typer.Option(
-            parser=json.loads, metavar="JSON", help="What the scheduler accounted of training; null for none."
-        ),
+        typer.Option(parser=json.loads, metavar="JSON", help="The scheduler's accounting of training; null for none."),
     ] = None,
 ) -> None:
-    """Write the run's page: before and after, loss, memory, provenance."""
+    """Write the run's report page: accuracy before and after, loss, memory, provenance."""
     from zerolora.config.settings import ReportSettings
     from zerolora.report.report import report as stage
 
@@ -322,7 +320,7 @@ def report(
 def show(
     results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
 ) -> None:
-    """Print accuracy before and after of every run, and where its page is."""
+    """Print each run's accuracy before and after, and its report page."""
     from zerolora.report.show import summary
 
     typer.echo(summary(results))

@@ -1,4 +1,4 @@
-"""Whose kernels multiply fp32 matrices on a CPU, and how many of them are kept."""
+"""Chooses between MKL and oneDNN for fp32 matrix products on a CPU, and limits the number of cached kernels."""
 
 import os
 
@@ -6,7 +6,7 @@ import torch
 
 SIZE = 256
 TOLERATED = 10.0
-"""How many times the error of torch's own choice is still fp32: another order of sums, no fewer bits."""
+"""Maximum ratio of the error to that of torch's default kernels: another order of summation, but still full fp32."""
 
 KEPT = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 """Kernels that torch and oneDNN each keep, unless the user says otherwise. A step on rows of another length needs other

@@ -59,5 +59,5 @@ def explained(error: OSError) -> str:
     path = Path(os.fsdecode(error.filename))
     name = str(path).encode("utf-8", "backslashreplace").decode()
     if number == errno.ENOENT and path.is_symlink():
-        return f"{name}: is a link to {str(path.readlink())!r}, which is not there; mend or remove the link"
+        return f"{name}: is a link to {str(path.readlink())!r}, which does not exist; correct or remove the link"
     return f"{name}: {reason}; {REMEDIES.get(number, 'look at that file, and run it again')}"

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and their sha256.
+"""Atomic writing of files and directories, and their sha256.
 
-Everything is written beside its target, flushed to disk and renamed, so a reader or a restarted stage never sees half a
-file. An unfinished file or directory is called `.NAME.HOST.PID.tmp`, a pattern that .gitignore and .dvcignore hold.
+Everything is written beside its target, flushed to disk and renamed, so a reader or a restarted stage never sees an
+incomplete file. Unfinished files and directories are called `.NAME.HOST.PID.tmp`, which .gitignore and .dvcignore list.
 """
 
 import errno

@@ -1,11 +1,11 @@
-"""How many tokens get logits at once: what training and evaluation compute, and what their memory is predicted from."""
+"""The number of tokens that get logits at a time, for training, evaluation and their memory estimate."""
 
 import math
 
 LEAST_CHUNK = 256
-"""Tokens of a chunk at least: with fewer, reading the head's weight takes longer than the products."""
+"""Minimum tokens of a chunk: with fewer, reading the head's weight takes longer than the products."""
 EVALUATION_TOKENS = 2048
-"""Tokens of one forward pass of evaluation without generation, padding counted."""
+"""Tokens of one forward pass of evaluation without generation, including padding."""
 
 
 def chunk_size(tokens: float, hidden: int, vocabulary: int) -> int:

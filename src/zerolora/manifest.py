@@ -1,4 +1,4 @@
-"""What a model directory holds: sizes, hashes, parameter count, without loading a tensor."""
+"""Manifest of a model directory: sizes, hashes and parameter count, without loading a tensor."""
 
 import math
 import re

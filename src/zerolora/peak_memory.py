@@ -1,4 +1,4 @@
-"""Peak memory, of this process and of all ranks."""
+"""Peak memory of this process and of all ranks."""
 
 import contextlib
 import resource
@@ -9,10 +9,10 @@ import torch.distributed
 
 
 class PeakMemory:
-    """The most memory a process has held since this object was made, in bytes.
+    """Tracks the peak memory of this process, in bytes, since this object was created.
 
-    Host: resident set, Linux's VmHWM, whose high-water mark is reset at the start where /proc allows it.
-    GPU: torch's allocator.
+    Host: peak resident set (VmHWM on Linux), reset at creation if /proc allows it.
+    GPU: peak of torch's allocator.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -20,8 +20,8 @@ class PeakMemory:
         self.restart()
 
     def restart(self) -> None:
-        """Count from here on."""
-        # "5" resets the high-water mark (man 5 proc). Where that is not allowed, the peak is the process's own.
+        """Reset the peaks."""
+        # "5" resets the high-water mark (man 5 proc). If that is not allowed, the peak is that of the process's life.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
         if self.device.type == "cuda":
@@ -36,11 +36,11 @@ class PeakMemory:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def gpu(self) -> int:
-        """Return the peak bytes of torch's allocator on the GPU; 0 on CPU."""
+        """Return the peak bytes of torch's allocator; 0 on CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def of_all_ranks(self) -> dict[str, int]:
-        """Return the worst rank's GPU and host peak and the sum of the host peaks. Collective."""
+        """Return the highest GPU and host peak of any rank and the sum of the host peaks. Collective."""
         own = torch.tensor([self.gpu(), self.host()], dtype=torch.int64, device=self.device)
         worst, total = own.clone(), own.clone()
         torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX)

@@ -1,7 +1,7 @@
 """The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
 
-The code fingerprints (fingerprint.py), results/config.json, the docs' table and the tests read this table. `{model}`,
-`{source}`, `{dataset}` and `{run}` stand for a name of the config.
+The workflow, the code fingerprints (fingerprint.py) and the tests read this table. `{model}`, `{source}`, `{dataset}`
+and `{run}` stand for a name in the config.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Stage:
     modules: tuple[str, ...]
     """The modules that its command starts from, relative to the package."""
     settings: str
-    """Where in results/config.json its settings stand."""
+    """The path of its settings in results/config.json."""
     reads: tuple[str, ...]
     """Files and directories it reads."""
     writes: tuple[str, ...]

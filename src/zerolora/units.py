@@ -1,4 +1,4 @@
-"""Bytes as people write them."""
+"""Parses and formats sizes in bytes."""
 
 import re
 

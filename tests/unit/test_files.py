@@ -221,7 +221,7 @@ def test_what_the_operating_system_refuses_names_file_and_remedy(tmp_path: Path,
         path, expected = Path("/proc/version"), "/proc/version: "
     if kind == "dangling":
         path.symlink_to("gone")
-        expected = f"{path}: is a link to 'gone', which is not there; mend or remove the link"
+        expected = f"{path}: is a link to 'gone', which does not exist; correct or remove the link"
     if kind == "full":
         path = Path("/dev/full")
         expected = "No space left on device; "

@@ -1,4 +1,4 @@
-"""Read config/config.yaml and say what is wrong with it: one line a mistake, with file, line, key, value and remedy."""
+"""Reads config/config.yaml and reports each mistake in one line, with file, line, key, value and remedy."""
 
 import re
 from collections.abc import Iterable
@@ -127,7 +127,7 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or "this is not YAML"
-        raise UserError(f"{where}: {problem}; mend the YAML") from None
+        raise UserError(f"{where}: {problem}; correct the YAML") from None
     if not isinstance(value, dict):
         held = "is empty" if node is None else f"holds {shown(value)}"
         raise UserError(

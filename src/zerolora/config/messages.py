@@ -1,4 +1,4 @@
-"""What to write instead: pydantic's errors in a user's words."""
+"""Rewords pydantic's errors for users, with what to write instead."""
 
 from typing import Any
 

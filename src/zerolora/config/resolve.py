@@ -1,9 +1,9 @@
-"""From the config to the settings of every stage: defaults filled in, a run's overrides merged, numbers normalised.
+"""Stage resolve: derives the settings of every stage from the config, with defaults and the overrides of each run.
 
     zerolora resolve --config config/config.yaml --output results/config.json
 
-Both engines compare these settings, never the file's text, so a comment, the order of keys or `2e-4` against `0.0002`
-is no change.
+Both engines compare these settings, never the file's text, so a comment, the order of keys, or `2e-4` for `0.0002` is
+not a change.
 """
 
 import json
@@ -133,12 +133,12 @@ def stages_of(config: Config, run: str) -> RunSettings:
 
 
 def _open(value: Any) -> Any:
-    """Return None for a value that is left to the choice."""
+    """Return None for `auto`, which leaves a value to the choice."""
     return None if value == "auto" else value
 
 
 def _hardware(hardware: Hardware) -> HardwareSettings:
-    """Return what the cost model knows of the machines: the probe if there is one, else the names."""
+    """Return the hardware for the cost model: the probe if there is one, otherwise the names."""
     if hardware.probe:
         probe = _object(Path(hardware.probe), "a file of zerolora probe")
         return HardwareSettings(probe=probe, disk=hardware.disk)

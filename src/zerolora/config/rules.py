@@ -1,4 +1,4 @@
-"""Values that are each allowed but cannot go together."""
+"""Checks for config values that are valid by themselves but not in combination."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ Mistake = tuple[tuple[str, ...], str]
 
 
 def impossible(config: Config) -> Iterable[Mistake]:
-    """Yield (location, text) for values that are each allowed but cannot go together."""
+    """Yield (location, message) for values that are valid by themselves but not in combination."""
     owners: dict[str, str] = {}
     for source, models in models_by_source(config):
         for name in models:
@@ -44,7 +44,7 @@ def impossible(config: Config) -> Iterable[Mistake]:
                 f"{shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}",
             )
         yield from _impossible_in(config, name)
-    if not dangling:  # else a misspelt name would be told twice
+    if not dangling:  # otherwise a misspelt name would be reported twice
         yield from _unused(config)
 
 

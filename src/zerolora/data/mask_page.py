@@ -1,4 +1,4 @@
-"""The page of a mask: training rows as the loss sees them, token by token."""
+"""mask.html: training rows, token by token, with supervised tokens marked."""
 
 import html
 from pathlib import Path
@@ -11,11 +11,11 @@ from zerolora.data.rows import IGNORED, open_split
 from zerolora.files import write_text
 
 SAMPLE = 20  # rows on the page
-LONGEST = 2000  # tokens of a row that are shown
+LONGEST = 2000  # tokens shown of a row
 
 
 def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any]) -> None:
-    """Write a page of training rows as the loss sees them: context grey, supervised tokens green, each token apart."""
+    """Write a page of training rows: context grey, supervised tokens green, with a border between tokens."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
@@ -47,7 +47,7 @@ def _summary(proof: dict[str, Any]) -> str:
 
 
 def _coloured(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
-    """Return a row's tokens as HTML. Tokens that are parts of one character stand together."""
+    """Return a row's tokens as HTML. Tokens that are parts of one character are shown as one."""
     result: list[str] = []
     pending: list[int] = []
     shown = list(zip(ids, labels, strict=True))[:LONGEST]

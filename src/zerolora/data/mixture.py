@@ -1,4 +1,4 @@
-"""Which rows go where: duplicates, splits, leakage, and how often each source's rows are taken."""
+"""Assigns rows to splits: duplicates, leakage, and how often each row is used for training."""
 
 import random
 from array import array
@@ -16,7 +16,7 @@ BLOCK = 1 << 18  # rows
 
 
 class Index(NamedTuple):
-    """What is known of every row without its tokens: arrays [rows] of source numbers, row and prompt hashes."""
+    """The properties of every row except its tokens: arrays [rows] of source indices, row hashes and prompt hashes."""
 
     source: np.ndarray
     row: np.ndarray
@@ -24,8 +24,8 @@ class Index(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """times: how often each row is taken for training [rows]. validation, test: row numbers, in the order drawn.
-    counts: what was found and dropped."""
+    """times: how often each row is used for training [rows]. validation, test: row indices, in the order drawn.
+    counts: numbers of duplicates, leaked and dropped rows."""
 
     times: np.ndarray
     validation: np.ndarray
@@ -34,10 +34,10 @@ class Mixture(NamedTuple):
 
 
 def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source]) -> Mixture:
-    """Return what becomes of each row, by the seed.
+    """Assign each row to a split, as the seed determines.
 
-    Held-out rows are drawn before sources are weighed, so no row that repeats can be on both sides. Raises UserError
-    if a split would be empty.
+    Held-out rows are drawn before sources are weighted, so a repeated row cannot be both held out and trained on.
+    Raises UserError if a split would be empty.
     """
     rows, path = len(index.source), settings.path
     first = _first(index.row)
@@ -57,7 +57,7 @@ def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source]) -> M
 
 
 def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], kept: np.ndarray) -> list[np.ndarray]:
-    """Return the row numbers of train, validation and test: drawn rows first, then those of sources with a split."""
+    """Return the row indices of train, validation and test: drawn rows first, then those of sources with a split."""
     own = np.array([SPLITS.index(source.split) if source.split else -1 for source in sources], np.int8)[index.source]
     drawn = array("I", np.flatnonzero(kept & (own < 0)).astype(np.uint32).tobytes())
     random.Random(settings.seed).shuffle(drawn)  # noqa: S311 - data, not secrets
@@ -73,7 +73,7 @@ def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], k
 
 
 def _leaks(index: Index, split: list[np.ndarray], drop: bool) -> dict[str, int]:
-    """Count, and with `drop` take out of `split`, rows whose prompt is asked in a later split too."""
+    """Count rows whose prompt also occurs in a later split; with `drop`, remove them from `split`."""
     train, validation, test = split
     held_out = np.concatenate([validation, test])
     in_both = _among(index.prompt, train, index.prompt[held_out])
@@ -89,7 +89,7 @@ def _leaks(index: Index, split: list[np.ndarray], drop: bool) -> dict[str, int]:
 
 
 def _first(hashes: np.ndarray) -> np.ndarray:
-    """Return of each hash whether it is the first of its kind. A 16th of them at a time, to keep memory low."""
+    """Return for each hash whether it is its first occurrence; a 16th of them at a time, to keep memory low."""
     first = np.zeros(len(hashes), dtype=bool)
     share = (hashes >> np.uint64(60)).astype(np.uint8)
     for number in range(16):
@@ -99,7 +99,7 @@ def _first(hashes: np.ndarray) -> np.ndarray:
 
 
 def _among(hashes: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return of each row whether its hash is among those wanted. Some rows at a time, to keep memory low."""
+    """Return for each row whether its hash is in `wanted`; in blocks, to keep memory low."""
     wanted = np.sort(wanted)
     found = np.zeros(len(rows), dtype=bool)
     if len(wanted):
@@ -111,7 +111,7 @@ def _among(hashes: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarr
 
 
 def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], seed: int) -> None:
-    """Set how often each training row is taken, in place, by its source's `rows` or `weight`."""
+    """Set in place how often each training row is used, by its source's `rows` or `weight`."""
     members = {number: np.flatnonzero((source == number) & (times > 0)) for number in range(len(sources))}
     weights = {number: entry.weight for number, entry in enumerate(sources) if entry.weight}
     weights = {number: weight for number, weight in weights.items() if len(members[number])}
@@ -121,7 +121,7 @@ def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], see
         found = members[number]
         wanted = entry.rows or len(found)
         if number in weights:
-            # A little is added since a share such as 0.1 x 10 rows may come out just below a whole row.
+            # The small addend prevents that a share such as 0.1 x 10 rows rounds to just below a whole row.
             wanted = min(len(found), int(whole * weights[number] / total + 1e-6))
         if len(found) == 0 or wanted == len(found):
             continue

@@ -1,9 +1,9 @@
-"""Stage pack: which prepared rows share a packed row.
+"""Stage pack: joins prepared rows to packed rows.
 
     zerolora pack --settings JSON --data results/data/NAME --output results/RUN/packing
 
-Tokens stay where prepare put them; a plan says which rows are joined, so another capacity tokenizes nothing again.
-train.arrow and validation.arrow hold the plans (plan.py), stats.json says how full the packed rows are.
+The result is a plan that lists the rows of each packed row. Tokens stay in the output of prepare, so another capacity
+does not tokenize again. train.arrow and validation.arrow hold the plans (plan.py), stats.json the packing efficiency.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ from zerolora.log import result
 
 
 def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
-    """Write the plan of a prepared data set: packed rows of `capacity` tokens, or with packing off each row by itself.
+    """Write the plan of a prepared data set: packed rows of up to `capacity` tokens, or single rows with packing off.
 
     Raises UserError if a row is longer than the capacity.
     """
@@ -45,7 +45,7 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
             plan = open_plan(staged / f"{split}.arrow")
             stats |= {f"{split}_{name}": value for name, value in _count(plan, rows, lengths, capacity).items()}
         stats["longest_packed_row"] = max(stats["train_longest_packed_row"], stats["validation_longest_packed_row"])
-        # Training makes logits for supervised tokens only (train/loss.py).
+        # Training computes logits for supervised tokens only (train/loss.py).
         stats["most_supervised"] = max(stats.pop("train_most_supervised"), stats.pop("validation_most_supervised"))
         write_json(staged / "stats.json", stats)
         write_json(staged / MANIFEST, {"data_manifest_sha256": sha256(data / MANIFEST), "files": describe(staged)})
@@ -68,7 +68,7 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
         "longest_packed_row": int(tokens.max()),
         "most_supervised": int(np.add.reduceat(supervised[plan.members], plan.starts[:-1]).max()),
         "supervised_tokens": int(supervised.sum()),
-        # What a token attends to at most, if it sees its own row only.
+        # The number of tokens that a token can attend to, if only within its own row.
         "mean_row_of_a_token": round(float((lengths.astype(np.float64) ** 2).sum() / lengths.sum()), 1),
     }
     if capacity:

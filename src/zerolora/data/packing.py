@@ -1,4 +1,4 @@
-"""Which rows share a packed row, so that next to nothing of it is padding."""
+"""Packing: joins rows to packed rows with almost no padding."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from zerolora.data.packing_repair import repaired
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
-    """Return the row numbers of every packed row: each row once, none over `capacity` tokens.
+    """Return the row indices of every packed row: each row once, no packed row over `capacity` tokens.
 
-    lengths: tokens of each row [rows]. Row numbers ascend within a packed row, and packed rows follow each other by
-    their first. The same lengths give the same packed rows, on any machine.
+    lengths: tokens of each row [rows]. Row indices ascend within a packed row, and packed rows are sorted by their
+    first. The same lengths give the same packed rows on any machine.
 
-    Rows of one length are alike, so patterns of lengths are sought, each used as often as its rows last: begin with
-    the longest row, fill the rest exactly with one row or a pair, else put in the longest that fits and go on. Where
-    that misses the lower bound, other styles are tried; then the best packing is repaired (a large neighbourhood
-    search, Shaw 1998): packed rows that waste something, and a few of the others, are taken apart and packed again
-    in another style. Work is counted, not timed, and grows with the number of rows.
+    Rows of equal length are interchangeable, so the search is for patterns of lengths, each used as often as its rows
+    last: begin with the longest row, fill the rest exactly with one row or a pair; otherwise add the longest row that
+    fits, and repeat. If that misses the lower bound, other styles are tried; then the best packing is repaired (a large
+    neighbourhood search, Shaw 1998): packed rows that waste space, and a few others, are taken apart and packed again
+    in another style. Effort is limited by counted work, not by time, and grows with the number of rows.
 
     Raises UserError for a row shorter than 1 or longer than `capacity`.
     """
@@ -38,7 +38,7 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
 
 
 def _search(histogram: dict[int, int], capacity: int, dual: Dual) -> list[Pattern]:
-    """Return a packing of the rows counted by length in `histogram`: the best that the work allowed finds."""
+    """Return the best packing of the rows in `histogram` ({length: rows}) that the work limit allows."""
     # In patterns made or looked at; a pattern takes longer where the sets of lengths have more bits. Chosen so that
     # packing takes about a second where it is hardest (0.9 s for 20,000 rows of uniform 0.2 to 0.7), and so that a
     # packed row in 10,000 is not worth more of it.

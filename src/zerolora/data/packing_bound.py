@@ -9,9 +9,9 @@ from zerolora.errors import UserError
 
 
 class Dual(NamedTuple):
-    """A proven lower bound, and why: no packed row can hold rows that are worth more than `whole`.
+    """A lower bound with its proof: no packed row can hold rows whose worth exceeds `whole`.
 
-    worth: the worth of a row by its length; `bound` is the worth of all rows in units of `whole`, rounded up.
+    worth: the worth of a row by its length. `bound` is the worth of all rows divided by `whole`, rounded up.
     """
 
     bound: int
@@ -20,13 +20,13 @@ class Dual(NamedTuple):
 
 
 def lower_bound(lengths: Sequence[int] | np.ndarray, capacity: int) -> int:
-    """Return a number of packed rows that no packing of these rows can go below.
+    """Return a lower bound on the number of packed rows of any packing of these rows.
 
-    The highest of four families of dual feasible functions, at their best parameters: Martello and Toth's L2 (Discrete
-    Applied Mathematics 28, 1990), Fekete and Schepers' u^(k) (Mathematical Programming 91, 2001), Carlier, Clautiaux
-    and Moukrim's f_CCM1 (Computers & Operations Research 34, 2007), Burdet and Johnson's f_BJ1 (1977), both as in
-    Clautiaux, Alves and Valério de Carvalho's survey (Annals of Operations Research 179, 2010). The capacity is first
-    lowered to the largest sum that any rows have. Never below ceil(tokens / capacity).
+    It is the maximum over four families of dual feasible functions, at their best parameters: Martello and Toth's L2
+    (Discrete Applied Mathematics 28, 1990), Fekete and Schepers' u^(k) (Mathematical Programming 91, 2001), Carlier,
+    Clautiaux and Moukrim's f_CCM1 (Computers & Operations Research 34, 2007), Burdet and Johnson's f_BJ1 (1977), both
+    as in Clautiaux, Alves and Valério de Carvalho's survey (Annals of Operations Research 179, 2010). The capacity is
+    first lowered to the largest sum that any rows reach. The bound is at least ceil(tokens / capacity).
 
     Raises UserError as `pack` does.
     """
@@ -56,7 +56,7 @@ def reachable(values: np.ndarray, counts: np.ndarray, capacity: int) -> int:
     """Return the largest number of tokens that a packed row can hold, at most `capacity`."""
     capacity -= capacity % int(np.gcd.reduce(values))
     sums, within = 1, (2 << capacity) - 1
-    # The longest rows may not even fit beside the shortest.
+    # The longest rows may not fit together even with the shortest.
     beside = int(np.searchsorted(values, capacity - values[0], side="right"))
     for length, count in zip(values[:beside].tolist(), counts[:beside].tolist(), strict=True):
         several, unused = 1, min(count, capacity // length)
@@ -70,13 +70,13 @@ def reachable(values: np.ndarray, counts: np.ndarray, capacity: int) -> int:
     return max(sums.bit_length() - 1, int(values[-1]))
 
 
-# A family of dual feasible functions gives, for a parameter, the worth of each length and that of a whole packed row.
+# For a parameter, a family of dual feasible functions gives the worth of each length and of a whole packed row.
 Family = Callable[[np.ndarray, int, int], tuple[np.ndarray, int]]
 
 
 def dual_of(values: np.ndarray, counts: np.ndarray, capacity: int) -> Dual:
-    """Return the best dual of rows of lengths `values` [distinct lengths], `counts` of each."""
-    # A function changes where its parameter divides the capacity or is a length that occurs.
+    """Return the best dual for `counts` rows of each length in `values`; both [distinct lengths]."""
+    # A function changes only where its parameter divides the capacity or equals an existing length.
     breaks = [*(capacity // np.arange(1, 41)), *(capacity // np.arange(1, 41) + 1)]
     places = np.unique(np.concatenate([values, capacity - values, breaks]))
     places = places[(places > 0) & (places <= capacity)]
@@ -95,7 +95,7 @@ def dual_of(values: np.ndarray, counts: np.ndarray, capacity: int) -> Dual:
 def _promising(
     family: Family, parameters: np.ndarray, values: np.ndarray, counts: np.ndarray, capacity: int
 ) -> np.ndarray:
-    """Return the parameters around the best of a few hundred, as they do on a thousand of the lengths."""
+    """Return the parameters around the best of a few hundred, judged on a sample of a thousand lengths."""
     step = -(-len(values) // 1024)
     few, many = values[::step], np.add.reduceat(counts, np.arange(0, len(values), step))
     stride = 1 + len(parameters) // 400
@@ -110,7 +110,7 @@ def _promising(
 
 
 def _l2(values: np.ndarray, capacity: int, shortest: int) -> tuple[np.ndarray, int]:
-    """Rows below `shortest` count nothing, so rows that only those fit beside count as whole."""
+    """Rows below `shortest` are worth nothing; rows that leave room only for such rows, a whole packed row."""
     worth = np.where(values > capacity - shortest, capacity, values)
     return np.where(values < shortest, 0, worth), capacity
 
@@ -122,13 +122,13 @@ def _u(values: np.ndarray, capacity: int, k: int) -> tuple[np.ndarray, int]:
 
 
 def _ccm1(values: np.ndarray, capacity: int, unit: int) -> tuple[np.ndarray, int]:
-    """Rows up to half count in whole units, longer ones what units they leave no room for."""
+    """Rows up to half the capacity are worth whole units, longer ones the units that they leave no room for."""
     units = capacity // unit
     worth = np.where(2 * values < capacity, 2 * (values // unit), 2 * (units - (capacity - values) // unit))
     return np.where(2 * values == capacity, units, worth), 2 * units
 
 
 def _bj1(values: np.ndarray, capacity: int, unit: int) -> tuple[np.ndarray, int]:
-    """Rows count in units, and what is over a unit by how far it exceeds what the capacity has over."""
+    """Rows are worth whole units, plus a share for a remainder that exceeds the remainder of the capacity."""
     over = capacity % unit
     return values // unit * (unit - over) + np.maximum(values % unit - over, 0), capacity // unit * (unit - over)

@@ -1,4 +1,4 @@
-"""Ways to fill packed rows: patterns of lengths, each used as often as its rows last."""
+"""Greedy filling of packed rows, by patterns of lengths that are each used as often as their rows last."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Pattern(NamedTuple):
-    """The lengths that fill a packed row, and how many packed rows are filled like it."""
+    """The lengths of the rows in a packed row, and the number of packed rows with these lengths."""
 
     lengths: list[int]
     times: int
@@ -26,7 +26,7 @@ class Style(NamedTuple):
     slack: int | None = None
 
 
-# The first does best on most data, the others where it misses the bound. Repair takes them in turn.
+# The first is best on most data, the others help if it misses the bound. Repair uses them in turn.
 STYLES = (
     Style(),
     Style(spread=True),
@@ -44,7 +44,7 @@ def count(patterns: list[Pattern]) -> int:
 
 
 def fill(left: dict[int, int], capacity: int, style: Style) -> list[Pattern]:
-    """Return patterns that use up the rows counted by length in `left`."""
+    """Return patterns that use up all rows in `left` ({length: rows})."""
     # Bit l is set if a row of length l is left; mirrored, bit capacity - l.
     present = _bits(left, capacity)
     mirrored = _bits((capacity - length for length in left), capacity)
@@ -81,13 +81,13 @@ def fill(left: dict[int, int], capacity: int, style: Style) -> list[Pattern]:
 
 
 def _next(present: int, mirrored: int, left: dict[int, int], capacity: int, rest: int, style: Style) -> list[int]:
-    """Return the lengths to put next into a packed row with `rest` tokens free; none if none fits."""
+    """Return the lengths to add next to a packed row with `rest` free tokens; empty if none fits."""
     fitting = present & ((2 << rest) - 1)
     if not fitting:
         return []
     longest = fitting.bit_length() - 1
     if rest > 2 * longest:
-        # As many as leave room for a last pair.
+        # As many as possible that leave room for a last pair.
         return [longest] * min(left[longest], -(-rest // longest) - 2)
     slack = capacity // style.slack if style.slack else 0
     if rest - longest <= slack:

@@ -1,4 +1,4 @@
-"""The repair of a packing: a large neighbourhood search (Shaw, CP 1998) for packed rows that waste less."""
+"""Improves a packing by a large neighbourhood search (Shaw, CP 1998)."""
 
 import itertools
 from collections import Counter
@@ -17,7 +17,7 @@ alone, 44 with 10 alone, 122 with 3 alone. 100 before the 40 would leave 18, and
 
 
 def repaired(patterns: list[Pattern], capacity: int, dual: Dual, enough: int, work: int) -> list[Pattern]:
-    """Return a packing of the same rows, with `enough` packed rows or as few as the work allowed reaches."""
+    """Return a packing of the same rows, with `enough` packed rows or as few as the work limit allows."""
     rows, in_vain = count(patterns), 0
     full, wasteful = _judged(patterns, dual)
     for round_ in itertools.count():
@@ -32,7 +32,7 @@ def repaired(patterns: list[Pattern], capacity: int, dual: Dual, enough: int, wo
         work -= len(full) // 8 + len(again)
         gained = count(wasteful) + count(taken) - count(again)
         in_vain = 0 if gained > 0 else in_vain + 1
-        # As good is good enough: the next round then starts from somewhere else.
+        # An equally good packing is accepted too, so that the next round starts from a different one.
         if gained >= 0:
             rows -= gained
             full, wasteful = _judged(again, dual)
@@ -41,7 +41,7 @@ def repaired(patterns: list[Pattern], capacity: int, dual: Dual, enough: int, wo
 
 
 def _judged(patterns: list[Pattern], dual: Dual) -> tuple[list[Pattern], list[Pattern]]:
-    """Return the patterns that are worth a whole packed row, which is the most there is, and the others."""
+    """Return the patterns that are worth a whole packed row, the maximum, and the others."""
     full: list[Pattern] = []
     wasteful: list[Pattern] = []
     for pattern in patterns:
@@ -51,7 +51,7 @@ def _judged(patterns: list[Pattern], dual: Dual) -> tuple[list[Pattern], list[Pa
 
 
 def _divided(patterns: list[Pattern], round_: int) -> tuple[list[Pattern], list[Pattern]]:
-    """Return the packed rows that stay, and a share to pack again: in each round other ones."""
+    """Return the packed rows to keep, and a share to pack again, which differs from round to round."""
     kept, taken = [], []
     one_in = ONE_IN[round_ % len(ONE_IN)]
     due = round_ * 7 % one_in

@@ -1,4 +1,4 @@
-"""The packing plan on disk: which prepared rows make up each packed row."""
+"""The packing plan on disk: the prepared rows of each packed row."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -9,12 +9,12 @@ import numpy as np
 
 from zerolora.errors import UserError
 
-CHUNK = 2**20  # packed rows written at once: what of a plan is in memory twice
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that was written to its end
+CHUNK = 2**20  # packed rows written at a time, which are in memory twice
+END = b"\xff\xff\xff\xff\0\0\0\0"  # the end mark of a complete Arrow stream
 
 
 class PackingPlan(NamedTuple):
-    """Packed row i is made of the prepared rows `members[starts[i] : starts[i + 1]]`, in that order.
+    """Packed row i consists of the prepared rows `members[starts[i] : starts[i + 1]]`, in that order.
 
     starts: int64 [packed rows + 1]; members: int32 [rows].
     """
@@ -24,7 +24,7 @@ class PackingPlan(NamedTuple):
 
 
 def write_plan(path: Path, packed: Iterable[list[int]] | PackingPlan) -> None:
-    """Write packed rows, each a list of row numbers, or a plan, as an Arrow stream with one column, `rows`."""
+    """Write packed rows, as lists of row indices or as a plan, to an Arrow stream with one column, `rows`."""
     import pyarrow
 
     schema = pyarrow.schema([("rows", pyarrow.list_(pyarrow.int32()))])
@@ -35,9 +35,9 @@ def write_plan(path: Path, packed: Iterable[list[int]] | PackingPlan) -> None:
 
 
 def open_plan(path: Path) -> PackingPlan:
-    """Return the plan in `path`; up to CHUNK packed rows, its members are the mapped file itself.
+    """Open the plan in `path`. Up to CHUNK packed rows, `members` is a view of the memory-mapped file.
 
-    Raises UserError if it is not there or not whole.
+    Raises UserError if the file is missing or incomplete.
     """
     import pyarrow
 
@@ -46,7 +46,7 @@ def open_plan(path: Path) -> PackingPlan:
     try:
         source = pyarrow.memory_map(str(path))
         columns = [batch["rows"] for batch in pyarrow.ipc.open_stream(source)]
-        # Arrow takes a file that was cut off between two batches for a whole one.
+        # Arrow reads a file truncated between two batches like a complete one.
         if source.read_at(len(END), source.size() - len(END)) != END:
             raise pyarrow.ArrowInvalid("its end is missing")
     except (pyarrow.ArrowException, OSError) as error:

@@ -1,10 +1,10 @@
-"""Stage prepare: rows of any source to tokens and masked labels, three splits, Arrow on disk.
+"""Stage prepare: tokenizes rows of any source, masks their labels, and writes three splits in Arrow's format.
 
     zerolora prepare --settings JSON --model resources/models/MODEL/manifest.json --output results/data/NAME
 
-Writes train.arrow, validation.arrow and test.arrow (columns: rows.schema), stats.json and lengths.csv (how many and
-how long), mask.json and mask.html (what the loss sees, proven and shown), dropped.jsonl (rows that are not used) and
-manifest.json (what all this is made of). Memory does not grow with the data, but for about 25 bytes a row.
+Writes train.arrow, validation.arrow and test.arrow (columns: rows.schema), stats.json and lengths.csv (numbers and
+lengths of rows), mask.json and mask.html (the loss mask, verified and shown), dropped.jsonl (rows that are not used)
+and manifest.json (hashes of inputs and outputs). Memory grows by about 25 bytes for each row.
 """
 
 import collections
@@ -35,11 +35,11 @@ from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directo
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
 
-SHOWN = 5  # mistakes told at once
+SHOWN = 5  # mistakes reported at a time
 
 
 class SourceFiles(NamedTuple):
-    """A source: its name, its files, and its section of the config with `format` and `columns` filled in."""
+    """A source: its name, its files, and its config section with the defaults of `format` and `columns` filled in."""
 
     name: str
     files: list[Path]
@@ -49,8 +49,8 @@ class SourceFiles(NamedTuple):
 def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int | None = None) -> None:
     """Write one data set, tokenized for the model of manifest `model`, with `workers` processes (default: all cores).
 
-    Raises UserError, naming file and line, for rows that cannot be used, unless the settings say what becomes of them;
-    if a split would have no row; and if the mask does not hold.
+    Raises UserError, naming file and line, for rows that cannot be used, unless the settings drop them; if a split
+    would have no row; and if a check of the mask fails.
     """
     sources = sources_of(settings)
     with staged_directory(output) as staged:
@@ -129,7 +129,7 @@ def _jobs(sources: list[SourceFiles]) -> Iterator[Job]:
                     form = _detected(chunk, columns)
                 if form is not None:
                     _check_columns(columns, form, source.name)
-                # Without a single readable row there is nothing to tell the form by, and none is needed.
+                # Without a readable row the form cannot be detected, but it is not needed either.
                 yield Job(number, form or "text", columns, chunk)
 
 
@@ -160,7 +160,7 @@ def _collect(
     proof: Proof,
     bar: Progress,
 ) -> tuple[list[Path], Index]:
-    """Write the dropped rows, and return the files of the others, in order, and what is known of each row."""
+    """Write the dropped rows; return the files of the others, in order, and their index."""
     files = []
     columns = array("h"), array("Q"), array("Q")
     # Half a surrogate pair is no UTF-8; JSON escapes it as Python does.
@@ -179,7 +179,7 @@ def _collect(
 
 
 def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
-    """Raise UserError for rows that the settings do not allow to drop."""
+    """Raise UserError for rows that the settings do not permit to drop."""
     refused = [row for row in dropped if getattr(settings, row.kind) == "fail"]
     lines = [f"{row.place}: {row.reason}" for row in refused[:SHOWN]]
     if len(refused) > SHOWN:
@@ -205,7 +205,7 @@ def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics:
     start = 0
     looking: collections.deque[concurrent.futures.Future[None]] = collections.deque()
     with (
-        # Looks at what was written while the next is read.
+        # Checks what was written while the next file is read.
         concurrent.futures.ThreadPoolExecutor(1) as second,
         pyarrow.OSFile(str(staged / "train.arrow"), "wb") as file,
         pyarrow.ipc.new_stream(file, narrow) as writer,
@@ -230,7 +230,7 @@ def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics:
         for look in looking:
             look.result()
         for name, batches in held_out.items():
-            # From the order of the files to the order drawn.
+            # Reorder from the order of the files to the order drawn.
             order = np.argsort(np.argsort(getattr(mixture, name)))
             table = pyarrow.Table.from_batches(batches).combine_chunks().take(pyarrow.array(order))
             with (

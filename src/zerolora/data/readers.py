@@ -1,7 +1,7 @@
-"""Data files, cut into chunks in one process and read in others.
+"""Data files: split into chunks in one process, decoded in others.
 
-The process that streams a file only finds where rows end; what costs (decoding JSON, Arrow to Python) is left to
-`Chunk.records`, so that it can run elsewhere.
+The process that streams a file only finds the ends of rows. The expensive part (decoding JSON, converting Arrow to
+Python) is done by `Chunk.records`, which can run in another process.
 """
 
 import bz2
@@ -26,9 +26,10 @@ SAVED_BY = "datasets.save_to_disk"
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the data files of a source, in order: itself, or all below it; a saved data set's in its own order.
+    """Return the data files of a source in order: the file itself, or all below a directory; those of a saved data set
+    in its own order.
 
-    Raises UserError if there are none, for a file of an unknown kind, and for a saved DatasetDict.
+    Raises UserError if there are none, for a file of unknown type, and for a saved DatasetDict.
     """
     if not path.exists():
         raise UserError(f"{path}: there is no such file or directory; correct the path")
@@ -42,8 +43,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def check_not_linked(folder: Path) -> None:
-    """Raise UserError if a folder below a data set's path is a link: DVC does not look into those, nor could a link
-    that leads to a folder above it be read to an end."""
+    """Raise UserError if a folder below a data set's path is a link: DVC does not follow it, and a link to a folder
+    above it would be read forever."""
     if folder.is_symlink():
         raise UserError(
             f"{folder}: is a link to a folder, whose changes DVC would not see; "
@@ -54,8 +55,8 @@ def check_not_linked(folder: Path) -> None:
 def chunks(path: Path, rows: int = 1000, size: int = 1 << 20) -> Iterator[Chunk]:
     """Stream a file as chunks of at most `rows` rows and about `size` bytes, in order and in bounded memory.
 
-    Where they are cut depends on the file's content alone. Raises UserError, naming the file, if it is truncated or
-    corrupt, or if a row is broken so that the next cannot be found.
+    The chunks depend on the file's content alone. Raises UserError, naming the file, if it is truncated or corrupt, or
+    if a row is broken so that the next one cannot be found.
     """
     kind, packing = _kind(path)
     if kind in TABLES:
@@ -85,7 +86,7 @@ def _below(directory: Path) -> Iterator[Path]:
 
 
 def _kind(path: Path) -> tuple[str, str]:
-    """Return a file's kind and its compression ("" for none), from its name."""
+    """Return a file's type and compression ("" for none), from its name."""
     *_, outer, last = ["", "", *(suffix[1:].lower() for suffix in path.suffixes)]
     if last in COMPRESSIONS and outer in TEXTS:
         return outer, last
@@ -118,7 +119,7 @@ def _unpacked(raw: Any, packing: str) -> Any:
 
 
 def _blocks(path: Path, stream: Any, size: int) -> Iterator[bytes]:
-    """Yield what the stream holds, without a byte order mark."""
+    """Yield the blocks of a stream, without a byte order mark."""
     first = stream.read(max(size, 3))
     if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(f"{path}: is UTF-16; save it as UTF-8")

@@ -1,4 +1,4 @@
-"""Chunks of data files, and the rows in them."""
+"""Chunks of data files, and how their rows are decoded."""
 
 import csv
 import io
@@ -17,10 +17,10 @@ DECODE = json.JSONDecoder().raw_decode
 
 
 class Chunk(NamedTuple):
-    """Some rows of a file, still encoded: `first` is the number of the first line (of tables: row), from 1.
+    """Some rows of a file, not decoded yet. `first` is the number of its first line (in tables: row), from 1.
 
-    `progress` is the bytes of the file on disk that it took; over a file they sum to about the file's size. `columns`
-    are those of CSV.
+    progress: bytes of the file on disk that the chunk stands for; over a file they sum to about its size. columns:
+    those of a CSV file.
     """
 
     file: str
@@ -91,7 +91,7 @@ def _csv_rows(chunk: Chunk) -> Iterator[tuple[str, Any]]:
 
 
 def csv_records(chunk: Chunk) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Yield the cells of each record, with the number of the line it begins on."""
+    """Yield the cells of each record, with the number of its first line."""
     text, broken = _decoded(chunk.data)
     taken: list[str] = []
 
@@ -157,7 +157,7 @@ def _lines(chunk: Chunk) -> Iterator[tuple[int, str | BadRow]]:
 
 
 def _decoded(data: bytes) -> tuple[str, bool]:
-    """Return text, and whether bytes in it were not UTF-8; each stands there as a lone surrogate."""
+    """Decode UTF-8; return the text, with a lone surrogate for each invalid byte, and whether there was one."""
     try:
         return data.decode(), False
     except UnicodeDecodeError:
@@ -165,7 +165,7 @@ def _decoded(data: bytes) -> tuple[str, bool]:
 
 
 def _not_utf8(text: str, line: int) -> BadRow | None:
-    """Return what is wrong with text that begins on this line; None if it was UTF-8."""
+    """Return the error of a text that begins on this line, None if it was valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

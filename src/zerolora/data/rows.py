@@ -1,11 +1,11 @@
-"""Prepared rows, read back memory-mapped."""
+"""Prepared rows: their schema, and how they are opened, memory-mapped."""
 
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
 
-FIELDS = ("question", "expected")  # of held-out rows: what the user asked last, and the answer that the data gives
+FIELDS = ("question", "expected")  # of held-out rows: the last user message, and the answer in the data
 IGNORED = -100  # the label that cross-entropy skips
 SPLITS = ("train", "validation", "test")
 
@@ -27,7 +27,7 @@ def schema(held_out: bool) -> Any:
 def open_split(data: Path, split: str) -> Any:
     """Return a split of a prepared data set (its directory) as a memory-mapped `datasets.Dataset`.
 
-    Raises UserError if it is not there or not whole.
+    Raises UserError if it is missing or incomplete.
     """
     import pyarrow
     from datasets import Dataset

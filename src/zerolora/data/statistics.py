@@ -1,4 +1,4 @@
-"""How many rows there are, how long, of which source, and what was dropped or cut."""
+"""Statistics of a data set: rows, lengths and sources, and rows that were dropped or truncated."""
 
 import csv
 import io
@@ -15,8 +15,8 @@ BINS = 40
 
 
 class Statistics:
-    """Counts that grow chunk by chunk. `lengths`: tokens of each row, by split. `columns`: rows of each source that
-    have a column which the config maps."""
+    """Counts that are accumulated chunk by chunk. `lengths`: tokens of each row, by split. `columns`: number of rows of
+    each source that have a column mapped in the config."""
 
     def __init__(self, sources: list[str]) -> None:
         self.sources = sources
@@ -32,7 +32,7 @@ class Statistics:
         self.trained = np.zeros((len(sources), 3), dtype=np.int64)
 
     def add(self, result: Any) -> None:
-        """Count what became of a chunk (a tokenize.Result)."""
+        """Add the result of a chunk (a tokenize.Result)."""
         self.read += result.read
         self.by_source[result.source]["read_rows"] += result.read
         self.by_source[result.source]["dropped_rows"] += len(result.dropped)
@@ -95,7 +95,7 @@ class Statistics:
         }
 
     def line(self) -> str:
-        """Return what a user wants to know at once."""
+        """Return the most important counts in one line."""
         flat = self.flat()
         rows = ", ".join(f"{flat[f'{name}_rows']:,} {name}" for name in SPLITS)
         dropped = flat["dropped_bad_rows"] + flat["dropped_too_long_rows"]
@@ -107,7 +107,7 @@ class Statistics:
 
 
 def write_lengths(path: Path, lengths: dict[str, np.ndarray]) -> None:
-    """Write a histogram: rows of each split by length, `tokens` being the upper end of a bin of equal width."""
+    """Write a histogram of row lengths for each split, with bins of equal width; `tokens` is a bin's upper end."""
     longest = max(int(part.max()) for part in lengths.values())
     width = -(-longest // BINS)
     edges = np.arange(0, longest + width, width)

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, cut into chunks of rows."""
+"""Splits Parquet and Arrow files into chunks of rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,8 +44,8 @@ def _parquet_batches(path: Path, rows: int, size: int) -> Iterator[tuple[Any, in
     """Yield record batches, each with its share of the file in bytes."""
     from pyarrow.parquet import ParquetFile
 
-    # So a column's pages are read one after the other; else those of a whole row group would be in memory at once.
-    # Arrow's threads would have heaps of their own, and take the cores from the workers.
+    # Without these options all pages of a row group would be in memory at once, and Arrow's threads would have heaps of
+    # their own and compete with the workers for cores.
     with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
         metadata = file.metadata
         total = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
@@ -73,16 +73,16 @@ def _arrow_batches(path: Path) -> Iterator[tuple[Any, int]]:
         for batch in pyarrow.ipc.open_stream(source):
             yield _sound(batch), source.tell() - before
             before = source.tell()
-        # A stream that was cut between two batches reads like a whole one.
+        # A stream truncated between two batches reads like a complete one.
         if source.read_at(len(STREAM_END), length - len(STREAM_END)) != STREAM_END:
             raise pyarrow.ArrowInvalid("its end mark is missing")
 
 
 def _sound(batch: Any) -> Any:
-    """Return a batch if its offsets stay inside its buffers; Arrow would follow them anywhere."""
+    """Return the batch if its offsets stay inside its buffers. Arrow itself follows them unchecked."""
     import pyarrow
 
-    # Texts are checked as bytes: one that is not UTF-8 spoils its row, not the file.
+    # Texts are checked as bytes, so that invalid UTF-8 makes one row bad and not the whole file.
     for column in batch.columns:
         column.validate()
         if pyarrow.types.is_dictionary(column.type):
@@ -103,7 +103,7 @@ def _as_binary(array: Any) -> Any:
 
 
 def _binary(kind: Any) -> Any:
-    """Return an Arrow type with its texts as bytes, which have the same layout."""
+    """Return an Arrow type with strings replaced by binary, which has the same layout."""
     import pyarrow
     from pyarrow import types
 

@@ -1,7 +1,7 @@
-"""From a conversation to text in pieces: what the model sees, and which of it is supervised.
+"""Renders conversations to text, divided into supervised and unsupervised pieces.
 
-The tokenizer's own chat template writes the text. Where a turn begins and ends in it is found by writing it again with
-a mark in the turn's place, which holds for any template: none needs `{% generation %}` markers.
+The tokenizer's own chat template renders the text. To find where a turn begins and ends, the conversation is rendered
+again with a marker in place of the turn. This works for any template, also for those without `{% generation %}`.
 """
 
 import datetime
@@ -18,12 +18,12 @@ from zerolora.data.example import BadRow, Example
 from zerolora.errors import UserError, shown
 
 Messages = list[dict[str, Any]]
-# Private-use characters, which no text of a language holds: one that stands for a message, and one for each message.
+# Markers are private-use characters, which do not occur in real text: one for any message, and one for each message.
 MARK, MARKS = "\U00100000", 0xF0000
-DATE = datetime.datetime(2024, 7, 26)  # today, as told to templates, since data must not change overnight
-# How templates are asked for an answer: as they like, without thoughts, with thoughts.
+DATE = datetime.datetime(2024, 7, 26)  # today's date for templates, fixed so that data does not change from day to day
+# Arguments with which templates render the generation prompt: by default, without thoughts, with thoughts.
 THOUGHTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
-# template: plain, written as a template of its own.
+# The chat template of `template: plain`.
 PLAIN = """{%- for message in messages if message.content or message.tool_calls -%}
 {%- if message.tool_calls %}{{ raise_exception("tool calls have no plain form; write template: chat") }}{% endif -%}
 {%- if loop.previtem and "assistant" not in (message.role, loop.previtem.role) %}{{ "\\n" }}{% endif -%}
@@ -32,11 +32,11 @@ PLAIN = """{%- for message in messages if message.content or message.tool_calls 
 
 
 class Template:
-    """Writes conversations with a tokenizer's chat template, or plainly.
+    """Renders conversations with a tokenizer's chat template, or with the plain template.
 
-    Of `settings` it reads template, system and loss. `stops` are the tokens that end an answer: the end-of-sequence
-    token, those of the model's generation_config.json, and the one that the template writes there. Raises UserError if
-    the tokenizer has no end-of-sequence token, or no chat template where one is needed.
+    Reads `template`, `system` and `loss` of `settings`. `stops` are the tokens that end an answer: the end-of-sequence
+    token, those of the model's generation_config.json, and the one that the template writes. Raises UserError if the
+    tokenizer has no end-of-sequence token, or lacks a chat template that the settings require.
     """
 
     def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None = None) -> None:
@@ -46,14 +46,14 @@ class Template:
             raise UserError("the model's tokenizer has no eos_token; set it in tokenizer_config.json")
         if not self.plain and not tokenizer.chat_template:
             raise UserError("the model's tokenizer has no chat template; write template: plain")
-        # Some tokenizers name a BOS that they never put before a text.
+        # Some tokenizers define a BOS token that they never add to a text.
         self.bos = tokenizer.bos_token if tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id] else ""
         added = tokenizer.added_tokens_decoder.values()
         self.special = re.compile(any_of(token.content for token in added if token.special))
         self.added = any_of(token.content for token in added)
-        # The sandboxed template itself: apply_chat_template takes twice as long, and tells templates today's date.
+        # The compiled sandboxed template: apply_chat_template takes twice as long, and passes today's date.
         self.compile, self.tokens = compile_template, tokenizer.special_tokens_map
-        self.programs: dict[str, tuple[Any, dict[str, Any]]] = {}  # by template, with what all conversations share
+        self.programs: dict[str, tuple[Any, dict[str, Any]]] = {}  # by template source: compiled, and its variables
         self.stops = {tokenizer.eos_token, *generation_stops(tokenizer, model)}
         self.tail = self._tail()
         self.stop = re.compile(any_of(self.stops))
@@ -61,10 +61,10 @@ class Template:
         self.frames: dict[tuple[str, ...], _Frame | None] = {}  # by roles
 
     def pieces(self, example: Example) -> list[Piece]:
-        """Return a conversation's or text's pieces; joined they are the text, up to the last that is supervised.
+        """Return the pieces of a conversation or text. Joined, they are its text up to the last supervised piece.
 
-        Every supervised turn of the assistant ends with its stop token. Raises BadRow if the template refuses the
-        conversation, leaves part of it out, or has no stop token where one is needed.
+        Every supervised turn of the assistant ends with its stop token. Raises BadRow if the template rejects the
+        conversation, leaves out a part of it, or writes no stop token where one is needed.
         """
         if example.text is not None:
             text = example.text.removeprefix(self.bos).removesuffix(self.tokenizer.eos_token)
@@ -84,7 +84,7 @@ class Template:
         return [piece for piece in pieces if piece.text]
 
     def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
-        """Return what the template writes; with `prompt` it ends where the model begins to answer."""
+        """Return the text that the template renders, with `prompt` including the generation prompt."""
         try:
             source = PLAIN if self.plain else self.tokenizer.get_chat_template(tools=tools)
             if source not in self.programs:
@@ -93,10 +93,10 @@ class Template:
                 self.programs[source] = program, known
             program, known = self.programs[source]
             values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt, **others}
-            # As `render` does, but that looks the globals through for each conversation, which takes as long again.
+            # The same as Template.render, which copies the globals for each conversation and takes twice as long.
             return "".join(program.root_render_func(program.new_context(values, shared=True)))
         except Exception as error:
-            # Templates are programs of their own: whatever they raise, they refuse these messages.
+            # A template may raise any exception; each of them means that it rejects these messages.
             raise BadRow(f"the chat template refuses it: {' '.join(str(error).split())[:200]}") from None
 
     def _writes(self, *arguments: Any, **others: Any) -> str | None:
@@ -113,18 +113,18 @@ class Template:
                 raise BadRow(f"{name} holds the special token {held[0]}, which would end or begin a turn; remove it")
 
     def _supervised(self, roles: Sequence[str]) -> tuple[set[int], set[int]]:
-        """Return the numbers of the messages that are supervised, and of those whose turns must be known."""
+        """Return the indices of the supervised messages, and of the messages whose turns must be located."""
         answers = [number for number, role in enumerate(roles) if role == "assistant"]
         if self.loss == "everything":
             return set(range(len(roles))), set(answers)
         supervised = {number for number, role in enumerate(roles) if role in self.loss}
         if self.loss in ("assistant", "last"):
             supervised = set(answers[-1:] if self.loss == "last" else answers)
-        # The last answer too, supervised or not: evaluation asks the model where it begins.
+        # The last answer must be located even if it is not supervised: evaluation prompts the model up to it.
         return supervised, supervised | set(answers[-1:])
 
     def _cut(self, row: "_Row", turns: "dict[int, _Turn]", supervised: set[int]) -> list[Piece]:
-        """Return the pieces of a row whose turns are known. Raises BadRow as `pieces` does."""
+        """Divide a row into pieces at its turns. Raises BadRow as `pieces` does."""
         everything, position = self.loss == "everything", 0
         pieces = [Piece(self.bos, None, everything)] if self.plain else []
         for number, turn in sorted(turns.items(), key=lambda item: item[1].start):
@@ -150,7 +150,7 @@ class Template:
         return pieces
 
     def _by_frame(self, row: "_Row") -> list[Piece] | None:
-        """Return the pieces if the text is what stands around such messages, with their contents put in; else None."""
+        """Return the pieces by filling the contents into the frame of these roles, None if that gives another text."""
         if row.tools is not None or any(len(message) > 2 for message in row.messages):
             return None
         roles = tuple([message["role"] for message in row.messages])
@@ -167,7 +167,7 @@ class Template:
         return [Piece(_filled(text, contents), role, supervised) for text, role, supervised in frame.pieces]
 
     def _frame(self, roles: tuple[str, ...]) -> "_Frame | None":
-        """Return what the template writes around messages of these roles, None if that depends on their contents."""
+        """Return what the template writes around messages of these roles, None if it depends on their contents."""
         row = _Row(_marked(*roles), None, self._writes(_marked(*roles)) or "")
         text = _open(row.text)
         if sorted(text[1::2]) != list(range(len(roles))):
@@ -183,14 +183,14 @@ class Template:
         return _Frame(text, [(_open(piece.text), piece.role, piece.supervised) for piece in pieces])
 
     def _by_marks(self, row: "_Row", wanted: Iterable[int]) -> "dict[int, _Turn]":
-        """Return the turns by what changes in the text when a mark stands for a message."""
+        """Locate turns by what changes in the text when a marker replaces a message."""
         if row.tools is not None and self._writes(row.messages) == row.text:
             raise BadRow("the chat template leaves out the tools; choose a model whose template has them")
         places = [self._place(row, number) for number in range(len(row.messages))]
         return {number: self._turn(row, number, places) for number in wanted}
 
     def _place(self, row: "_Row", number: int) -> tuple[int | None, int | None]:
-        """Return where a message's content, or the name in its last tool call, begins and ends, None if unknown."""
+        """Return the begin and end of a message's content, or of the name in its last tool call; None if unknown."""
         message = row.messages[number]
         calls, marked = message.get("tool_calls"), {**message, "content": MARK}
         if calls:
@@ -205,7 +205,7 @@ class Template:
             raise BadRow(f"the chat template leaves out {name}; remove it")
         begin = len(parts[0]) if row.text.startswith(parts[0]) else None
         if calls:
-            # Templates may write the name again with the tool's answer.
+            # Templates may repeat the name with the tool's answer, so the end follows from its length.
             return begin, None if begin is None else begin + len(calls[-1]["function"]["name"])
         end = len(row.text) - len(parts[-1]) if row.text.endswith(parts[-1]) else None
         known = len(parts) == 2 and (begin is None or end is None or begin <= end)
@@ -222,7 +222,7 @@ class Template:
             return _Turn(wrong=f"the chat template asks for {name} with {words}, which does not stand before it")
         if start is None or end is None or following is None:
             return _Turn(wrong=f"what the chat template writes around {name} depends on its content")
-        # A call's name stands somewhere in its turn, which ends with the next stop token.
+        # The name of a call is somewhere in its turn, which ends with the next stop token.
         found = self.stop.search(row.text, end, following) if calls else self.ending.match(row.text, end)
         end = found.end() if found else len(row.text.rstrip()) if calls else end
         written = row.text[min(start, begin or start) : end]
@@ -231,10 +231,11 @@ class Template:
         return _Turn(start, end, found is not None)
 
     def _start(self, row: "_Row", number: int, begin: int | None, since: int | None) -> int | None:
-        """Return where a turn begins whose content begins at `begin`: an answer behind the generation prompt.
+        """Return where the turn begins whose content begins at `begin`: an answer begins after the generation prompt.
 
-        Without one its header is left out, but not a blank behind that, which tokenizers join to the next word. None if
-        the template asks for the answer, with thoughts or without, in words that it does not write.
+        Without a generation prompt, the turn begins after its header, but before a blank that follows the header, since
+        tokenizers join it to the next word. None if the generation prompt, with or without thoughts, is not in the
+        text.
         """
         asked, calls = row.messages[:number], row.messages[number].get("tool_calls")
         unasked = None if begin is None or calls else len(row.text[:begin].rstrip(" "))
@@ -248,14 +249,15 @@ class Template:
                 return len(prompt) if header or calls or not row.text[len(prompt) : begin].strip() else unasked
             if not header:
                 return unasked
-            # It may write what comes before in another way once there is an answer.
+            # The template may render earlier messages differently once there is an answer.
             place = row.text.rfind(header, since, begin)
             if begin is not None and place >= 0:
                 return place + len(header)
         return None
 
     def _by_prompt(self, row: "_Row", turns: "dict[int, _Turn]") -> "tuple[_Row, dict[int, _Turn]] | None":
-        """Return the row going on from its last prompt, if that has a thought which the template leaves out later."""
+        """Return the row as continued from its last generation prompt, if that opens a thought that the template drops
+        from finished conversations."""
         number, content = len(row.messages) - 1, row.messages[-1]["content"]
         if turns.keys() != {number} or not turns[number].wrong or row.messages[-1].get("tool_calls"):
             return None
@@ -270,7 +272,7 @@ class Template:
         return row, {number: _Turn(len(prompt), len(row.text), True)}
 
     def _tail(self) -> str:
-        """Return what the template writes behind every answer, up to the stop token, which is added to `stops`."""
+        """Return what the template writes after every answer, up to the stop token, which is added to `stops`."""
         last, between = (self._writes(_marked("user", "assistant", "user")[:end]) for end in (2, 3))
         behind = [text.partition(chr(MARKS + 1))[2] for text in (last, between or last) if text]
         shared = _common(*behind) if behind else ""
@@ -286,14 +288,14 @@ class _Row(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """A conversation's text and pieces (text, role, supervised), with the numbers of messages in place of contents."""
+    """A conversation's text and pieces (text, role, supervised), with message indices in place of contents."""
 
     text: list[Any]
     pieces: list[tuple[list[Any], str | None, bool]]
 
 
 class _Turn(NamedTuple):
-    """A turn up to the end of its stop token, if it is `stopped` by one; `wrong` says why it cannot be supervised."""
+    """Where a turn begins and ends, including its stop token if `stopped`. `wrong`: why it cannot be supervised."""
 
     start: int = 0
     end: int = 0
@@ -302,7 +304,7 @@ class _Turn(NamedTuple):
 
 
 def _open(text: str) -> list[Any]:
-    """Return text cut at its marks, each as the number of its message."""
+    """Split text at its markers, each replaced by the index of its message."""
     parts = re.split(f"([{chr(MARKS)}-\U000ffffd])", text)
     return [ord(part) - MARKS if place % 2 else part for place, part in enumerate(parts)]
 

@@ -1,7 +1,7 @@
-"""Rows to tokens, on all cores, in the order of the files.
+"""Tokenizes rows on all cores, in the order of the files.
 
-Chunks of a file go to worker processes; what comes back is taken in their order, so the number of workers changes
-no byte.
+Chunks of a file go to worker processes, and results are collected in their order, so the output does not depend on the
+number of workers.
 """
 
 import collections
@@ -35,7 +35,7 @@ LONGEST_TEXT = 1 << 24
 
 
 class Job(NamedTuple):
-    """A chunk of rows: the number of its source, the form of its rows, their columns by field."""
+    """A chunk of rows, with the index of its source, the form of its rows, and their columns by field."""
 
     source: int
     format: str
@@ -44,7 +44,7 @@ class Job(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """A row that is not used: where it stands, why (bad_row or too_long, and the reason), and the row as JSON.
+    """A row that is not used: its place in the file, the policy (bad_row or too_long), the reason, and the row as JSON.
 
     Workers send text, since a deeply nested value cannot be pickled.
     """
@@ -57,11 +57,11 @@ class Dropped(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a chunk.
+    """The result of a chunk.
 
-    file: where its rows were written, an Arrow record batch of `rows.schema(held_out=True)`. hashes: of each row and
-    of its prompt, uint64 [rows, 2]. counts: rows that were cut, turns and supervised tokens by role, stop tokens.
-    progress: bytes of the file that the chunk stands for.
+    file: its rows, an Arrow record batch of `rows.schema(held_out=True)`. hashes: of each row and of its prompt, uint64
+    [rows, 2]. counts: truncated rows, turns and supervised tokens by role, stop tokens. progress: bytes of the file
+    that the chunk stands for.
     """
 
     file: Path
@@ -76,10 +76,10 @@ class Result(NamedTuple):
 def tokenize(
     jobs: Iterable[Job], model: Path, settings: PrepareSettings, workers: int, folder: Path
 ) -> Generator[Result, None, None]:
-    """Yield the result of every job, in the order of the jobs, from `workers` processes, which write into `folder`.
+    """Yield the result of every job, in the order of the jobs, from `workers` processes, which write to `folder`.
 
-    Close it before `folder` is removed: that waits for the processes.
-    Raises UserError if the model's tokenizer does not fit the settings, or a worker dies.
+    Close the generator before removing `folder`; closing waits for the processes. Raises UserError if the model's
+    tokenizer does not support the settings, or a worker dies.
     """
     # Each worker process uses one core; the tokenizer's own threads would only compete with them.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -91,7 +91,7 @@ def tokenize(
     if workers == 1 or len(first) < 2:
         yield from itertools.starmap(work, tasks)
         return
-    # Workers are forked, so that each has the tokenizer without loading it again.
+    # Workers are forked, so that none has to load the tokenizer again.
     _WORK[:] = [work]
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(workers, context, _start) as pool:
@@ -99,7 +99,7 @@ def tokenize(
         try:
             for job, file in tasks:
                 waiting.append(pool.submit(_run, job, file))
-                if len(waiting) > 2 * workers:  # no more than the workers can chew: memory stays flat
+                if len(waiting) > 2 * workers:  # limits the chunks in memory
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -117,7 +117,7 @@ _WORK: list["ChunkTokenizer"] = []
 
 
 def _start() -> None:
-    # Collecting garbage would look through all that was loaded, again and again; ten chunks leave little of it.
+    # Garbage collection would traverse all loaded objects again and again; ten chunks leave little garbage.
     gc.freeze()
     gc.disable()
 
@@ -129,7 +129,7 @@ def _run(job: Job, file: Path) -> Result:
 
 
 class ChunkTokenizer:
-    """Turns a chunk of rows into a Result."""
+    """Tokenizes a chunk of rows into a Result."""
 
     def __init__(self, model: Path, settings: PrepareSettings) -> None:
         from transformers import AutoTokenizer
@@ -139,15 +139,15 @@ class ChunkTokenizer:
         self.template = Template(tokenizer, settings, model)
         self.encoder = Encoder(tokenizer)
         self.vocabulary = len(tokenizer)
-        # Some tokenizers name a BOS that they never put before a text.
+        # Some tokenizers define a BOS token that they never add to a text.
         self.bos = tokenizer.bos_token_id if self.template.bos else None
 
     def __call__(self, job: Job, file: Path) -> Result:
-        """Write a chunk's rows as tokens."""
+        """Tokenize a chunk's rows and write them to `file`."""
         counts: collections.Counter[str] = collections.Counter()
         read: list[tuple[str, Any]] = []
         rows: list[_Row] = []
-        bad: dict[int, tuple[str, str]] = {}  # by number of what was read: what is wrong, and why
+        bad: dict[int, tuple[str, str]] = {}  # by index of the record: the policy, and the reason
         for number, (place, value) in enumerate(job.chunk.records()):
             read.append((place, value))
             try:
@@ -200,7 +200,7 @@ class ChunkTokenizer:
         return kind, f"has {length:,} characters, more than the {LONGEST_TEXT:,} that are read at once; split it up"
 
     def _given(self, rows: list["_Row"]) -> Tokens:
-        """Return rows that came as tokens."""
+        """Return rows that were given as tokens."""
         wrong = {}
         given, said = [], []
         for number, row in enumerate(rows):
@@ -216,7 +216,7 @@ class ChunkTokenizer:
         ids, labels = Ragged.of(given), Ragged.of(said).values
         supervised = np.where(labels == IGNORED, CONTEXT, 0).astype(np.int8)
         supervised[ids.heads] = CONTEXT
-        # The last answer is the last unbroken range of supervised tokens.
+        # The last answer is the last contiguous range of supervised tokens.
         begins = (supervised != CONTEXT) & np.concatenate([[True], supervised[:-1] == CONTEXT])
         last = np.maximum.accumulate(np.where(begins, np.arange(len(supervised)), 0))
         found = Tokens(ids, supervised, last[ids.offsets[1:] - 1] - ids.offsets[:-1], ["tokens"], wrong)
@@ -238,7 +238,7 @@ class ChunkTokenizer:
 
 
 class _Row(NamedTuple):
-    """A row that could be read: its number in the chunk, and its pieces (none if it came as tokens)."""
+    """A readable row: its index in the chunk, and its pieces (none if it was given as tokens)."""
 
     number: int
     example: Example
@@ -261,7 +261,7 @@ def _as_text(value: Any) -> str:
 
 
 def _holds(value: Any, column: str) -> bool:
-    """Tell whether a row has a column, a.b being a column inside a column."""
+    """Return whether a row has a column; a.b is the field b inside the column a."""
     for name in [column] if isinstance(value, dict) and column in value else column.split("."):
         if not isinstance(value, dict) or name not in value:
             return False
@@ -281,7 +281,7 @@ def _texts(example: Example) -> tuple[str, str]:
 
 
 def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
-    """Return 64-bit hashes of each part's row and of what comes before its last answer (of the row if nothing does)."""
+    """Return 64-bit hashes of each part's row and of its prompt (of the row again if it has no prompt)."""
     found = [(0, 0)] * len(rows)
     for number in set(parts.row.tolist()):
         pieces = rows[number].pieces
@@ -300,14 +300,14 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
         row = int.from_bytes(whole.digest())
         found[number] = row, int.from_bytes(first.digest()) if first else row
     result: np.ndarray = np.array(found, np.uint64).reshape(-1, 2)[parts.row]
-    # The parts of a row that was cut are no duplicates of each other.
+    # Parts of the same row are not duplicates of each other.
     place = np.arange(len(parts.row)) - np.searchsorted(parts.row, parts.row)
     result += place.astype(np.uint64)[:, None]
     return result
 
 
 def _batch(parts: Parts, rows: list[_Row], source: int) -> Any:
-    """Return rows in the bytes of Arrow's IPC, as Result describes them."""
+    """Serialize rows as an Arrow record batch (see Result)."""
     import pyarrow
 
     tokens = parts.tokens

@@ -1,4 +1,4 @@
-"""Rows that are longer than max_length, dealt with by the policy too_long."""
+"""Truncates, splits or drops rows longer than max_length, by the policy too_long."""
 
 import itertools
 from typing import NamedTuple
@@ -10,16 +10,17 @@ from zerolora.data.ragged import Ragged
 
 
 class Parts(NamedTuple):
-    """What is used of rows: of each part the number of the row that it is of, and its tokens."""
+    """The parts of rows that are used: for each part the index of its row, and its tokens."""
 
     row: np.ndarray
     tokens: Tokens
 
 
 def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
-    """Return rows as parts of at most `longest` tokens, by the policy too_long; those that teach nothing are left out.
+    """Return rows as parts of at most `longest` tokens, by the policy too_long.
 
-    truncate_left keeps BOS. A row that is cut can no longer be asked if its prompt was cut.
+    Parts without supervised tokens are left out. truncate_left keeps BOS. A row whose prompt was truncated is not asked
+    in evaluation.
     """
     ids = tokens.ids
     if not tokens.wrong and not (ids.lengths > longest).any():
@@ -34,7 +35,7 @@ def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
     starts, ends = np.array([pair for part in slices for pair in part], np.int64).reshape(-1, 2).T
     taken = ids.slices(starts, ends).joined(map(len, slices))
     supervised = Ragged(tokens.supervised_role, ids.offsets).slices(starts, ends).values
-    # A row's first token has nothing before it that could predict it.
+    # A row's first token cannot be predicted, since nothing precedes it.
     supervised[taken.heads] = CONTEXT
     which = np.array(rows, np.int64)
     prompt = tokens.prompt[which]
@@ -51,7 +52,7 @@ def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
 
 
 def _cuts(start: int, end: int, longest: int, policy: str, keep_first: bool) -> list[list[tuple[int, int]]]:
-    """Return the parts of a row that stands from `start` to `end`, each as slices that are joined."""
+    """Return the parts of the row from `start` to `end`, each as a list of slices to join."""
     if end - start <= longest:
         return [[(start, end)]]
     match policy:

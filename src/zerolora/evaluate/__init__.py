@@ -1,1 +1,1 @@
-"""Stage evaluate: the same held-out rows, asked of base and merged model."""
+"""Stage evaluate: base and merged model on the same held-out rows."""

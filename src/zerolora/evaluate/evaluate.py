@@ -1,10 +1,10 @@
-"""Ask a model the held-out rows, in batches, judge its answers, and measure its loss on them.
+"""Evaluate a model on held-out rows: generate answers in batches, judge them, and compute the loss.
 
     zerolora evaluate --settings JSON --data results/data/NAME --weights resources/weights/MODEL.json
                       --output results/base/NAME --answers results/base/NAME/answers.json
 
-Writes evaluate.json (rates, loss), evaluate_resources.json (speed, memory) and every answer. Rows that ask nothing,
-such as plain texts, have a loss only.
+Writes evaluate.json (rates, loss), evaluate_resources.json (speed, memory) and every answer. Rows without a prompt,
+such as plain texts, only have a loss.
 """
 
 import time
@@ -25,9 +25,10 @@ from zerolora.progress import Progress
 
 
 def evaluate(settings: EvaluateSettings, data: Path, weights: Path, output: Path, answers_file: Path) -> None:
-    """Judge the model in directory `weights` on a split of `data`; write metrics to `output`, answers to a file.
+    """Evaluate the model in directory `weights` on a split of `data`.
 
-    Raises UserError if an earlier stage's file is missing.
+    Writes metrics to directory `output` and answers to `answers_file`. Raises UserError if an earlier stage's file is
+    missing.
     """
     task = TASKS[settings.check]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -77,11 +78,11 @@ def evaluate(settings: EvaluateSettings, data: Path, weights: Path, output: Path
 
 
 def load(weights: Path, device: torch.device) -> tuple[Any, Any]:
-    """Return model and tokenizer of a model directory, ready to generate."""
+    """Load model and tokenizer of a model directory, ready to generate."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=True, trust_remote_code=False)
-    # On CPU fp32 is both faster and exact; a GPU takes the weights as they are stored.
+    # On CPU fp32 is both faster and exact; on a GPU the weights keep their dtype.
     model = AutoModelForCausalLM.from_pretrained(
         weights,
         dtype="auto" if device.type == "cuda" else torch.float32,
@@ -97,12 +98,12 @@ def generate(
 ) -> tuple[list[str], int]:
     """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens.
 
-    An answer ends with any token of `stops`: the stop tokens that training taught.
+    Generation stops at any token of `stops`, the stop tokens that training supervised.
     """
     prompts = [row["input_ids"][: row["prompt"]] for row in rows]
     answers = [""] * len(prompts)
     generated = 0
-    # Prompts of like length together, so that little is padded.
+    # Prompts of similar length share a batch, which keeps padding low.
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
     size = settings.batch
     with Progress("answer", len(order)) as bar:
@@ -124,7 +125,7 @@ def loss(model: Any, rows: Any) -> float:
     order = sorted(range(len(rows)), key=lambda index: (lengths[index], index))
     total, tokens = 0.0, 0
     while order:
-        # As many rows of like length as make up EVALUATION_TOKENS with their padding, at least one.
+        # Rows of similar length, up to EVALUATION_TOKENS tokens with their padding, but at least one row.
         longest = lengths[order[-1]]
         members = [rows[order.pop()] for _ in range(max(1, min(len(order), EVALUATION_TOKENS // longest)))]
         ids, labels, mask = torch.zeros(3, len(members), longest, dtype=torch.long)
@@ -133,7 +134,7 @@ def loss(model: Any, rows: Any) -> float:
             ids[place, : row["length"]] = torch.tensor(row["input_ids"])
             labels[place, : row["length"]] = torch.tensor(row["labels"])
             mask[place, : row["length"]] = 1
-        # Logits from the position before the first supervised token on; prompts cost none.
+        # Logits start at the position before the first supervised token, so none are computed for prompts.
         kept = longest - 1 - int((labels[:, 1:] != IGNORED).any(0).float().argmax())
         with torch.no_grad():
             output = model(

@@ -1,1 +1,1 @@
-"""Stage fetch: base models and data sets, pinned and checked."""
+"""Stages fetch and fetch_data: download pinned base models and data sets, and verify their hashes."""

@@ -2,8 +2,8 @@
 
     zerolora fetch-data --settings JSON --output data/hub/NAME
 
-The output holds the files under their paths in the repository, byte for byte, and `manifest.json` with the hash of
-each. Only data files are downloaded: no code, no pickle, no archive; nothing of the repository is executed.
+The output holds the unchanged files under their paths in the repository, and `manifest.json` with the hash of each.
+Only data files are downloaded, no code, pickles or archives, and nothing of the repository is executed.
 """
 
 import shutil
@@ -27,10 +27,10 @@ ACCESS = "put a token that may read it into the environment variable HF_TOKEN"
 
 
 def fetch_data(settings: FetchDataSettings, output: Path) -> None:
-    """Download the files that `settings` pins and write them and their manifest to `output`, whole or not at all.
+    """Download the files that `settings` pins and write them and their manifest to `output` atomically.
 
-    In the patterns of `files`, `*` matches `/` too. Raises UserError if a pattern matches no file or a file of another
-    kind, if the repository cannot be reached, or if a file's size or sha256 is not what the hub lists.
+    In the patterns of `files`, `*` matches `/` too. Raises UserError if a pattern matches no file or one that is not a
+    data file, if the repository cannot be reached, or if a file's size or sha256 is not what the hub lists.
     """
     from huggingface_hub import snapshot_download
 
@@ -46,7 +46,7 @@ def fetch_data(settings: FetchDataSettings, output: Path) -> None:
                 allow_patterns=settings.files,
                 local_dir=staged,
             )
-        # The client's notes on this download, with dates in them.
+        # The client's own records of this download, which contain dates.
         shutil.rmtree(staged / ".cache")
         files = describe(staged)
         for file in chosen:
@@ -78,7 +78,7 @@ def _choose(settings: FetchDataSettings, listed: "list[RepoFile]") -> "list[Repo
 
     chosen = {}
     for pattern in settings.files:
-        # The function that the download chooses by.
+        # The same function by which the hub's client selects files.
         matching = list(filter_repo_objects(listed, allow_patterns=pattern, key=lambda file: file.path))
         if not matching:
             there = [file.path for file in sorted(listed, key=lambda file: _refusal(file.path) is not None)]
@@ -96,14 +96,14 @@ def _choose(settings: FetchDataSettings, listed: "list[RepoFile]") -> "list[Repo
 
 
 def _refusal(path: str) -> str | None:
-    """Return why a file is not fetched, or None if it is."""
+    """Return why a file is not downloaded, None if it is."""
     *_, name = parts = path.split("/")
     if any(part.startswith(".") for part in parts):
         return "hidden, so it would not be read"
     if name.lower() == MANIFEST:
         return f"{MANIFEST} is the name of the list that this stage writes"
     if not DATA_FILE.fullmatch(name):
-        return "no file of rows; code, pickles and archives are never taken"
+        return "not a data file; code, pickles and archives are never downloaded"
     return None
 
 
@@ -120,7 +120,7 @@ def _check(settings: FetchDataSettings, file: "RepoFile", downloaded: dict[str, 
 
 @contextmanager
 def _explained(settings: FetchDataSettings) -> Iterator[None]:
-    """Turn what the hub's client raises into a UserError."""
+    """Convert the errors of the hub's client into UserError."""
     from huggingface_hub.errors import (  # type: ignore[attr-defined,unused-ignore]  # HTTPError is the HTTP library's
         GatedRepoError,
         HfHubHTTPError,
@@ -134,9 +134,9 @@ def _explained(settings: FetchDataSettings) -> Iterator[None]:
     name = _named(settings)
     try:
         yield
-    # A broken connection is an HTTPError and no OSError; the Xet client raises RuntimeError.
+    # A broken connection is an HTTPError, not an OSError; the Xet client raises RuntimeError.
     except (HTTPError, OSError, ValueError, RuntimeError) as raised:
-        # The client looks for a file on this machine when the hub fails, and says that there is none.
+        # If the hub fails, the client falls back to local files and reports that there is none.
         error = raised.__cause__ if isinstance(raised, LocalEntryNotFoundError) and raised.__cause__ else raised
         if isinstance(error, OfflineModeIsEnabled):
             message = f"{name} must be downloaded, and HF_HUB_OFFLINE is set; unset it (and TRANSFORMERS_OFFLINE)"
@@ -158,7 +158,7 @@ def _named(settings: FetchDataSettings) -> str:
 
 
 def _line(text: str) -> str:
-    """Return the first line of a text that is not empty."""
+    """Return the first non-empty line of a text."""
     return next(iter(text.strip().splitlines()), "").rstrip(".")
 
 

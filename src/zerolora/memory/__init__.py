@@ -1,1 +1,1 @@
-"""How much memory training takes, from config.json alone: shapes → model states, activations → one estimate."""
+"""Stage estimate: predicts the memory of training from config.json alone."""

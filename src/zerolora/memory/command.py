@@ -1,8 +1,8 @@
-"""The command `zerolora memory`: the estimate of any model on any hardware, by hand.
+"""The command `zerolora memory`: the memory estimate for any model and hardware, outside the pipeline.
 
     zerolora memory --model config/recipes/models/llama-3-70b.json --nodes 2 --gpus-per-node 8
 
-cli.py imports this module for every command, so the estimate is imported where it is used.
+cli.py imports this module for every command, so the functions here import the estimate themselves.
 """
 
 import json

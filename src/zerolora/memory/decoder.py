@@ -1,7 +1,8 @@
 """One training step of a decoder on the memory tracer: embedding, layers, loss, backward.
 
-Variables live as long as those of the model code, since that decides the peak. A layer is in layer.py, its linear
-modules in projections.py. Sources: transformers/models/*/modeling_*.py, loss/loss_utils.py; torch/utils/checkpoint.py.
+Variables have the same lifetime as in the model code, since lifetimes decide the peak. Layers are in layer.py, their
+linear modules in projections.py. Sources: transformers/models/*/modeling_*.py, loss/loss_utils.py;
+torch/utils/checkpoint.py.
 """
 
 import functools
@@ -18,13 +19,13 @@ Phases = dict[str, dict[str, int]]
 
 @functools.lru_cache(maxsize=1024)
 def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
-    """Return the bytes at the peak of forward, loss and backward, by kind and in total.
+    """Return the peak bytes of forward, loss and backward, by kind and in total.
 
-    Two and three layers are traced; all layers add the same, so the rest is extrapolated linearly. Backward has two
-    phases: its beginning, with all activations saved, and its end, with all gradients. "small_blocks" is no phase, but
-    the peak of the blocks that a heap serves (tracer.py, SMALL).
+    Models of two and three layers are traced; every layer adds the same bytes, so the others are extrapolated linearly.
+    Backward has two phases: its beginning, with all activations saved, and its end, with all gradients. The entry
+    "small_blocks" is not a phase, but the peak of the blocks that a heap serves (tracer.py, SMALL).
     """
-    # In an encoder-decoder a layer of the encoder counts as one, and the second attention of a decoder layer as half.
+    # In an encoder-decoder, an encoder layer counts as one layer, and the cross-attention of a decoder layer as half.
     layers = model.layers + model.encoder_layers + (model.layers // 2 if model.encoder_layers else 0)
     if layers <= 3:
         return Decoder(model, layers, step, trained).run()
@@ -42,7 +43,7 @@ def evaluation(model: ModelSpec, step: ForwardSpec, trained: Trained) -> int:
 
 
 class Decoder(Layer):
-    """A decoder of `layers` layers and what is trained of it."""
+    """A decoder of `layers` layers, and what is trained."""
 
     def __init__(self, model: ModelSpec, layers: int, step: ForwardSpec, trained: Trained) -> None:
         super().__init__(model, step, trained)
@@ -95,7 +96,7 @@ class Decoder(Layer):
         return self.norm(hidden)
 
     def embedding(self) -> Value:
-        """The embedded tokens, which need a gradient if the embedding is trained, or for checkpointing."""
+        """The embedded tokens. They need a gradient if the embedding is trained, or for checkpointing."""
         new, model = self.tracer.new, self.model
         hidden = new(self.tokens * model.hidden, self.step.width)
         if self.trained.trains_base:
@@ -177,7 +178,7 @@ class Decoder(Layer):
         return result
 
     def fused_loss(self, hidden: Value) -> Value:
-        """Loss and gradient of one chunk of tokens after the other, both in the forward pass (train/loss.py)."""
+        """Loss and gradient, one chunk of tokens at a time, both in the forward pass (train/loss.py)."""
         model, width, new = self.model, self.step.width, self.tracer.new
         tokens = hidden.count / model.hidden
         gradient = new(hidden.count, width) if hidden.needs_gradient else None
@@ -214,7 +215,7 @@ class Decoder(Layer):
 
 
 class Input(Parameter):
-    """The input of a recomputed layer, which takes the gradient for the layer before."""
+    """The input of a recomputed layer; its gradient is passed to the layer before."""
 
     __slots__ = ("gradient",)
 

@@ -1,15 +1,14 @@
-"""What a run writes to disk and reads from it."""
+"""The disk space of a run."""
 
 from zerolora.memory.gpu import PlannedRun
 from zerolora.memory.host import checkpoint_bytes
 from zerolora.memory.states import BYTES
 
-CHECKPOINTS = 2  # kept beside each other; the best one is kept as well
+CHECKPOINTS = 2  # the last ones are kept; the best one is kept in addition
 
 
 def terms(run: PlannedRun) -> dict[str, int]:
-    """Return the terms in bytes: base model, adapter, checkpoints and merged model once, what is offloaded to NVMe once
-    a node."""
+    """Return the terms in bytes: base model, adapter, checkpoints, merged model, and what a node offloads to NVMe."""
     model, parameters = run.model.parameters * run.spec.width, run.parameters
     disk = {
         "model": model,

@@ -1,9 +1,9 @@
-"""Stage estimate: the bytes of every strategy on GPU, host and disk, before anything runs.
+"""Stage estimate: predicts the bytes of every strategy on GPU, host and disk.
 
     zerolora estimate --settings JSON --model resources/models/MODEL --packing results/NAME/packing
                       --output results/NAME/estimate.json
 
-Neither weights nor a GPU nor torch is needed: config.json, the longest packed row and the settings are enough.
+It needs config.json, the longest packed row and the settings, but neither weights nor a GPU nor torch.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -26,8 +26,8 @@ from zerolora.strategies.base import Target
 from zerolora.types import Attention
 from zerolora.units import gib
 
-BUILT_IN_ATTENTION = ("falcon", "t5")  # families whose attention transformers has not made replaceable
-SUMS = ("model_states", "total", "peak_phase")  # entries of a term table that are no terms
+BUILT_IN_ATTENTION = ("falcon", "t5")  # families whose attention cannot be replaced in transformers
+SUMS = ("model_states", "total", "peak_phase")  # entries of a term table that are not terms
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Capacity:
     """The memory of a machine, in bytes."""
 
     gpu: int | None
-    """One GPU's memory; None where ranks compute on the CPU."""
+    """Memory of one GPU; None if ranks compute on the CPU."""
     host: int
 
 
 def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str, Any]:
     """Return the estimate of every strategy for a run's settings, model directory and packing plan, in bytes.
 
-    Only config.json and stats.json are read. Raises UserError if they are missing or say too little.
+    Reads only config.json and stats.json. Raises UserError if they are missing or incomplete.
     """
     model_spec = read_model_spec(model)
     stats = read_json(packing / "stats.json", "zerolora pack")
@@ -70,7 +70,7 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
 def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatistics) -> TrainingSpec:
     """Return the spec of a run, from its settings and its packing plan.
 
-    What the settings leave open is set to what takes least memory.
+    Settings left open get the value that takes the least memory.
     """
     targets = settings.lora.targets
     micro_batch = settings.micro_batch or 1
@@ -91,7 +91,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         attention=settings.attention or attentions(model)[0],
         precision=settings.precision,
         masked=masked(rows, micro_batch),
-        # For a family that is not in the table, training may have to compute all logits at once (train/isolation.py).
+        # For an unknown family, training may have to compute all logits at once (train/isolation.py).
         loss="fused" if model.counted == "config.json" else "full",
         logits=rows.most_supervised,
         on_cpu=on_cpu,
@@ -101,14 +101,14 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
 
 
 def attentions(model: ModelSpec) -> tuple[Attention, ...]:
-    """Return the implementations of attention that a model certainly has, the fastest first."""
+    """Return the attention implementations that a model certainly supports, the fastest first."""
     if model.family in BUILT_IN_ATTENTION or model.counted != "config.json":
         return ("sdpa", "eager")
     return ("eager",) if model.softcap_attention or model.family == "bloom" else ("flash", "sdpa", "eager")
 
 
 def masked(rows: RowStatistics, micro_batch: int) -> bool:
-    """Return whether attention gets a mask: it keeps packed rows apart, and marks padding; a row alone has neither."""
+    """Return whether attention gets a mask, which separates packed rows and marks padding; a single row needs none."""
     return rows.packing or micro_batch > 1
 
 
@@ -118,7 +118,7 @@ def estimates(model: ModelSpec, spec: TrainingSpec, capacity: Capacity, names: l
 
 
 def estimated(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> dict[str, Any]:
-    """Return the estimate of one spec, with its largest term and what would lower the total."""
+    """Return the estimate of one spec, with its largest term and the changes that would lower the total."""
     prediction = predict(model, spec)
     fault = impossible(spec) or too_large(prediction, capacity)
     terms = {name: value for name, value in prediction.gpu.items() if name not in SUMS}
@@ -137,7 +137,7 @@ def estimated(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> dict[
 
 
 def impossible(spec: TrainingSpec) -> str | None:
-    """Return why a strategy cannot run on this hardware at all, None if it can."""
+    """Return why a strategy cannot run on this hardware, None if it can."""
     target = Target(
         device="cpu" if spec.on_cpu else "cuda",
         precision=spec.precision,
@@ -153,7 +153,7 @@ def impossible(spec: TrainingSpec) -> str | None:
 
 
 def too_large(prediction: Prediction, capacity: Capacity) -> str | None:
-    """Return what does not fit where, None if everything does."""
+    """Return which memory is too small, None if everything fits."""
     gpu, host = prediction.gpu["total"], asked(prediction.host["total"])
     if capacity.gpu is not None and gpu > capacity.gpu:
         return f"needs {gib(gpu)} of a GPU's {gib(capacity.gpu)}"
@@ -163,7 +163,7 @@ def too_large(prediction: Prediction, capacity: Capacity) -> str | None:
 
 
 def remedies(model: ModelSpec, spec: TrainingSpec, total: int) -> list[dict[str, Any]]:
-    """Return what would lower a GPU's total, each tried on its own, the most effective first: `{"change", "total"}`."""
+    """Return changes that lower a GPU's total, each applied on its own, most effective first: `{"change", "total"}`."""
     tried: list[tuple[str, TrainingSpec]] = []
     if not spec.activation_checkpointing:
         tried.append(("activation checkpointing", replace(spec, activation_checkpointing=True)))

@@ -1,6 +1,6 @@
-"""What one rank holds on its GPU, phase by phase: model states, activations, logits, and what the engine allocates.
+"""GPU memory of one rank, phase by phase: model states, activations, logits, and the engine's buffers.
 
-On CPU ranks the same bytes are in host memory. File names without a path are DeepSpeed's, in deepspeed/runtime/zero.
+With CPU ranks the same bytes are in host memory. File names without a path are in deepspeed/runtime/zero.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a tim
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A model, how it is trained, and what follows from the two."""
+    """A model, how it is trained, and values derived from both."""
 
     model: ModelSpec
     spec: TrainingSpec
@@ -35,14 +35,14 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """What the memory tracer counted, in bytes of one rank."""
+    """Results of the memory tracer, in bytes of one rank."""
 
     phases: Phases
     """Forward, loss and both ends of backward, by kind."""
     evaluation: int
     """The peak of a forward pass without gradients."""
     small_blocks: int
-    """The most alive at once in blocks that a CPU rank's heap serves (tracer.py, SMALL)."""
+    """The peak of blocks that a CPU rank's heap serves (tracer.py, SMALL)."""
 
 
 def traced(run: PlannedRun) -> TracedStep:
@@ -76,13 +76,13 @@ def traced(run: PlannedRun) -> TracedStep:
 
 
 def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
-    """Return the bytes of each phase by term and in total, the reserve left out.
+    """Return the bytes of each phase by term and in total, without the reserve.
 
-    "total" includes the model states without gradients, which are a term of their own.
+    Gradients are a term of their own; "total" also includes the other model states.
     """
     spec, states, parameters = run.spec, run.states, run.parameters
     static = states.frozen_weights + states.trained_weights + states.master + states.moments
-    # From the second micro-step on, gradients are held all the time; stage 3 allocates them at the start (stage3.py,
+    # From the second micro-step on, gradients are always held; stage 3 allocates them at the start (stage3.py,
     # grad_partitions_flat_buffer).
     allocated = states.gradients if run.deepspeed_stage == 3 else 0.0
     kept = states.gradients if spec.accumulation > 1 else allocated
@@ -101,13 +101,13 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
         # copy_grads_in_partition).
         copied = spec.width * (parameters.trained / spec.ranks + run.buckets.reduce)
         result["reducing"] = _phase(gradients=states.gradients, buffers=held + copied)
-    # transformers' own loss returns its logits, which the loop holds until the step is over.
+    # transformers' own loss returns the logits, which the loop holds until the end of the step.
     logits = spec.micro_batch * spec.length * run.model.vocabulary * spec.width if spec.loss == "full" else 0.0
     # At stage 1 a rank has dropped the gradients of other ranks' partitions by then.
     own = states.gradients / (spec.ranks if spec.layout.stage == 1 else 1)
     result["optimizer"] = _phase(logits=logits, gradients=own, buffers=held + _stepping(run))
     result["evaluation"] = _phase(activations=step.evaluation, gradients=allocated, buffers=held + gathered)
-    # What is sharded is gathered tensor by tensor, in fp32 (train/engines/base.py, part).
+    # Sharded parameters are gathered tensor by tensor, in fp32 (train/engines/base.py, part).
     tensor = BYTES["fp32"] * parameters.largest_trained if spec.ranks > 1 else 0.0
     result["saving"] = _phase(gradients=allocated, buffers=held + tensor)
     for name, values in result.items():
@@ -117,9 +117,9 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
 
 
 def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, Any]:
-    """Return the terms of the GPU, which add up to the total of the phase `peak`.
+    """Return the GPU's terms, which add up to the total of the phase `peak`.
 
-    Where the peak comes before all gradients are there, `activations` is what activations take beyond them.
+    If the peak comes before all gradients exist, `activations` is what activations take beyond the gradients' memory.
     """
     states, reserve = run.states, run.spec.reserve
     total = at_peak["total"] + reserve
@@ -158,7 +158,7 @@ def _phase(
 
 
 def _resident(run: PlannedRun) -> float:
-    """Return the bytes that the engine holds all the time beside the model states."""
+    """Return the bytes that the engine always holds in addition to the model states."""
     spec, layout, parameters = run.spec, run.spec.layout, run.parameters
     if layout.engine == "ddp" and spec.ranks > 1:
         return parameters.trained * 4.0  # the reducer's buckets beside .grad (reducer.hpp)
@@ -175,7 +175,7 @@ def _resident(run: PlannedRun) -> float:
 
 
 def _gathered(run: PlannedRun) -> float:
-    """Return the most bytes of sharded weights that are gathered at once."""
+    """Return the peak bytes of gathered weights."""
     spec, model = run.spec, run.model
     if spec.layout.stage < 3:
         return 0.0
@@ -192,7 +192,7 @@ def _gathered(run: PlannedRun) -> float:
 
 
 def _gradient_buckets(run: PlannedRun) -> float:
-    """Return the bytes of the buckets in which gradients are joined, allocated with the first one (stage_1_and_2.py,
+    """Return the bytes of the gradient buckets, which are allocated with the first gradient (stage_1_and_2.py,
     setup_buckets)."""
     if run.deepspeed_stage not in (1, 2):
         return 0.0
@@ -200,7 +200,7 @@ def _gradient_buckets(run: PlannedRun) -> float:
 
 
 def _reducing(run: PlannedRun) -> float:
-    """Return the bytes that the reduction of gradients takes at the end of the backward pass."""
+    """Return the bytes that reducing gradients takes at the end of the backward pass."""
     spec, parameters = run.spec, run.parameters
     if run.deepspeed_stage == 0 and spec.ranks > 1:
         # Gradients are joined until they are more than the limit (engine.py, allreduce_no_retain).
@@ -213,7 +213,7 @@ def _reducing(run: PlannedRun) -> float:
 
 
 def _stepping(run: PlannedRun) -> float:
-    """Return the bytes that the optimizer's step allocates and frees."""
+    """Return the bytes that the optimizer step allocates and frees."""
     spec, layout, parameters = run.spec, run.spec.layout, run.parameters
     if layout.optimizer != "gpu":
         return 0.0

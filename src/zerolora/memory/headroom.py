@@ -1,4 +1,4 @@
-"""Headroom above the predicted host memory: what the estimate compares with a machine, and Slurm is asked for."""
+"""Headroom above the predicted host memory, for the comparison with a machine and for requests to Slurm."""
 
 SHARE = 1.2
 """Times the prediction. The lowest prediction for CPU ranks was 2 % below the measurement
@@ -9,5 +9,5 @@ benchmarks/process_memory.py."""
 
 
 def asked(predicted: float) -> int:
-    """Return the bytes of a node's memory to ask for, for a predicted number of bytes."""
+    """Return the bytes of a node's memory to request, for `predicted` bytes."""
     return int(predicted * SHARE) + JOB_BYTES

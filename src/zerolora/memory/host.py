@@ -1,4 +1,4 @@
-"""What one machine holds in host memory, phase by phase, all its ranks together."""
+"""Host memory of one machine, phase by phase, over all its ranks."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ TERMS = ("loading", "page_cache", "offload", "pinned", "saving", "ranks", "heap"
 
 
 def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str, Any]:
-    """Return the terms of one host in bytes, which add up to the total of the phase that needs most.
+    """Return the terms of one host in bytes, which add up to the total of the phase with the peak.
 
-    `on_gpu` are the totals of the phases on the GPU, reserve left out: on CPU ranks they are in host memory.
+    `on_gpu`: totals of the phases on the GPU, without the reserve; with CPU ranks they are in host memory.
     """
     spec, local = run.spec, run.spec.ranks_per_node
     saving = _saving(run)
@@ -41,7 +41,7 @@ def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str
 def offloaded(run: PlannedRun) -> float:
     """Return the bytes of one rank that offload keeps on the host.
 
-    Beside the states: 16-bit copies of the partition's weights (stages 1 and 2: stage_1_and_2.py,
+    In addition to the states: 16-bit copies of the partition's weights (stages 1 and 2: stage_1_and_2.py,
     param_buffer_of_bit16_for_cpu_offload_groups) or gradients (stage3.py, grad_partitions_flat_buffer), and a buffer
     for the largest gradient in transfer (temp_grad_buffer_for_cpu_offload).
     """
@@ -66,8 +66,8 @@ def checkpoint_bytes(run: PlannedRun) -> int:
 
 
 def _loading(run: PlannedRun) -> dict[str, float]:
-    """Return what reading the base model takes, all ranks together: "loading" is the processes' own, "page_cache" the
-    pages of the weights' files, which all ranks share and the system can take back."""
+    """Return the bytes that reading the base model takes, over all ranks: "loading" is private memory of the processes,
+    "page_cache" the pages of the weights' files, which ranks share and the system can reclaim."""
     spec, local = run.spec, run.spec.ranks_per_node
     stored = run.model.parameters * spec.width
     # Full fine-tuning freezes nothing, but reads as much.
@@ -84,15 +84,15 @@ def _loading(run: PlannedRun) -> dict[str, float]:
     readers = 1 if spec.layout.stage == 3 else local
     in_transfer = largest_module(run.model) * spec.width * readers
     shards = reading / spec.ranks * local if spec.layout.parameters == "cpu" else 0.0
-    # Once its shard lies on the host, a weight's page is not read again.
+    # Once a weight's shard is on the host, its pages are not read again.
     return {"loading": in_transfer + shards, "page_cache": max(0.0, stored - shards)}
 
 
 def _saving(run: PlannedRun) -> float:
     """Return the bytes of a checkpoint while it is written, which one rank of the run holds.
 
-    It is the fp32 adapter, two moments and the best adapter so far, if one is kept; and their bytes as they are
-    written, while training goes on (train/checkpoint/store.py; safetensors copies all first).
+    These are the fp32 adapter, two moments and the best adapter so far, if one is kept; and the serialized copy that is
+    written while training continues (train/checkpoint/store.py; safetensors copies everything first).
     """
     return 2.0 * checkpoint_bytes(run) * (run.parameters.trained if run.parameters.frozen else 0)
 
@@ -112,7 +112,7 @@ def _process(run: PlannedRun) -> int:
 
 
 def _free_in_heap(run: PlannedRun, step: TracedStep) -> float:
-    """Return the bytes that are free in a CPU rank's heap, but still resident."""
+    """Return the freed bytes in a CPU rank's heap that are still resident."""
     if run.spec.layout.stage < 3:
         return glibc_heap.SMALL_BLOCKS_SHARE * step.small_blocks
     fixed, share = glibc_heap.STAGE_3_HEAP[run.spec.activation_checkpointing]

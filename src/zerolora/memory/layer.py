@@ -1,6 +1,6 @@
 """A transformer layer on the memory tracer: norms, attention, MLP, experts.
 
-Variables live as long as those of the model code, which decides when a tensor is freed.
+Variables have the same lifetime as in the model code, which decides when a tensor is freed.
 Sources: transformers/models/*/modeling_*.py, integrations/sdpa_attention.py.
 """
 
@@ -10,11 +10,11 @@ from zerolora.memory.tracer import Value
 
 
 class Layer(Projections):
-    """One layer of a model; all layers are taken to be equal."""
+    """One layer of a model; all layers are assumed to be equal."""
 
     def __init__(self, model: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
         super().__init__(model, step, trained)
-        # transformers' phi3 and gpt_neox rotate a part of each head, maybe all of it, and join it with the rest.
+        # transformers' phi3 and gpt_neox rotate a part of each head, or all of it, and concatenate it with the rest.
         self.joined = model.family == "phi3" or 0 < model.rotary < 1
 
     def layer(self, hidden: Value, mask: Value | None) -> Value:

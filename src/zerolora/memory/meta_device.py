@@ -1,4 +1,4 @@
-"""Count a model on torch's meta device, for architectures that are in no family's file."""
+"""Builds a model on torch's meta device to count its parameters, for architectures without a file in families/."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
     text = model.config.get_text_config(decoder=True)
 
     def of(*names: str, default: Any = 0) -> Any:
-        """Return the first of the text config's attributes that says something."""
+        """Return the first of these attributes of the text config that is set."""
         return next((value for name in names if (value := getattr(text, name, None)) is not None), default)
 
     heads, hidden = of("num_attention_heads", "n_head", default=1), of("hidden_size", "d_model", "n_embd")
-    # Experts in one parameter of three dimensions have its name in place of a module's.
+    # Experts in one three-dimensional parameter are named after the parameter instead of a module.
     names = {module.name for module in modules} | {name for module in modules for name, _ in module.weights}
     heads_own = [name for module in modules if module.kind == "head" for name, _ in module.weights]
     rotary = any("rotary" in name for name, _ in model.named_modules()) or hasattr(text, "rope_parameters")
@@ -76,12 +76,12 @@ def _build(config: dict[str, Any], where: Path) -> Any:
         factory: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
         with torch.device("meta"):
             return factory.from_config(settings, trust_remote_code=False)
-    # Each config and model class refuses in its own way what it cannot build: KeyError, TypeError, RuntimeError, ...
+    # Config and model classes raise different errors for what they cannot build: KeyError, TypeError, RuntimeError, ...
     except Exception as error:
-        # huggingface_hub's StrictDataclassFieldValidationError says what it is about in several lines.
+        # huggingface_hub's StrictDataclassFieldValidationError has a message of several lines.
         why = " ".join(str(error).split())
         raise UserError(
-            f"{where}: a {family} cannot be built from it ({why:.240}); mend the value or fetch it again"
+            f"{where}: a {family} cannot be built from it ({why:.240}); correct the value or fetch it again"
         ) from None
 
 
@@ -112,7 +112,7 @@ def _owners(model: Any) -> Iterator[_Owner]:
 
 
 def _kind(module: Any, head: Any) -> tuple[str, int, int]:
-    """Return the kind, and the inputs and outputs of a linear one."""
+    """Return the kind of a module and, for a linear module, its inputs and outputs."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -127,7 +127,7 @@ def _kind(module: Any, head: Any) -> tuple[str, int, int]:
 
 
 def _merge_layers(owners: list[_Owner]) -> tuple[Module, ...]:
-    """Return the modules, one that is the same in every layer of its stack once, any other with its layer's number."""
+    """Return the modules: once if equal in every layer of their stack, otherwise with the number of their layer."""
     sizes: dict[str, set[int]] = defaultdict(set)
     found: dict[Module, list[int]] = defaultdict(list)
     for owner in owners:
@@ -146,7 +146,7 @@ def _merge_layers(owners: list[_Owner]) -> tuple[Module, ...]:
 
 
 def _layer_norms(modules: tuple[Module, ...], hidden: int) -> int:
-    """Return how many norms over the hidden width a decoder layer has; those of queries and keys are not."""
+    """Return the number of norms over the hidden width in a decoder layer, without those of queries and keys."""
     stacks: dict[str, int] = defaultdict(int)
     for module in modules:
         if module.kind == "norm" and "{}" in module.path and module.weights[0][1] == (hidden,):
@@ -156,7 +156,7 @@ def _layer_norms(modules: tuple[Module, ...], hidden: int) -> int:
 
 def _norm_of(model: Any) -> str:
     names = {type(module).__name__ for module in model.modules() if "Norm" in type(module).__name__}
-    # T5LayerNorm takes no mean off: it is an RMS norm by another name.
+    # T5LayerNorm does not subtract the mean, so it is an RMS norm.
     if not all("RMS" in name or name.endswith("T5LayerNorm") for name in names):
         return "layer"
     return "rms_gemma" if any(name.startswith("Gemma") for name in names) else "rms"

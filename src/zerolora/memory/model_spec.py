@@ -1,4 +1,4 @@
-"""A model in sizes: every module that owns parameters, and how a layer computes."""
+"""Sizes of a model: every module that owns parameters, and how a layer computes."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ ParameterShapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Module:
-    """A module that owns parameters, once or once in each layer."""
+    """A module that owns parameters, either once in the model or once in each layer."""
 
     path: str
     """As in named_modules(), with {} for the layer's number: model.layers.{}.self_attn.q_proj."""
@@ -37,12 +37,12 @@ class Module:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What the estimate reads of a model. Sizes in elements."""
+    """The properties of a model that the estimate depends on. Sizes in elements."""
 
     family: str
     """model_type."""
     modules: tuple[Module, ...]
-    """In the order of named_modules(). Beside a tied head, modules without a weight of their own are left out."""
+    """In the order of named_modules(). Modules without a weight of their own are left out, except for a tied head."""
     layers: int
     """Of the decoder, in an encoder-decoder."""
     hidden: int
@@ -81,14 +81,14 @@ class ModelSpec:
 
     @property
     def parameters(self) -> int:
-        """Every parameter once: a tied head adds none."""
+        """Number of parameters, each counted once: a tied head adds none."""
         return sum(module.parameters * module.count for module in self.modules)
 
     @property
     def linears(self) -> tuple[Module, ...]:
-        """What peft's all-linear targets: every nn.Linear and Conv1D but the output head.
+        """The targets of peft's all-linear: every nn.Linear and Conv1D but the output head.
 
-        Of a Mixtral it adapts more than these: methods/lora.py, _expert_parameters.
+        In a Mixtral, peft adapts the experts as well: methods/lora.py, _expert_parameters.
         """
         return tuple(module for module in self.modules if module.kind in ("linear", "conv1d"))
 

@@ -1,4 +1,4 @@
-"""The operations of a transformer for the memory tracer: what each allocates, and saves for the backward pass.
+"""The operations of a transformer on the memory tracer: what each allocates, and saves for the backward pass.
 
 Source: torch's tools/autograd/derivatives.yaml. Widths are bytes of an element, counts are elements.
 """

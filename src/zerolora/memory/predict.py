@@ -1,7 +1,7 @@
-"""The bytes of one configuration, term by term: on each GPU, on each host, on disk, in the phase that needs most.
+"""Predicts the bytes of one configuration, term by term: of each GPU, each host and the disk, in the phase of the peak.
 
-The step is traced (decoder.py). To that come the model states (states.py) and what the engines allocate besides, each
-with its source (gpu.py, host.py).
+The step is traced (decoder.py). Model states (states.py) and the allocations of the engines (gpu.py, host.py) are added
+to the trace, each with its source.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Prediction:
 
 
 def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
-    """Return the bytes that training a model takes. Raises UserError if a module to train is not in the model."""
+    """Predict the bytes of training a model. Raises UserError if a module to train is not in the model."""
     parameters = spec.parameters(model)
     states = model_states(
         parameters.frozen_bytes, parameters.trained, spec.layout, spec.ranks, spec.ranks_per_node, spec.precision
@@ -53,7 +53,7 @@ def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
 
 
 def sized(model: ModelSpec, spec: TrainingSpec) -> Buckets:
-    """Return the bucket sizes that render writes for a model."""
+    """Return the bucket sizes that render would write for a model."""
     trained = spec.parameters(model).trained
     layer, largest = gpu.layer_parameters(model), gpu.largest_module(model)
     sizes = ModelSizes(model.hidden, trained, layer, largest, model.parameters)

@@ -1,4 +1,4 @@
-"""The linear modules of a layer for the memory tracer; what a method adds to them is in methods/."""
+"""The linear modules of a layer on the memory tracer. What a method adds to them is in methods/."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from zerolora.memory.tracer import MemoryTracer, Parameter, Value
 from zerolora.methods.base import Method
 from zerolora.types import Attention, Loss
 
-# Which projection a linear module of a layer is, by the end of its path.
+# The role of a linear module in a layer, by the end of its path.
 ROLES = {
     "q": (".q_proj", "SelfAttention.q"),
     "k": (".k_proj", "SelfAttention.k"),
@@ -36,7 +36,7 @@ class ForwardSpec:
     """Whether attention gets a mask, as it does for packed and for padded rows; flash never needs one."""
     checkpointing: bool
     loss: Loss
-    """full: transformers' own, whose outputs are held until the step is over. supervised: logits of the last
+    """full: transformers' own, whose outputs are held until the end of the step. supervised: logits of the last
     `logits` positions only. fused: a chunk of tokens at a time (Liger, arXiv 2410.10989)."""
     logits: int
     """Positions of a row that get logits."""
@@ -47,7 +47,7 @@ class ForwardSpec:
 
 @dataclass(frozen=True)
 class Trained:
-    """What of the model is trained."""
+    """The trained part of the model."""
 
     method: Method | None
     """None if nothing is trained."""
@@ -94,7 +94,7 @@ class Projections(Operations):
         return self.linear(value, module.inputs, module.outputs, saves=saves)
 
     def broadcast(self, vector: Value, like: Value) -> Value:
-        """A trained vector that is broadcast: it has no bytes, but its product has the wider of both widths."""
+        """A trained vector that is broadcast: it takes no bytes, but its product has the wider of both dtypes."""
         return Value(vector.storage, 1, max(self.trained.width, like.width), vector.source)
 
     def adapter_weight(self, count: float) -> Parameter:
@@ -107,7 +107,7 @@ class Projections(Operations):
 
 
 def typical(model: ModelSpec) -> dict[str, Module]:
-    """Return the projections of a layer by the model's sizes alone, for models that name them in another way."""
+    """Return the projections of a layer from the model's sizes alone, for models with other module names."""
     queries, keys = model.heads * model.head_dim, model.key_heads * model.head_dim
     sizes = {
         "q": (model.hidden, queries),

@@ -1,7 +1,7 @@
-"""Read a model's spec from its config.json.
+"""Reads a model's spec from its config.json.
 
-The families in memory/families/ are counted from the file, without torch. Any other architecture that transformers can
-build is built on the meta device (no memory, some seconds) and counted there.
+The families in memory/families/ are counted from the file, without torch. Any other architecture is built by
+transformers on the meta device, which takes no memory but some seconds, and counted there.
 """
 
 from pathlib import Path
@@ -18,14 +18,14 @@ from zerolora.memory.model_spec import ModelSpec
 def read_model_spec(path: Path) -> ModelSpec:
     """Return the spec of the model in directory `path`, or of a config.json under any name that ends in .json.
 
-    Raises UserError if the file is missing or broken, or says too little.
+    Raises UserError if the file is missing, broken or incomplete.
     """
     where = path if path.suffix == ".json" and not path.is_dir() else path / "config.json"
     return from_config(read_json(where, "zerolora fetch"), where)
 
 
 def from_config(config: Any, where: Path) -> ModelSpec:
-    """Return the spec that the content of a config.json describes; `where` names its file in messages."""
+    """Return the spec of a config.json's content; `where` names the file in messages."""
     if not isinstance(config, dict):
         raise UserError(f"{where}: holds {shown(config)}; write a JSON object, as a model's config.json is")
     family = config.get("model_type")

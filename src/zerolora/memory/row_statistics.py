@@ -1,4 +1,4 @@
-"""What memory and time depend on of a run's packing plan."""
+"""The statistics of a packing plan that memory and time depend on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ class RowStatistics:
     """Packed rows hold several rows."""
     longest_packed_row: int
     most_supervised: int
-    """The most supervised tokens of a packed row."""
+    """Maximum number of supervised tokens in a packed row."""
     packed_rows: int
     """For training."""
     tokens: int

@@ -1,7 +1,7 @@
-"""Model states: weights, gradients, fp32 master and Adam moments, told apart by who owns and who trains them.
+"""Model states: weights, gradients, fp32 master weights and Adam moments, of frozen and trained parameters.
 
-Source of the sharding: ZeRO (arXiv 1910.02054, section 3 and figure 1). What differs here is that with an adapter only
-φ of Ψ parameters are trained: the frozen rest costs its weights and nothing else.
+Source of the sharding: ZeRO (arXiv 1910.02054, section 3 and figure 1). Unlike there, an adapter trains only φ of Ψ
+parameters; the frozen ones take their weights and nothing else.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from zerolora.strategies.base import Strategy
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-# A frozen weight as int8 with an fp32 scale for some 4,000 of them (partition_parameters.py, CUDAQuantizer).
+# A frozen weight in int8, with one fp32 scale for about 4,000 weights (partition_parameters.py, CUDAQuantizer).
 SCALE = 4 / 4000
 MASTER, MOMENTS = 4, 8  # an fp32 copy; Adam's two fp32 moments
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one rank's model states on its GPU, and what offload moved to the host or to disk."""
+    """Bytes of one rank's model states on its GPU, and of those offloaded to the host or to disk."""
 
     frozen_weights: float
     trained_weights: float
@@ -37,7 +37,7 @@ def model_states(
 ) -> States:
     """Return the bytes per rank of frozen weights and `trained` parameters under a strategy.
 
-    Full fine-tuning has no frozen bytes; then 16 bits give ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
+    Full fine-tuning has no frozen bytes; 16 bits then give ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
     """
     size = BYTES[precision]
     stage = strategy.stage
@@ -54,7 +54,7 @@ def model_states(
     masters, moments = trained * master / optimizer_share, trained * MOMENTS / optimizer_share
     away = 0.0
     if strategy.optimizer != "gpu":
-        # The gradients go where the optimizer steps, in its precision (stage_1_and_2.py, cpu_offload).
+        # Gradients move to the device of the optimizer, in its precision (stage_1_and_2.py, cpu_offload).
         away += masters + moments + trained * MASTER / optimizer_share
         gradients = masters = moments = 0.0
     if strategy.parameters != "gpu":
@@ -69,8 +69,8 @@ def model_states(
 def _widths(strategy: Strategy, size: int) -> tuple[int, int, int]:
     """Return the bytes of a trained weight, of its gradient and of its master copy.
 
-    Without DeepSpeed what is trained is kept in fp32 and stepped on itself: the same sum. DeepSpeed's stages keep a
-    flat fp32 copy whatever the precision (stage_1_and_2.py, stage3.py); stage 0 in fp32 steps on the weights.
+    Without DeepSpeed, trained weights are in fp32 and updated in place, which gives the same sum. DeepSpeed's stages
+    keep a flat fp32 copy in any precision (stage_1_and_2.py, stage3.py); stage 0 in fp32 updates the weights in place.
     """
     if strategy.engine != "deepspeed" or (strategy.stage == 0 and size == 4):
         return 4, 4, 0

@@ -1,4 +1,4 @@
-"""An estimate as a table for people."""
+"""Formats an estimate as a table."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ BAR = 20  # characters
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return what the stage estimate wrote as a table, with a line on the model and the data above it."""
+    """Format the output of the stage estimate as a table, below a line about the model and the data."""
     model = result["model"]
     head = (
         f"{model['frozen_parameters']:,} frozen and {model['trainable_parameters']:,} trainable parameters "
@@ -21,7 +21,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def rows(entries: list[dict[str, Any]], capacity: Capacity) -> str:
-    """Return one line a strategy: GiB by term, and a bar of the total against the capacity."""
+    """Return one line for each strategy: GiB by term, and a bar of the total against the capacity."""
     names = ("model_states", "activations", "logits", "buffers", "reserve", "total")
     titles = ("states", "activations", "logits", "buffers", "reserve", "GPU")
     limit = capacity.gpu or capacity.host
@@ -38,6 +38,6 @@ def rows(entries: list[dict[str, Any]], capacity: Capacity) -> str:
 
 
 def bar(share: float) -> str:
-    """Return a bar that is full at 1 and ends in > above it."""
+    """Return a bar that is full at 1, and ends with > above 1."""
     filled = min(BAR, round(share * BAR))
     return f"[{'#' * filled}{'.' * (BAR - filled)}{'>' if share > 1 else ']'} {share:4.0%}"

@@ -1,9 +1,8 @@
 """The memory tracer: autograd on tensors that have a size and a lifetime but no content.
 
-The code that is traced is written like the model code, so that a tensor lives as long as it does there: until the last
-Python variable, saved tensor or gradient buffer that refers to it is gone. benchmarks/memory compares the result with
-real models. Sources: torch/csrc/autograd/engine.cpp (order, gradient buffers), tools/autograd/derivatives.yaml (what is
-saved).
+Traced code is written like the model code, so that tensors have the same lifetime: until the last Python variable,
+saved tensor or gradient buffer that refers to them is gone. benchmarks/memory compares the result with real models.
+Sources: torch/csrc/autograd/engine.cpp (order, gradient buffers), tools/autograd/derivatives.yaml (saved tensors).
 """
 
 import heapq
@@ -11,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-SMALL = 32 * 2**20  # glibc maps larger blocks one by one (mallopt(3), M_MMAP_THRESHOLD's maximum)
+SMALL = 32 * 2**20  # glibc maps larger blocks individually (mallopt(3), M_MMAP_THRESHOLD's maximum)
 BLOCK = 512  # bytes that CUDA's caching allocator rounds up to (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
 
 class MemoryTracer:
-    """Counts the bytes of live storages by kind, and keeps the counts of the peak."""
+    """Counts the bytes of live storages by kind, and records the counts at the peak."""
 
     def __init__(self, bucket: float = 0.0) -> None:
         """`bucket`: bytes that the engine allocates with the first gradient of a weight."""
@@ -32,7 +31,7 @@ class MemoryTracer:
         self.nothing = _Storage(self, 0)
 
     def restart(self) -> None:
-        """Start a new peak at what is live now."""
+        """Reset the peak to what is live now."""
         self.peak, self.at_peak = self.live, Counter(self.kinds)
 
     def new(self, count: float, width: float) -> "Value":
@@ -40,7 +39,7 @@ class MemoryTracer:
         return Value(_Storage(self, count * width), count, width, None)
 
     def node(self, inputs: Sequence["Value"], saved: Sequence["Value"], backward: Callable[..., Any]) -> "Node | None":
-        """Return a node of the graph if an input needs a gradient.
+        """Return a node of the graph, None if no input needs a gradient.
 
         `backward(gradient, saved)` returns the gradients of the inputs, None where none is needed.
         """
@@ -91,7 +90,7 @@ class _Storage:
             tracer.small_peak = max(tracer.small_peak, tracer.small)
 
     def become(self, kind: str) -> None:
-        """Count as another kind from now on."""
+        """Count under another kind from now on."""
         self.tracer.kinds[self.kind] -= self.size
         self.tracer.kinds[kind] += self.size
         self.kind = kind
@@ -132,7 +131,7 @@ class Value:
 
 
 class Parameter:
-    """A trained weight, whose own bytes are counted elsewhere."""
+    """A trained weight. Its own bytes are counted elsewhere."""
 
     __slots__ = ("count", "done", "share", "tracer", "width")
 
@@ -141,7 +140,7 @@ class Parameter:
         self.done = False
 
     def accumulate(self, gradient: Value) -> None:
-        """Keep this rank's share of a gradient until the optimizer step, as AccumulateGrad or ZeRO's buckets do."""
+        """Keep this rank's share of a gradient until the optimizer step, like AccumulateGrad or ZeRO's buckets."""
         tracer = self.tracer
         if tracer.bucket:
             kind, tracer.kind = tracer.kind, "buffers"

@@ -1,4 +1,4 @@
-"""One way to train a model: everything that a prediction depends on beside the model itself."""
+"""The spec of a training: everything that a prediction depends on beside the model itself."""
 
 import functools
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ class TrainingSpec:
     attention: Attention
     precision: Precision
     masked: bool = True
-    """Attention gets a mask, since rows are packed or padded to the longest."""
+    """Attention gets a mask, since rows are packed or padded."""
     loss: Loss = "full"
     logits: int = 0
     """Positions of a row that get logits; 0 = all."""
     on_cpu: bool = False
-    """Ranks compute on the CPU: what would be in GPU memory is in host memory."""
+    """Ranks compute on the CPU; what would be in GPU memory is in host memory."""
     keeps_best: bool = False
-    """The adapter of the lowest validation loss is kept beside the one in training."""
+    """The adapter with the lowest validation loss is kept in addition to the one in training."""
     reserve: int = 0
     """Bytes per GPU for the CUDA context, NCCL and fragmentation."""
     buckets: Buckets | None = None
@@ -58,11 +58,11 @@ class TrainingSpec:
 
     @property
     def width(self) -> int:
-        """Bytes of a weight that is not quantized, and of an activation."""
+        """Bytes of a non-quantized weight, and of an activation."""
         return BYTES[self.precision]
 
     def parameters(self, model: ModelSpec) -> TrainedParameters:
-        """Return what of a model is trained. Raises UserError if a module to train is not in the model."""
+        """Return the trained parameters. Raises UserError if a module to train is not in the model."""
         return _parameters(self.method, model, self.width)
 
 

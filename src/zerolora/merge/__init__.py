@@ -1,1 +1,1 @@
-"""Stage merge: the adapter becomes part of the base weights."""
+"""Stage merge: add the adapter to the base weights."""

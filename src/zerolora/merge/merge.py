@@ -1,10 +1,10 @@
-"""Add the adapter to the base model, file by file, and write a directory that plain transformers loads.
+"""Merge the adapter into the base model, one weight file at a time, into a directory that plain transformers loads.
 
     zerolora merge --weights resources/weights/MODEL.json --adapter results/NAME/adapter
                    --place results/NAME/merged --output results/NAME/merged
 
-One weight file of the base is in memory at a time, so a 70B model needs the memory of its largest shard. The
-update is computed in fp32 and rounded once to the base's own type.
+Only one weight file of the base is in memory at a time, so a 70B model needs the memory of its largest shard. The
+update is computed in fp32 and rounded once, to the dtype of the base weight.
 """
 
 import shutil
@@ -24,10 +24,10 @@ from zerolora.units import byte_size
 
 
 def merge(base: Path, adapter: Path, output: Path, place: Path) -> None:
-    """Write base + adapter to directory `place` and what it holds to `output`/manifest.json.
+    """Write the merged model to directory `place` and its manifest to `output`/manifest.json.
 
-    `place` may be `output` itself (the weights are versioned) or lie elsewhere (only their hashes are).
-    Raises UserError if the adapter does not belong to this base.
+    `place` is `output` itself if the weights are versioned; otherwise it is another directory, and only their hashes
+    are versioned. Raises UserError if the adapter was trained on another base model.
     """
     with staged_directory(place) as staged:
         _write_merged(base, adapter, staged)
@@ -43,7 +43,7 @@ def merge(base: Path, adapter: Path, output: Path, place: Path) -> None:
 
 
 def restore(base: Path, adapter: Path, manifest: Path) -> None:
-    """Merge again where the weights that `manifest` describes are missing or of another size.
+    """Merge again if the weights that `manifest` describes are missing or differ in size.
 
     Raises UserError if the result differs from the manifest.
     """

@@ -1,4 +1,4 @@
-"""What every way to train a model has: what it trains, its memory, and the trace of its forward pass."""
+"""The interface of a training method: trained parameters, their memory, and the trace of the forward pass."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ ADAPTABLE = ("linear", "conv1d", "embedding", "head")
 
 @dataclass(frozen=True)
 class TrainedParameters:
-    """What of a model is frozen and what is trained."""
+    """The frozen and trained parameters of a model."""
 
     frozen: int
     """Parameters of the base model that stay as they are."""
@@ -41,7 +41,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     trains: ClassVar[bool] = False
-    """`zerolora train` can run it; else its memory is estimated only."""
+    """Whether `zerolora train` can run it; otherwise only its memory is estimated."""
     trains_base: ClassVar[bool] = False
     """The base model's own weights are trained."""
 

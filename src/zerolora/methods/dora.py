@@ -31,7 +31,7 @@ class DoraMethod(LowRank):
         new, width, before, model_width = layer.tracer.new, layer.trained.width, result.width, layer.step.width
         value = self.dropped_input(layer, value)
         if self.drops:
-            # The dropped input is multiplied again with the whole weight, in the adapter's width.
+            # The input after dropout is multiplied again with the whole weight, in the adapter's width.
             whole = new(module.inputs * module.outputs, width if width != model_width else 0)
             base = layer.matmul(value, whole, value.count / module.inputs * module.outputs)
         else:

@@ -1,1 +1,1 @@
-"""Stage render: from a strategy's name to the DeepSpeed JSON that training reads."""
+"""Stage render: chooses a configuration and renders the options of its engine."""

@@ -1,7 +1,7 @@
-"""The candidates of a choice: every way to train that the settings leave open, with its predicted bytes and seconds.
+"""The candidates of a choice: every configuration that the settings leave open, with its predicted bytes and seconds.
 
-Open are strategy, micro-batch (accumulation follows from the global batch), activation checkpointing, attention, and
-the sizes of DeepSpeed's buckets. What the settings fix is kept.
+These can be left open: strategy, micro-batch (accumulation follows from the global batch), activation checkpointing,
+attention, and the sizes of DeepSpeed's buckets.
 """
 
 import itertools
@@ -29,13 +29,13 @@ from zerolora.types import Attention
 
 ATTENTIONS = ("flash", "sdpa", "eager")  # the fastest first, as attentions() has them
 WORTH_MORE = 1.1
-"""Keeping more weights gathered is tried if it is at least so many times the least."""
+"""Keeping more weights gathered is a candidate if their number is at least this many times the minimum."""
 IN_A_LAYER = re.compile(r"\.(\{\}|\d+)\.")  # of a module's path: model.layers.{}.mlp.up_proj
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy and what is chosen with it."""
+    """A strategy and the values chosen with it."""
 
     strategy: str
     """A strategy's name, or the path of the user's own DeepSpeed JSON."""
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice with what is predicted of it."""
+    """A choice with its predictions."""
 
     choice: Choice
     spec: TrainingSpec
@@ -78,15 +78,15 @@ class Candidate:
 
     @property
     def preference(self) -> tuple[int, bool, int, int]:
-        """What decides between equal times, the lowest first: the strategy's order, activations kept, the attention
-        that computes least, the most free memory."""
+        """The sort key among equal times, lowest first: the strategy's order, no checkpointing, the attention that
+        computes least, the most free memory."""
         choice = self.choice
         return (self.layout.order, choice.activation_checkpointing, ATTENTIONS.index(choice.attention), self.gpu)
 
 
 @dataclass(frozen=True)
 class Planning:
-    """What all candidates of a run have in common."""
+    """What all candidates of a run share."""
 
     model: ModelSpec
     settings: RenderSettings
@@ -130,20 +130,20 @@ def open_specs(planning: Planning) -> Iterator[TrainingSpec]:
 def _names(settings: RenderSettings) -> list[str]:
     if settings.strategy != "auto":
         return [settings.strategy]
-    # Quantized weights are other weights, so training with them must be asked for; NVMe needs a directory.
+    # Quantization changes the weights, so it must be requested by name; NVMe needs a directory.
     return [
         name for name, layout in STRATEGIES.items() if not layout.quantized and (settings.nvme or not layout.on_disk)
     ]
 
 
 def open_buckets(model: ModelSpec, spec: TrainingSpec, hardware: HardwareRates) -> list[Buckets]:
-    """Return the bucket sizes to choose from: at stage 3, weights of two layers live at a time, or all of them, which
-    are then gathered half as often."""
+    """Return the bucket sizes to choose from: at stage 3, gathered weights of two layers at a time, or of all layers,
+    which are then gathered half as often."""
     least = sized(model, spec)
     if not least.live:
         return [least]
     everything = model.parameters + spec.parameters(model).trained
-    # So much is gathered ahead that the link's latency is a small part of it; what is gathered ahead is live too.
+    # Prefetch enough to make the link's latency a small part of the time; prefetched weights count as live too.
     ahead = min(everything, max(least.prefetch, int(worthwhile(hardware) / spec.width)))
     live = min(everything, least.live + ahead - least.prefetch)
     least = replace(least, prefetch=ahead, live=live)
@@ -152,13 +152,13 @@ def open_buckets(model: ModelSpec, spec: TrainingSpec, hardware: HardwareRates) 
 
 
 def worthwhile(hardware: HardwareRates) -> float:
-    """Return the bytes of a gather in which the latency of the slowest link's ring is a tenth of the time."""
+    """Return the bytes of a gather for which the ring latency of the slowest link is a tenth of the time."""
     link, hops = (hardware.network, hardware.nodes - 1) if hardware.nodes > 1 else (hardware.node, hardware.ranks - 1)
     return 10 * hops * link.latency * link.bandwidth if math.isfinite(link.bandwidth) else 0.0
 
 
 def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
-    """Return a training spec with its bytes and seconds."""
+    """Predict the bytes and seconds of a training spec."""
     model, settings = planning.model, planning.settings
     prediction = predict(model, spec)
     capacity = Capacity(settings.gpu_memory, settings.host_memory)
@@ -180,7 +180,7 @@ def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
 
 
 def _unwanted(planning: Planning, spec: TrainingSpec) -> str | None:
-    # The user's own JSON says itself where the disk is; planner/user_config.py checks it.
+    # The user's own JSON names its disk itself; planner/user_config.py checks it.
     if spec.own is None and (conflict := spec.layout.conflict(target_of(planning.settings))):
         return conflict.problem
     if planning.model.counted == "config.json" and spec.attention not in attentions(planning.model):
@@ -189,7 +189,7 @@ def _unwanted(planning: Planning, spec: TrainingSpec) -> str | None:
 
 
 def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> StepWork:
-    """Return the work of an average step, of rows of mean length (memory depends on the longest)."""
+    """Return the work of an average step, with rows of mean length (memory depends on the longest instead)."""
     parameters = spec.parameters(model)
     linears = [module for module in model.modules if module.kind in ("linear", "conv1d", "head", "experts")]
     matmul = sum(module.parameters * module.count for module in linears)
@@ -220,5 +220,5 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
 
 
 def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, from 1 on."""
+    """Return the divisors of a number in ascending order."""
     return [each for each in range(1, number + 1) if number % each == 0]

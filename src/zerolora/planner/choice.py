@@ -1,4 +1,4 @@
-"""The choice: of all candidates that fit, the one that the cost model finds fastest. Nothing is run."""
+"""Chooses the candidate that fits and is predicted to be fastest, without running anything."""
 
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
@@ -9,7 +9,7 @@ from zerolora.strategies import STRATEGIES
 from zerolora.strategies.base import Placement, Strategy
 
 TIE = 0.01
-"""Predicted times that differ by less count as equal, since the cost model is no more precise."""
+"""Predicted times that differ by less count as equal, since the cost model is not more precise."""
 PLACEMENTS: tuple[Placement, ...] = ("gpu", "cpu", "nvme")  # by distance from the GPU
 
 Changes = dict[str, dict[str, str | int | bool]]
@@ -18,9 +18,9 @@ Distance = tuple[float, ...]
 
 
 def choose(planning: Planning) -> list[Candidate]:
-    """Return every candidate: first those that fit, the best first, then the rejected by bytes.
+    """Return every candidate: first those that fit, the best first, then the rejected ones by bytes.
 
-    Raises UserError if none fits, with the nearest that would.
+    Raises UserError if none fits, with the nearest configuration that would.
     """
     every = candidates(planning)
     fitting = [each for each in every if each.fault is None]
@@ -37,8 +37,8 @@ def choose(planning: Planning) -> list[Candidate]:
 def nearest(planning: Planning) -> Candidate | None:
     """Return the candidate that fits and differs least from the settings, None if nothing fits.
 
-    Nearest are other values of micro-batch, checkpointing and attention, which change no loss; then another stage or
-    engine; then another placement of states. Among equals the fastest is taken.
+    Other values of micro-batch, checkpointing and attention, which change no loss, count as nearest; then another stage
+    or engine; then another placement of states. Among equals the fastest is returned.
     """
     settings = planning.settings
     unset = {"micro_batch": None, "activation_checkpointing": None, "attention": None}
@@ -56,7 +56,7 @@ def nearest(planning: Planning) -> Candidate | None:
 
 
 def distance(candidate: Candidate, wanted: Strategy | None, settings: RenderSettings) -> Distance:
-    """Return how far a candidate is from the settings; `wanted` is the strategy that they name, None for auto."""
+    """Return the distance of a candidate from the settings; `wanted` is the strategy that they name, None for auto."""
     layout, changed = candidate.layout, len(changes(candidate.choice, settings).get("train", {}))
     if wanted is None:
         return (changed, candidate.seconds)
@@ -71,7 +71,7 @@ def _moved(layout: Strategy) -> int:
 
 
 def changes(choice: Choice, settings: RenderSettings) -> Changes:
-    """Return the keys of the config that keep a choice from being made, with the choice's values."""
+    """Return the config keys that rule out a choice, with the values that the choice needs."""
     different = {
         "render": {"strategy": choice.strategy} if settings.strategy not in ("auto", choice.strategy) else {},
         "train": {
@@ -84,7 +84,7 @@ def changes(choice: Choice, settings: RenderSettings) -> Changes:
 
 
 def refusal(every: list[Candidate], planning: Planning, instead: Candidate | None) -> str:
-    """Return the message: the least that each strategy needs, and what fits instead or would help."""
+    """Return the error message: the minimum that each strategy needs, and the nearest choice that fits or advice."""
     settings, model = planning.settings, planning.model
     capacity = Capacity(settings.gpu_memory, settings.host_memory)
     least: dict[str, Candidate] = {}

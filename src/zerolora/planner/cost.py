@@ -1,8 +1,8 @@
 """The cost model: seconds of an optimizer step under a strategy, term by term, and the bytes each collective moves.
 
-Every figure is of one rank. The model is a roofline: matrix products at the device's rate or at the speed at which
-their weights are read, everything else at the speed of memory, and none of it faster than the host can issue it.
-What is sent is each strategy's own (strategies/engines/).
+Every figure is of one rank. The model is a roofline: matrix products run at the device's rate or at the speed at which
+their weights are read, everything else at memory bandwidth, and nothing faster than the host can issue operations. The
+collectives are defined by each strategy (strategies/engines/).
 """
 
 from dataclasses import dataclass, fields
@@ -13,9 +13,9 @@ from zerolora.strategies.traffic import REDUCE, Collective, StepWork
 
 MASTER, MOMENTS = 4, 8  # bytes of an fp32 master weight, and of Adam's two fp32 moments
 
-# What one transformer layer of transformers 5.23 does beside its matrix products, counted operation by operation in a
-# two-layer and a four-layer Llama (multi-head, MLP 2.75 x hidden), with and without peft 0.21's adapters on every
-# linear module: (forward, backward).
+# The work of one layer of transformers 5.23 beside its matrix products, counted operation by operation in a two-layer
+# and a four-layer Llama (multi-head, MLP 2.75 x hidden), with and without peft 0.21's adapters on every linear module:
+# (forward, backward).
 OPERATIONS = {"lora": (66, 102), "full": (38, 71)}
 """Operations issued, matrix products included."""
 TRAFFIC = {
@@ -26,42 +26,42 @@ TRAFFIC = {
 }
 """Bytes read and written, in tokens x hidden x width; by kind and width. Norms compute in fp32: 16 bits need more."""
 SCORES = {2: (13.6, 12.5), 4: (5.6, 3.5)}
-"""Bytes that eager attention adds, in heads x length² x width; by width. Other kernels write no score matrix."""
+"""Bytes that eager attention adds, in heads x length² x width; by width. Other kernels do not write a score matrix."""
 LOGITS = 2 * (4 + 4)
-"""Bytes beside `width`, per logit: an fp32 copy and its fp32 gradient, each written and read."""
+"""Bytes of each logit in addition to `width`: an fp32 copy and its fp32 gradient, each written and read."""
 ATTENTION_BACKWARD = {"eager": 2.0, "sdpa": 2.5, "flash": 2.5}
-"""Attention's backward products over its forward ones; fused kernels recompute the scores (arXiv 2205.14135, 3.1)."""
+"""Ratio of attention's backward to forward products; fused kernels recompute the scores (arXiv 2205.14135, 3.1)."""
 
 TENSOR_OPERATIONS = 15
-"""What a step costs the host for each trained tensor (hooks, buckets, clipping, AdamW), in operations: 0.14 and
-0.22 ms in the same two models at stage 0."""
+"""Host time of a step for each trained tensor (hooks, buckets, clipping, AdamW), in operations: 0.14 and 0.22 ms in the
+same two models at stage 0."""
 ADAM_BYTES = 100
-"""Bytes a parameter that torch's AdamW moves on a GPU: eight passes over states (torch/optim/adamw.py, foreach), and
-unscaling, clipping and the copy to the working weights."""
+"""Bytes that torch's AdamW moves on a GPU for each parameter: eight passes over states (torch/optim/adamw.py, foreach),
+and unscaling, clipping and the copy to the working weights."""
 BATCH_BYTES = 4 * 8
-"""Bytes a token of a batch: ids, labels, positions and mask as int64."""
+"""Bytes of a token in a batch: ids, labels, positions and mask as int64."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one optimizer step. The terms add up to the step: what runs behind computation is in `hidden`."""
+    """Seconds of one optimizer step. The terms add up to the step; overlapped communication is in `hidden` instead."""
 
     forward: float
     backward: float
     recompute: float
     optimizer: float
     communication_node: float
-    """Collectives that the links inside a node limit."""
+    """Collectives limited by the links inside a node."""
     communication_network: float
-    """Collectives that the network between nodes limits."""
+    """Collectives limited by the network between nodes."""
     offload: float
-    """To and from host and disk."""
+    """Transfers to and from host and disk."""
     input: float
-    """Batches to the device."""
+    """Transfers of batches to the device."""
     overhead: float
-    """Host time to issue operations, as far as it exceeds the computation."""
+    """Host time to issue operations that exceeds the computation."""
     hidden: float
-    """Communication behind computation; not part of the step."""
+    """Communication that overlaps with computation; not part of the step."""
     moved: dict[str, float]
     """Bytes that a rank sends in a step, by collective."""
 
@@ -78,7 +78,7 @@ class Cost:
 
 
 def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> Cost:
-    """Return what one optimizer step costs, in seconds and in bytes."""
+    """Predict one optimizer step, in seconds and bytes."""
     forward, backward, recompute = (seconds * work.accumulation for seconds in _passes(work, hardware))
     computing = forward + backward + recompute
     issuing = _operations(work, strategy) * hardware.kernel_seconds
@@ -104,11 +104,12 @@ def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) ->
 
 
 def useful_flops(work: StepWork) -> dict[str, float]:
-    """Return the FLOPs of training that nothing can save, as coefficients: of each token, of each row's squared length
-    and of each supervised token, for which logits are made.
+    """Return the FLOPs that training needs at least, as coefficients for each token, each row's squared length and each
+    supervised token, for which logits are computed.
 
-    As model FLOPs utilisation (MFU) counts them (arXiv 2204.02311, appendix B): nothing is computed twice, attention
-    has no mask. A trained weight costs 6 a token, a frozen one 4: it needs no gradient of its own, as in `_passes`.
+    They are counted as in model FLOPs utilisation (MFU; arXiv 2204.02311, appendix B): nothing is recomputed, and
+    attention has no mask. A trained weight costs 6 FLOPs for each token, a frozen one 4, since it needs no gradient of
+    its own (see `_passes`).
     """
     head = work.vocabulary * work.hidden
     base, adapters = (4, work.trainable) if work.frozen else (6, 0)
@@ -127,7 +128,7 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
     tokens, head = work.tokens, work.vocabulary * work.hidden
     body, adapters = work.matmul - head, work.trainable if work.frozen else 0
     logits = tokens * work.supervised
-    # 2 a parameter and token (arXiv 2001.08361, 2.1); q·k and scores·v: 4 · attended · heads · head_dim a token.
+    # 2 for each parameter and token (arXiv 2001.08361, 2.1); q·k and scores·v: 4 · attended · heads · head_dim a token.
     attention = 4 * work.attended * tokens * work.heads * work.head_dim * work.layers
     products = 2 * tokens * (body + adapters)
     # Backward has one product for the input and one for the weight; a frozen weight needs none (arXiv 2106.09685).
@@ -172,9 +173,9 @@ def _operations(work: StepWork, strategy: Strategy) -> float:
 
 
 def _host_waits(strategy: Strategy, hardware: HardwareRates) -> bool:
-    """Return whether issuing adds to computing. A GPU's host runs ahead of it, a CPU rank is its own host."""
-    # partition_parameters.py, _all_gather_sequential and _all_gather_dtype: weights on the host go up by a blocking
-    # .to(device) in each module's hook, so the host never gets ahead (an upper bound: gathers run meanwhile).
+    """Return whether issuing operations adds to the computation: on CPU ranks, or if the host cannot run ahead."""
+    # partition_parameters.py, _all_gather_sequential and _all_gather_dtype: weights on the host are copied by a
+    # blocking .to(device) in each module's hook, so the host never runs ahead (an upper bound: gathers overlap).
     return hardware.cpu or strategy.parameters != "gpu"
 
 
@@ -189,21 +190,21 @@ def _optimizer(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> f
 
 
 def members(collective: Collective, hardware: HardwareRates) -> int:
-    """Return how many ranks take part in a collective."""
+    """Return the number of ranks that take part in a collective."""
     return {"all": hardware.ranks, "node": hardware.ranks_per_node, "across": hardware.nodes}[collective.scope]
 
 
 def sent_bytes(collective: Collective, hardware: HardwareRates) -> float:
-    """Return the bytes that a rank sends in a ring of n ranks: (n-1)/n of the buffer, twice that to all-reduce (arXiv
-    1910.02054, 7)."""
+    """Return the bytes that a rank sends in a ring of n ranks: (n-1)/n of the buffer, twice that for an all-reduce
+    (arXiv 1910.02054, 7)."""
     ranks = members(collective, hardware)
     return (2 if collective.kind == REDUCE else 1) * collective.size * (ranks - 1) / ranks
 
 
 def collective_seconds(collective: Collective, hardware: HardwareRates) -> tuple[float, float]:
-    """Return the seconds on the links of a node and those on the network: the slower of the two, the other is 0.
+    """Return the seconds on the links inside a node and on the network. Only the slower of the two is not 0.
 
-    A ring through several nodes enters and leaves each once: a node's adapters carry what a rank sends.
+    A ring through several nodes enters and leaves each node once, so a node's adapters carry what one rank sends.
     """
     sent, scope = sent_bytes(collective, hardware), collective.scope
     lanes = hardware.ranks_per_node if scope == "across" else 1
@@ -224,10 +225,10 @@ def _latency(collective: Collective, hardware: HardwareRates) -> float:
 def _communication(
     collectives: list[Collective], strategy: Strategy, hardware: HardwareRates, computing: float
 ) -> tuple[float, float, float]:
-    """Return the seconds of communication in nodes, between nodes, and hidden behind `computing` seconds."""
+    """Return the seconds of communication inside nodes, between nodes, and overlapped with `computing` seconds."""
     pairs = [collective_seconds(each, hardware) for each in collectives]
     node, network = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
-    # Gathers run ahead on their own stream (overlap_comm, rendered on GPUs; FSDP always).
+    # Gathers are prefetched on a separate stream (overlap_comm, rendered on GPUs; FSDP always).
     # The adapter's gradients at stages 0 to 2 are reduced after the backward pass.
     overlaps = strategy.stage == 3 and not hardware.cpu
     hidden = min(node + network, computing) if overlaps else 0.0
@@ -253,7 +254,7 @@ def _optimizer_offload(work: StepWork, strategy: Strategy, hardware: HardwareRat
     to_and_fro = (2 * reducing - 1) * work.width if work.accumulation > 1 else 0
     seconds = share * (to_and_fro + MASTER + work.width) / hardware.host.bandwidth
     if strategy.optimizer == "nvme":
-        # stage3.py, _optimizer_states_and_gradient_swap_in and _out; the disk serves all ranks of a node.
+        # stage3.py, _optimizer_states_and_gradient_swap_in and _out; all ranks of a node share the disk.
         states = share * (MASTER + MOMENTS) * hardware.ranks_per_node
         seconds += states / hardware.disk.read + states / hardware.disk.write
     return seconds
@@ -262,7 +263,7 @@ def _optimizer_offload(work: StepWork, strategy: Strategy, hardware: HardwareRat
 def _parameter_offload(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
     if strategy.parameters == "gpu":
         return 0.0
-    # A rank copies its share up before each gather, on the gathers' stream and waited for (_host_waits): not hidden.
+    # A rank copies its shard to the GPU before each gather and waits for it (_host_waits), so there is no overlap.
     share = strategy.gathered(work) / hardware.ranks * work.width
     seconds = share / hardware.host.bandwidth
     if strategy.parameters == "nvme":

@@ -1,4 +1,4 @@
-"""GPUs, links and disks by name, from their datasheets, and what a training step reaches of the nominal figures.
+"""Datasheets of GPUs, links and disks by name, and the share of the nominal figures that a training step reaches.
 
 Rates in FLOP/s, bandwidths in bytes/s of one direction, latencies in seconds. The tables hold nominal figures.
 """
@@ -30,7 +30,7 @@ CPU_ADAM = 6e8
 
 @dataclass(frozen=True)
 class Gpu:
-    """The figures of a GPU's datasheet."""
+    """A GPU's datasheet."""
 
     name: str
     half: float
@@ -42,7 +42,7 @@ class Gpu:
     memory: int
     """Bytes of memory; the driver shows 1 to 6 % less (error correction, reserved pages)."""
     capability: float
-    """CUDA compute capability; from 8.0 on the matrix cores know bf16."""
+    """CUDA compute capability; the matrix cores support bf16 from 8.0 on."""
 
 
 def named(
@@ -56,10 +56,10 @@ def named(
     host_link: str = "pcie4",
     disk: str = "nvme",
 ) -> HardwareRates:
-    """Return the hardware of these names, at the planning shares of nominal.
+    """Return the rates of named hardware: the nominal figures times the planning shares.
 
-    `adapters` network adapters of a node work together. Raises UserError for a name that is in no table, and for
-    bf16 on a GPU that has none.
+    `adapters`: network adapters that a node uses at once. Raises UserError for an unknown name, and for bf16 on a GPU
+    that does not support it.
     """
     datasheet = known("GPU", gpu, GPUS)
     if precision == "bf16" and datasheet.capability < 8.0:
@@ -93,7 +93,7 @@ Entry = TypeVar("Entry", Gpu, Link, Disk)
 
 
 def known(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    """Return the entry of this name. Raises UserError, which lists all names, if the table has none."""
+    """Return the entry with this name. Raises UserError, which lists all names, if there is none."""
     if name not in table:
         raise UserError(f"{kind} {shown(name)} is not known; write one of {', '.join(table)}")
     return table[name]

@@ -1,4 +1,4 @@
-"""What the cost model reads of the hardware: achievable rates of ranks, links and disks.
+"""The hardware as the cost model sees it: achievable rates of ranks, links and disks.
 
 Rates in FLOP/s, bandwidths in bytes/s of one direction, latencies in seconds.
 """
@@ -6,17 +6,17 @@ Rates in FLOP/s, bandwidths in bytes/s of one direction, latencies in seconds.
 from dataclasses import dataclass
 
 KERNEL_SECONDS = 15e-6
-"""Host time of one operation of a transformers model: an assumption; `probe` measures it. A 7B Llama's token takes
-about 25 ms to decode on an A100, whose memory needs 7 of them; it is about 1,500 operations."""
+"""Host time of one operation of a transformers model: an assumption; `probe` measures it. Decoding one token with a 7B
+Llama takes about 25 ms on an A100 for about 1,500 operations; reading the weights takes only 7 ms of it."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection that bytes are sent over."""
+    """A link between GPUs, hosts or nodes."""
 
     name: str
     bandwidth: float
-    """Bytes/s in one direction, and whose: of one GPU inside a node, of one node on a network."""
+    """Bytes/s in one direction: of one GPU inside a node, of one node on a network."""
     latency: float
     """Seconds of one hop."""
 
@@ -34,7 +34,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class HardwareRates:
-    """Achievable rates of one rank while all other ranks are as busy, and how many ranks there are."""
+    """Achievable rates of one rank while all other ranks are equally busy, and the number of ranks."""
 
     name: str
     rate: float
@@ -55,7 +55,7 @@ class HardwareRates:
     ranks_per_node: int
     nodes: int
     cpu: bool
-    """Ranks compute on the CPU: nothing overlaps with computation, and offload is a copy in memory."""
+    """Ranks compute on the CPU, where nothing overlaps with computation, and offload is a copy in memory."""
 
     @property
     def ranks(self) -> int:

@@ -1,4 +1,4 @@
-"""What `zerolora probe` measured, read from its file."""
+"""Reads the file that `zerolora probe` writes."""
 
 import math
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def checked(probe: Mapping[str, Any]) -> Probe:
 
 
 def measured(probe: Mapping[str, Any], precision: Precision, disk: str = "nvme") -> HardwareRates:
-    """Return the hardware that `zerolora probe` measured (probe.py says what each value is).
+    """Return the rates that `zerolora probe` measured (probe/probe.py describes each value).
 
     Disks are not measured. Raises UserError if the probe has no rate for `precision`, or lacks a value.
     """

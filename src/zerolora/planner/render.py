@@ -1,4 +1,4 @@
-"""Write what training reads of a run: the options of its engine with the choice beside them, and the reasons.
+"""Renders a run's configuration: the options of its engine, the choice, and the reason for each value.
 
 zerolora render --settings JSON --estimate results/NAME/estimate.json
                 --output results/NAME/zero.json --reasons results/NAME/render.json
@@ -45,20 +45,20 @@ class Rendered(TypedDict):
 
     strategy: str
     hardware: str
-    """Where the figures of the hardware come from."""
+    """Source of the hardware's figures."""
     overrides: list[Override]
     reasons: list[JsonObject]
-    """One entry a value of the engine's options: key, value, reason, source."""
+    """One entry for each value of the engine's options: key, value, reason, source."""
     choice: Summary
     slurm_resources: TrainingResources
-    """What training asks of a scheduler."""
+    """Resources that training requests from a scheduler."""
 
 
 def render(settings: RenderSettings, estimate: Path) -> tuple[JsonObject, Rendered]:
     """Return (zero.json, render.json) for a run's settings.
 
-    What the training section says wins over the user's own JSON; "overrides" of render.json lists each such key with
-    both values. Raises UserError if GPU, host or disk are too small, or if the strategy cannot run.
+    The training section overrides the user's own JSON; "overrides" of render.json lists each such key with both values.
+    Raises UserError if GPU, host or disk are too small, or if the strategy cannot run.
     """
     planning, source = planning_of(settings, estimate)
     candidates = choose(planning)
@@ -84,7 +84,7 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[JsonObject, Render
 
 
 def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str]:
-    """Return what the choice reads, and where the figures of the hardware come from.
+    """Return the input of the choice, and the source of the hardware's figures.
 
     Raises UserError if the estimate is missing or out of date, or if the strategy cannot run.
     """
@@ -103,7 +103,7 @@ def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str
 
 
 def check_disk(chosen: Candidate, model: ModelSpec, directory: Path) -> None:
-    """Raise UserError if the disk of the results has no room for what the run writes."""
+    """Raise UserError if the disk of the results has too little free space for the run."""
     disk, free = predict(model, chosen.spec).disk, shutil.disk_usage(directory).free
     written = {name: disk[name] for name in ("merged", "checkpoints", "adapter")}
     if sum(written.values()) > free:
@@ -171,7 +171,7 @@ def _from_training(choice: Choice, target: Target, gradient_clipping: float) -> 
 
 
 def _override(options: JsonObject, training: JsonObject, prefix: str = "") -> list[Override]:
-    """Put `training` into `options` and return what that changed of the user's own values."""
+    """Merge `training` into `options` and return the user's values that it changed."""
     changed: list[Override] = []
     for key, value in training.items():
         name = f"{prefix}{key}"

@@ -1,4 +1,4 @@
-"""The hardware that a run's settings describe: measured by a probe, named, or assumed."""
+"""The hardware that a run's settings describe: measured by a probe, named, or assumed by default."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,9 +29,9 @@ CPU_RATE, CPU_MEMORY, CPU_ADAM = 4e10, 5e9, 1.5e8
 
 
 def hardware_of(settings: RenderSettings) -> tuple[HardwareRates, str]:
-    """Return the hardware of a run, and where its figures come from.
+    """Return the hardware of a run, and the source of its figures.
 
-    Raises UserError for a name that is in no table, or a probe that does not fit the run.
+    Raises UserError for an unknown name, or for a probe that does not match the run.
     """
     given = settings.hardware
     if given.probe:
@@ -61,7 +61,7 @@ def hardware_of(settings: RenderSettings) -> tuple[HardwareRates, str]:
 
 
 def target_of(settings: RenderSettings) -> Target:
-    """Return what a run's strategy is to run on."""
+    """Return the target that a run's strategy must support."""
     return Target(
         device=settings.device,
         precision=settings.precision,
@@ -72,8 +72,8 @@ def target_of(settings: RenderSettings) -> Target:
 
 
 def peak_of(settings: RenderSettings) -> float | None:
-    """Return the matrix FLOP/s of a rank that training's are compared with: measured by a probe, or of the datasheet of
-    the GPU that is named; None for hardware that is guessed."""
+    """Return a rank's peak matrix FLOP/s, the denominator of MFU: measured by a probe, or from the datasheet of a named
+    GPU; None for assumed hardware."""
     given = settings.hardware
     if given.probe:
         return measured(given.probe, settings.precision, given.disk).rate
@@ -84,7 +84,7 @@ def peak_of(settings: RenderSettings) -> float | None:
 
 
 def _check_probe(probe: dict[str, Any], settings: RenderSettings) -> None:
-    """Raise UserError if a probe was made for another device, or on too few ranks to have measured every link."""
+    """Raise UserError if a probe was made on another device, or with too few ranks to measure every link."""
     if not isinstance(probe, dict) or "measured" not in probe:
         raise UserError("hardware.probe is not a file of zerolora probe; run `zerolora probe` again")
     made = checked(probe)
@@ -97,13 +97,13 @@ def _check_probe(probe: dict[str, Any], settings: RenderSettings) -> None:
 
 
 def typical(capability: float | None) -> str:
-    """Return the GPU that is typical of a compute capability, or of the next lower one."""
+    """Return a typical GPU of a compute capability, or of the next lower one."""
     lower = [each for each in TYPICAL if capability is not None and each <= capability]
     return TYPICAL[max(lower, default=min(TYPICAL))]
 
 
 def link_of(gpu: str) -> str:
-    """Return the link between GPUs that a GPU's form implies: NVLink on SXM boards, else PCIe."""
+    """Return the link between GPUs that a GPU's form factor implies: NVLink on SXM boards, otherwise PCIe."""
     capability = GPUS[gpu].capability if gpu in GPUS else 0.0
     on_board = gpu.endswith("-SXM") or gpu.startswith(("V100", "H200", "B200"))
     return NVLINK[capability] if on_board and capability in NVLINK else "pcie4"

@@ -1,4 +1,4 @@
-"""The resources that each job asks of a scheduler: minutes, memory of a node, GPUs. The Snakemake rules pass them on.
+"""The resources that each job requests: minutes, memory of each node, GPUs. The Snakemake rules pass them on.
 
 `seconds` and `host_bytes` are what is predicted; `minutes` and `mem_mib` are what is asked for, which is more.
 Training's are computed by render, with the choice; those of the stages around it from the files that they read.
@@ -48,7 +48,7 @@ tests/unit/test_slurm_resources.py holds merging against a real run."""
 
 
 class Resources(TypedDict):
-    """What a job is predicted to need, and what it asks for."""
+    """The predicted needs of a job, and its request."""
 
     seconds: float
     host_bytes: int
@@ -59,7 +59,7 @@ class Resources(TypedDict):
 
 
 class TrainingResources(Resources):
-    """What training is predicted to need, and what it asks for on each node."""
+    """The predicted needs of training, and its request on each node."""
 
     nodes: int
     ranks: int
@@ -71,7 +71,7 @@ def training(candidate: Candidate, planning: Planning) -> TrainingResources:
     """Return the resources of training: every step, every validation, weights read and checkpoints written."""
     settings, rows = planning.settings, planning.rows
     steps = steps_of(settings, rows)
-    # A row that is validated takes less time than one that is trained on.
+    # Validating a row takes less time than training on it.
     validations = 1 + (steps // settings.validation_steps if settings.validation_steps else 0)
     stepping = candidate.seconds * (steps + validations * rows.validation_rows / settings.global_batch)
     prediction = predict(planning.model, candidate.spec)
@@ -119,14 +119,14 @@ def evaluating(settings: EvaluateSettings, model: Path, data: Path, run: RenderS
     half = _answering(spec, settings, longest, BYTES["bf16"])
     free = (run.gpu_memory or 0) - run.reserve if run.device == "cuda" else 0
     on_gpu = stored + half <= free
-    # On its way to a GPU the model is in host memory; on a CPU it computes in fp32.
+    # A model for a GPU is loaded to host memory first; a model on a CPU is in fp32.
     held = stored if on_gpu else spec.parameters * BYTES["fp32"] + _answering(spec, settings, longest, BYTES["fp32"])
     seconds = _answering_seconds(spec, settings, rows, longest, run, on_gpu)
     return _resources(seconds + stored / SHARED_DISK, PROCESS_BYTES + held, int(on_gpu))
 
 
 def preparing(rows: Path, processes: int) -> Resources:
-    """Return the resources of tokenizing a file, or all files of a directory, in so many processes."""
+    """Return the resources of tokenizing a file, or all files of a directory, in `processes` processes."""
     size = sum(path.stat().st_size for path in [rows, *rows.rglob("*")] if path.is_file())
     held = PREPARE_LIBRARIES + PREPARE_PROCESS * (processes + 1) + PREPARE_GROWTH * size
     return _resources(size / (PREPARE_RATE * processes), held)
@@ -154,7 +154,7 @@ def _weight_files(model: Path) -> list[int]:
 
 
 def _answering(model: ModelSpec, settings: EvaluateSettings, longest: int, width: int) -> float:
-    """Return the bytes beside the weights while prompts are answered, or while the loss is computed."""
+    """Return the peak bytes of generating answers and of computing the loss, without the weights."""
     length = longest + settings.max_new_tokens
     cache = 2 * model.layers * model.key_heads * model.head_dim * width * settings.batch * length
     together = max(1, EVALUATION_TOKENS // longest)
@@ -168,7 +168,7 @@ def _answering(model: ModelSpec, settings: EvaluateSettings, longest: int, width
 def _answering_seconds(
     model: ModelSpec, settings: EvaluateSettings, rows: int, longest: int, run: RenderSettings, on_gpu: bool
 ) -> float:
-    """Return the seconds that answers to all prompts and the loss take on one device."""
+    """Return the seconds of answering all prompts and computing the loss on one device."""
     run = run if on_gpu else run.model_copy(update={"precision": "fp32"})
     if run.device == "cuda" and not on_gpu:
         hardware = unmeasured_cpu(1, 1, run.hardware.disk)
@@ -190,6 +190,6 @@ def _answering_seconds(
         issuing = model.layers * OPERATIONS["full"][0] * hardware.kernel_seconds
         return step_seconds(step_work(model, spec, row), STRATEGIES["zero0"], hardware).forward + issuing
 
-    # The loss reads each row once more than its prompt was.
+    # For the loss, each row needs one more forward pass.
     batches = math.ceil(rows / settings.batch)
     return batches * (2 * forward(longest) + settings.max_new_tokens * forward(1))

@@ -1,7 +1,7 @@
-"""The user's own DeepSpeed JSON: checked before anything runs, filled in, and described as a strategy.
+"""The user's own DeepSpeed JSON: checked before anything runs, completed, and described as a strategy.
 
-DeepSpeed reads its config when the model is already loaded, and ignores much that cannot work. Here a mistake is one
-line that names the key, before the job waits in a queue.
+DeepSpeed reads its config after the model is loaded, and ignores many mistakes. Here each mistake is reported in one
+line that names the key, before a job is submitted.
 """
 
 import difflib
@@ -14,8 +14,8 @@ from zerolora.strategies.base import Placement, Strategy, Target
 from zerolora.strategies.buckets import Buckets
 from zerolora.strategies.engines.deepspeed import ZERO, DeepSpeed
 
-# All keys of zero_optimization and their types, as deepspeed/runtime/zero/config.py has them (0.19); a test holds the
-# two equal. It refuses any other (extra="forbid"), with a traceback.
+# All keys of zero_optimization and their types, as in deepspeed/runtime/zero/config.py (0.19); a test keeps the two
+# equal. DeepSpeed refuses other keys (extra="forbid") with a traceback.
 FLAGS = (
     "contiguous_gradients",
     "reduce_scatter",
@@ -85,7 +85,7 @@ OFFLOADS = {
 OFFLOAD_FLAGS = ("pin_memory", "pipeline_read", "pipeline_write", "fast_init", "super_offload")
 OFFLOAD_SIZES = ("buffer_count", "buffer_size", "max_in_cpu")
 OFFLOAD_SHARES = ("ratio", "cpuadam_cores_perc")
-# A misspelt key of the top level is ignored. Ignoring one of these would change a run.
+# DeepSpeed ignores misspelt top-level keys. Ignoring one of these would change a run.
 TOP = (ZERO, "aio", "bf16", "fp16", "gradient_clipping", "activation_checkpointing", "communication_data_type")
 TOP_SECTIONS = ("aio", "bf16", "fp16", "activation_checkpointing")
 TOP_NUMBERS = (
@@ -104,18 +104,18 @@ DEFAULTS = {
     "stage3_max_live_parameters": 1_000_000_000,
 }
 HPZ_OFF = {"zero_hpz_partition_size": 1}
-ALIKE = 0.75  # difflib's ratio from which a name counts as misspelt
+ALIKE = 0.75  # difflib ratio from which a name counts as a misspelling
 
 
 class UserLayout(NamedTuple):
-    """What a DeepSpeed JSON amounts to."""
+    """A DeepSpeed JSON, described like a named strategy."""
 
     strategy: Strategy
     buckets: Buckets
 
 
 def check_user_config(path: str, user: Any, target: Target) -> None:
-    """Raise UserError, one line a mistake, if a JSON is impossible by itself or on a run's `target`."""
+    """Raise UserError, with one line for each mistake, if a JSON is invalid by itself or on a run's `target`."""
     mistakes = list(faults(user))
     if not mistakes:
         mistakes += _batch_faults(user, target.ranks)
@@ -130,7 +130,7 @@ def check_user_config(path: str, user: Any, target: Target) -> None:
 
 
 def faults(user: Any) -> Iterator[str]:
-    """Yield what makes a JSON impossible by itself, whatever the run."""
+    """Yield the mistakes of a JSON that do not depend on the run."""
     if not isinstance(user, dict) or not isinstance(user.get(ZERO, {}), dict):
         yield f"is not a DeepSpeed config; write an object with a {ZERO} object"
         return
@@ -149,8 +149,8 @@ def faults(user: Any) -> Iterator[str]:
 
 
 def filled(user: dict[str, Any], hidden: int) -> dict[str, Any]:
-    """Return a JSON with "auto" in its stage-3 sizes replaced for a model of width `hidden`, and stage 0 where it names
-    none. Raises UserError for an "auto" that has no meaning: DeepSpeed would drop it without a word."""
+    """Return a JSON with "auto" in its stage-3 sizes replaced for a model of width `hidden`, and with stage 0 if it
+    names none. Raises UserError for an "auto" without a meaning, which DeepSpeed would silently drop."""
     zero = {"stage": 0, **user.get(ZERO, {})}
     known = auto_values(hidden)
     for key, value in zero.items():
@@ -172,9 +172,9 @@ def auto_values(hidden: int) -> dict[str, int]:
 
 
 def layout_of(user: dict[str, Any]) -> UserLayout:
-    """Return a JSON as the strategy and sizes it amounts to, so that it is estimated like the named strategies.
+    """Return the strategy and sizes that a JSON describes, so that it is estimated like the named strategies.
 
-    `user` is what `filled` returns; an "auto" that is left counts as DeepSpeed's default, which DeepSpeed takes for it.
+    `user` is the result of `filled`; a remaining "auto" counts as DeepSpeed's default, which DeepSpeed uses for it.
     """
     zero = user.get(ZERO, {})
     stage = zero.get("stage", 0)
@@ -209,7 +209,7 @@ def layout_of(user: dict[str, Any]) -> UserLayout:
 
 
 def aliases(key: str) -> set[str]:
-    """Return the names that DeepSpeed takes for a key: stage-3 ones go without their prefix too."""
+    """Return the names that DeepSpeed accepts for a key: stage-3 keys also without their prefix."""
     plain = key.removeprefix("stage3_")
     return {key, plain} if key.startswith("stage3_") else {key}
 
@@ -310,8 +310,8 @@ def _contradictions(zero: dict[str, Any]) -> Iterator[str]:
     if zero.get("reduce_bucket_size") == 0:
         yield f"{ZERO}.reduce_bucket_size is 0; write 1 or more"
     if stage in (1, 2) and zero.get("round_robin_gradients") is True:
-        # stage_1_and_2.py, link_hp_params: the slices of the optimizer's states are looked up in another order than
-        # they lie in.
+        # stage_1_and_2.py, link_hp_params: slices of the optimizer states are looked up in another order than they are
+        # stored in.
         yield (
             f"{ZERO}.round_robin_gradients is true, with which DeepSpeed mixes up the states that a checkpoint holds; "
             "remove it"

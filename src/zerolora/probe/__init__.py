@@ -1,1 +1,1 @@
-"""Measure the machines that training is planned for."""
+"""Benchmarks of a machine, whose results the cost model reads."""

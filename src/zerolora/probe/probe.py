@@ -1,9 +1,10 @@
-"""Measure this machine for the cost model, or the machines of a Slurm job.
+"""Measure this machine, or the nodes of a Slurm job, for the cost model.
 
     zerolora probe --output FILE [--ranks N]
 
-All ranks of a node measure at once, as they train: a rate is that of a rank whose neighbours are busy. Inside a Slurm
-job it is started by srun, once a node or once a rank, as training is (train/launch/launcher.py).
+All ranks of a node measure at the same time, as they do in training, so each rate is that of a rank whose neighbours
+are busy. Inside a Slurm job, start it with srun, one task for each node or for each rank, like training
+(train/launch/launcher.py).
 """
 
 import json
@@ -24,12 +25,12 @@ LONGEST_SECONDS = 300
 
 
 def probe(output: Path, device: str, ranks: int) -> None:
-    """Measure with `ranks` ranks a node on `device` (cpu or cuda) and write the result to `output`.
+    """Measure with `ranks` ranks on each node on `device` (cpu or cuda) and write the result to `output`.
 
     The file holds `device`, `nodes`, `ranks_per_node`, `precision_16bit`, `date`, `hardware`, `versions` and
-    `measured`: medians of the slowest rank, with units in their names (probe_rank.py), null for what a machine has
-    not. Only the task that holds rank 0 writes. Raises UserError if the machine has not what is asked for; then
-    nothing is written.
+    `measured`: medians of the slowest rank, with units in their names (rank.py), and null for links that the machine
+    does not have. Only the task with rank 0 writes. Raises UserError, and writes nothing, if `device` or `ranks` is
+    not available.
     """
     _check(output, device, ranks)
     where = topology(os.environ, _nodes(os.environ), ranks)
@@ -58,14 +59,14 @@ def _check(output: Path, device: str, ranks: int) -> None:
 
 
 def _nodes(environment: Mapping[str, str]) -> int:
-    """Return the nodes of the job step that this process is a task of; 1 outside of one."""
+    """Return the number of nodes of the Slurm step that this process belongs to; 1 outside of a step."""
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return 1
     return int(environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1")))
 
 
 def _run(where: Topology, arguments: list[str], device: str, logs: Path) -> None:
-    """Run the probe as each rank of `where`; the first that fails ends all others."""
+    """Run the probe's process for each rank in `where`. If one fails, all others are terminated."""
     environment = environment_of(device)
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,7 +1,7 @@
 """One rank of the probe: python -m zerolora.probe.rank --output FILE --device cpu|cuda, with RANK and the rest set.
 
-Every measurement begins at a barrier, so that all ranks of all nodes measure the same thing at the same time. Of its
-repetitions a rank takes the median, and of the ranks the slowest counts: the others wait for it at every step.
+Every measurement begins at a barrier, so that all ranks of all nodes measure the same thing at the same time. A rank
+takes the median of its repetitions; the result is that of the slowest rank, since the others wait for it in every step.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from zerolora.train.launch.rendezvous import rendezvous
 REPETITIONS = 7
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
 
-# Large enough for their rate to be that of a model's, small enough for seconds: by device.
+# By device: large enough to reach the rates of a real model, small enough to take seconds.
 MATRIX = {"cpu": 768, "cuda": 8192}
 COPIED_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 SENT_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
@@ -51,20 +51,20 @@ class Rank:
         else:
             cpu_matmul.choose()  # as training does
         rendezvous("nccl" if device == "cuda" else "gloo")
-        # Barriers and results go by another way than what is measured.
+        # Barriers and results use a separate group, so that they do not disturb what is measured.
         self.control = dist.new_group(backend="gloo")
         nodes, places = range(self.world // self.per_node), range(self.per_node)
         self.node = self._mine([[node * self.per_node + each for each in places] for node in nodes])
         self.across = self._mine([[node * self.per_node + each for node in nodes] for each in places])
 
     def _mine(self, groups: list[list[int]]) -> Any:
-        # Every rank takes part in making every group.
+        # new_group is a collective: every rank must create every group.
         made = [dist.new_group(members) for members in groups]
         return next(group for group, members in zip(made, groups, strict=True) if self.rank in members)
 
     def seconds(self, measure: Measure) -> float:
-        """Return the slowest rank's median seconds of `measure`, which all ranks run at once."""
-        measure()  # first use: memory is allocated, kernels are chosen, connections are made
+        """Return the slowest rank's median seconds of `measure`, which all ranks run at the same time."""
+        measure()  # warm-up: allocates memory, selects kernels, opens connections
         taken = []
         for _ in range(REPETITIONS):
             self._settle()
@@ -108,7 +108,7 @@ def _half(device: torch.device) -> torch.dtype:
 
 
 def _computing(rank: Rank, half: torch.dtype) -> dict[str, float]:
-    """Return matrix products in FLOP/s, Adam on the host in parameters/s, and the seconds of issuing an operation."""
+    """Measure matrix products (FLOP/s), Adam on the host (parameters/s) and the time to issue an operation (s)."""
     return {
         "matmul_fp32_flops_per_second": _matmul(rank, torch.float32),
         "matmul_16bit_flops_per_second": _matmul(rank, half),
@@ -132,7 +132,7 @@ def _adam(rank: Rank) -> float:
 
 
 def _issuing(rank: Rank) -> float:
-    """Return the seconds of one operation of a model so small that only its operations count."""
+    """Return the seconds of one operation, from a model so small that only the number of operations counts."""
     blocks = [
         [torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.SiLU(), torch.nn.Linear(16, 16)]
         for _ in range(BLOCKS)
@@ -143,7 +143,7 @@ def _issuing(rank: Rank) -> float:
 
 
 def _copying(rank: Rank) -> dict[str, float | None]:
-    """Return bytes/s: memory read and written, and pinned copies between host and device (none on CPU)."""
+    """Measure bytes/s of memory, read and written, and of pinned copies between host and device (None on CPU)."""
     count = COPIED_BYTES[rank.device.type]
     source, target = (torch.zeros(count // 4, device=rank.device) for _ in range(2))
     memory = 2 * count / rank.seconds(lambda: _done(target.copy_(source)))
@@ -161,10 +161,11 @@ def _copying(rank: Rank) -> dict[str, float | None]:
 
 
 def _sending(rank: Rank) -> dict[str, float | None]:
-    """Return what collectives reach inside a node, per rank, and between nodes, per node.
+    """Measure the bandwidth of collectives inside a node, per rank, and between nodes, per node.
 
-    Bytes/s that a ring would send: (n-1)/n of the buffer, to all-reduce twice. Between nodes every rank of a node takes
-    part at once, each with those of its place on the other nodes. Latency: seconds of a hop of the ring.
+    Bandwidth is the bytes/s that a ring sends: (n-1)/n of the buffer, twice that for an all-reduce. Between nodes, all
+    ranks of a node take part at once, each in a group with the ranks of its local rank on the other nodes. Latency is
+    the seconds of one hop of the ring.
     """
     nodes = rank.world // rank.per_node
     return {
@@ -177,7 +178,7 @@ def _collectives(rank: Rank, where: str, group: Any, members: int, lanes: int) -
     names = [f"{where}_all_reduce_bytes_per_second", f"{where}_all_gather_bytes_per_second", f"{where}_latency_seconds"]
     if members == 1:
         return dict.fromkeys(names)
-    # Divisible among the members, for the gather.
+    # all_gather needs a size divisible by the number of members.
     share = SENT_BYTES[rank.device.type] // 4 // members
     whole, part = (torch.zeros(count, device=rank.device) for count in (share * members, share))
     sent = lanes * part.nbytes * (members - 1)
@@ -191,11 +192,11 @@ def _collectives(rank: Rank, where: str, group: Any, members: int, lanes: int) -
 
 
 def _done(_: object) -> None:
-    """Make a measurement of an expression: what it returns is not wanted."""
+    """Discard a result, to turn an expression into a measurement."""
 
 
 def _machine(rank: Rank) -> dict[str, Any]:
-    """Return what was measured on: rank 0's node stands for all."""
+    """Return the hardware and versions of rank 0's node, which stands for all."""
     name = torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else _processor()
     return {
         "device": rank.device.type,

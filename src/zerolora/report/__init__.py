@@ -1,1 +1,1 @@
-"""Stage report: one page that says what a run did, how much it needed and what it was made of."""
+"""Stage report: a page with a run's results, its resource usage and the hashes of its inputs."""

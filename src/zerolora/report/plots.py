@@ -1,4 +1,4 @@
-"""The page's pictures, as SVG text: the loss curve, the time of steps, the memory of every strategy."""
+"""The plots of the report page, as SVG: loss curve, step times, row lengths, memory of every strategy."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ COLOURS = ("#4c72b0", "#55a868", "#c44e52", "#8172b3", "#ccb974", "#64b5cd", "#8
 
 
 def loss_curve(table: Path) -> str:
-    """Return the loss over steps of a loss.csv, and the validation losses."""
+    """Plot training and validation losses by step, from loss.csv."""
     with table.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     figure, axes = _figure(7, 3)
@@ -26,7 +26,7 @@ def loss_curve(table: Path) -> str:
 
 
 def step_times(table: Path) -> str:
-    """Return where the time of each step went, and the tokens/s, of a telemetry.csv."""
+    """Plot the parts of each step's time and the tokens/s, from telemetry.csv."""
     with table.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["seconds"]]
     steps = [int(row["step"]) for row in rows]
@@ -44,7 +44,7 @@ def step_times(table: Path) -> str:
 
 
 def length_histogram(table: Path) -> str:
-    """Return the rows of each split by length, of a lengths.csv."""
+    """Plot the number of rows of each split by length, from lengths.csv."""
     with table.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     ends = [int(row["tokens"]) for row in rows]
@@ -59,7 +59,7 @@ def length_histogram(table: Path) -> str:
 
 
 def memory_bars(estimate: dict[str, Any], where: str) -> str:
-    """Return the predicted bytes of every strategy, stacked term by term, with the capacity as a line.
+    """Plot the predicted memory of every strategy as stacked terms, with the capacity as a line.
 
     `where` is "gpu" or "host".
     """
@@ -70,7 +70,7 @@ def memory_bars(estimate: dict[str, Any], where: str) -> str:
     left = [0.0] * len(names)
     figure, axes = _figure(7, 3)
     for term, colour in zip(terms, COLOURS, strict=False):
-        # Activations can be less than nothing: gradients that are not there at the peak leave them their room.
+        # Activations can be negative: at the peak they may use memory that is counted for gradients (memory/gpu.py).
         widths = [max(0, entry[where][term]) / GIB for entry in strategies]
         axes.barh(names, widths, left=left, label=term.replace("_", " "), color=colour)
         left = [start + width for start, width in zip(left, widths, strict=True)]
@@ -86,7 +86,7 @@ def memory_bars(estimate: dict[str, Any], where: str) -> str:
 def _figure(width: float, height: float) -> Any:
     import matplotlib as mpl
 
-    # No display on a cluster, and no random ids in the SVG: the same figures give the same page.
+    # A cluster has no display. The salt replaces random ids in the SVG, so equal figures give an identical page.
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "zerolora"
     from matplotlib import pyplot

@@ -1,4 +1,4 @@
-"""Write a run's page from the files of the stages before it.
+"""Write the report page of a run from the outputs of the other stages.
 
 zerolora report --settings JSON --run NAME … --usage results/NAME/usage.json --output results/NAME/report.html
 """
@@ -34,10 +34,10 @@ def report(
     summary_file: Path,
     output: Path,
 ) -> None:
-    """Write one self-contained HTML page, what training used beside what was predicted (usage.py), and the headline
-    metrics (summary.py).
+    """Write the HTML page (self-contained), predicted and actual resource usage (usage.py), and the headline metrics
+    (summary.py).
 
-    Raises UserError if an earlier stage's file is missing.
+    `accounted` comes from Slurm's accounting, None without it. Raises UserError if an earlier stage's file is missing.
     """
     metrics = results / "metrics"
     before, after = (read_json(folder / "evaluate.json", "zerolora evaluate") for folder in (base, metrics))
@@ -106,7 +106,7 @@ def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, 
 
 
 def _commit() -> str:
-    """Return the commit of the working tree, marked if files differ from it."""
+    """Return the checked-out commit, with a note if tracked files differ from it."""
     answers = []
     for command in (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]):
         result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What the runs achieved, for a terminal: accuracy before and after, where the page is, and what to do next."""
+"""The closing lines of `make run`: each run's accuracy before and after, its report page, and the next steps."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from zerolora.files import read_json
 
 
 def summary(results: Path) -> str:
-    """Return a line for each run of `results`/config.json, and what to do next.
+    """Return a line for each run in `results`/config.json, and the next steps.
 
     Raises UserError if `results`/config.json is missing.
     """
@@ -35,7 +35,7 @@ def summary(results: Path) -> str:
 
 
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Return the accuracies of base and merged model, or their losses where no row asks anything."""
+    """Return the accuracies of base and merged model, or their losses if no row has a prompt."""
     if "accuracy" in after:
         return f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
     return f"loss {before['loss']:.3f} before, {after['loss']:.3f} after"

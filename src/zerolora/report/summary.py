@@ -1,4 +1,4 @@
-"""The headline metrics of a run: the few that `dvc metrics show` prints. The stages' own files have all the others."""
+"""The headline metrics of a run, which `dvc metrics show` prints. All other metrics are in the stages' own files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,15 +11,16 @@ def headline(
     resources: Mapping[str, float],
     used: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Return the metrics of one run; names are short, since DVC prints all of them side by side.
+    """Return the headline metrics of one run. Names are short, since DVC prints all of them side by side.
 
-    before, accuracy     share of right answers of base and merged model, where rows ask something
+    before, accuracy     share of right answers of base and merged model; missing if no row has a prompt
     loss                 mean cross-entropy per supervised token of the merged model, on the same rows
-    tok/s, step_s        of training: tokens per second, seconds per optimizer step
-    wall_s               seconds of training, loading and saving included
-    host_use, gpu_use    peak memory measured over predicted (usage.py); no gpu_use on CPU
+    tok/s, step_s        training: tokens per second, seconds per optimizer step
+    wall_s               seconds of training, including loading and saving
+    host_use, gpu_use    ratio of measured to predicted peak memory (usage.py); no gpu_use on CPU
 
-    `before` and `after` are the evaluations, `train` and `resources` the metrics of training, `used` is usage's.
+    before, after: evaluate.json of base and merged model. train, resources: train.json and train_resources.json. used:
+    the result of `usage`.
     """
     metrics = {"loss": after["loss"]}
     if "accuracy" in after:
@@ -36,5 +37,5 @@ def headline(
 
 
 def _rounded(value: float) -> float:
-    """Return a value with four significant digits, whole ones from 1000 on."""
+    """Round to four significant digits, or to a whole number from 1000 on."""
     return round(value) if abs(value) >= 1000 else float(f"{value:.4g}")

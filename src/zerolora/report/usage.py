@@ -1,4 +1,4 @@
-"""What training was predicted to use, asked for and used: time, rank-hours (on GPUs: GPU-hours), memory."""
+"""Predicted, requested and actual resource usage of training: time, rank-hours (GPU-hours on GPUs), memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,11 @@ MIB = 1024**2
 
 
 def usage(wanted: dict[str, Any], resources: dict[str, Any], accounted: dict[str, Any] | None) -> dict[str, Any]:
-    """Return flat figures, in seconds, hours and bytes, named by who says them and what: `predicted_seconds`.
+    """Return a flat dict of figures in seconds, hours and bytes, each named SOURCE_QUANTITY: `predicted_seconds`.
 
-    `wanted` is render's slurm_resources, `resources` train_resources.json, `accounted` what the scheduler says of all
-    tries together (workflow/scripts/accounting.py), if there was one. What training measures is of its last try. Host
-    memory is that of one node, GPU memory what torch's allocator held on the fullest.
+    wanted: `slurm_resources` of render.json. resources: train_resources.json, of the last attempt. accounted: the
+    scheduler's sums over all attempts (workflow/scripts/accounting.py), None without a scheduler. Host memory is that
+    of one node; GPU memory is the highest peak of torch's allocator on any GPU.
     """
     nodes, ranks = wanted["nodes"], wanted["ranks"]
     found = {
@@ -30,7 +30,7 @@ def usage(wanted: dict[str, Any], resources: dict[str, Any], accounted: dict[str
     }
     if accounted is None:
         return found
-    # What the job had: a profile may ask for other than was proposed.
+    # The job's real limits: a profile may request other resources than render computed.
     limits = {"asked_seconds": accounted["limit_seconds"], "asked_host_bytes": accounted["limit_host_bytes"]}
     rank_seconds = accounted["gpu_seconds"] or ranks * accounted["seconds"]
     return (
@@ -55,7 +55,7 @@ ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def table(found: dict[str, Any]) -> dict[str, list[str]]:
-    """Return {row: a cell for each of COLUMNS}, for people; a cell that nobody knows is empty."""
+    """Return {row title: one formatted cell for each of COLUMNS}; unknown values are empty strings."""
     return {
         title: [shown(found[f"{column}_{name}"]) if f"{column}_{name}" in found else "" for column in COLUMNS]
         for title, (name, shown) in ROWS.items()

@@ -1,7 +1,7 @@
 """The strategies that `render.strategy` may name, one file each.
 
-A file here that sets STRATEGY adds a strategy (docs/extending.md). `engines/` has what the strategies of one engine
-share. Nothing here imports torch, the memory model or the planner.
+To add a strategy, write a file here that sets STRATEGY (docs/extending.md). `engines/` holds the code that strategies
+of one engine share. Nothing here imports torch, the memory model or the planner.
 """
 
 import importlib
@@ -18,7 +18,7 @@ def _registered() -> dict[str, Strategy]:
 
 
 STRATEGIES: dict[str, Strategy] = _registered()
-"""Every strategy by name, the one that shards and moves least first."""
+"""All strategies by name, those that shard and move least first."""
 
 
 def table() -> str:

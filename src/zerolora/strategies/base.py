@@ -1,4 +1,4 @@
-"""What every strategy has: which model states it shards and offloads, what it sends, needs and renders."""
+"""The interface of a strategy: what it shards and offloads, its collectives, requirements and rendered options."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -16,14 +16,14 @@ Placement = Literal["gpu", "cpu", "nvme"]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a strategy is to run on."""
+    """The hardware and settings that a strategy must support."""
 
     device: Device
     precision: Precision
     nodes: int
     ranks_per_node: int
     nvme: str | None
-    """Directory on a local disk that states may move to."""
+    """Directory on a local disk for offloaded states."""
 
     @property
     def ranks(self) -> int:
@@ -35,45 +35,46 @@ class Conflict(NamedTuple):
     """Why a strategy cannot run on a target."""
 
     problem: str
-    """The key and the value that it cannot run with, and why."""
+    """The key and value that it cannot run with, and why."""
     remedy: str
     """What to write instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(ABC):
-    """How model states are laid out among the ranks, GPUs, hosts and disks.
+    """How model states are distributed over ranks, GPUs, hosts and disks.
 
-    Two strategies of one engine are equal if their layout is: what names and describes them is not compared.
+    Two strategies of one engine are equal if their layout is equal; names and descriptions are not compared.
     """
 
     engine: ClassVar[EngineName]
-    """What trains: DeepSpeed, torch's DistributedDataParallel, or torch's fully_shard (FSDP2)."""
+    """The engine: DeepSpeed, torch's DistributedDataParallel, or torch's fully_shard (FSDP2)."""
 
     name: str = field(compare=False)
-    """As in render.strategy."""
+    """The name in render.strategy."""
     order: int = field(compare=False)
-    """Place in tables. Of strategies that are equally fast, the one with the lowest is chosen: list what shards or
-    moves less first."""
+    """Position in tables. Of equally fast strategies, the one with the lowest order is chosen, so strategies that shard
+    or move less come first."""
     sharded: str = field(compare=False)
     """What is sharded or offloaded, for the table in docs/choice.md."""
     costs: str = field(compare=False)
-    """What that costs, for the same table."""
+    """What it costs, for the same table."""
 
     stage: int
     """What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP counts as 3)."""
     optimizer: Placement = "gpu"
-    """Where fp32 master weights and Adam moments lie."""
+    """Where fp32 master weights and Adam moments are kept."""
     parameters: Placement = "gpu"
-    """Where a rank's shard of the weights lies between uses (stage 3 only)."""
+    """Where a rank's shard of the weights is kept between uses (stage 3 only)."""
     within_node: bool = False
     """Weights are gathered inside a node only: DeepSpeed's hpZ keeps a second shard of them for the backward pass
     (arXiv 2306.10209, 4.2), FSDP's hybrid sharding shards inside a node and replicates on every node."""
     quantized: bool = False
-    """Weights are gathered as int8 with scales (qwZ, arXiv 2306.10209, 4.1); in fp16 frozen weights are kept so."""
+    """Weights are gathered as int8 with scales (qwZ, arXiv 2306.10209, 4.1); in fp16 frozen weights are stored as int8
+    as well."""
 
     def owners(self, ranks: int, ranks_per_node: int) -> int:
-        """Return among how many ranks the optimizer states are sharded."""
+        """Return the number of ranks among which the optimizer states are sharded."""
         return ranks if self.stage else 1
 
     def conflict(self, target: Target) -> Conflict | None:
@@ -86,7 +87,7 @@ class Strategy(ABC):
             raise UserError(f"render.strategy is {self.name}, and {conflict.problem}; {conflict.remedy}")
 
     def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
-        """Return the sizes that are rendered for a model; all 0 for an engine without such sizes."""
+        """Return the bucket sizes for a model; all 0 for an engine without buckets."""
         return Buckets()
 
     @abstractmethod
@@ -98,11 +99,11 @@ class Strategy(ABC):
         """Yield the collectives of one optimizer step."""
 
     def host_operations(self, work: StepWork) -> float:
-        """Return what the engine adds to a micro-step's work on the host, in operations of the model."""
+        """Return the host work that the engine adds to a micro-step, in operations of the model."""
         return 0.0
 
     def gathered(self, work: StepWork) -> float:
-        """Return the parameters that are gathered in one step of all micro-steps, each time counted."""
+        """Return the number of parameters gathered in one step over all micro-steps, counting every gather."""
         return 0.0
 
     @property
@@ -112,5 +113,5 @@ class Strategy(ABC):
 
     @property
     def on_disk(self) -> bool:
-        """Whether any state lies on disk."""
+        """Whether any state is kept on disk."""
         return "nvme" in (self.optimizer, self.parameters)

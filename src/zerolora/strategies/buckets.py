@@ -1,4 +1,4 @@
-"""The sizes that DeepSpeed leaves to its config: buckets, prefetch, persistence, live parameters. In elements."""
+"""The sizes in DeepSpeed's config: buckets, prefetch, persistence, live parameters. In elements."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Buckets:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What the sizes depend on, in parameters."""
+    """The model's sizes that bucket sizes depend on, in parameters."""
 
     hidden: int
     """Width of the model."""
@@ -42,7 +42,7 @@ class ModelSizes:
 
 
 def deepspeed_buckets(stage: int, model: ModelSizes, on_gpu: bool) -> Buckets:
-    """Return the sizes that suit a model under one of DeepSpeed's stages."""
+    """Return the bucket sizes for a model under one of DeepSpeed's stages."""
     if stage == 0:
         return Buckets()
     # A bucket larger than all gradients would be unused memory.
@@ -51,9 +51,9 @@ def deepspeed_buckets(stage: int, model: ModelSizes, on_gpu: bool) -> Buckets:
         return Buckets(reduce=reduce, allgather=reduce)
     return Buckets(
         reduce=min(reduce, max(model.hidden * model.hidden, SMALLEST_BUCKET)),
-        # One layer ahead: gathering it takes as long as computing the one before.
+        # Prefetch one layer: gathering it takes as long as computing the one before.
         prefetch=min(model.layer, LARGEST_BUCKET),
-        # Norms, biases and adapters of a small rank: gathering them would be all latency.
+        # Norms, biases and adapters of a small rank stay gathered, since gathering them would be all latency.
         persistence=10 * model.hidden,
         # The layer in use, the next one, and the largest module (the embedding or the head).
         live=min(model.total, 2 * model.layer + model.largest),

@@ -8,7 +8,7 @@ class Reason(NamedTuple):
     """One value of a rendered config."""
 
     key: str
-    """Its path, as in zero_optimization.offload_param.device."""
+    """Path of the value, as in zero_optimization.offload_param.device."""
     value: Any
     reason: str
     """Why it has this value."""
@@ -17,7 +17,7 @@ class Reason(NamedTuple):
 
 
 def nested(reasons: Iterable[Reason]) -> dict[str, Any]:
-    """Return the config that `reasons` list."""
+    """Return the nested config that `reasons` list."""
     config: dict[str, Any] = {}
     for entry in reasons:
         *path, last = entry.key.split(".")

@@ -36,8 +36,8 @@ class StepWork:
     head_dim: int
     vocabulary: int
     attended: float
-    """Mean number of tokens that a token's scores are computed with: the whole packed row where a mask hides other
-    rows, half of the token's own row where the kernel leaves out the rest."""
+    """Mean number of tokens that a token's scores are computed with: the whole packed row if a mask hides other rows,
+    half of the token's own row if the kernel skips the rest."""
     supervised: float
     """Share of positions for which logits are computed."""
     checkpointing: bool
@@ -62,7 +62,7 @@ class StepWork:
 
 @dataclass(frozen=True)
 class Collective:
-    """The collectives of one kind in a step: how many, and the bytes of all their full buffers together."""
+    """The collectives of one kind in a step: their number, and the total bytes of their full buffers."""
 
     name: str
     kind: Kind

@@ -6,6 +6,6 @@ STRATEGY = DeepSpeed(
     name="zero1",
     order=30,
     sharded="optimizer states",
-    costs="the same, and updated weights",
+    costs="as `zero0`, and updated weights",
     stage=1,
 )

@@ -5,8 +5,8 @@ from zerolora.strategies.engines.deepspeed import DeepSpeed
 STRATEGY = DeepSpeed(
     name="zero1_offload",
     order=40,
-    sharded="the same, optimizer on the host",
-    costs="the same, and copies to and from the host",
+    sharded="as `zero1`, optimizer on the host",
+    costs="as `zero1`, and copies to and from the host",
     stage=1,
     optimizer="cpu",
 )

@@ -5,8 +5,8 @@ from zerolora.strategies.engines.deepspeed import DeepSpeed
 STRATEGY = DeepSpeed(
     name="zero2_offload",
     order=60,
-    sharded="the same, optimizer on the host",
-    costs="the same, and copies to and from the host",
+    sharded="as `zero2`, optimizer on the host",
+    costs="as `zero2`, and copies to and from the host",
     stage=2,
     optimizer="cpu",
 )

@@ -5,7 +5,7 @@ from zerolora.strategies.engines.deepspeed import DeepSpeed
 STRATEGY = DeepSpeed(
     name="zero3_hpz",
     order=80,
-    sharded="the same, and weights once more inside each node",
+    sharded="as `zero3`, and weights once more inside each node",
     costs="memory, but frozen weights do not cross the network",
     stage=3,
     within_node=True,

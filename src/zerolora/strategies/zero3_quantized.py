@@ -5,7 +5,7 @@ from zerolora.strategies.engines.deepspeed import DeepSpeed
 STRATEGY = DeepSpeed(
     name="zero3_quantized",
     order=90,
-    sharded="the same, weights gathered as int8",
+    sharded="as `zero3`, weights gathered as int8",
     costs="precision: never chosen by `auto`",
     stage=3,
     quantized=True,

@@ -1,7 +1,7 @@
 """The forms that rows may have, one file each.
 
-A form is added by a file here that defines `FORM` (base.py): the config's `format` and `columns`, their JSON schema and
-`format: auto` then know it. Nothing here imports torch or transformers.
+To add a form, write a file here that defines `FORM` (base.py). The config's `format` and `columns`, their JSON Schema
+and `format: auto` find it by its file. Nothing here imports torch or transformers.
 """
 
 import importlib
@@ -19,15 +19,15 @@ def _registered() -> dict[str, Form]:
 
 
 FORMS = _registered()
-"""Every form by name."""
+"""All forms by name."""
 FIELDS = tuple(dict.fromkeys(field for form in FORMS.values() for field in form.fields))
-"""The fields of all forms: what `columns` may map."""
+"""The fields of all forms, which `columns` may map."""
 
 
 def detect(value: dict[str, Any], columns: dict[str, str]) -> str:
-    """Return the name of a row's form, told by its fields. `columns` maps a field to its column; "a.b" is b inside a.
+    """Detect a row's form by its fields and return its name. `columns` maps a field to its column; "a.b" is b inside a.
 
-    Raises BadRow if no form fits, or more than one.
+    Raises BadRow if no form matches, or more than one.
     """
     row = Row(value, columns)
     fitting = [name for name, form in FORMS.items() if form.detected(row)]
@@ -47,7 +47,7 @@ def detect(value: dict[str, Any], columns: dict[str, str]) -> str:
 def parse(value: dict[str, Any], format: str, columns: dict[str, str]) -> Example:
     """Return a row of this form as an Example; `columns` as for `detect`.
 
-    Raises BadRow, naming the column, what it holds and what to write.
+    Raises BadRow, naming the column, its value and what to write instead.
     """
     try:
         return FORMS[format].convert(Row(value, columns))

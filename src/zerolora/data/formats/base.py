@@ -1,4 +1,4 @@
-"""What a form of rows is, and a row's fields by the names that forms use."""
+"""The interface of a form of rows, and access to a row's fields by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.values import filled, text_of
 from zerolora.errors import shown
 
-MANY = 20  # fields that a message names at most
+MANY = 20  # maximum number of fields that a message names
 
 
 class Row:
-    """A row's fields, whatever the file calls their columns; "a.b" is column b inside column a."""
+    """A row's fields, independent of the names of their columns; "a.b" is the field b inside the column a."""
 
     def __init__(self, value: dict[str, Any], columns: dict[str, str]) -> None:
         self.value, self.columns = value, columns
 
     def get(self, field: str) -> Any:
-        """Return a field's value, None if it has none. A column that holds another field is not also its own."""
+        """Return a field's value, None without one. A column that is mapped to another field does not count."""
         if field not in self.columns and field in self.columns.values():
             return None
         column = self.name(field)
@@ -34,7 +34,7 @@ class Row:
         return self.columns.get(field, field)
 
     def needed(self, field: str) -> Any:
-        """Return a field's value. Raises BadRow if it has none."""
+        """Return a field's value. Raises BadRow if there is none."""
         found = self.get(field)
         if found is None:
             raise BadRow(
@@ -44,11 +44,11 @@ class Row:
         return found
 
     def text(self, field: str) -> str:
-        """Return a field's text. Raises BadRow if it is none, or blank."""
+        """Return a field's text. Raises BadRow if it is missing, not a text, or blank."""
         return filled(text_of(self.needed(field), self.name(field)), self.name(field))
 
     def optional_text(self, field: str) -> str:
-        """Return a field's text, "" if it has none or a blank one."""
+        """Return a field's text, "" if it is missing or blank."""
         found = self.get(field)
         text = "" if found is None else text_of(found, self.name(field))
         return text if text.strip() else ""
@@ -63,11 +63,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Form:
-    """A form of rows: a file of this folder defines one as `FORM`.
+    """A form of rows, which a file in this folder defines as `FORM`.
 
-    fields: what the rows may hold, which `columns` of the config may map. needed: the fields that tell the form, unless
-    `fits` does. convert: a row to an Example; raises BadRow, naming the column, its value and what to write. example: a
-    row, as the table of docs/data.md shows it.
+    fields: the fields of its rows, which `columns` of the config may map. needed: the fields by which it is detected,
+    unless `fits` decides. convert: converts a row to an Example; raises BadRow, naming the column, its value and what
+    to write. example: a row, as in the table of docs/data.md.
     """
 
     name: str

@@ -10,7 +10,7 @@ from zerolora.errors import shown
 
 
 def list_of(value: Any, name: str) -> list[Any]:
-    """Return a list, which may be written as JSON, as in a cell of CSV."""
+    """Return a list, which may be given as JSON text, as in a cell of CSV."""
     found = json_of(value, name) if isinstance(value, str) and value.lstrip().startswith("[") else value
     if not isinstance(found, list):
         raise BadRow(f"{name} is {shown(value)}; write a list")
@@ -18,7 +18,7 @@ def list_of(value: Any, name: str) -> list[Any]:
 
 
 def json_of(value: Any, name: str) -> Any:
-    """Return what a JSON text says; what is not text comes back as it is."""
+    """Parse a JSON text; other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -61,7 +61,7 @@ def filled(text: str, name: str) -> str:
 
 
 def encodable(value: Any, name: str) -> Any:
-    """Return nested objects if all texts in them can be encoded."""
+    """Return a nested value after checking that all texts in it can be encoded."""
     for path, text in _texts(value, name):
         text_of(text, path)
     return value

@@ -1,7 +1,7 @@
 """The evaluation tasks that `prepare.check` may name, one file each.
 
-A task is added by a file here that defines `TASK` (base.py): the config, its JSON schema and the stage evaluate then
-know it. Nothing here imports torch or transformers.
+To add a task, write a file here that defines `TASK` (base.py). The config, its JSON Schema and the stage evaluate find
+it by its file. Nothing here imports torch or transformers.
 """
 
 import importlib
@@ -17,4 +17,4 @@ def _registered() -> dict[str, Task]:
 
 
 TASKS = _registered()
-"""Every task by name."""
+"""All tasks by name."""

@@ -1,4 +1,4 @@
-"""What an evaluation task is: which rows are asked, how an answer is judged, and the metrics of all answers."""
+"""The interface of an evaluation task: which rows it asks, how it judges an answer, and its metrics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ class Judgement:
     """Whether the answer has the form that the task asks for."""
     right: bool
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Further scores of this answer, by name; their means become metrics."""
+    """Further scores of this answer by name; the mean of each becomes a metric."""
 
 
 @dataclass(frozen=True)
 class TaskExample:
-    """A row with answers to it and their verdicts; a test runs every task on its examples."""
+    """A row with a right and a wrong answer, on which tests/unit/test_tasks.py runs the task."""
 
     question: str
     expected: str
@@ -32,28 +32,28 @@ class TaskExample:
 
 
 def has_prompt(row: Row) -> bool:
-    """Tell whether a row asks anything; plain texts do not."""
+    """Return whether a row has a prompt; plain texts do not."""
     return bool(row["prompt"])
 
 
 @dataclass(frozen=True)
 class Task:
-    """An evaluation task. The model answers the prompts of the rows that are asked, greedily, up to a stop token."""
+    """An evaluation task. The model answers the prompts of the selected rows greedily, up to a stop token."""
 
     name: str
     """The task's name in the config."""
     rule: str
-    """When an answer is right, in a few words."""
+    """When an answer is right, in a few words, as in "it equals the row's output"."""
     judge: Callable[[Row, str], Judgement]
-    """Judges the answer to a row; the answer has no white space around it."""
+    """Judges the answer to a row. The answer has been stripped of surrounding white space."""
     example: TaskExample
     asks: Callable[[Row], bool] = has_prompt
-    """Tells which rows are asked. All rows count for the loss."""
+    """Returns whether a row is asked. The loss is computed on all rows."""
 
     def metrics(self, judgements: Sequence[Judgement]) -> dict[str, float]:
-        """Return the metrics of all answers: format_rate, accuracy, and the mean of each further score.
+        """Return the metrics over all answers: format_rate, accuracy, and the mean of each further score.
 
-        Empty without answers.
+        Empty if there are no answers.
         """
         if not judgements:
             return {}

@@ -1,4 +1,4 @@
-"""exact: the answer is the row's own output."""
+"""exact: the answer equals the row's output."""
 
 from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
 

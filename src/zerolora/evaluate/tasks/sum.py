@@ -1,4 +1,4 @@
-"""sum: the reference task's answer, a fixed prefix and two numbers that sum to the number asked."""
+"""sum: the reference task, whose answer is a fixed prefix and two numbers that sum to the number asked."""
 
 import re
 

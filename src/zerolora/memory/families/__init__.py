@@ -1,6 +1,7 @@
-"""The model families whose spec is read from config.json alone, one file a family or group of families.
+"""The model families whose spec is read from config.json alone, one file for each family or group of families.
 
-A family is added by a file here with a table `FAMILIES`: by model_type, the function that reads its config.json.
+To add a family, write a file here with a table `FAMILIES`, which maps a model_type to the function that reads its
+config.json.
 
 Source of every path, order, bias and default: transformers 5.23, models/<family>/configuration_<family>.py and
 modeling_<family>.py; tests/unit/test_shapes.py compares each parameter with the real class.

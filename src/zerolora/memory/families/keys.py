@@ -1,4 +1,4 @@
-"""A model's config.json, checked key by key as it is read."""
+"""Reads a model's config.json and checks each key."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +9,9 @@ from zerolora.errors import UserError, shown
 
 @dataclass(frozen=True)
 class Keys:
-    """A config.json whose values are checked as they are read.
+    """A config.json whose values are checked when they are read.
 
-    Of several names for a value, the first that is present counts.
+    If a value has several names, the first one present is used.
     """
 
     config: dict[str, Any]
@@ -19,10 +19,10 @@ class Keys:
     family: str
 
     def size(self, *names: str, default: int | None = None, null: int | None = None) -> int:
-        """Return a count of at least 1; `default` where the key is left out, `null` where it is null.
+        """Return a number of at least 1; `default` if the key is missing, `null` if it is null.
 
-        Without a default the key is required, even where the config class has a default: a file that does not say
-        how large the model is would be counted as a model of another size.
+        Without a default the key is required, even if the config class has one: a file without the model's sizes would
+        be counted as a model of another size.
         """
         name = self._name(names)
         if name is None:
@@ -34,7 +34,7 @@ class Keys:
         value = self.config[name]
         if value is None and null is not None:
             return null
-        # JSON's true is an int to Python.
+        # true in JSON becomes bool, a subclass of int.
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(name, "a whole number of at least 1, without quotes")
         return value
@@ -84,7 +84,7 @@ class Keys:
         return self.rate(name, default)
 
     def wrong(self, name: str, remedy: str) -> UserError:
-        """Return the error of a value that no model can be built from."""
+        """Return the error for a value that no model can have."""
         return UserError(f"{self.where}: {name} is {shown(self.config[name])}; write {remedy}")
 
     def _name(self, names: tuple[str, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""Llama, and the layout that most decoders have taken over from it."""
+"""Llama, and the layout that most decoders have adopted from it."""
 
 from zerolora.memory.families.keys import Keys
 from zerolora.memory.families.modules import embedding, head, linear, rms

@@ -19,7 +19,7 @@ def _mistral(keys: Keys) -> ModelSpec:
 
 
 def _mixtral(keys: Keys) -> ModelSpec:
-    """As Mistral, with all experts of a layer in two parameters of three dimensions, and a router of its own class.
+    """Like Mistral, with all experts of a layer in two three-dimensional parameters, and a router class of its own.
 
     Neither is an nn.Linear, but peft's all-linear adapts both: methods/lora.py, _expert_parameters.
     """

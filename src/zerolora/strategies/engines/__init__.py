@@ -1,1 +1,1 @@
-"""What the strategies of one engine share, one file an engine."""
+"""The code that strategies of one engine share, one file for each engine."""

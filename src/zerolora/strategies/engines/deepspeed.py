@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO stages, with offload, hpZ and quantized gathering. docs/rendering.md lists the known problems.
 
-What is sent is what DeepSpeed 0.19 sends for LoRA, which differs from the ZeRO paper's 2Ψ and 3Ψ. "Counted" means
-counted in a run of two ranks with a small Llama.
+The collectives are those that DeepSpeed 0.19 runs for LoRA, which differ from the ZeRO paper's 2Ψ and 3Ψ. "Counted"
+means counted in a run of two ranks with a small Llama.
 """
 
 import math
@@ -21,13 +21,13 @@ OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
 NEVER = 10**9  # steps between DeepSpeed's own progress lines
 
 HOOK_OPERATIONS = 100
-"""What stage 3's hooks cost the host for a linear module and a pass, in operations: 90 without and 115 with
-checkpointing. Measured on one rank, where nothing is sent, as 1.1 and 1.4 ms beside operations of 12 us: a 4- and a
-12-layer Llama with adapters on all linear modules."""
+"""Host time of stage 3's hooks for each linear module and pass, in operations: 90 without and 115 with checkpointing.
+Measured on one rank, where nothing is sent, as 1.1 and 1.4 ms, with operations of 12 us, in a 4- and a 12-layer Llama
+with adapters on all linear modules."""
 
 
 class DeepSpeed(Strategy):
-    """A strategy of DeepSpeed, or what the user's own DeepSpeed JSON amounts to."""
+    """A strategy of DeepSpeed, or the layout of the user's own DeepSpeed JSON."""
 
     engine: ClassVar[EngineName] = "deepspeed"
 
@@ -52,7 +52,7 @@ class DeepSpeed(Strategy):
         return deepspeed_buckets(self.stage, model, on_gpu)
 
     def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
-        """Yield the DeepSpeed JSON value by value, each with its reason, but for what training's settings say."""
+        """Yield the values of the DeepSpeed JSON with their reasons, without those that training's settings define."""
         yield from self._stage()
         if self.stage == 3:
             yield from self._stage_3_sizes(buckets)
@@ -183,12 +183,12 @@ class DeepSpeed(Strategy):
         yield Collective("reduce_scatter gradients", SCATTER, "all", scattered, work.accumulation * buckets)
 
     def gathered(self, work: StepWork) -> float:
-        """Return the parameters that stage 3 gathers in one step of all micro-steps, each time counted.
+        """Return the number of parameters that stage 3 gathers in one step over all micro-steps, counting every gather.
 
         2 (Ψ + φ) a micro-step, less what is still live when the backward pass begins (partitioned_param_coordinator.py,
         fetch_sub_module): counted 1.85-1.95, 1.95-2.1 and 2.0-2.15 Ψ with 0.17, 0.07 and 0.01 Ψ allowed live, and
-        1.05-1.25 Ψ for models below the limit. Recomputing gathers nothing a third time: a layer's backward pass has
-        its weights already.
+        1.05-1.25 Ψ for models below the limit. Recomputation does not gather a third time, since a layer's backward
+        pass already has its weights.
         """
         if self.stage < 3:
             return 0.0
@@ -196,14 +196,14 @@ class DeepSpeed(Strategy):
         return work.accumulation * (2 * parameters - min(parameters, work.live))
 
     def host_operations(self, work: StepWork) -> float:
-        """Return what stage 3's hooks add to a micro-step's work on the host, in operations of the model."""
+        """Return the host work that stage 3's hooks add to a micro-step, in operations of the model."""
         passes = 3 if work.checkpointing else 2
         return HOOK_OPERATIONS * work.modules * passes if self.stage == 3 else 0.0
 
 
 def aio_options() -> Iterator[Reason]:
-    """Yield the `aio` section that NVMe needs. It stands at the top level: inside zero_optimization DeepSpeed refuses
-    it (DeepSpeed#2721)."""
+    """Yield the `aio` section for NVMe, which belongs to the top level: DeepSpeed refuses it inside zero_optimization
+    (DeepSpeed#2721)."""
     source = "deepspeed/runtime/swap_tensor/constants.py"
     tune = "DeepSpeed's default; `ds_nvme_tune` measures which value suits a disk"
     yield Reason("aio.block_size", 1 << 20, f"bytes of one request: {tune}", source)
@@ -215,7 +215,7 @@ def aio_options() -> Iterator[Reason]:
 
 
 def torch_optimizer_options() -> Iterator[Reason]:
-    """Yield what lets DeepSpeed step with torch's AdamW."""
+    """Yield the options that make DeepSpeed use torch's AdamW."""
     compiled = "training uses torch's AdamW; DeepSpeed's would be compiled for minutes, and often fails to compile"
     yield Reason("zero_allow_untested_optimizer", True, compiled, "DeepSpeed#1127, #5677")
     yield Reason("zero_force_ds_cpu_optimizer", False, compiled, f"DeepSpeed#1127; {ENGINE}")

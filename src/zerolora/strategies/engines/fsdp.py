@@ -19,7 +19,7 @@ class FullyShard(Strategy):
     engine: ClassVar[EngineName] = "fsdp"
 
     def owners(self, ranks: int, ranks_per_node: int) -> int:
-        """Return among how many ranks every state is sharded: hybrid sharding replicates all on each node."""
+        """Return the number of ranks among which states are sharded: hybrid sharding replicates them on each node."""
         return ranks_per_node if self.within_node else ranks
 
     def conflict(self, target: Target) -> Conflict | None:
@@ -61,5 +61,5 @@ class FullyShard(Strategy):
             yield Collective("all_reduce gradients", REDUCE, "across", gradients / ranks_per_node, units)
 
     def gathered(self, work: StepWork) -> float:
-        """Return the parameters that are gathered in one step: all twice a micro-step, but for those outside layers."""
+        """Return the number of parameters gathered in one step: twice in a micro-step, once if outside the layers."""
         return work.accumulation * (2 * (work.frozen + work.trainable) - work.outside)
