@@ -155,7 +155,8 @@ class ForkServers:
                 if path.is_file() and "__pycache__" not in path.parts:
                     digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
         key = digest.hexdigest()
-        self._servers[key] = self._servers.pop(key, None) or ForkServer(root, environment)
+        known = self._servers.pop(key) if key in self._servers else None
+        self._servers[key] = known or ForkServer(root, environment)
         while len(self._servers) > KEPT:
             self._servers.pop(next(iter(self._servers))).stop()
         return self._servers[key]
@@ -254,7 +255,8 @@ def main() -> None:
     print("ready", flush=True)
     clients: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([listener, read, 0], [], [])
+        waited: list[socket.socket | int] = [listener, read, 0]
+        ready, _, _ = select.select(waited, [], [])
         if 0 in ready:
             return
         if read in ready:

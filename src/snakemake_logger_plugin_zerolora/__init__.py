@@ -80,6 +80,8 @@ class Job:
     log: Path | None
     output: str
     """The first file that it makes."""
+    told: float
+    """When Snakemake logged its start, in seconds since the epoch; on a busy machine the stage may have begun since."""
     started: float = field(default_factory=time.monotonic)
     status: dict[str, Any] = field(default_factory=dict)
     _before: int = 0
@@ -91,7 +93,8 @@ class Job:
     """The log's last line."""
 
     def __post_init__(self) -> None:
-        self._before = self._status().get("started", 0)
+        before = self._status().get("started", 0)
+        self._before = before if before < self.told * 1e9 else 0
 
     def _status(self) -> dict[str, Any]:
         from zerolora.log import read_status
@@ -315,7 +318,8 @@ class LogHandler(LogHandlerBase):
             self.summary = True
             return
         name = " ".join([values["rule_name"], *map(str, values["wildcards"].values())])
-        job = Job(name, Path(values["log"][0]) if values["log"] else None, next(iter(values["output"]), ""))
+        log = Path(values["log"][0]) if values["log"] else None
+        job = Job(name, log, next(iter(values["output"]), ""), values["created"])
         if not self.jobs and self.stream.isatty() and isinstance(self.screen, Lines):
             self.screen = Terminal(self.stream, not self.common_settings.nocolor)
         self.jobs[values["jobid"]] = job

@@ -9,7 +9,7 @@ from conftest import ROOT
 from zerolora.stages import STAGES
 
 TEXT = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
-LINES_PER_STAGE = 13
+LINES = 180, 14  # at most so many for so many stages
 
 
 def stages() -> dict[str, Any]:
@@ -22,7 +22,8 @@ def rule_of(entry: dict[str, Any]) -> str:
 
 def test_it_names_no_source_file_and_stays_short() -> None:
     assert re.findall(r"[\w/]+\.(?:py|smk)\b", TEXT) == []
-    assert len(TEXT.splitlines()) <= LINES_PER_STAGE * len(stages())
+    lines, of = LINES
+    assert len(TEXT.splitlines()) * of <= lines * len(stages())
 
 
 def test_every_stage_is_there() -> None:

@@ -6,13 +6,15 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from conftest import BIN, ROOT
 
+from snakemake_logger_plugin_zerolora import Job
 from zerolora.files import write_json
-from zerolora.log import attempts, read_status
+from zerolora.log import attempts, read_status, status_file
 
 SNAKEFILE = """
 rule all:
@@ -34,6 +36,7 @@ rule two:
 # A stage as cli.py starts one: everything it prints goes to the log.
 STAGE = """
 import sys
+import time
 import time
 from pathlib import Path
 from zerolora import log
@@ -190,3 +193,15 @@ def test_only_the_first_task_of_a_step_begins_the_status(tmp_path: Path, task: s
     environment = os.environ | {"SLURM_PROCID": task, "PYTHONPATH": str(ROOT / "src")}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert (read_status(log)["started"] == 1) == (task == "1")
+
+
+def test_a_stage_that_began_before_its_start_was_read_is_not_taken_for_an_earlier_run(tmp_path: Path) -> None:
+    """On a busy machine it may have written its status by then."""
+    log = tmp_path / "one.log"
+    log.write_text("")
+    told = time.time()
+    status_file(log).write_text(json.dumps({"started": time.time_ns(), "result": "4 steps"}))
+    job, later = Job("one", log, "one.txt", told), Job("one", log, "one.txt", time.time() + 1)
+    job.poll()
+    later.poll()
+    assert (job.status.get("result"), later.status.get("result")) == ("4 steps", None)
