@@ -1,4 +1,8 @@
-"""What clusters do to jobs, on a real Slurm: each ends with the adapter of undisturbed training."""
+"""What clusters do to jobs, on a real Slurm: one training suffers it all, and ends as the undisturbed one.
+
+Each event is a test. They share the training, since every start of it on two nodes takes twenty CPU-seconds; after each
+it must go on from a checkpoint, and at the end its adapter, losses and metrics are those of the undisturbed training.
+"""
 
 import functools
 import json
@@ -7,7 +11,8 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +30,9 @@ ADAPTER = "results/default/adapter"
 TARGET = f"{ADAPTER}/manifest.json"
 MERGED = "results/default/merged/manifest.json"
 TRAIN = "rule_train_wildcards_default"
-# Long enough to be disturbed; some of what is done to it costs what was trained since the last checkpoint.
-LONG = {"train.epochs": 300, "train.max_steps": 600, "train.checkpoint_steps": 20, "train.micro_batch": 2}
+# Long enough for all that happens; some of it costs what was trained since the last checkpoint.
+LONG = {"train.epochs": 600, "train.max_steps": 1500, "train.checkpoint_steps": 20, "train.micro_batch": 2}
+RETRIES = 12
 SECONDS_OF_WARNING = 120  # as profiles/slurm has it
 Disturbance = Callable[["Disturbed"], None]
 
@@ -34,18 +40,18 @@ Disturbance = Callable[["Disturbed"], None]
 class Disturbed:
     """A training job that runs, and the Snakemake that waits for it."""
 
-    def __init__(self, project: ClusterProject, retries: int, target: str) -> None:
+    def __init__(self, project: ClusterProject) -> None:
         self.project, self.cluster = project, project.cluster
-        self.retries, self.target = retries, target
         self.said = project.directory / "said.txt"
         self.said.write_text("")
+        self.failed_in: str | None = None
+        """The event after which nothing can be said of the training."""
         self.snakemake = self.start()
-        self.cluster.wait(lambda: self.step() >= 20, "training saves", 120)
-        self.job = project.jobs(TRAIN)[-1]
+        self.save(20)
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start Snakemake in a group of processes of its own, as a shell does."""
-        command = ("snakemake", "--profile", "profiles/slurm", "--retries", str(self.retries), self.target)
+        command = ("snakemake", "--profile", "profiles/slurm", "--retries", str(RETRIES), MERGED)
         with self.said.open("a") as said:
             return subprocess.Popen(
                 self.cluster.command(*command, directory=self.project.directory),
@@ -57,6 +63,19 @@ class Disturbed:
                 # Whoever runs the tests may have them ignore Ctrl-C, and with them all that they start.
                 preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
             )
+
+    def save(self, step: int) -> None:
+        """Wait until a step is saved, and note the job that does it."""
+        self.cluster.wait(lambda: self.step() >= step, f"training saves step {step}", 240)
+        self.job = self.project.jobs(TRAIN)[-1]
+
+    def go_on(self, starts: int) -> None:
+        """Wait until training has started more often than so many times, and goes on from a checkpoint."""
+        said = re.compile(r"goes on after step ([1-9]\d*) of")
+        self.cluster.wait(lambda: len(self.logs()) > starts and said.search(self.logs()[-1]), "training goes on", 240)
+        found = said.search(self.logs()[-1])
+        assert found
+        self.save(int(found[1]) + 1)
 
     def step(self) -> int:
         """Return the step of the newest checkpoint, 0 if there is none."""
@@ -75,10 +94,10 @@ class Disturbed:
         """Return the job's state."""
         return self.cluster.job_state(self.job)
 
-    def log(self) -> str:
-        """Return what all attempts printed."""
+    def logs(self) -> list[str]:
+        """Return what each attempt printed, the first one's first."""
         log = self.project.directory / "results/logs/train/default.log"
-        return "".join(path.read_text() for path in attempts(log))
+        return [path.read_text() for path in attempts(log)]
 
     def end_in(self, seconds: int) -> None:
         """Set the job's time limit so that it is reached then; Slurm looks every half minute."""
@@ -127,6 +146,7 @@ def files_of(project: ClusterProject) -> dict[str, bytes]:
 
 
 def cancelled(disturbed: Disturbed) -> None:
+    disturbed.stop_rank(1)  # it makes no step meanwhile; whom Slurm ends it lets go on
     disturbed.cluster.run("scancel", disturbed.job)
 
 
@@ -149,6 +169,7 @@ def controller_away(disturbed: Disturbed) -> None:
 
 
 def preempted(disturbed: Disturbed) -> None:
+    disturbed.stop_rank(1)
     disturbed.cluster.run("srun", "--partition=urgent", "--nodes=3", "--exclusive", "sleep", "1", timeout=120)
 
 
@@ -161,15 +182,15 @@ def preempted_for_good(disturbed: Disturbed) -> None:
 def warned_of_the_time_limit(disturbed: Disturbed) -> None:
     """It saves and ends by itself, before the limit."""
     at = disturbed.step()
-    disturbed.stop_rank(1)  # or it would be done before Slurm looks; whom Slurm signals it lets go on
+    disturbed.stop_rank(1)
     disturbed.end_in(SECONDS_OF_WARNING + 30)
     disturbed.cluster.wait(lambda: disturbed.state() == "FAILED", "the job ends", 120)
     assert disturbed.step() > at
-    assert "training was asked to stop; run the same command to go on" in disturbed.log()
+    assert "training was asked to stop; run the same command to go on" in disturbed.logs()[-1]
 
 
 def timed_out(disturbed: Disturbed) -> None:
-    """Not warned, it has the seconds between SIGTERM and SIGKILL to save; if they do not do, its last checkpoint."""
+    """Not warned, it has the seconds between SIGTERM and SIGKILL to save; if they are too few, its last checkpoint."""
     disturbed.stop_rank(1)
     disturbed.end_in(1)
     disturbed.cluster.wait(lambda: disturbed.state() == "TIMEOUT", "the job ends", 120)
@@ -177,10 +198,11 @@ def timed_out(disturbed: Disturbed) -> None:
 
 def slurmd_killed(disturbed: Disturbed) -> None:
     """The node's ranks live on, unseen by Slurm, which takes the node for dead and starts the job elsewhere."""
-    node, rank = disturbed.nodes()[-1], disturbed.stop_rank(1)  # or it would be done before Slurm sees
+    node, rank = disturbed.nodes()[-1], disturbed.stop_rank(1)
     disturbed.cluster.kill_slurmd(node)
     disturbed.cluster.wait(lambda: len(set(disturbed.nodes()) - {node}) == 2, "the job starts elsewhere", 120)
     os.kill(rank, signal.SIGCONT)
+    disturbed.cluster.wait(lambda: not Path(f"/proc/{rank}").exists(), "what was left there ends", 60)
 
 
 def network_cut(disturbed: Disturbed) -> None:
@@ -193,15 +215,16 @@ def network_cut(disturbed: Disturbed) -> None:
         disturbed.cluster.mend(one, other)
     hangs = rf"zerolora: rank 1 on {other}, last in .*step \d+.*, has not been heard of for \d+ s; "
     waits = rf"rank 0 on {one} is in .*step \d+.*; run the same command to go on from its checkpoint"
-    assert re.search(hangs + waits, disturbed.log()), disturbed.log()
+    assert re.search(hangs + waits, disturbed.logs()[-1]), disturbed.logs()[-1]
 
 
 def requeued(disturbed: Disturbed) -> None:
+    disturbed.stop_rank(1)
     disturbed.cluster.run("scontrol", "requeue", disturbed.job)
 
 
 def interrupted(disturbed: Disturbed) -> None:
-    disturbed.stop_rank(1)  # or it may be done before Snakemake has cancelled it
+    disturbed.stop_rank(1)
     os.killpg(disturbed.snakemake.pid, signal.SIGINT)
     disturbed.cluster.wait_job_state(disturbed.job, "CANCELLED", 60)
     disturbed.again()
@@ -214,55 +237,79 @@ def snakemake_killed(disturbed: Disturbed) -> None:
     disturbed.again()
 
 
-EVENTS: list[tuple[Disturbance, int]] = [
-    (cancelled, 1),
-    (rank_killed, 1),
-    (node_lost, 1),
-    (slurmd_killed, 0),
-    (network_cut, 1),
-    (controller_away, 0),
-    (preempted, 0),
-    (preempted_for_good, 1),
-    (warned_of_the_time_limit, 1),
-    (timed_out, 1),
-    (requeued, 0),
-    (interrupted, 0),
-    (snakemake_killed, 0),
+# In the order in which they happen. The last three before the end are those of another site; Snakemake, which reads its
+# profile when it starts, is started again between them.
+EVENTS: list[Disturbance] = [
+    cancelled,
+    rank_killed,
+    controller_away,
+    preempted,
+    requeued,
+    node_lost,
+    slurmd_killed,
+    network_cut,
+    warned_of_the_time_limit,
+    interrupted,
+    preempted_for_good,
+    timed_out,
 ]
 
 
-@pytest.mark.parametrize(("event", "retries"), EVENTS, ids=[event.__name__ for event, _ in EVENTS])
-def test_it_ends_with_the_adapter_of_undisturbed_training(
-    prepared: ClusterProject,
-    profile: dict[str, Any],
-    undisturbed: dict[str, bytes],
-    event: Disturbance,
-    retries: int,
-) -> None:
+@pytest.fixture(scope="module")
+def disturbed(prepared: ClusterProject, undisturbed: dict[str, bytes], profile: dict[str, Any]) -> Iterator[Disturbed]:
+    """Return the training that all happens to."""
     forget(prepared)
-    prepared.write_profile(site(event, profile))
-    disturbed = Disturbed(prepared, retries, MERGED if event is node_lost else TARGET)
-    try:
-        event(disturbed)
-        disturbed.snakemake.wait(timeout=240)
-    finally:
-        mend(disturbed)
+    prepared.write_profile(impatient(profile))
+    disturbed = Disturbed(prepared)
+    yield disturbed
+    mend(disturbed)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=[event.__name__ for event in EVENTS])
+def test_training_goes_on_from_its_checkpoint_after(
+    disturbed: Disturbed, profile: dict[str, Any], event: Disturbance
+) -> None:
+    assert not disturbed.failed_in, "nothing is known after what failed"
+    disturbed.failed_in = event.__name__
+    starts = len(disturbed.logs())
+    if event is interrupted:  # and when it is started again it finds another site
+        disturbed.project.write_profile(without_mercy(profile))
+    event(disturbed)
+    if event is controller_away:
+        assert len(disturbed.logs()) == starts
+    else:
+        disturbed.go_on(starts)
+    disturbed.cluster.start_missing_nodes()
+    disturbed.failed_in = None
+
+
+def test_at_the_end_it_is_the_undisturbed_training(
+    prepared: ClusterProject, disturbed: Disturbed, undisturbed: dict[str, bytes]
+) -> None:
+    """Its last event is the end of Snakemake itself."""
+    assert not disturbed.failed_in
+    snakemake_killed(disturbed)
+    disturbed.snakemake.wait(timeout=240)
     assert disturbed.snakemake.returncode == 0, disturbed.said.read_text()[-6000:]
     found = files_of(prepared)
     for name, content in undisturbed.items():
         assert found[name] == content, name
 
 
-def site(event: Disturbance, profile: dict[str, Any]) -> dict[str, Any]:
-    """Return the profile of a site where an event is possible, or does not take long."""
+def impatient(profile: dict[str, Any]) -> dict[str, Any]:
+    """Return the profile of a site that does not wait long for ranks that hang."""
     profile = json.loads(json.dumps(profile))
     train = profile["set-resources"]["train"]
-    if event is preempted_for_good:
-        train["slurm_partition"] = "spare"
-    if event is network_cut:
-        train["launcher"] = train["launcher"].replace("--wait=60", "--wait=10") + ",ZEROLORA_PATIENCE=15"
-    if event is timed_out:
-        train["slurm_extra"] = train["slurm_extra"].replace(f"--signal=USR1@{SECONDS_OF_WARNING} ", "")
+    train["launcher"] = train["launcher"].replace("--wait=60", "--wait=10") + ",ZEROLORA_PATIENCE=15"
+    return profile
+
+
+def without_mercy(profile: dict[str, Any]) -> dict[str, Any]:
+    """Return the profile of a site that preempts jobs for good, and does not warn of their time limit."""
+    profile = json.loads(json.dumps(profile))
+    train = profile["set-resources"]["train"]
+    train["slurm_partition"] = "spare"
+    train["slurm_extra"] = train["slurm_extra"].replace(f"--signal=USR1@{SECONDS_OF_WARNING} ", "")
     return profile
 
 

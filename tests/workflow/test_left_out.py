@@ -1,0 +1,84 @@
+"""What code fingerprints leave out changes no output: the pipeline runs as it is, and with those modules altered."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from conftest import Project
+from engines import edit_config
+
+from zerolora.fingerprint import LEFT_OUT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# What is added to the end of each module that observes or tells, so that it does so no more, or wrongly.
+ALTERED = {
+    "errors": "explained = lambda error: 'it failed'",
+    "log": "LOGGER.disabled = True\nresult = lambda text: None",
+    "peak_memory": "_own = PeakMemory.of_all_ranks\n"
+    "PeakMemory.of_all_ranks = lambda self: dict.fromkeys(_own(self), 7)",
+    "progress": "Progress.update = lambda self, amount=1, text='': None",
+    "train.launch.heartbeat": "_Thread.run = lambda self: None",
+    "train.telemetry.collectives": "Collectives.add = lambda self, *_: None",
+    "train.telemetry.health": "Health.judge = lambda self, row: ['all is lost']",
+    "train.telemetry.stopwatch": "_own = Stopwatch.seconds\n"
+    "Stopwatch.seconds = lambda self: {part: 1.0 for part in _own(self)}",
+    "train.telemetry.stragglers": "ForwardTimer.taken = lambda self: 1.0",
+    "train.telemetry.system_monitor": "_own = SystemMonitor.now\n"
+    "SystemMonitor.now = lambda self: dict.fromkeys(_own(self))",
+    "train.telemetry.trackers": "TrackedRun.log = TrackedRun.close = lambda self, *_: None",
+    "units": "byte_size = gib = lambda count: 'much'",
+}
+# These hand on what they are given, and cannot be altered without that; their reasons are in LEFT_OUT.
+HAND_ON = {"", "cli", "config", "files", "fingerprint", "stages", "types"}
+# Files that hold times, memory or sizes as text, and what is made of them.
+MEASURED = {
+    "default/metrics/telemetry.csv",
+    "default/metrics/train_resources.json",
+    "default/metrics/evaluate_resources.json",
+    "base/rows/evaluate_resources.json",
+    "default/render.json",
+    "default/report.html",
+    "default/summary.json",
+    "default/usage.json",
+}
+
+
+def test_every_module_that_is_left_out_is_altered_or_hands_on() -> None:
+    assert set(ALTERED) | HAND_ON == set(LEFT_OUT)
+    assert not set(ALTERED) & HAND_ON
+
+
+def test_altered_they_change_no_output(make_project: Callable[[str], Project]) -> None:
+    """Two runs of the whole pipeline, each with a server of its own code, which takes half a minute."""
+    found = {}
+    for name in ("as-it-is", "altered"):
+        project = make_project(name)
+        edit_config(
+            project,
+            **{
+                "train.ranks_per_node": 2,
+                "train.micro_batch": 1,
+                "train.validation_steps": 1,
+                "train.tracker": "tensorboard",
+            },
+        )
+        if name == "altered":
+            for module, text in ALTERED.items():
+                path = project.directory / "src/zerolora" / module.replace(".", "/")
+                path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+                path.write_text(f"{path.read_text()}\n{text}\n")
+        project.snakemake("all")
+        results = project.directory / "results"
+        found[name] = {
+            str(path.relative_to(results)): path.read_bytes()
+            for path in results.rglob("*")
+            if path.is_file() and path.relative_to(results).parts[0] != "logs"
+        }
+    one, other = found["as-it-is"], found["altered"]
+    assert one.keys() == other.keys() > MEASURED
+    different = {name for name in one if one[name] != other[name]}
+    assert different <= MEASURED
+    resources = [json.loads(each["default/metrics/train_resources.json"]) for each in (one, other)]
+    assert [each["peak_host_bytes_all_ranks"] == 7 for each in resources] == [False, True]
+    assert ["all_reduce_calls_per_step" in each for each in resources] == [True, False]
