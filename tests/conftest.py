@@ -14,7 +14,7 @@ import pytest
 import yaml
 from budget import Budget
 from cluster import Cluster, missing
-from fork_server import COMMANDS, ForkServers
+from fork_server import COMMANDS, SERVERS
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -23,7 +23,6 @@ BIN = Path(sys.executable).parent
 hypothesis.settings.register_profile("zerolora", deadline=None)
 hypothesis.settings.load_profile("zerolora")
 
-SERVERS = ForkServers()
 # What a newcomer's config looks like, with a model that trains in seconds.
 TINY_CONFIG: dict[str, Any] = {
     "hardware": {"device": "cpu", "host_memory": "24GiB"},

@@ -32,6 +32,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
+import psutil
+
 COMMANDS = ("zerolora", "snakemake", "dvc")
 CODE = ("src", "workflow")
 """The commands' own code, and the rules that its fingerprints cover."""
@@ -134,6 +136,11 @@ class ForkServer:
         code = started.wait()
         return subprocess.CompletedProcess(list(command), code, started.output(), started.errors())
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU-seconds of the server and of the commands that have ended."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system + times.children_user + times.children_system)
+
     def stop(self) -> None:
         """End the server; what it has forked goes on."""
         self._process.kill()
@@ -161,10 +168,18 @@ class ForkServers:
             self._servers.pop(next(iter(self._servers))).stop()
         return self._servers[key]
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU-seconds of the servers that run; of others, this process knows them as of its children."""
+        return sum(server.cpu_seconds() for server in self._servers.values())
+
     def stop(self) -> None:
         """End all servers."""
         while self._servers:
             self._servers.popitem()[1].stop()
+
+
+SERVERS = ForkServers()
+"""The servers of this session."""
 
 
 class Started:

@@ -31,7 +31,7 @@ TARGET = f"{ADAPTER}/manifest.json"
 MERGED = "results/default/merged/manifest.json"
 TRAIN = "rule_train_wildcards_default"
 # Long enough for all that happens; some of it costs what was trained since the last checkpoint.
-LONG = {"train.epochs": 600, "train.max_steps": 1500, "train.checkpoint_steps": 20, "train.micro_batch": 2}
+LONG = {"train.epochs": 400, "train.max_steps": 1000, "train.checkpoint_steps": 20, "train.micro_batch": 2}
 RETRIES = 12
 SECONDS_OF_WARNING = 120  # as profiles/slurm has it
 Disturbance = Callable[["Disturbed"], None]
@@ -237,9 +237,26 @@ def snakemake_killed(disturbed: Disturbed) -> None:
     disturbed.again()
 
 
-# In the order in which they happen. The last three before the end are those of another site; Snakemake, which reads its
-# profile when it starts, is started again between them.
+def interrupted_again(disturbed: Disturbed) -> None:
+    interrupted(disturbed)
+
+
+def impatient(train: dict[str, Any]) -> None:
+    """Do not wait long for ranks that hang."""
+    train["launcher"] = train["launcher"].replace("--wait=60", "--wait=10") + ",ZEROLORA_PATIENCE=15"
+
+
+def without_mercy(train: dict[str, Any]) -> None:
+    """Preempt jobs for good, and do not warn of their time limit."""
+    train["slurm_partition"] = "spare"
+    train["slurm_extra"] = train["slurm_extra"].replace(f"--signal=USR1@{SECONDS_OF_WARNING} ", "")
+
+
+# In the order in which they happen. Snakemake reads its profile when it starts, so that where it was interrupted and is
+# started again it finds another site.
 EVENTS: list[Disturbance] = [
+    network_cut,
+    interrupted,
     cancelled,
     rank_killed,
     controller_away,
@@ -247,19 +264,23 @@ EVENTS: list[Disturbance] = [
     requeued,
     node_lost,
     slurmd_killed,
-    network_cut,
     warned_of_the_time_limit,
-    interrupted,
+    interrupted_again,
     preempted_for_good,
     timed_out,
 ]
+FIRST_SITE = impatient
+NEXT_SITE: dict[Disturbance, Callable[[dict[str, Any]], None]] = {
+    interrupted: lambda train: None,
+    interrupted_again: without_mercy,
+}
 
 
 @pytest.fixture(scope="module")
 def disturbed(prepared: ClusterProject, undisturbed: dict[str, bytes], profile: dict[str, Any]) -> Iterator[Disturbed]:
     """Return the training that all happens to."""
     forget(prepared)
-    prepared.write_profile(impatient(profile))
+    settle(prepared, profile, FIRST_SITE)
     disturbed = Disturbed(prepared)
     yield disturbed
     mend(disturbed)
@@ -272,8 +293,8 @@ def test_training_goes_on_from_its_checkpoint_after(
     assert not disturbed.failed_in, "nothing is known after what failed"
     disturbed.failed_in = event.__name__
     starts = len(disturbed.logs())
-    if event is interrupted:  # and when it is started again it finds another site
-        disturbed.project.write_profile(without_mercy(profile))
+    if event in NEXT_SITE:
+        settle(disturbed.project, profile, NEXT_SITE[event])
     event(disturbed)
     if event is controller_away:
         assert len(disturbed.logs()) == starts
@@ -296,21 +317,11 @@ def test_at_the_end_it_is_the_undisturbed_training(
         assert found[name] == content, name
 
 
-def impatient(profile: dict[str, Any]) -> dict[str, Any]:
-    """Return the profile of a site that does not wait long for ranks that hang."""
-    profile = json.loads(json.dumps(profile))
-    train = profile["set-resources"]["train"]
-    train["launcher"] = train["launcher"].replace("--wait=60", "--wait=10") + ",ZEROLORA_PATIENCE=15"
-    return profile
-
-
-def without_mercy(profile: dict[str, Any]) -> dict[str, Any]:
-    """Return the profile of a site that preempts jobs for good, and does not warn of their time limit."""
-    profile = json.loads(json.dumps(profile))
-    train = profile["set-resources"]["train"]
-    train["slurm_partition"] = "spare"
-    train["slurm_extra"] = train["slurm_extra"].replace(f"--signal=USR1@{SECONDS_OF_WARNING} ", "")
-    return profile
+def settle(project: ClusterProject, shipped: dict[str, Any], site: Callable[[dict[str, Any]], None]) -> None:
+    """Write the profile of a site."""
+    profile = json.loads(json.dumps(shipped))
+    site(profile["set-resources"]["train"])
+    project.write_profile(profile)
 
 
 def forget(project: ClusterProject) -> None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from budget import FACTOR, LEAST, faults
+from budget import LEAST, faults
 from conftest import ROOT
 
 TEST = """
@@ -22,8 +22,8 @@ def test_one():
     ("cost", "entry", "said"),
     [
         (LEAST, LEAST, False),
-        (LEAST * FACTOR * 1.1, LEAST, True),
-        (LEAST, LEAST * FACTOR * 1.1, True),
+        (LEAST * 5, LEAST * 2, True),
+        (LEAST * 1.5, LEAST * 5, True),
         (LEAST / 2, LEAST / 10, False),
         (LEAST, None, False),
     ],
@@ -41,7 +41,7 @@ def test_a_session_fails_if_an_entry_is_out_of_date(
     (tmp_path / "conftest.py").write_text(
         f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
         "import budget, json, pathlib\n"
-        "budget.LEAST = 0.1\n"
+        "budget.LEAST, budget.START = 0.1, 0.0\n"
         "budget.FILE = pathlib.Path(__file__).with_name('budget.json')\n"
         f"budget.FILE.write_text(json.dumps({entries!r}))\n"
         "def pytest_addoption(parser): parser.addoption('--write-budget', action='store_true')\n"
