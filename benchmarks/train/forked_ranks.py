@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/train/forked_ranks.py
 
-Needs the base model: run `make run` first; counting opened files needs strace. The embedded default is trained for one
-step, with few rows to validate, by `zerolora train`, which forks its ranks (train/launch/fork.py), and by the same
+Needs the base model: run `make run` first; counting opened files needs strace. The embedded default is trained for two
+steps, with few rows to validate, by `zerolora train`, which forks its ranks (train/launch/fork.py), and by the same
 ranks started by themselves, as a scheduler that starts one task a rank does. Taken of each, until all have ended: CPU
 seconds of all processes, wall seconds, peak memory of all processes in which a shared page counts once (Pss), bytes
 that were read (rchar of /proc/PID/io, which includes the page cache but no mapped file), and successful opens of files,
@@ -59,7 +59,7 @@ def main() -> None:
         del train["device"]
         task = reference_task(folder, model_of(options, folder), options, VALIDATED)
         for ranks in options.ranks:
-            own = {"ranks_per_node": ranks, "micro_batch": 1, "max_steps": 1, "precision": options.precision}
+            own = {"ranks_per_node": ranks, "micro_batch": 1, "max_steps": 2, "precision": options.precision}
             ours = task.ours(f"ours-{ranks}", {**train, **own}, {}, "zero2", "1")
             result["ranks"][str(ranks)] = compared(ours, options.rounds)
     write_json(options.output, result)
