@@ -111,7 +111,7 @@ class ForkServer:
     def start(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str], before: str = ""
     ) -> "Started":
-        """Start one of the commands, after the Python statements `before` in its process."""
+        """Start one of the commands, or `python -c TEXT`, after the Python statements `before` in its process."""
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._address)
         request = {
@@ -212,7 +212,7 @@ class LoadedRanks:
                 os.dup2(file.fileno(), descriptor)
         _replace_environment(env)
         sys.argv = ["zerolora.train", *command[3:]]
-        _end(_called("zerolora.train.__main__"))
+        _end(_called(importlib.import_module("zerolora.train.__main__").main))
 
     def poll(self) -> int | None:
         """Return the exit code, if the process has ended."""
@@ -305,21 +305,24 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
         Path(sys.argv[2]) / "python"
     )  # what the commands start in turn is looked for beside the interpreter
     exec(request["before"], {})  # noqa: S102 (a test's own text)
-    name = request["command"][0]
-    sys.argv = request["command"]
+    name, *arguments = sys.argv = request["command"]
+    if name == "python":
+        option, text, *sys.argv[1:] = arguments
+        assert option == "-c"
+        sys.argv[0] = option
+        _end(_called(lambda: exec(text, {"__name__": "__main__"})))  # noqa: S102 (a test's own text)
     if name == "zerolora":
         from zerolora.train.launch import processes, topology
 
         started = SimpleNamespace(Popen=LoadedRanks)
         processes.subprocess = topology.subprocess = started  # type: ignore[attr-defined, assignment]
-    _end(_called(f"{name}.cli"))
+    _end(_called(importlib.import_module(f"{name}.cli").main))
 
 
-def _called(module: str) -> int:
-    """Call a module's `main` and return the exit code that it asks for."""
-    main: Callable[[], Any] = importlib.import_module(module).main
+def _called(function: Callable[[], Any]) -> int:
+    """Call a program's function and return the exit code that it asks for."""
     try:
-        result = main()
+        result = function()
     except SystemExit as end:
         result = end.code
     except BaseException:
