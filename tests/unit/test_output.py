@@ -72,7 +72,7 @@ def write(folder: Path, how: str, pause: float) -> None:
 
 
 def run(folder: Path, how: str, *arguments: str, served: bool = True) -> str:
-    """Run Snakemake with the plugin and return what it writes, which is to no terminal; it must fail if a stage does."""
+    """Run Snakemake with the plugin and return what it writes, to no terminal; it must fail if a stage does."""
     write(folder, how, 0.1)
     environment = project_environment(ROOT)
     command = [*SNAKEMAKE, *arguments]
