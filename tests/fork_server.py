@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,9 +55,12 @@ IMPORTED = (
     *("transformers.conversion_mapping", "transformers.models.llama.modeling_llama"),
     *(f"zerolora.{name}" for name in ("cli", "config.resolve", "data.pack", "data.prepare", "evaluate.evaluate")),
     *(f"zerolora.{name}" for name in ("fetch.models", "fingerprint", "memory.estimate", "memory.table", "merge.merge")),
-    *(f"zerolora.{name}" for name in ("planner.render", "report.report", "report.show", "train.__main__")),
+    *(f"zerolora.{name}" for name in ("planner.render", "probe.rank", "report.report", "report.show")),
+    "zerolora.train.__main__",
     *(f"zerolora.train.{name}" for name in ("engines.ddp", "engines.deepspeed", "engines.fsdp", "rank")),
 )
+RANKS = {"zerolora.train": "zerolora.train.__main__", "zerolora.probe.rank": "zerolora.probe.rank"}
+"""What is started as ranks, and the module of its `main`."""
 LARGEST = 1 << 20
 """Bytes of a request."""
 
@@ -113,7 +117,7 @@ class ForkServer:
     def start(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str], before: str = ""
     ) -> "Started":
-        """Start one of the commands, after the Python statements `before` in its process."""
+        """Start one of the commands, or `python -c TEXT`, after the Python statements `before` in its process."""
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._address)
         request = {
@@ -210,24 +214,27 @@ class Started:
 
 
 class LoadedRanks:
-    """What Popen of `python -m zerolora.train ARGUMENTS` is, as a fork of a process that has imported it."""
+    """What Popen of `python -m MODULE ARGUMENTS` is for ranks, as a fork of a process that has imported the module."""
 
     def __init__(
         self, command: list[str], *, env: Mapping[str, str], stdout: Any, stderr: Any, pass_fds: Sequence[int]
     ) -> None:
-        assert command[1:3] == ["-m", "zerolora.train"]
+        option, module, *arguments = command[1:]
+        assert option == "-m" and module in RANKS
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid:
             return
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.detach()  # the launcher's temporary directories stay when a rank ends
         for file, descriptor in ((stdout, 1), (stderr, 2)):
             if file:
                 os.dup2(file.fileno(), descriptor)
         _replace_environment(env)
-        sys.argv = ["zerolora.train", *command[3:]]
-        _end(_called("zerolora.train.__main__"))
+        sys.argv = [module, *arguments]
+        _end(_called(importlib.import_module(RANKS[module]).main))
 
     def poll(self) -> int | None:
         """Return the exit code, if the process has ended."""
@@ -320,21 +327,24 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
         Path(sys.argv[2]) / "python"
     )  # what the commands start in turn is looked for beside the interpreter
     exec(request["before"], {})  # noqa: S102 (a test's own text)
-    name = request["command"][0]
-    sys.argv = request["command"]
+    name, *arguments = sys.argv = request["command"]
+    if name == "python":
+        option, text, *sys.argv[1:] = arguments
+        assert option == "-c"
+        sys.argv[0] = option
+        _end(_called(lambda: exec(text, {"__name__": "__main__"})))  # noqa: S102 (a test's own text)
     if name == "zerolora":
         from zerolora.train.launch import processes, topology
 
         started = SimpleNamespace(Popen=LoadedRanks)
         processes.subprocess = topology.subprocess = started  # type: ignore[attr-defined, assignment]
-    _end(_called(f"{name}.cli"))
+    _end(_called(importlib.import_module(f"{name}.cli").main))
 
 
-def _called(module: str) -> int:
-    """Call a module's `main` and return the exit code that it asks for."""
-    main: Callable[[], Any] = importlib.import_module(module).main
+def _called(function: Callable[[], Any]) -> int:
+    """Call a program's function and return the exit code that it asks for."""
     try:
-        result = main()
+        result = function()
     except SystemExit as end:
         result = end.code
     except BaseException:

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT, SERVERS, project_environment
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -138,14 +138,15 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path: Path) 
     saver.write(state_of(2))
     saver.wait()
     program = (
-        "import resource, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
+        "import resource, sys; from pathlib import Path; sys.path += sys.argv[2:];"
         "from test_checkpoint import *;"
         "saver = Checkpoints(Path(sys.argv[1]), RESUME_KEY, FINGERPRINT, every_minutes=10);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000));"
         "saver.write(state_of(3, 100000)); saver.wait()"
     )
-    command = [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parent)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = project_environment(ROOT)
+    command = ["python", "-c", program, str(tmp_path), str(Path(__file__).parent), *sys.path]
+    result = SERVERS.of(ROOT, environment).run(command, tmp_path, environment)
     assert "UserError" in result.stderr.splitlines()[-1] and "no checkpoint could be written" in result.stderr
     assert [header(path)["step"] for path in saver.folder.iterdir()] == [2]
 

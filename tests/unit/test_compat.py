@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, project_environment
+from conftest import ROOT, SERVERS, project_environment
 
 from zerolora import compat
 from zerolora.compat import versions
@@ -28,12 +28,18 @@ for found in pkgutil.iter_modules(compat.__path__):
     importlib.import_module(f"{compat.__name__}.{found.name}")
 
 
+def served(*command: str, directory: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command in a fork of a process that has imported all libraries, patched none."""
+    variables = project_environment(ROOT)
+    return SERVERS.of(ROOT, variables).run(command, directory, variables, before)
+
+
 @pytest.fixture(scope="module")
 def unpatched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what torch and DeepSpeed do by themselves."""
     script = Path(__file__).parent / "unpatched.py"
-    command = [sys.executable, str(script), str(tmp_path_factory.mktemp("unpatched"))]
-    result = subprocess.run(command, env=project_environment(ROOT), capture_output=True, text=True, check=False)
+    program = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    result = served("python", "-c", program, str(tmp_path_factory.mktemp("unpatched")), directory=ROOT)
     assert result.returncode == 0, result.stderr[-3000:]
     seen: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return seen
@@ -117,7 +123,7 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # as is_zero_supported_optimi
 assert "torch._inductor.compile_fx" not in sys.modules
 assert compiler.compile is compile_later
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    result = served("python", "-c", script, directory=ROOT)
     assert result.returncode == 0, result.stderr
 
 
@@ -291,12 +297,25 @@ PATCH = "from zerolora.compat.snakemake import reset_job_reasons; reset_job_reas
 def test_needed_reset_job_reasons(tmp_path: Path, patched: bool) -> None:
     """Unpatched, jobs run although a checkpoint before them wrote what was there before."""
     (tmp_path / "Snakefile").write_text(SNAKEFILE.format(patch=PATCH if patched else ""))
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all"]
     for content in ("one", "two"):
         (tmp_path / "source").write_text(content)
-        subprocess.run(command, cwd=tmp_path, env=project_environment(ROOT), check=True, capture_output=True)
+        served("snakemake", "--cores", "1", "--quiet", "all", directory=tmp_path).check_returncode()
     runs = (tmp_path / "runs").read_text().count("run")
     assert runs == 2 if patched else runs > 2
+
+
+# As setpriv --bounding-set=-dac_override,-dac_read_search does for a command that it starts.
+UNPRIVILEGED = """
+import ctypes
+libc = ctypes.CDLL(None)
+version, sets = (ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)()
+assert libc.capget(version, sets) == 0
+for number in (1, 2):
+    assert libc.prctl(24, number, 0, 0, 0) == 0
+for number in range(3):
+    sets[number] &= ~0b110
+assert libc.capset(version, sets) == 0
+"""
 
 
 @pytest.mark.parametrize("patched", [False, True])
@@ -308,9 +327,8 @@ def test_needed_replace_write_protected_outputs(tmp_path: Path, patched: bool) -
     )
     (tmp_path / "one").write_text("old")
     (tmp_path / "one").chmod(0o444)
-    user = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []
-    command = [*user, sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all", "--forceall"]
-    result = subprocess.run(command, cwd=tmp_path, env=project_environment(ROOT), capture_output=True, check=False)
+    command = ["snakemake", "--cores", "1", "--quiet", "all", "--forceall"]
+    result = served(*command, directory=tmp_path, before=UNPRIVILEGED if os.getuid() == 0 else "")
     assert (result.returncode == 0) == patched
     assert (tmp_path / "one").read_text() == ("new\n" if patched else "old")
 
@@ -350,11 +368,8 @@ def test_needed_after_each_job(tmp_path: Path) -> None:
 
 def _snakemake_says(directory: Path, *options: str) -> list[str]:
     (directory / "Snakefile").write_text(HOOKS)
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all", *options, "--", "two"]
-    result = subprocess.run(
-        command, cwd=directory, env=project_environment(ROOT), capture_output=True, text=True, check=False
-    )
-    return result.stdout.splitlines()
+    command = ["snakemake", "--cores", "1", "--quiet", "all", *options, "--", "two"]
+    return served(*command, directory=directory).stdout.splitlines()
 
 
 def test_needed_undetermined() -> None:

@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import struct
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, make_tiny_model
+from conftest import ROOT, SERVERS, make_tiny_model, project_environment
 
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage
 from zerolora.errors import UserError
@@ -137,9 +136,9 @@ def test_a_model_that_needs_its_own_code_is_refused_and_nothing_runs(tmp_path: P
         edit(evil / name, tokenizer_class="EvilTokenizer", auto_map={"AutoTokenizer": classes})
     settings = directory_settings(evil).model_dump_json()
     command = ["fetch", "--settings", settings, "--weights", "weights", "--output", "out"]
-    result = subprocess.run(
-        [BIN / "zerolora", *command], cwd=tmp_path, input="y\ny\n", capture_output=True, text=True, check=False
-    )
+    environment = project_environment(ROOT)
+    says_yes = "import io, sys; sys.stdin = io.StringIO('y\\ny\\n')"  # to transformers' question
+    result = SERVERS.of(ROOT, environment).run(["zerolora", *command], tmp_path, environment, says_yes)
     assert result.returncode == 2, result.stderr
     assert result.stderr.splitlines()[-1].startswith(f"zerolora: {evil / name}: auto_map names Python code")
     assert "Traceback" not in result.stderr

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,15 @@ class Copy:
         code = "import json; from zerolora.fingerprint import fingerprints; print(json.dumps(fingerprints()))"
         return dict(json.loads(self.run(code)))
 
+    @cached_property
+    def unchanged(self) -> dict[str, str]:
+        """The fingerprints of the package as it is between two changes."""
+        return self.fingerprints()
+
     def changed_by(self, name: str, old: str, new: str) -> set[str]:
         """Return the stages whose fingerprint changes if `old` becomes `new` in a file; the file is put back."""
         path = self.folder / name
-        before, text = self.fingerprints(), path.read_text(encoding="utf-8")
+        before, text = self.unchanged, path.read_text(encoding="utf-8")
         assert old in text
         path.write_text(text.replace(old, new, 1), encoding="utf-8")
         after = self.fingerprints()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT, SERVERS, project_environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,6 @@ from zerolora.methods.registry import METHODS, create
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 
-ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "config/recipes/models"
 
 # ZeRO, arXiv 1910.02054, figure 1 and table 1; XTuner's DeepSpeed page. GB = 1e9 bytes of model states per GPU.
@@ -57,8 +57,8 @@ def test_full_fine_tuning_needs_what_the_papers_say(
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerolora", "memory", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = project_environment(ROOT)
+    return SERVERS.of(ROOT, environment).run(["zerolora", "memory", *options], ROOT, environment)
 
 
 def test_the_command_keeps_the_papers_rows() -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT
+from conftest import BIN, ROOT, SERVERS, project_environment
 
 from snakemake_logger_plugin_zerolora import Job
 from zerolora.files import write_json
@@ -37,7 +37,6 @@ rule two:
 STAGE = """
 import sys
 import time
-import time
 from pathlib import Path
 from zerolora import log
 from zerolora.progress import Progress
@@ -49,7 +48,7 @@ print("a library's chatter")
 log.LOGGER.info("a detail")
 with Progress("step", 4) as bar:
     for step in range(4):
-        time.sleep(0.4)
+        time.sleep(PAUSE)
         bar.update(text=f"loss {step}")
 if how == "refused":
     log.LOGGER.error("config.yaml: a mistake\\nand its second line")
@@ -63,19 +62,35 @@ log.result("4 steps")
 """
 
 
-def run(folder: Path, how: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Snakemake with the plugin and its output in a pipe."""
+SNAKEMAKE = [str(BIN / "snakemake"), "--logger", "zerolora", "--cores", "1"]
+
+
+def write(folder: Path, how: str, pause: float) -> None:
+    """Write the Snakefile and its stage."""
     (folder / "Snakefile").write_text(SNAKEFILE.format(python=sys.executable, how=how))
-    (folder / "stage.py").write_text(STAGE)
-    return subprocess.run(
-        [BIN / "snakemake", "--logger", "zerolora", "--cores", "1", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    (folder / "stage.py").write_text(STAGE.replace("PAUSE", str(pause)))
+
+
+def run(folder: Path, how: str, *arguments: str, served: bool = True) -> str:
+    """Run Snakemake with the plugin and return what it writes, to no terminal; it must fail if a stage does."""
+    write(folder, how, 0.1)
+    environment = project_environment(ROOT)
+    command = [*SNAKEMAKE, *arguments]
+    if served:
+        server = SERVERS.of(ROOT, environment)
+        result = server.run(command, folder, environment, before="import os; os.dup2(1, 2)")
+    else:
+        result = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    assert (result.returncode != 0) == (how in {"refused", "crashed"}), result.stdout
+    return result.stdout
 
 
 def lines_of(text: str) -> list[str]:
@@ -88,9 +103,7 @@ def test_a_stage_has_one_line_at_its_start_and_one_at_its_end(tmp_path: Path) ->
     write_json(results / "config.json", {"runs": {name: {"dataset": "rows"} for name in ("default", "other")}})
     write_json(results / "base/rows/evaluate.json", {"accuracy": 0})
     write_json(results / "default/metrics/evaluate.json", {"accuracy": 0.995})
-    result = run(tmp_path, "good", "all")
-    assert result.returncode == 0, result.stdout
-    assert lines_of(result.stdout) == [
+    assert lines_of(run(tmp_path, "good", "all", served=False)) == [
         "T one started",
         "T one done in T one.txt 4 steps",
         "T two started",
@@ -109,17 +122,14 @@ def test_a_stage_has_one_line_at_its_start_and_one_at_its_end(tmp_path: Path) ->
 
 
 def test_messages_for_the_user_reach_the_screen_without_control_characters(tmp_path: Path) -> None:
-    result = run(tmp_path, "warned")
-    assert result.returncode == 0, result.stdout
-    assert result.stdout.count("zerolora: rank 1 is slow\\x1b[31m\n") == 1
-    assert "\x1b" not in result.stdout
+    text = run(tmp_path, "warned")
+    assert text.count("zerolora: rank 1 is slow\\x1b[31m\n") == 1
+    assert "\x1b" not in text
 
 
 def test_a_refusal_is_shown_with_the_path_of_the_log_every_time(tmp_path: Path) -> None:
     for _ in range(2):  # the second log is the same as the first, byte for byte
-        result = run(tmp_path, "refused")
-        assert result.returncode != 0
-        assert lines_of(result.stdout)[-3:] == [
+        assert lines_of(run(tmp_path, "refused"))[-3:] == [
             "zerolora: config.yaml: a mistake",
             "zerolora: and its second line",
             "T two failed after T; log: two.log",
@@ -127,25 +137,24 @@ def test_a_refusal_is_shown_with_the_path_of_the_log_every_time(tmp_path: Path) 
 
 
 def test_a_crash_shows_the_end_of_the_log(tmp_path: Path) -> None:
-    result = run(tmp_path, "crashed")
-    assert result.returncode != 0
-    assert lines_of(result.stdout)[-2:] == [" ValueError: a fault of ours", "T two failed after T; log: two.log"]
+    lines = lines_of(run(tmp_path, "crashed"))
+    assert lines[-2:] == [" ValueError: a fault of ours", "T two failed after T; log: two.log"]
 
 
 def test_nothing_to_do_is_one_line(tmp_path: Path) -> None:
     run(tmp_path, "good", "two.txt")
-    (line,) = run(tmp_path, "good", "two.txt").stdout.splitlines()
+    (line,) = run(tmp_path, "good", "two.txt").splitlines()
     assert line == "Nothing to be done (all requested files are present and up to date)."
 
 
 def test_a_dry_run_and_verbose_keep_snakemakes_format(tmp_path: Path) -> None:
-    assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--dry-run").stdout
-    assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--verbose").stdout
+    assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--dry-run")
+    assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--verbose")
 
 
 def test_a_terminal_shows_a_bar_that_becomes_the_line_of_the_end(tmp_path: Path) -> None:
-    run(tmp_path, "good", "--dry-run")  # writes the files
-    text = in_terminal([str(BIN / "snakemake"), "--logger", "zerolora", "--cores", "1", "two.txt"], tmp_path)
+    write(tmp_path, "good", 0.4)
+    text = in_terminal([*SNAKEMAKE, "two.txt"], tmp_path)
     assert "started" not in text
     assert re.search(r"one +\d\.\d s +[━╸╺]+ +\d+%  loss \d  00:0\d left", text)
     assert re.search(r"✓ one +\d\.\d s  one.txt  4 steps", text)

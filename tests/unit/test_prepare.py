@@ -3,14 +3,13 @@
 import gzip
 import json
 import multiprocessing
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
-from conftest import BIN, project_environment
+from conftest import ROOT, SERVERS, project_environment
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -429,17 +428,10 @@ def test_the_histogram_counts_every_row_once(folder: Folder) -> None:
 
 def test_a_users_mistake_is_one_line_without_a_traceback(folder: Folder) -> None:
     folder.write("rows.json", [*ROWS, {"instruction": "5="}])
-    result = subprocess.run(
-        [
-            str(BIN / "zerolora"),
-            *("prepare", "--settings", folder.settings().model_dump_json(), "--model", str(folder.manifest)),
-            *("--output", str(folder.output), "--workers", "1"),
-        ],
-        env=project_environment(folder.path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["zerolora", "prepare", "--settings", folder.settings().model_dump_json(), "--workers", "1"]
+    command += ["--model", str(folder.manifest), "--output", str(folder.output)]
+    environment = project_environment(ROOT)
+    result = SERVERS.of(ROOT, environment).run(command, folder.path, environment)
     assert result.returncode == 2
     assert "rows.json:" in result.stderr
     assert "Traceback" not in result.stderr

@@ -1,12 +1,11 @@
 """The headline metrics: few enough that `dvc metrics show` fits a terminal."""
 
-import os
 import re
 import subprocess
 from pathlib import Path
 
 import yaml
-from conftest import BIN, ROOT
+from conftest import ROOT, SERVERS, project_environment
 
 from zerolora.files import write_json
 from zerolora.report.summary import headline
@@ -54,12 +53,13 @@ def test_dvc_shows_two_runs_in_110_columns(tmp_path: Path) -> None:
     for file in files:
         write_json(tmp_path / file, metrics())
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"metrics": files}))
-    environment = os.environ | {"DVC_NO_ANALYTICS": "1"}
-    for command in (["git", "init", "--quiet"], [BIN / "dvc", "init", "--quiet"]):
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-    shown = subprocess.run(
-        [BIN / "dvc", "metrics", "show"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    environment = project_environment(ROOT) | {"DVC_NO_ANALYTICS": "1"}
+    server = SERVERS.of(ROOT, environment)
+    server.run(["dvc", "init", "--quiet"], tmp_path, environment).check_returncode()
+    result = server.run(["dvc", "metrics", "show"], tmp_path, environment)
+    result.check_returncode()
+    shown = result.stdout.splitlines()
     assert len(shown) == 3
     assert max(map(len, shown)) <= 110, "\n".join(shown)
     assert len(re.split(r"\s+", shown[0].strip())) - 1 <= 12
