@@ -52,15 +52,19 @@ TINY_CONFIG: dict[str, Any] = {
 }
 
 
-# Files that take minutes, the longest first, so that none is begun when all others are done.
+# Files that take minutes, the longest first, so that none is begun when all others are done, and one that waits for
+# Slurm runs beside one that computes.
 LONG_FILES = (
-    "test_rerun_matrix",
-    "test_embedded_default",
     "test_events",
+    "test_embedded_default",
+    "test_rerun_matrix",
+    "test_pipeline",
     "test_training",
     "test_resume",
-    "test_pipeline",
     "test_heartbeat",
+    "test_gpu_benchmark",
+    "test_telemetry",
+    "test_fp16",
 )
 
 
