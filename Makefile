@@ -5,8 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PROFILE ?= profiles/local
-# Two files of tests at a time, which share nothing; a thread each, as more threads than cores are slower.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
+# Three files of tests at a time, which share nothing: for two cores, since those of Slurm and of hanging ranks mostly wait.
+# A thread each, as more threads than cores are slower.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 10
 
 .PHONY: help run test test-no-slurm test-fast lint format schema architecture lock checkout report clean
 

@@ -31,7 +31,7 @@ TARGET = f"{ADAPTER}/manifest.json"
 MERGED = "results/default/merged/manifest.json"
 TRAIN = "rule_train_wildcards_default"
 # Long enough for all that happens; some of it costs what was trained since the last checkpoint.
-LONG = {"train.epochs": 400, "train.max_steps": 1000, "train.checkpoint_steps": 20, "train.micro_batch": 2}
+LONG = {"train.epochs": 300, "train.max_steps": 600, "train.checkpoint_steps": 20, "train.micro_batch": 2}
 RETRIES = 12
 SECONDS_OF_WARNING = 120  # as profiles/slurm has it
 Disturbance = Callable[["Disturbed"], None]
