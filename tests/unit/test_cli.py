@@ -1,14 +1,13 @@
 """The command line: what it never loads, and how it fails."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, TINY_CONFIG
+from conftest import BIN, ROOT, SERVERS, TINY_CONFIG, project_environment
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
@@ -16,18 +15,14 @@ from zerolora.long_argument import argument_of, settings_of
 
 
 def zerolora(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [BIN / "zerolora", *arguments],
-        cwd=cwd,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Run the command as a fork of a process that has imported it."""
+    variables = project_environment(ROOT) | environment
+    return SERVERS.of(ROOT, variables).run(["zerolora", *arguments], cwd, variables)
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    result = zerolora("resolve", "--config", str(tmp_path / "none.yaml"), "--output", str(tmp_path / "out.json"))
+    command = [BIN / "zerolora", "resolve", "--config", tmp_path / "none.yaml", "--output", tmp_path / "out.json"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
         f"zerolora: {tmp_path}/none.yaml: there is no such file; copy one of config/recipes/ to it"

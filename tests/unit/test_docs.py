@@ -2,11 +2,10 @@
 
 import json
 import re
-import subprocess
 from typing import Any
 
 import pytest
-from conftest import BIN, ROOT
+from conftest import ROOT, SERVERS, project_environment
 
 from benchmarks.memory import compare
 from benchmarks.train import tables
@@ -90,10 +89,10 @@ def test_the_estimates_of_the_documents_can_be_had(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     commands = re.findall(r"^ {4}(?:\.venv/bin/)?zerolora (memory --model config/\S+.*)$", text, re.M)
     assert commands
+    environment = project_environment(ROOT)
     for command in commands:
-        result = subprocess.run(
-            [BIN / "zerolora", *command.split()], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        result = SERVERS.of(ROOT, environment).run(["zerolora", *command.split()], ROOT, environment)
+        assert result.returncode == 0, result.stderr
         assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == list(STRATEGIES)
 
 
