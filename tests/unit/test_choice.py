@@ -30,7 +30,7 @@ from zerolora.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "config/recipes/models"
-POINTS, ADVISED = 400, 40
+POINTS, ADVISED = 1000, 40
 
 
 def model_of(name: str) -> ModelSpec:
@@ -102,7 +102,7 @@ def machine(gpu: str = "H100-SXM", nodes: int = 1, local: int = 8, precision: An
 
 
 def test_what_is_chosen_fits_and_nothing_that_fits_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """400 points of hardware x model x data, drawn by a seed; at the first forty, refusals with their advice."""
+    """1,000 points of hardware x model x data, drawn by a seed; at the first forty, refusals with their advice."""
     draw = random.Random(0)  # noqa: S311 (a sample, no secret)
     models = {name: model_of(name) for name in ("smollm2-135m", "qwen2.5-7b", "llama-3-8b", "qwen2.5-72b", "gpt2")}
     grid = list(itertools.product(models, GPUS, (1, 2, 8), (1, 4, 8), (256, 4096), (1, 2, 4), (64, 256, 2048)))
