@@ -44,6 +44,14 @@ def test_the_figures_of_make_run_are_those_measured() -> None:
     assert -0.02 <= predicted / held - 1 <= 0.08
 
 
+def test_the_cost_of_a_start_is_the_one_measured() -> None:
+    measured: Any = result("start.json")
+    ratios = {name: measured[name]["ratio"] for name in ("nothing_to_do", "help")}
+    assert ratios["nothing_to_do"] <= 1.2 and ratios["help"] <= 3
+    assert f"{ratios['nothing_to_do']:.2f} times the CPU time of a bare Snakemake" in README
+    assert f"`zerolora --help` {ratios['help']:.2f} times" in README
+
+
 def test_the_table_of_candidates_is_the_one_measured() -> None:
     for candidate in result("reference_task.json")["candidates"]:  # type: ignore[attr-defined]
         row = (
