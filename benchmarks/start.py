@@ -4,8 +4,8 @@
 
 DIR is a copy of the project whose pipeline has run (the working directory if left out). Each command takes turns with
 what it is compared to: Snakemake on one rule whose file is there, and Python importing typer. Writes the CPU seconds of
-the fastest of several runs, and their ratio, to benchmarks/results/start.json. CPU seconds are little disturbed by
-other processes of the machine.
+the fastest of several runs, and their ratio, to benchmarks/results/start.json, and what the code fingerprints of all
+stages add to a start, with and without their cache. CPU seconds are little disturbed by other processes of the machine.
 """
 
 import argparse
@@ -46,6 +46,24 @@ def compared(ours: list[str], directory: Path, theirs: list[str], other: Path, e
     return {"cpu_seconds": round(seconds, 3), "bare_cpu_seconds": round(bare, 3), "ratio": round(seconds / bare, 3)}
 
 
+FINGERPRINTS = """
+import sys, time
+from zerolora import fingerprint
+if sys.argv[1:]:
+    fingerprint.CACHE.unlink(missing_ok=True)
+before = time.process_time()
+fingerprint.fingerprints()
+print(time.process_time() - before)
+"""
+
+
+def fingerprint_seconds(*options: str) -> float:
+    """Return the least CPU seconds in which a process has the fingerprints of all stages."""
+    command = [sys.executable, "-c", FINGERPRINTS, *options]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(TURNS)]
+    return round(min(float(text) for text in runs), 3)
+
+
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser()
@@ -63,6 +81,10 @@ def main() -> None:
             "machine": machine(("snakemake", "typer", "pydantic")),
             "turns": TURNS,
             "nothing_to_do": compared(run, project, bare, one, NOTHING),
+            "fingerprints": {
+                "parsed_cpu_seconds": fingerprint_seconds("without the cache"),
+                "cached_cpu_seconds": fingerprint_seconds(),
+            },
             "help": compared([str(BIN / "zerolora"), "--help"], one, [sys.executable, "-c", "import typer"], one),
         }
     RESULT.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", encoding="utf-8")

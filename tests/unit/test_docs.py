@@ -16,6 +16,7 @@ from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS
 from zerolora.strategies import STRATEGIES
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ENGINE_SYNC = (ROOT / "docs/engine-sync.md").read_text(encoding="utf-8")
 
 
 def result(name: str) -> dict[str, object]:
@@ -48,6 +49,10 @@ def test_the_cost_of_a_start_is_the_one_measured() -> None:
     measured: Any = result("start.json")
     ratios = {name: measured[name]["ratio"] for name in ("nothing_to_do", "help")}
     assert ratios["nothing_to_do"] <= 1.2 and ratios["help"] <= 3
+    fingerprints = measured["fingerprints"]
+    assert fingerprints["cached_cpu_seconds"] < 0.2
+    assert f"in {fingerprints['cached_cpu_seconds']:.2f} s of CPU time" in ENGINE_SYNC
+    assert f"{fingerprints['parsed_cpu_seconds']:.2f} s" in ENGINE_SYNC
     assert f"{ratios['nothing_to_do']:.2f} times the CPU time of a bare Snakemake" in README
     assert f"`zerolora --help` {ratios['help']:.2f} times" in README
 
