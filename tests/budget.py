@@ -47,7 +47,6 @@ class Budget:
     def __init__(self) -> None:
         self.before = 0.0
         self.costs: dict[str, float] = {}
-        self.partial = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Generator[None]:
@@ -69,9 +68,11 @@ class Budget:
                 float(str(value)) for name, value in report.user_properties if name == PROPERTY
             )
 
-    def pytest_deselected(self) -> None:
-        """Note that some file was not run whole."""
-        self.partial = True
+    @staticmethod
+    def _partial(config: pytest.Config) -> bool:
+        """Return whether some file was not run whole. With workers, only they know what was deselected."""
+        chosen = any(config.getoption(name, False) for name in ("keyword", "markexpr", "deselect", "lf"))
+        return chosen or "::" in " ".join(config.args)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -82,7 +83,7 @@ class Budget:
         if session.config.getoption("--write-budget"):
             budget |= {file: round(cost, 1) for file, cost in self.costs.items() if cost >= LEAST / FACTOR}
             FILE.write_text(json.dumps(budget, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        elif session.exitstatus == 0 and not self.partial and "::" not in " ".join(session.config.args):
+        elif session.exitstatus == 0 and not self._partial(session.config):
             lines = faults(self.costs, budget)
             if lines:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED

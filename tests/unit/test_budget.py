@@ -50,3 +50,5 @@ def test_a_session_fails_if_an_entry_is_out_of_date(
     )
     result = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider", "--numprocesses", workers, ".")
     assert result.ret == code, result.outlines
+    # Of files that are run in part nothing can be said, as with make test-fast.
+    assert pytester.runpytest_inprocess("-q", "--numprocesses", workers, "-k", "one").ret == 0
