@@ -3,7 +3,7 @@
 After a run of whole files, a file that cost more than twice its entry, or less than half of it, fails the session:
 either a test has become expensive by mistake, or the entry is out of date. `--write-budget` writes the entries of the
 files that ran; a file without an entry is not compared. CPU-seconds of this process, of the children it waited for and
-of fork servers are counted, since machines are shared and wall time says little.
+of what fork servers run are counted, since machines are shared and wall time says little.
 """
 
 import json
@@ -19,8 +19,6 @@ PROPERTY = "cpu_seconds"
 FACTOR = 2.0
 LEAST = 20.0
 """CPU-seconds; cheaper files are not compared."""
-START = 10.0
-"""CPU-seconds of a fork server's start, which the first file that needs one has on top."""
 
 
 def cpu_seconds() -> float:
@@ -36,7 +34,7 @@ def faults(costs: dict[str, float], budget: dict[str, float]) -> list[str]:
         entry = budget.get(file)
         if max(cost, entry or 0.0) < LEAST:
             continue
-        if entry is not None and not entry / FACTOR - START <= cost <= entry * FACTOR + START:
+        if entry is not None and not entry / FACTOR <= cost <= entry * FACTOR:
             lines.append(f"{file}: {cost:.0f} CPU-seconds where tests/budget.json says {entry:.0f}")
     return lines
 

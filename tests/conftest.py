@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 
 # Machines are shared: how long an example takes says nothing.
-hypothesis.settings.register_profile("zerolora", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("zerolora", deadline=None)
 hypothesis.settings.load_profile("zerolora")
 
 # What a newcomer's config looks like, with a model that trains in seconds.

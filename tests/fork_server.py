@@ -5,8 +5,8 @@
 Most of what a test's command costs is the import of torch, DeepSpeed, transformers, Snakemake and DVC: up to ten
 CPU-seconds for one that then computes for a tenth of a second. Here that is paid once. What runs is the project's own
 code in processes of its own, with the arguments, environment, directory and files of the request; the ranks of a
-training are forked from its launcher's fork. Tests of signals, of exit codes, of start-up and of Slurm start the real
-commands.
+training are forked from its launcher's fork. Tests of signals, of start-up, of a process's memory, of terminals and of
+Slurm start the real commands.
 
 A directory of stand-ins for `zerolora`, `snakemake`, `dvc` and `python`, put first on PATH, has the commands that those
 start in turn come here too.
@@ -34,6 +34,8 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
 import psutil
+
+from zerolora.train.launch.processes import Fork
 
 COMMANDS = ("zerolora", "snakemake", "dvc")
 CODE = ("src", "workflow")
@@ -113,6 +115,8 @@ class ForkServer:
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout and self._process.stdout.readline() == b"ready\n"
+        self.start_seconds = self.cpu_seconds()
+        """CPU-seconds of its start."""
 
     def start(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str], before: str = ""
@@ -157,6 +161,7 @@ class ForkServers:
 
     def __init__(self) -> None:
         self._servers: dict[str, ForkServer] = {}
+        self._start_seconds = 0.0
 
     def of(self, root: Path, environment: Mapping[str, str]) -> ForkServer:
         """Return a server with the code that is in a tree now."""
@@ -166,15 +171,19 @@ class ForkServers:
                 if path.is_file() and "__pycache__" not in path.parts:
                     digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
         key = digest.hexdigest()
-        known = self._servers.pop(key) if key in self._servers else None
-        self._servers[key] = known or ForkServer(root, environment)
+        server = self._servers.pop(key, None)
+        if server is None:
+            server = ForkServer(root, environment)
+            self._start_seconds += server.start_seconds
+        self._servers[key] = server
         while len(self._servers) > KEPT:
             self._servers.pop(next(iter(self._servers))).stop()
         return self._servers[key]
 
     def cpu_seconds(self) -> float:
-        """Return the CPU-seconds of the servers that run; of others, this process knows them as of its children."""
-        return sum(server.cpu_seconds() for server in self._servers.values())
+        """Return the CPU-seconds that commands took, less those that this process knows as its children's: of servers
+        that have ended. Servers' starts count for nothing: whichever test is the first to need one has it."""
+        return sum(server.cpu_seconds() for server in self._servers.values()) - self._start_seconds
 
     def stop(self) -> None:
         """End all servers."""
@@ -213,7 +222,7 @@ class Started:
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
 
 
-class LoadedRanks:
+class LoadedRanks(Fork):
     """What Popen of `python -m MODULE ARGUMENTS` is for ranks, as a fork of a process that has imported the module."""
 
     def __init__(
@@ -221,10 +230,9 @@ class LoadedRanks:
     ) -> None:
         option, module, *arguments = command[1:]
         assert option == "-m" and module in RANKS
-        self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid = os.fork()
+        super().__init__(os.fork())
         if self.pid:
             return
         for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
@@ -236,28 +244,14 @@ class LoadedRanks:
         sys.argv = [module, *arguments]
         _end(_called(importlib.import_module(RANKS[module]).main))
 
-    def poll(self) -> int | None:
-        """Return the exit code, if the process has ended."""
-        return self._wait(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        """Wait until the process has ended."""
-        return self._wait(0)
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, once the process was seen to have ended."""
+        return self._code
 
     def kill(self) -> None:
         """End the process."""
         self.send_signal(signal.SIGKILL)
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, if the process has not ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def _wait(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
 
 
 def main() -> None:
@@ -323,9 +317,8 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for as long as the process lives)
     os.chdir(request["directory"])
     _replace_environment(request["environment"])
-    sys.executable = str(
-        Path(sys.argv[2]) / "python"
-    )  # what the commands start in turn is looked for beside the interpreter
+    # What the commands start in turn is looked for beside the interpreter.
+    sys.executable = str(Path(sys.argv[2]) / "python")
     exec(request["before"], {})  # noqa: S102 (a test's own text)
     name, *arguments = sys.argv = request["command"]
     if name == "python":

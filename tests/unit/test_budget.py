@@ -4,7 +4,7 @@ import json
 
 import budget
 import pytest
-from budget import LEAST, faults
+from budget import FACTOR, LEAST, faults
 from conftest import ROOT
 
 pytest_plugins = ["pytester"]
@@ -22,8 +22,8 @@ def test_one():
     ("cost", "entry", "said"),
     [
         (LEAST, LEAST, False),
-        (LEAST * 5, LEAST * 2, True),
-        (LEAST * 1.5, LEAST * 5, True),
+        (LEAST * FACTOR * 1.1, LEAST, True),
+        (LEAST, LEAST * FACTOR * 1.1, True),
         (LEAST / 2, LEAST / 10, False),
         (LEAST, None, False),
     ],
@@ -39,7 +39,6 @@ def test_a_session_fails_if_an_entry_is_out_of_date(
     """Sessions of this process; the one with a worker has that in a process of its own."""
     pytester.makepyfile(test_it=TEST)
     monkeypatch.setattr(budget, "LEAST", 0.1)
-    monkeypatch.setattr(budget, "START", 0.0)
     monkeypatch.setattr(budget, "FILE", pytester.path / "budget.json")
     budget.FILE.write_text(json.dumps({} if entry is None else {"test_it.py": entry}))
     pytester.makeconftest(

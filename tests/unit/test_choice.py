@@ -18,7 +18,6 @@ from zerolora.memory.headroom import asked
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.row_statistics import RowStatistics
-from zerolora.planner import choice
 from zerolora.planner.candidates import Candidate, Planning, divisors
 from zerolora.planner.choice import TIE, choose, distance
 from zerolora.planner.datasheets import GPUS, named
@@ -30,7 +29,7 @@ from zerolora.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "config/recipes/models"
-POINTS, ADVISED = 1000, 40
+POINTS = 1000
 
 
 def model_of(name: str) -> ModelSpec:
@@ -101,15 +100,13 @@ def machine(gpu: str = "H100-SXM", nodes: int = 1, local: int = 8, precision: An
     return named(gpu, link_of(gpu), "100gbe", precision, local, nodes)
 
 
-def test_what_is_chosen_fits_and_nothing_that_fits_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1,000 points of hardware x model x data, drawn by a seed; at the first forty, refusals with their advice."""
+def test_what_is_chosen_fits_and_nothing_that_fits_is_faster() -> None:
+    """1,000 points of hardware x model x data, drawn by a seed."""
     draw = random.Random(0)  # noqa: S311 (a sample, no secret)
     models = {name: model_of(name) for name in ("smollm2-135m", "qwen2.5-7b", "llama-3-8b", "qwen2.5-72b", "gpt2")}
     grid = list(itertools.product(models, GPUS, (1, 2, 8), (1, 4, 8), (256, 4096), (1, 2, 4), (64, 256, 2048)))
     chosen = refused = 0
-    for number, (model, gpu, nodes, local, length, per_rank, host) in enumerate(draw.sample(grid, POINTS)):
-        if number == ADVISED:
-            monkeypatch.setattr(choice, "nearest", lambda _: None)
+    for model, gpu, nodes, local, length, per_rank, host in draw.sample(grid, POINTS):
         datasheet = GPUS[gpu]
         settings = settings_of(
             gpu_memory=datasheet.memory,
@@ -138,9 +135,8 @@ def test_what_is_chosen_fits_and_nothing_that_fits_is_faster(monkeypatch: pytest
     assert refused > 0
 
 
-def test_what_was_traced_to_need_more_than_there_is_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_traced_to_need_more_than_there_is_is_never_chosen() -> None:
     """Each trace of a real step, on GPUs of a little less and a little more than it needs."""
-    monkeypatch.setattr(choice, "nearest", lambda _: None)  # a refusal's advice, which takes most of the time
     taken = 0
     for trace in compare.read_traces():
         case, needed = trace["case"], trace["bytes"]["peak"]

@@ -126,7 +126,7 @@ def test_tokens_are_those_of_the_whole_text(golden: Golden, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", KINDS)
 @given(question=CONTENT, said=CONTENT)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_answer_is_learned_whole_and_its_prompt_is_the_model_s(name: str, question: str, said: str) -> None:
     template = Template(tokenizer_of(name), prepare_settings(loss="assistant"))
     messages = [user(question), answer(said)]
@@ -181,7 +181,7 @@ def test_learned_tokens_by_role() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_text_cut_at_added_tokens_has_the_tokens_of_the_whole(name: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(name)
     added = st.sampled_from([token.content for token in tokenizer.added_tokens_decoder.values()])

@@ -240,7 +240,7 @@ SLACK = 2**16  # bytes: storages are rounded up to blocks of 512
 
 
 @given(MODEL, specs())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_more_nodes_never_need_more_of_a_gpu(model: ModelSpec, spec: TrainingSpec) -> None:
     spec = replace(
         spec, nodes=spec.nodes + 1
@@ -250,7 +250,7 @@ def test_more_nodes_never_need_more_of_a_gpu(model: ModelSpec, spec: TrainingSpe
 
 
 @given(MODEL, specs())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_longer_row_or_a_larger_batch_never_needs_less(model: ModelSpec, spec: TrainingSpec) -> None:
     least = predict(model, spec).gpu["total"] - SLACK
     assert predict(model, replace(spec, length=spec.length + 8)).gpu["total"] >= least
@@ -263,7 +263,7 @@ def test_a_longer_row_or_a_larger_batch_never_needs_less(model: ModelSpec, spec:
     specs(),
     st.sampled_from([("zero1", "zero1_offload"), ("zero2", "zero2_offload"), ("zero3", "zero3_offload")]),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_offload_moves_bytes_and_loses_none(model: ModelSpec, spec: TrainingSpec, names: tuple[str, str]) -> None:
     kept, moved = (
         model_states(*_states_of(model, spec), STRATEGIES[name], spec.ranks, spec.ranks_per_node, spec.precision)
@@ -281,7 +281,7 @@ def _states_of(model: ModelSpec, spec: TrainingSpec) -> tuple[float, int]:
 
 
 @given(MODEL, specs())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_higher_stage_never_needs_more_states(model: ModelSpec, spec: TrainingSpec) -> None:
     spec = replace(spec, nodes=spec.nodes + 2)  # one rank of stage 1 in fp32 has a master copy that stage 0 has not
     totals = [predict(model, replace(spec, strategy=f"zero{stage}")).gpu["model_states"] for stage in range(4)]
@@ -289,7 +289,7 @@ def test_a_higher_stage_never_needs_more_states(model: ModelSpec, spec: Training
 
 
 @given(MODEL, specs())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_saving_activations_never_needs_more(model: ModelSpec, spec: TrainingSpec) -> None:
     spec = replace(spec, length=max(256, spec.length), loss="supervised", method=LoraMethod())
     plain, saving = (predict(model, replace(spec, activation_checkpointing=each)) for each in (False, True))

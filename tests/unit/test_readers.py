@@ -285,12 +285,12 @@ print(rows, most - before)
 """
 
 
-def _gz_of_100_mb(path: Path) -> int:
+def _gz_of_200_mb(path: Path) -> int:
     """Write the same compressed block again and again: quick, and as long as any other gzip file."""
     listed = path.name.startswith("rows.json.")
     lines = [json.dumps({"text": f"{number} " + "word 大 " * 60}) for number in range(2000)]
     block = gzip.compress("".join(f",{line}\n" if listed else f"{line}\n" for line in lines).encode())
-    count = 100 * 2**20 // sum(len(line) + 1 for line in lines)
+    count = 200 * 2**20 // sum(len(line) + 1 for line in lines)
     with path.open("wb") as file:
         file.write(gzip.compress(b"[{}") if listed else b"")
         for _ in range(count):
@@ -310,8 +310,8 @@ def _parquet_of_150_mb(path: Path) -> int:
 @pytest.mark.parametrize(
     ("name", "write", "limit"),
     [
-        ("rows.jsonl.gz", _gz_of_100_mb, 60e6),
-        ("rows.json.gz", _gz_of_100_mb, 60e6),
+        ("rows.jsonl.gz", _gz_of_200_mb, 60e6),
+        ("rows.json.gz", _gz_of_200_mb, 60e6),
         ("rows.parquet", _parquet_of_150_mb, 80e6),  # of which 30 MB are Arrow's own from the first row on
     ],
 )
