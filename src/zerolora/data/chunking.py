@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from zerolora.data.example import BadRow
-from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records
+from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records, end_of
 from zerolora.errors import UserError, shown
 
 # Without a limit, a list or quote that is never closed would read the rest of the file into memory.
@@ -154,7 +154,7 @@ def _cut(
         if whole:
             return
         # Blank lines belong to no row. Kept, a file of little else would fill the memory.
-        blank = EMPTY_LINES.match(text, position).end()  # type: ignore[union-attr]
+        blank = end_of(EMPTY_LINES, text, position)
         if count and blank - position >= size:
             yield chunk._replace(first=line, data=text[start:position].encode("latin-1"))
             count = 0
@@ -162,7 +162,7 @@ def _cut(
             wanted = wanted if blank == position else 1
             line += text.count("\n", counted, blank)
             start = counted = position = blank
-        begin = BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+        begin = end_of(BETWEEN, text, position)
         _check_length(chunk.file, line + text.count("\n", counted, begin), len(text) - position)
         more = b"".join(itertools.islice(blocks, wanted)).decode("latin-1")
         text, position = text[start:] + more, position - start
@@ -183,11 +183,11 @@ class _BrokenError(Exception):
 def _find_element(text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
     """Find the next element of a JSON list."""
     found = (OPENING if first else COMMA).match(text, position)
-    begin = found.end() if found else _blank(text, position)
+    begin = found.end() if found else end_of(BLANK, text, position)
     if found and begin < len(text) and not (first and text[begin] == "]"):
         return _find_value(text, begin, whole)
     if text[begin : begin + 1] == "]":
-        rest = _blank(text, begin + 1)
+        rest = end_of(BLANK, text, begin + 1)
         if rest < len(text):
             raise _BrokenError(text, rest, "the list ends")
     elif begin < len(text):
@@ -199,7 +199,7 @@ def _find_element(text: str, position: int, first: bool, whole: bool) -> tuple[i
 
 def _find_object(text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
     """Find the next of several concatenated JSON objects."""
-    begin = _blank(text, position)
+    begin = end_of(BLANK, text, position)
     return _find_value(text, begin, whole) if begin < len(text) else None
 
 
@@ -217,11 +217,6 @@ def _find_value(text: str, begin: int, whole: bool) -> tuple[int, int] | None:
     return (begin, end) if whole or end + len("e+") < len(text) else None
 
 
-def _blank(text: str, position: int) -> int:
-    """Return the end of the white space at a position."""
-    return BLANK.match(text, position).end()  # type: ignore[union-attr]
-
-
 @functools.cache
 def _well_formed(delimiter: str) -> re.Pattern[str]:
     """Return a pattern for RFC 4180 records, which is much faster than the csv module and never backtracks."""
@@ -231,7 +226,7 @@ def _well_formed(delimiter: str) -> re.Pattern[str]:
 
 def _find_record(delimiter: str, text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
     """Find the next CSV record. A malformed record ends where the csv module ends it, which reads it later."""
-    begin = EMPTY_LINES.match(text, position).end()  # type: ignore[union-attr]
+    begin = end_of(EMPTY_LINES, text, position)
     found = _well_formed(delimiter).match(text, begin)
     if found:
         return begin, found.end()

@@ -62,6 +62,13 @@ def _decode(text: str, begin: int) -> tuple[Any, int]:
             sys.setrecursionlimit(limit)
 
 
+def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
+    """Return where a pattern that also matches nothing ends at a position."""
+    match = pattern.match(text, position)
+    assert match
+    return match.end()
+
+
 def _txt_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
     for line, text in _lines(chunk):
         yield f"{chunk.file}:{line}", text if isinstance(text, BadRow) else {"text": text}
@@ -71,7 +78,7 @@ def _value_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
     text, broken = _decoded(chunk.data)
     line, counted, position = chunk.first, 0, 0
     while position < len(text):
-        begin = BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+        begin = end_of(BETWEEN, text, position)
         line += text.count("\n", counted, begin)
         counted = begin
         value, position = _decode(text, begin)
