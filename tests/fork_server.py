@@ -9,7 +9,7 @@ training are forked from its launcher's fork. Tests of signals, of start-up, of 
 Slurm start the real commands.
 
 A directory of stand-ins for `zerolora`, `snakemake`, `dvc` and `python`, put first on PATH, has the commands that those
-start in turn come here too.
+start in turn come here too; `python` comes here for these commands, for a text (-c) and for a benchmark.
 """
 
 import atexit
@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import json
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -38,6 +39,7 @@ import psutil
 from zerolora.train.launch.processes import Fork
 
 COMMANDS = ("zerolora", "snakemake", "dvc")
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 CODE = ("src", "workflow")
 """The commands' own code, and the rules that its fingerprints cover."""
 IMPORTED_WITH = {
@@ -49,6 +51,8 @@ IMPORTED_WITH = {
     "OMP_NUM_THREADS": "1",
 }
 """Variables that the libraries read while they are imported, as the commands set them."""
+WITHOUT = "FORK_SERVER_WITHOUT"
+"""The variable with packages, separated by commas, that a process and those that it starts cannot import."""
 KEPT = 2
 """Servers that stay up: that of the shipped code, and that of code which a test has changed."""
 IMPORTED = (
@@ -71,9 +75,10 @@ STAND_IN = """#!{python} -IS
 import json, os, signal, socket, sys
 name, *arguments = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
 if name == "python":
-    if arguments[:1] != ["-m"] or arguments[1] not in {commands}:
+    if arguments[:1] == ["-m"] and arguments[1] in {commands}:
+        name, *arguments = arguments[1:]
+    elif arguments[:1] != ["-c"] and not "".join(arguments[:1]).startswith({benchmarks!r}):
         os.execv({interpreter!r}, [{interpreter!r}, *arguments])
-    name, *arguments = arguments[1:]
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 request = dict(command=[name, *arguments], directory=os.getcwd(), environment=dict(os.environ), before="")
@@ -104,6 +109,7 @@ class ForkServer:
                 python=os.path.realpath(sys.executable),
                 interpreter=sys.executable,
                 commands=COMMANDS,
+                benchmarks=str(BENCHMARKS),
                 address=self._address,
             )
             (self.stand_ins / name).write_text(text)
@@ -121,7 +127,8 @@ class ForkServer:
     def start(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str], before: str = ""
     ) -> "Started":
-        """Start one of the commands, or `python -c TEXT`, after the Python statements `before` in its process."""
+        """Start one of the commands, `python -c TEXT` or `python SCRIPT`, after the Python statements `before` in its
+        process."""
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._address)
         request = {
@@ -223,13 +230,12 @@ class Started:
 
 
 class LoadedRanks(Fork):
-    """What Popen of `python -m MODULE ARGUMENTS` is for ranks, as a fork of a process that has imported the module."""
+    """What Popen of `python -m MODULE ARGUMENTS`, or of a benchmark, is for ranks: a fork of a process that has imported
+    the module."""
 
     def __init__(
         self, command: list[str], *, env: Mapping[str, str], stdout: Any, stderr: Any, pass_fds: Sequence[int]
     ) -> None:
-        option, module, *arguments = command[1:]
-        assert option == "-m" and module in RANKS
         sys.stdout.flush()
         sys.stderr.flush()
         super().__init__(os.fork())
@@ -241,8 +247,10 @@ class LoadedRanks(Fork):
             if file:
                 os.dup2(file.fileno(), descriptor)
         _replace_environment(env)
-        sys.argv = [module, *arguments]
-        _end(_called(importlib.import_module(RANKS[module]).main))
+        if command[1] != "-m":
+            _end(_called(lambda: _script(command[1:])))
+        sys.argv = command[2:]
+        _end(_called(importlib.import_module(RANKS[command[2]]).main))
 
     @property
     def returncode(self) -> int | None:
@@ -321,17 +329,25 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
     sys.executable = str(Path(sys.argv[2]) / "python")
     exec(request["before"], {})  # noqa: S102 (a test's own text)
     name, *arguments = sys.argv = request["command"]
-    if name == "python":
-        option, text, *sys.argv[1:] = arguments
-        assert option == "-c"
-        sys.argv[0] = option
-        _end(_called(lambda: exec(text, {"__name__": "__main__"})))  # noqa: S102 (a test's own text)
-    if name == "zerolora":
+    if name in ("zerolora", "python"):
         from zerolora.train.launch import processes, topology
 
         started = SimpleNamespace(Popen=LoadedRanks)
         processes.subprocess = topology.subprocess = started  # type: ignore[attr-defined, assignment]
-    _end(_called(importlib.import_module(f"{name}.cli").main))
+    if name != "python":
+        _end(_called(importlib.import_module(f"{name}.cli").main))
+    if arguments[0] != "-c":
+        _end(_called(lambda: _script(arguments)))
+    option, text, *rest = arguments
+    sys.argv = [option, *rest]
+    _end(_called(lambda: exec(text, {"__name__": "__main__"})))  # noqa: S102 (a test's own text)
+
+
+def _script(command: list[str]) -> None:
+    """Be the process of a script with its arguments."""
+    sys.argv = command
+    sys.path[0] = str(Path(command[0]).parent)
+    runpy.run_path(command[0], run_name="__main__")
 
 
 def _called(function: Callable[[], Any]) -> int:
@@ -362,6 +378,10 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
+    for package in filter(None, environment.get(WITHOUT, "").split(",")):
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+            del sys.modules[name]
+        sys.modules[package] = None  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SERVERS, project_environment
+from fork_server import WITHOUT
 
 from benchmarks import gpu
 from benchmarks.gpu_kinds import docs, drawn, kinds, plan
@@ -27,21 +28,29 @@ HEADING = {
 MACHINE: gpu.Machine = {
     "machine": {"date": "2026-01-01"}, "driver": None, "cuda_version": None, "capability": None, "gpu_bytes": None,
 }  # fmt: skip
+ABSENT = ("snakemake", "dvc", "dvclive", "matplotlib")
+NOWHERE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 
 
-def command(output: Path, *options: str) -> list[str]:
-    return [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--output", str(output), "--device", "cpu", *options]
+def command(output: Path, device: str = "cpu") -> list[str]:
+    script = str(ROOT / "benchmarks/gpu.py")
+    return [sys.executable, script, "--output", str(output), "--device", device, "--budget", "3000"]
+
+
+def served(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command as a fork; what it starts are forks too."""
+    environment = project_environment(ROOT) | variables
+    return SERVERS.of(ROOT, environment).run(command, ROOT, environment)
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> dict[str, str]:
-    """Return an environment in which neither Snakemake nor DVC can be imported, and every proxy leads nowhere."""
-    for name in ("snakemake", "dvc", "dvclive", "matplotlib"):
+    """Return an environment in which what is absent cannot be imported, and every proxy leads nowhere."""
+    for name in ABSENT:
         (tmp_path / "absent" / name).mkdir(parents=True)
         (tmp_path / "absent" / name / "__init__.py").write_text("raise ModuleNotFoundError(__name__, name=__name__)\n")
-    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     path = os.pathsep.join([str(tmp_path / "absent"), str(ROOT / "src")])
-    return {**os.environ, **nowhere, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **NOWHERE, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 # --- the plan ---
@@ -159,17 +168,16 @@ def test_without_a_gpu_cuda_is_refused_in_a_line(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    asked = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--output", str(tmp_path), "--device", "cuda"]
-    ended = subprocess.run(asked, capture_output=True, text=True, check=False)
+    ended = served(*command(tmp_path, "cuda"))
     assert ended.returncode and "torch sees no GPU" in ended.stderr and "Traceback" not in ended.stderr
-    listed = subprocess.run([*asked, "--list"], capture_output=True, text=True, check=True).stdout
+    listed = served(*command(tmp_path, "cuda"), "--list").stdout
     assert "memory_qwen2.5-7b_zero2_lora_checkpointing_flash_bf16" in listed
 
 
 @pytest.mark.slow
 def test_every_kind_writes_a_whole_result_over_an_interruption(tmp_path: Path, alone: dict[str, str]) -> None:
     output = tmp_path / "out"
-    process = subprocess.Popen(command(output, "--budget", "3000"), env=alone, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command(output), env=alone, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 1800
     while len(list(output.glob("*.json"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -178,7 +186,7 @@ def test_every_kind_writes_a_whole_result_over_an_interruption(tmp_path: Path, a
     assert process.wait(60) and psutil.wait_procs(family, timeout=30)[1] == []
     first = {path: path.stat().st_mtime_ns for path in output.iterdir()}
     assert 2 <= len(first) < len(plan.cpu_items())
-    subprocess.run(command(output, "--budget", "3000"), env=alone, check=True, stdout=subprocess.DEVNULL)
+    served(*command(output), **NOWHERE, **{WITHOUT: ",".join(ABSENT)}).check_returncode()
     assert {path: path.stat().st_mtime_ns for path in first} == first
     for each in plan.cpu_items():
         found = read_json(output / f"standin_{each.name}.json", "gpu.py")
