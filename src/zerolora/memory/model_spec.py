@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 ParameterShapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -29,7 +30,7 @@ class Module:
         """The last part of the path: q_proj."""
         return self.path.rpartition(".")[2]
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Elements of one copy."""
         return sum(math.prod(shape) for _, shape in self.weights)
@@ -79,12 +80,12 @@ class ModelSpec:
     counted: str = "config.json"
     """"config.json" or "meta device": where the numbers come from."""
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of parameters, each counted once: a tied head adds none."""
         return sum(module.parameters * module.count for module in self.modules)
 
-    @property
+    @cached_property
     def linears(self) -> tuple[Module, ...]:
         """The targets of peft's all-linear: every nn.Linear and Conv1D but the output head.
 

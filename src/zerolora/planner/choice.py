@@ -49,7 +49,8 @@ def nearest(planning: Planning) -> Candidate | None:
         planning.rows,
         planning.hardware,
     )
-    every = [predicted(planning, spec) for spec in (*open_specs(same), *open_specs(other))]
+    specs = dict.fromkeys((*open_specs(same), *open_specs(other)))  # most are in both
+    every = [predicted(planning, spec) for spec in specs]
     wanted = planning.user.strategy if planning.user else STRATEGIES.get(settings.strategy)
     fitting = [each for each in every if each.fault is None]
     return min(fitting, key=lambda each: distance(each, wanted, settings), default=None)
