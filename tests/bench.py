@@ -109,9 +109,12 @@ class Bench:
         """Train and return how it ended."""
         return self.server.run(self.command(name, strategy, **train), self.folder, self.environment)
 
-    def begin(self, name: str, strategy: str = "zero2", **train: Any) -> Started:
-        """Begin to train."""
-        return self.server.start(self.command(name, strategy, **train), self.folder, self.environment)
+    def begin(
+        self, name: str, strategy: str = "zero2", variables: dict[str, str] | None = None, **train: Any
+    ) -> Started:
+        """Begin to train, with more variables in the environment."""
+        environment = self.environment | (variables or {})
+        return self.server.start(self.command(name, strategy, **train), self.folder, environment)
 
     @property
     def server(self) -> ForkServer:

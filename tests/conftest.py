@@ -52,13 +52,13 @@ TINY_CONFIG: dict[str, Any] = {
 }
 
 
-# Files that take minutes, the longest first, so that none is begun when all others are done, and one that waits for
-# Slurm runs beside one that computes.
+# Files whose tests mostly wait for Slurm. The first begins beside the fast files; a worker has two files at a time, and
+# of three workers the fourth file is the first one's second.
+WAITING = ("test_events", "test_pipeline")
+# Files that take minutes, the longest first, so that none is begun when all others are done.
 LONG_FILES = (
-    "test_events",
     "test_embedded_default",
     "test_rerun_matrix",
-    "test_pipeline",
     "test_training",
     "test_resume",
     "test_heartbeat",
@@ -66,6 +66,7 @@ LONG_FILES = (
     "test_telemetry",
     "test_fp16",
 )
+WORKERS = 3  # as the Makefile has it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,14 +85,18 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast files first, so that a mistake shows early."""
+    """Fast files first, so that a mistake shows early, and beside them those that wait."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    longest = [*LONG_FILES, ""]
-
-    def place(item: pytest.Item) -> tuple[bool, int]:
-        return item.path in slow, longest.index(item.path.stem if item.path.stem in longest else "")
-
-    items.sort(key=place)
+    files = list(dict.fromkeys(item.path for item in items))
+    longest = {name: place for place, name in enumerate(LONG_FILES)}
+    files.sort(key=lambda path: (path in slow, longest.get(path.stem, len(longest))))
+    waiting = {path.stem: path for path in files if path.stem in WAITING}
+    files = [path for path in files if path not in waiting.values()]
+    for place, name in zip((0, WORKERS), WAITING, strict=True):
+        if name in waiting:
+            files.insert(place, waiting[name])
+    places = {path: place for place, path in enumerate(files)}
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(scope="session")
@@ -199,6 +204,7 @@ def project_environment(directory: Path) -> dict[str, str]:
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(directory / "src"),
         "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
         "GIT_AUTHOR_NAME": "test",
         "GIT_AUTHOR_EMAIL": "test@example.org",
         "GIT_COMMITTER_NAME": "test",

@@ -66,8 +66,6 @@ IMPORTED = (
     ),
     *("dvc.cachemgr", "dvc.data_cloud", "dvc.rwlock", "dvc_data.hashfile.status", "networkx", "scmrepo.git"),
     *(f"dvc.repo.{name}" for name in ("artifacts", "datasets", "index", "metrics", "params", "plots")),
-    *("deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.zero.muon.muon_optimizer"),
-    *("deepspeed.module_inject.auto_ep_layer", "distutils.ccompiler"),
     *("smart_open", "snakemake.cli", "snakemake.report.html_reporter"),
     *("datasets", "jinja2", "matplotlib.backends.backend_svg", "matplotlib.pyplot"),
     *("transformers.conversion_mapping", "transformers.models.llama.modeling_llama"),
@@ -229,6 +227,10 @@ class Started:
         self._server.close()
         return code
 
+    def runs(self) -> bool:
+        """Return whether it has not ended."""
+        return psutil.pid_exists(self.pid)
+
     def output(self) -> str:
         """Return what it has written to its standard output."""
         return self._read(self._output)
@@ -277,6 +279,7 @@ def main() -> None:
     """Import everything, and fork a process for each request until standard input ends."""
     for name in IMPORTED:
         importlib.import_module(name)
+    importlib.import_module("zerolora.train.engines.deepspeed").DeepSpeedEngine.load_library()
     importlib.import_module("snakemake.cli").get_argument_parser()  # looks for plugins in all of sys.path, once
     gc.collect()
     gc.freeze()

@@ -112,7 +112,7 @@ def taken(ours: Ours, start: Start) -> dict[str, float]:
 def opened(ours: Ours, start: Start) -> int:
     """Train once under strace; return how many files were opened."""
     log = ours.folder / "opened"
-    strace = ["strace", "-D", "-f", "-qq", "-z", "-A", "-e", "trace=open,openat", "-o", str(log)]
+    strace = ["strace", "-D", "-f", "--seccomp-bpf", "-qq", "-z", "-A", "-e", "trace=open,openat", "-o", str(log)]
     processes = start(ours, strace)
     for process in processes:
         process.wait()

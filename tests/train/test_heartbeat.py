@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from bench import Bench, rank_process
 from conftest import ROOT, project_environment
+from fork_server import Started
 
 from zerolora.train.checkpoint.format import CorruptCheckpoint, header
 from zerolora.train.launch.stop_signals import STOPPED
@@ -31,15 +31,12 @@ PORT = 20000 + os.getpid() % 10000  # of UDP; other tests that run meanwhile hav
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT), TOKEN: "a secret of this test"}
 
 
-def start(bench: Bench, name: str, patience: float = PATIENCE, **train: Any) -> "subprocess.Popen[str]":
+def start(bench: Bench, name: str, patience: float = PATIENCE, **train: Any) -> Started:
     """Start a run, and return it once it has written a checkpoint."""
-    environment = project_environment(ROOT) | {"ZEROLORA_PATIENCE": str(patience)}
-    process = subprocess.Popen(
-        bench.command(name, **{**LONG, **train}), env=environment, stderr=subprocess.PIPE, text=True
-    )
+    process = bench.begin(name, variables={"ZEROLORA_PATIENCE": str(patience)}, **{**LONG, **train})
     deadline = time.monotonic() + 120
     while not step_of(bench, name):
-        assert process.poll() is None, process.communicate()[1]
+        assert process.runs(), process.errors()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return process
@@ -68,8 +65,8 @@ def test_a_hung_rank_is_named_with_its_step_and_ends_the_run_which_goes_on(
     process = start(bench, name)
     os.kill(rank_process(process.pid, stopped), signal.SIGSTOP)
     began = time.monotonic()
-    errors = process.communicate(timeout=120)[1]
-    assert process.returncode == 2, errors
+    code, errors = process.wait(), process.errors()
+    assert code == 2, errors
     assert PATIENCE * 0.9 < time.monotonic() - began < PATIENCE + 60
     said = (bench.folder / name / "logs/rank1.log").read_text() if stopped == 0 else errors
     host = socket.gethostname()
@@ -89,24 +86,19 @@ def test_a_rank_that_lags_is_named_once(bench: Bench) -> None:
     """At a stage where all wait in each layer. It is stopped for most of the time, in turns too short for silence."""
     process = start(bench, "lagging", patience=60, strategy="zero3", **ENDLESS)
     rank = rank_process(process.pid, 1)
-    said: list[str] = []
-    assert process.stderr
-    reader = threading.Thread(target=said.extend, args=(process.stderr,))
-    reader.start()
     deadline = time.monotonic() + 150
     since: float | None = None
     # For a while after it was named: it is not named again.
     while since is None or time.monotonic() < since + 15:
-        assert time.monotonic() < deadline, said
-        for number, seconds in ((signal.SIGSTOP, 0.04), (signal.SIGCONT, 0.01)):
+        assert time.monotonic() < deadline, process.errors()
+        for number, seconds in ((signal.SIGSTOP, 0.03), (signal.SIGCONT, 0.015)):
             os.kill(rank, number)
             time.sleep(seconds)
-        if since is None and any("is slow" in line for line in said):
+        if since is None and "is slow" in process.errors():
             since = time.monotonic()
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(60) == STOPPED
-    reader.join()
-    slow = [line for line in said if "is slow" in line]
+    os.kill(process.pid, signal.SIGUSR1)
+    assert process.wait() == STOPPED
+    slow = [line for line in process.errors().splitlines() if "is slow" in line]
     words = (
         rf"zerolora: rank 1 on {socket.gethostname()} is slow: "
         r"it computes [\d.]+ times as long as the others, which wait for it"

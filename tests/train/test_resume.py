@@ -140,10 +140,11 @@ def test_when_the_launcher_is_killed_its_ranks_save_and_go(bench: Bench) -> None
 
 
 def test_a_run_is_trained_once_at_a_time(bench: Bench) -> None:
-    process = started(bench, "twice")
+    first = bench.begin("twice", **ENDLESS)
+    wait_until(lambda: bool(checkpoints(bench, "twice")) or not first.runs())
     second = bench.start("twice", **ENDLESS)
-    process.kill()
-    process.communicate()
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
     assert second.returncode == 2
     assert "checkpoints/twice: this run is being trained by process" in second.stderr
     assert "; wait for it, or end it" in second.stderr

@@ -6,17 +6,15 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench import Bench, rank_process
-from conftest import ROOT, project_environment
 from safetensors.torch import load_file
 
+from zerolora.train.launch.stop_signals import STOPPED
 from zerolora.train.telemetry.stopwatch import PARTS
 from zerolora.train.telemetry.writer import COLUMNS
 
@@ -160,13 +158,7 @@ ENDLESS: dict[str, Any] = {"max_steps": None, "epochs": 10000, "schedule": "cons
 
 def test_it_can_be_watched_and_a_slow_rank_is_told_while_it_runs(bench: Bench) -> None:
     """Rank 1 is held again and again; rank 0 then waits for it, so that communication takes the time."""
-    process = subprocess.Popen(
-        bench.command("slowed", **ENDLESS), env=project_environment(ROOT), stderr=subprocess.PIPE, text=True
-    )
-    said: list[str] = []
-    assert process.stderr
-    reader = threading.Thread(target=lambda: said.extend(process.stderr or []))
-    reader.start()
+    process = bench.begin("slowed", **ENDLESS)
     deadline = time.monotonic() + 240
     rank = rank_process(process.pid, 1)
     while steps_told(bench, "slowed") < 60:
@@ -174,15 +166,14 @@ def test_it_can_be_watched_and_a_slow_rank_is_told_while_it_runs(bench: Bench) -
         time.sleep(0.1)
     # If the machine's other work has slowed it before, that is told first, and this a hundred steps later.
     fell = re.compile(r"zerolora: step \d+: \d+ tokens/s, after \d+ before .*: communication takes ")
-    while not any(fell.match(line) for line in said):
-        assert time.monotonic() < deadline, [line for line in said if "tokens/s, after" in line]
+    while not any(fell.match(line) for line in process.errors().splitlines()):
+        assert time.monotonic() < deadline, process.errors()
         os.kill(rank, signal.SIGSTOP)
         time.sleep(0.3)
         os.kill(rank, signal.SIGCONT)
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    process.wait(60)
-    reader.join()
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait() == STOPPED
 
 
 def steps_told(bench: Bench, name: str) -> int:

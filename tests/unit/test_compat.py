@@ -29,17 +29,22 @@ for found in pkgutil.iter_modules(compat.__path__):
 
 
 def served(*command: str, directory: Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command in a fork of a process that has imported all libraries, patched none."""
+    """Run a command in a fork of a process that has imported all libraries, and patched DeepSpeed."""
     variables = project_environment(ROOT)
     return SERVERS.of(ROOT, variables).run(command, directory, variables, before)
+
+
+def alone(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python by itself, with no library imported."""
+    environment = project_environment(ROOT)
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def unpatched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what torch and DeepSpeed do by themselves."""
-    script = Path(__file__).parent / "unpatched.py"
-    program = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
-    result = served("python", "-c", program, str(tmp_path_factory.mktemp("unpatched")), directory=ROOT)
+    script = str(Path(__file__).parent / "unpatched.py")
+    result = alone(script, str(tmp_path_factory.mktemp("unpatched")))
     assert result.returncode == 0, result.stderr[-3000:]
     seen: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return seen
@@ -123,7 +128,7 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # as is_zero_supported_optimi
 assert "torch._inductor.compile_fx" not in sys.modules
 assert compiler.compile is compile_later
 """
-    result = served("python", "-c", script, directory=ROOT)
+    result = alone("-c", script)
     assert result.returncode == 0, result.stderr
 
 

@@ -1,10 +1,10 @@
 """Traces that the estimate is compared with are reproduced, byte for byte, from real models and engines."""
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
+from conftest import ROOT, SERVERS, project_environment
 
 from benchmarks.memory import compare
 
@@ -23,6 +23,7 @@ def quick(strategy: str) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2_offload", "zero3"])
 def test_a_trace_can_be_had_again(strategy: str) -> None:
     trace = quick(strategy)
-    result = subprocess.run(compare.command(trace["case"]), capture_output=True, text=True, check=False)
+    environment = project_environment(ROOT)
+    result = SERVERS.of(ROOT, environment).run(compare.command(trace["case"]), ROOT, environment)
     assert result.returncode == 0, result.stderr[-2000:]
     assert json.loads(result.stdout.splitlines()[-1]) == trace["bytes"]

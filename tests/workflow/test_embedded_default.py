@@ -23,7 +23,7 @@ from zerolora.train.loss import loss_sum, make_chunked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SHORTER = {"  max_steps: 100\n": "  max_steps: 35\n", "  batch: 50\n": "  batch: 50\n  rows: 60\n"}
+SHORTER = {"  max_steps: 100\n": "  max_steps: 30\n", "  batch: 50\n": "  batch: 50\n  rows: 60\n"}
 
 
 def test_the_embedded_default_learns_the_task_and_both_engines_call_it_done(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_the_embedded_default_learns_the_task_and_both_engines_call_it_done(tmp_
     before = read_json(results / "base/reference/evaluate.json", "test")
     after = read_json(results / "default/metrics/evaluate.json", "test")
     assert before["accuracy"] <= 0.05
-    assert after["accuracy"] >= 0.9
+    assert after["accuracy"] >= 0.85
     assert after["rows"] == 60
     stats = read_json(results / "data/reference/stats.json", "test")
     assert [stats[f"{name}_rows"] for name in ("train", "validation", "test")] == [1798, 200, 200]
