@@ -199,12 +199,12 @@ class Project:
 
 def project_environment(directory: Path) -> dict[str, str]:
     """Return the environment of a user of the project in `directory`."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SNAKEMAKE_", "DVC_"))}
+    others = ("SNAKEMAKE_", "DVC_", "PYTHON")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return inherited | {
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(directory / "src"),
         "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "",
         "GIT_AUTHOR_NAME": "test",
         "GIT_AUTHOR_EMAIL": "test@example.org",
         "GIT_COMMITTER_NAME": "test",

@@ -10,6 +10,7 @@ Its state goes to FILE's status file: one JSON object with `started` (ns since t
 """
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -72,6 +73,9 @@ def redirect(log: Path) -> None:
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
+    # A file gets stdout when its buffer is full, otherwise: what was printed first would follow what was logged later.
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
 
 
 def status_file(log: Path) -> Path:

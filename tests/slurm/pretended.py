@@ -4,6 +4,7 @@ It is made of Linux namespaces by unshare and nsenter, so nothing outside it cha
 process that made it, however that one ends.
 """
 
+import contextlib
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -76,5 +77,6 @@ class Machine:
 
 
 def unplug(machine: str, switch: Machine) -> None:
-    """Take away the cable of a machine, whether or not it is still up."""
-    switch.network("link", "delete", f"to-{machine}")
+    """Take away the cable of a machine, whether or not it is still up. Where it is not, the kernel may be faster."""
+    with contextlib.suppress(subprocess.CalledProcessError):
+        switch.network("link", "delete", f"to-{machine}")
