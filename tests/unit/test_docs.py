@@ -38,6 +38,9 @@ def test_the_figures_of_make_run_are_those_measured() -> None:
     ]
     assert [figure for figure in figures if figure not in README] == []
     assert measured["files_that_differ_between_two_clones"] == []
+    compared = measured["metrics_diff"].strip().splitlines()
+    assert max(map(len, compared)) <= 110
+    assert "\n".join(f"    {line}".rstrip() for line in compared) in README
     # The estimate of a whole training, with the bounds of all that was measured.
     held, predicted = measured["train_resources"]["peak_host_bytes_all_ranks"], measured["predicted_host_bytes"]
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
