@@ -10,7 +10,6 @@ Its state goes to FILE's status file: one JSON object with `started` (ns since t
 """
 
 import contextlib
-import io
 import json
 import logging
 import os
@@ -74,8 +73,8 @@ def redirect(log: Path) -> None:
         os.dup2(file, stream)
     os.close(file)
     # A file gets stdout when its buffer is full, otherwise: what was printed first would follow what was logged later.
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=True)
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):  # a library may have put another object there
+        reconfigure(line_buffering=True)
 
 
 def status_file(log: Path) -> Path:
