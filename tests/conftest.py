@@ -212,6 +212,15 @@ def project_environment(directory: Path) -> dict[str, str]:
     }
 
 
+def served(
+    *command: str, directory: Path = ROOT, before: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with this tree's code as a fork of a process that has imported its libraries; what it starts are
+    forks too. `before`: Python statements for its process; `variables`: more of its environment."""
+    environment = project_environment(ROOT) | variables
+    return SERVERS.of(ROOT, environment).run(command, directory, environment, before)
+
+
 @pytest.fixture(scope="session")
 def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[[str], Project]:
     """Return a function that makes a fresh copy of the project, with the tiny model and 20 rows, committed."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, SERVERS, project_environment
+from conftest import served
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -144,9 +144,8 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path: Path) 
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000));"
         "saver.write(state_of(3, 100000)); saver.wait()"
     )
-    environment = project_environment(ROOT)
     command = ["python", "-c", program, str(tmp_path), str(Path(__file__).parent), *sys.path]
-    result = SERVERS.of(ROOT, environment).run(command, tmp_path, environment)
+    result = served(*command, directory=tmp_path)
     assert "UserError" in result.stderr.splitlines()[-1] and "no checkpoint could be written" in result.stderr
     assert [header(path)["step"] for path in saver.folder.iterdir()] == [2]
 

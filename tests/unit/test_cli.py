@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, SERVERS, TINY_CONFIG, project_environment
+from conftest import BIN, ROOT, TINY_CONFIG, served
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
@@ -16,8 +16,7 @@ from zerolora.long_argument import argument_of, settings_of
 
 def zerolora(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a fork of a process that has imported it."""
-    variables = project_environment(ROOT) | environment
-    return SERVERS.of(ROOT, variables).run(["zerolora", *arguments], cwd, variables)
+    return served("zerolora", *arguments, directory=cwd, **environment)
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

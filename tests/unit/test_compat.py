@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, SERVERS, project_environment
+from conftest import ROOT, project_environment, served
 
 from zerolora import compat
 from zerolora.compat import versions
@@ -26,12 +26,6 @@ from zerolora.errors import UserError
 
 for found in pkgutil.iter_modules(compat.__path__):
     importlib.import_module(f"{compat.__name__}.{found.name}")
-
-
-def served(*command: str, directory: Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command in a fork of a process that has imported all libraries, and patched DeepSpeed."""
-    variables = project_environment(ROOT)
-    return SERVERS.of(ROOT, variables).run(command, directory, variables, before)
 
 
 def alone(*command: str) -> subprocess.CompletedProcess[str]:

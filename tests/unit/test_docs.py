@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from conftest import ROOT, SERVERS, project_environment
+from conftest import ROOT, served
 
 from benchmarks.memory import compare
 from benchmarks.train import tables
@@ -105,9 +105,8 @@ def test_the_estimates_of_the_documents_can_be_had(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     commands = re.findall(r"^ {4}(?:\.venv/bin/)?zerolora (memory --model config/\S+.*)$", text, re.M)
     assert commands
-    environment = project_environment(ROOT)
     for command in commands:
-        result = SERVERS.of(ROOT, environment).run(["zerolora", *command.split()], ROOT, environment)
+        result = served("zerolora", *command.split())
         assert result.returncode == 0, result.stderr
         assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == list(STRATEGIES)
 

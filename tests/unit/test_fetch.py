@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, SERVERS, make_tiny_model, project_environment
+from conftest import make_tiny_model, served
 
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage
 from zerolora.errors import UserError
@@ -136,9 +136,8 @@ def test_a_model_that_needs_its_own_code_is_refused_and_nothing_runs(tmp_path: P
         edit(evil / name, tokenizer_class="EvilTokenizer", auto_map={"AutoTokenizer": classes})
     settings = directory_settings(evil).model_dump_json()
     command = ["fetch", "--settings", settings, "--weights", "weights", "--output", "out"]
-    environment = project_environment(ROOT)
     says_yes = "import io, sys; sys.stdin = io.StringIO('y\\ny\\n')"  # to transformers' question
-    result = SERVERS.of(ROOT, environment).run(["zerolora", *command], tmp_path, environment, says_yes)
+    result = served("zerolora", *command, directory=tmp_path, before=says_yes)
     assert result.returncode == 2, result.stderr
     assert result.stderr.splitlines()[-1].startswith(f"zerolora: {evil / name}: auto_map names Python code")
     assert "Traceback" not in result.stderr

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT, SERVERS, project_environment
+from conftest import ROOT, served
 from fork_server import WITHOUT
 
 from benchmarks import gpu
@@ -35,12 +35,6 @@ NOWHERE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY
 def command(output: Path, device: str = "cpu") -> list[str]:
     script = str(ROOT / "benchmarks/gpu.py")
     return [sys.executable, script, "--output", str(output), "--device", device, "--budget", "3000"]
-
-
-def served(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command as a fork; what it starts are forks too."""
-    environment = project_environment(ROOT) | variables
-    return SERVERS.of(ROOT, environment).run(command, ROOT, environment)
 
 
 @pytest.fixture

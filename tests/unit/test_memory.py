@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, SERVERS, project_environment
+from conftest import ROOT, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,8 +57,7 @@ def test_full_fine_tuning_needs_what_the_papers_say(
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    environment = project_environment(ROOT)
-    return SERVERS.of(ROOT, environment).run(["zerolora", "memory", *options], ROOT, environment)
+    return served("zerolora", "memory", *options)
 
 
 def test_the_command_keeps_the_papers_rows() -> None:

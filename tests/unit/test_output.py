@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, SERVERS, project_environment
+from conftest import BIN, ROOT, project_environment, served
 
 from snakemake_logger_plugin_zerolora import Job
 from zerolora.files import write_json
@@ -71,19 +71,17 @@ def write(folder: Path, how: str, pause: float) -> None:
     (folder / "stage.py").write_text(STAGE.replace("PAUSE", str(pause)))
 
 
-def run(folder: Path, how: str, *arguments: str, served: bool = True) -> str:
+def run(folder: Path, how: str, *arguments: str, forked: bool = True) -> str:
     """Run Snakemake with the plugin and return what it writes, to no terminal; it must fail if a stage does."""
     write(folder, how, 0.1)
-    environment = project_environment(ROOT)
     command = [*SNAKEMAKE, *arguments]
-    if served:
-        server = SERVERS.of(ROOT, environment)
-        result = server.run(command, folder, environment, before="import os; os.dup2(1, 2)")
+    if forked:
+        result = served(*command, directory=folder, before="import os; os.dup2(1, 2)")
     else:
         result = subprocess.run(
             command,
             cwd=folder,
-            env=environment,
+            env=project_environment(ROOT),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -103,7 +101,7 @@ def test_a_stage_has_one_line_at_its_start_and_one_at_its_end(tmp_path: Path) ->
     write_json(results / "config.json", {"runs": {name: {"dataset": "rows"} for name in ("default", "other")}})
     write_json(results / "base/rows/evaluate.json", {"accuracy": 0})
     write_json(results / "default/metrics/evaluate.json", {"accuracy": 0.995})
-    assert lines_of(run(tmp_path, "good", "all", served=False)) == [
+    assert lines_of(run(tmp_path, "good", "all", forked=False)) == [
         "T one started",
         "T one done in T one.txt 4 steps",
         "T two started",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from conftest import ROOT, SERVERS, project_environment
+from conftest import served
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -430,8 +430,7 @@ def test_a_users_mistake_is_one_line_without_a_traceback(folder: Folder) -> None
     folder.write("rows.json", [*ROWS, {"instruction": "5="}])
     command = ["zerolora", "prepare", "--settings", folder.settings().model_dump_json(), "--workers", "1"]
     command += ["--model", str(folder.manifest), "--output", str(folder.output)]
-    environment = project_environment(ROOT)
-    result = SERVERS.of(ROOT, environment).run(command, folder.path, environment)
+    result = served(*command, directory=folder.path)
     assert result.returncode == 2
     assert "rows.json:" in result.stderr
     assert "Traceback" not in result.stderr

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from conftest import ROOT, SERVERS, project_environment
+from conftest import ROOT, served
 
 from zerolora.files import write_json
 from zerolora.report.summary import headline
@@ -54,10 +54,8 @@ def test_dvc_shows_two_runs_in_110_columns(tmp_path: Path) -> None:
         write_json(tmp_path / file, metrics())
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"metrics": files}))
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    environment = project_environment(ROOT) | {"DVC_NO_ANALYTICS": "1"}
-    server = SERVERS.of(ROOT, environment)
-    server.run(["dvc", "init", "--quiet"], tmp_path, environment).check_returncode()
-    result = server.run(["dvc", "metrics", "show"], tmp_path, environment)
+    served("dvc", "init", "--quiet", directory=tmp_path, DVC_NO_ANALYTICS="1").check_returncode()
+    result = served("dvc", "metrics", "show", directory=tmp_path, DVC_NO_ANALYTICS="1")
     result.check_returncode()
     shown = result.stdout.splitlines()
     assert len(shown) == 3

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import ROOT, SERVERS, project_environment
+from conftest import served
 
 from benchmarks.memory import compare
 
@@ -23,7 +23,6 @@ def quick(strategy: str) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2_offload", "zero3"])
 def test_a_trace_can_be_had_again(strategy: str) -> None:
     trace = quick(strategy)
-    environment = project_environment(ROOT)
-    result = SERVERS.of(ROOT, environment).run(compare.command(trace["case"]), ROOT, environment)
+    result = served(*compare.command(trace["case"]))
     assert result.returncode == 0, result.stderr[-2000:]
     assert json.loads(result.stdout.splitlines()[-1]) == trace["bytes"]

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SERVERS, project_environment
+from conftest import ROOT, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -94,7 +94,6 @@ def run(folder: Path, settings: dict[str, int]) -> list[str]:
     """Run the pipeline and return the stages that ran, in order."""
     (folder / "settings.json").write_text(json.dumps(settings))
     (folder / "ran").write_text("")
-    environment = project_environment(ROOT)
-    result = SERVERS.of(ROOT, environment).run(["snakemake", "--cores", "1", "all"], folder, environment)
+    result = served("snakemake", "--cores", "1", "all", directory=folder)
     assert result.returncode == 0, result.stderr
     return (folder / "ran").read_text().split()
