@@ -14,7 +14,7 @@ import pytest
 import yaml
 from budget import Budget
 from cluster import Cluster, missing
-from fork_server import COMMANDS, SERVERS
+from fork_server import COMMANDS, SERVERS, Started
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -219,6 +219,12 @@ def served(
     forks too. `before`: Python statements for its process; `variables`: more of its environment."""
     environment = project_environment(ROOT) | variables
     return SERVERS.of(ROOT, environment).run(command, directory, environment, before)
+
+
+def begun(*command: str, **variables: str) -> Started:
+    """Begin such a command."""
+    environment = project_environment(ROOT) | variables
+    return SERVERS.of(ROOT, environment).start(command, ROOT, environment)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ NETWORK = "10.77.0"  # inside the namespaces only
 LOGIN = "login"
 DATABASE_PORT = 3306
 START_SECONDS = 60
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.5  # most conditions ask Slurm by a command, which takes 0.02 CPU-seconds
 # A MAC address that nobody has: what is sent to it is lost without a word, as on a cut cable.
 NOWHERE = "02:00:00:00:00:01"
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 from accounting import size
 from cluster import Cluster
 from cluster_project import ClusterProject
-from conftest import Project
+from conftest import Project, served
 from engines import dvc_changed, edit_config, snakemake_would_run
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -44,7 +43,8 @@ def here(project: ClusterProject, tmp_path_factory: pytest.TempPathFactory) -> P
     """Return the folder of the same training on two ranks of one machine, without Slurm."""
     folder = tmp_path_factory.mktemp("here") / "run"
     command = project.training(folder, nodes=1, ranks_per_node=2)
-    subprocess.run(command, cwd=project.directory, env=project.environment, check=True, capture_output=True)
+    result = served(*command, directory=project.directory)
+    assert result.returncode == 0, result.stderr
     return folder
 
 

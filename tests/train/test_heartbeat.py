@@ -6,15 +6,13 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench import Bench, rank_process
-from conftest import ROOT, project_environment
+from conftest import begun, served
 from fork_server import Started
 
 from zerolora.train.checkpoint.format import CorruptCheckpoint, header
@@ -126,26 +124,26 @@ GOES_ON = "for step in range(6, 10000): heartbeat.step(step, 'forward'); time.sl
 STANDS = "time.sleep(1000)"
 
 
-def stand_in(rank: int, then: str) -> "subprocess.Popen[str]":
+def stand_in(rank: int, then: str) -> Started:
     place = {"RANK": str(rank), "WORLD_SIZE": "2", **MEETING}
-    return subprocess.Popen(
-        [sys.executable, "-c", TWO_RANKS, then],
-        env=project_environment(ROOT) | place | {"ZEROLORA_PATIENCE": str(PATIENCE)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return begun("python", "-c", TWO_RANKS, then, ZEROLORA_PATIENCE=str(PATIENCE), **place)
+
+
+def wait_until_they_go(*ranks: Started) -> None:
+    """Wait until these stand-ins make steps."""
+    deadline = time.monotonic() + 60
+    while any(rank.output() != "goes\n" for rank in ranks):
+        assert time.monotonic() < deadline, [rank.errors() for rank in ranks]
+        time.sleep(0.05)
 
 
 def test_ranks_that_live_and_go_no_further_are_said_to_hang() -> None:
     """Whose collective never ends because another rank is in something else."""
     other = stand_in(1, STANDS)
-    assert other.stdout and other.stdout.readline() == "goes\n"
     first = stand_in(0, f"heartbeat.step(6, 'forward'); {STANDS}")
-    errors = first.communicate(timeout=120)[1]
+    code, errors = first.wait(), first.errors()
     other.kill()
-    other.communicate()
-    assert first.returncode == 2
+    assert code == 2
     host = socket.gethostname()
     assert re.search(
         r"^zerolora: step 5, backward hangs: no rank has gone on for \d+ s; "
@@ -157,16 +155,14 @@ def test_ranks_that_live_and_go_no_further_are_said_to_hang() -> None:
 
 def test_a_job_that_was_suspended_as_a_whole_does_not_hang() -> None:
     ranks = [stand_in(rank, GOES_ON) for rank in (0, 1)]
-    for rank in ranks:
-        assert rank.stdout and rank.stdout.readline() == "goes\n"
+    wait_until_they_go(*ranks)
     for number, seconds in ((signal.SIGSTOP, 11), (signal.SIGCONT, 4)):
         for rank in ranks:
-            rank.send_signal(number)
+            rank.signal(number)
         time.sleep(seconds)
-    assert [rank.poll() for rank in ranks] == [None, None]
+    assert [rank.runs() for rank in ranks] == [True, True]
     for rank in ranks:
         rank.kill()
-        rank.communicate()
 
 
 HOST = "evil\x1b[31m"
@@ -206,34 +202,33 @@ def datagrams() -> list[bytes]:
 def test_what_others_send_changes_nothing_and_ends_nothing() -> None:
     """They send to rank 0, whose port is known, throughout twice the time after which a silent rank ends training."""
     ranks = [stand_in(rank, GOES_ON) for rank in (0, 1)]
-    for rank in ranks:
-        assert rank.stdout and rank.stdout.readline() == "goes\n"
+    wait_until_they_go(*ranks)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         deadline = time.monotonic() + 2 * PATIENCE
         while time.monotonic() < deadline:
             for each in datagrams():
                 other.sendto(each, ("127.0.0.1", PORT))
             time.sleep(0.2)
-    assert [rank.poll() for rank in ranks] == [None, None]
+    assert [rank.runs() for rank in ranks] == [True, True]
     for rank in ranks:
         rank.kill()
-        assert rank.communicate()[1] == ""
+        assert rank.errors() == ""
 
 
 def test_a_datagram_that_is_sent_again_does_not_stand_for_a_silent_rank() -> None:
     """Recorded from rank 1 and repeated, after rank 1 has stopped."""
     first = stand_in(0, GOES_ON)
-    assert first.stdout and first.stdout.readline() == "goes\n"
+    wait_until_they_go(first)
     status = {"rank": 1, "host": HOST, "part": f"step 9{HOST}", "kind": "step", "sent": 1, "turns": 9}
     text = json.dumps(status).encode()
     recorded = hmac.digest(MEETING[TOKEN].encode(), text, "sha256") + text
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         deadline = time.monotonic() + PATIENCE + 60
-        while first.poll() is None and time.monotonic() < deadline:
+        while first.runs() and time.monotonic() < deadline:
             other.sendto(recorded, ("127.0.0.1", PORT))
             time.sleep(0.2)
-    errors = first.communicate(timeout=10)[1]
-    assert first.returncode == 2
+    assert first.wait() == 2
+    errors = first.errors()
     assert re.search(r"rank 1 on evil\\x1b\[31m, last in step 9evil\\x1b\[31m, has not been heard of for \d+ s", errors)
     assert "\x1b" not in errors
 
@@ -241,9 +236,8 @@ def test_a_datagram_that_is_sent_again_does_not_stand_for_a_silent_rank() -> Non
 def test_without_a_token_ranks_say_that_hangs_are_not_detected() -> None:
     code = "from zerolora import log; from zerolora.train.launch.heartbeat import Heartbeat; log.set_up(); Heartbeat()"
     place = {"RANK": "0", "WORLD_SIZE": "2", **MEETING, TOKEN: ""}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=project_environment(ROOT) | place, capture_output=True, text=True, check=True
-    )
+    result = served("python", "-c", code, **place)
+    assert result.returncode == 0
     assert result.stderr.startswith(
         "zerolora: ranks that hang are not detected: ZEROLORA_TOKEN is not set; before srun"
     )
@@ -252,27 +246,15 @@ def test_without_a_token_ranks_say_that_hangs_are_not_detected() -> None:
 def test_ranks_that_never_meet_say_who_is_missing() -> None:
     code = "from zerolora.train.launch.heartbeat import Heartbeat; import time; Heartbeat(); time.sleep(1000)"
     place = {"WORLD_SIZE": "3", **MEETING, "ZEROLORA_PATIENCE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=project_environment(ROOT) | place | {"RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 2)
-    ]
-    errors = ranks[0].communicate(timeout=120)[1]
-    ranks[1].kill()
-    ranks[1].communicate()
-    assert ranks[0].returncode == 2
+    first, third = (begun("python", "-c", code, RANK=str(rank), **place) for rank in (0, 2))
+    assert first.wait() == 2
+    third.kill()
+    errors = first.errors()
     assert "waits for rank 1 to come to 127.0.0.1 for" in errors
 
 
 def test_a_patience_that_is_no_number_is_a_users_mistake(bench: Bench) -> None:
-    environment = project_environment(ROOT) | {"ZEROLORA_PATIENCE": "soon"}
-    result = subprocess.run(
-        bench.command("impatient"), env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    result = served(*bench.command("impatient"), ZEROLORA_PATIENCE="soon")
     assert result.returncode == 2
     assert "zerolora: ZEROLORA_PATIENCE is 'soon'; write seconds, as in 180" in result.stderr
     assert "Traceback" not in result.stderr

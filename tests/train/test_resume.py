@@ -16,6 +16,7 @@ import pytest
 import torch
 from bench import Bench, metrics, rank_process
 from conftest import ROOT, project_environment
+from fork_server import Started
 from safetensors.torch import load_file
 
 from zerolora.train.checkpoint.format import header
@@ -67,13 +68,11 @@ def stopped(bench: Bench, name: str, strategy: str, **train: Any) -> tuple[int, 
 ENDLESS: dict[str, Any] = {"max_steps": None, "epochs": 10000, "schedule": "constant", "checkpoint_steps": 2}
 
 
-def started(bench: Bench, name: str) -> "subprocess.Popen[str]":
+def started(bench: Bench, name: str) -> Started:
     """Start a run that would take for ever, and return it once it has written a checkpoint."""
-    process = subprocess.Popen(
-        bench.command(name, **ENDLESS), env=project_environment(ROOT), stderr=subprocess.PIPE, text=True
-    )
-    wait_until(lambda: bool(checkpoints(bench, name)) or process.poll() is not None)
-    return process
+    run = bench.begin(name, **ENDLESS)
+    wait_until(lambda: bool(checkpoints(bench, name)) or not run.runs())
+    return run
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -92,8 +91,8 @@ def test_asked_to_stop_it_saves_the_step_it_is_in(bench: Bench, number: signal.S
     ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
     for pid in [process.pid, *(ranks if number == signal.SIGINT else [])]:
         os.kill(pid, number)
-    errors = process.communicate(timeout=60)[1]
-    assert process.returncode == STOPPED, errors
+    code, errors = process.wait(), process.errors()
+    assert code == STOPPED, errors
     assert "zerolora: training was asked to stop; run the same command to go on" in errors
     last = header(checkpoints(bench, name)[-1])["step"]
     assert last > before
@@ -102,7 +101,7 @@ def test_asked_to_stop_it_saves_the_step_it_is_in(bench: Bench, number: signal.S
 
 
 def test_ctrl_c_while_ranks_still_load_is_no_traceback(bench: Bench) -> None:
-    """Ranks get it from the terminal before they can take it."""
+    """Ranks get it from the terminal before they can take it. By the real command, whose ranks take seconds to load."""
     command = bench.command("early", **ENDLESS)
     process = subprocess.Popen(command, env=project_environment(ROOT), stderr=subprocess.PIPE, text=True)
     ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
@@ -117,12 +116,12 @@ def test_a_second_ctrl_c_ends_it_at_once(bench: Bench) -> None:
     process = started(bench, "impatient")
     rank = rank_process(process.pid, 1)
     os.kill(rank, signal.SIGSTOP)  # a rank that hangs: no step ends any more
-    process.send_signal(signal.SIGINT)
+    process.signal(signal.SIGINT)
     time.sleep(1.5)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=30)[1]
-    assert process.returncode == 2
+    assert process.runs()
+    process.signal(signal.SIGINT)
+    assert process.wait() == 2
+    errors = process.errors()
     assert "training was ended by SIGINT; run the same command to go on from its checkpoint" in errors
 
 
@@ -130,7 +129,6 @@ def test_when_the_launcher_is_killed_its_ranks_save_and_go(bench: Bench) -> None
     process = started(bench, "orphaned")
     ranks = [psutil.Process(rank_process(process.pid, rank)) for rank in (0, 1)]
     process.kill()
-    process.communicate()
     _, alive = psutil.wait_procs(ranks, timeout=60)
     assert not alive
     step = header(checkpoints(bench, "orphaned")[-1])["step"]
@@ -140,11 +138,9 @@ def test_when_the_launcher_is_killed_its_ranks_save_and_go(bench: Bench) -> None
 
 
 def test_a_run_is_trained_once_at_a_time(bench: Bench) -> None:
-    first = bench.begin("twice", **ENDLESS)
-    wait_until(lambda: bool(checkpoints(bench, "twice")) or not first.runs())
+    first = started(bench, "twice")
     second = bench.start("twice", **ENDLESS)
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
+    first.kill()
     assert second.returncode == 2
     assert "checkpoints/twice: this run is being trained by process" in second.stderr
     assert "; wait for it, or end it" in second.stderr

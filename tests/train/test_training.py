@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from bench import Bench, metrics, rank_process
-from conftest import ROOT, project_environment
+from conftest import ROOT, begun, project_environment
 from safetensors.torch import load_file
 
 from zerolora.data.rows import open_split
@@ -266,11 +266,8 @@ def test_tasks_of_a_slurm_step_find_each_other(bench: Bench, reference: dict[str
             "SLURM_PROCID": str(task),
             "SLURM_STEP_NODELIST": "localhost",
         }
-        tasks.append(
-            subprocess.Popen(command, env=project_environment(ROOT) | slurm, stderr=subprocess.PIPE, text=True)
-        )
-    errors = [task.communicate()[1] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], errors
+        tasks.append(begun(*command, **slurm))
+    assert [task.wait() for task in tasks] == [0, 0], [task.errors() for task in tasks]
     assert metrics(bench.folder / "slurm")["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
@@ -278,13 +275,11 @@ def test_tasks_of_a_slurm_step_find_each_other(bench: Bench, reference: dict[str
 def test_ranks_share_the_pages_of_the_weights_file(bench: Bench, strategy: str) -> None:
     """A node reads the base weights once: no rank has a page of its own, even after steps."""
     name = f"mapped-{strategy}"
-    process = subprocess.Popen(
-        bench.command(name, strategy, max_steps=None, epochs=10000), env=project_environment(ROOT)
-    )
+    process = bench.begin(name, strategy, max_steps=None, epochs=10000)
     try:
         deadline = time.monotonic() + 60
         while not list((bench.folder / "checkpoints" / name).glob("*/step-*.safetensors")):
-            assert time.monotonic() < deadline and process.poll() is None
+            assert time.monotonic() < deadline and process.runs()
             time.sleep(0.1)
         for rank in (0, 1):
             text = Path(f"/proc/{rank_process(process.pid, rank)}/smaps").read_text()
@@ -293,8 +288,8 @@ def test_ranks_share_the_pages_of_the_weights_file(bench: Bench, strategy: str) 
             size = {line.split(":")[0]: int(line.split()[1]) for line in weights.splitlines()[1:] if "kB" in line}
             assert size["Rss"] > 0 and size["Private_Dirty"] == 0, weights
     finally:
-        process.terminate()
-        process.wait(timeout=60)
+        process.signal(signal.SIGTERM)
+        process.wait()
 
 
 # Of a rank, which leaves by os._exit.

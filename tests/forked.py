@@ -1,0 +1,128 @@
+"""What a process does that fork_server.py forks: be a command of the project, or a rank.
+
+Imported with the code that the commands are to have (loaded_process.py).
+"""
+
+import atexit
+import importlib
+import os
+import runpy
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from fork_server import WITHOUT
+
+from zerolora.train.launch import processes, topology
+
+RANKS = {"zerolora.train": "zerolora.train.__main__", "zerolora.probe.rank": "zerolora.probe.rank"}
+"""What is started as ranks, and the module of its `main`."""
+
+
+def run(request: dict[str, Any], files: list[int], stand_ins: Path) -> NoReturn:
+    """Be the process of a request; `stand_ins` is the directory of fork_server.py's stand-ins."""
+    _forget_finalizers()
+    for descriptor, file in enumerate(files):
+        os.dup2(file, descriptor)
+        os.close(file)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for as long as the process lives)
+    os.chdir(request["directory"])
+    _replace_environment(request["environment"])
+    # What the commands start in turn is looked for beside the interpreter.
+    sys.executable = str(stand_ins / "python")
+    exec(request["before"], {})  # noqa: S102 (a test's own text)
+    name, *arguments = sys.argv = request["command"]
+    if name in ("zerolora", "python"):
+        started = SimpleNamespace(Popen=LoadedRanks)
+        processes.subprocess = topology.subprocess = started  # type: ignore[attr-defined, assignment]
+    if name != "python":
+        _end(_called(importlib.import_module(f"{name}.cli").main))
+    if arguments[0] != "-c":
+        _end(_called(lambda: _script(arguments)))
+    option, text, *rest = arguments
+    sys.argv = [option, *rest]
+    _end(_called(lambda: exec(text, {"__name__": "__main__"})))  # noqa: S102 (a test's own text)
+
+
+class LoadedRanks(processes.Fork):
+    """What Popen of `python -m MODULE ARGUMENTS`, or of a benchmark, is for ranks: a fork of a process that has
+    imported the module."""
+
+    def __init__(
+        self, command: list[str], *, env: Mapping[str, str], stdout: Any, stderr: Any, pass_fds: Sequence[int]
+    ) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        super().__init__(os.fork())
+        if self.pid:
+            return
+        _forget_finalizers()
+        for file, descriptor in ((stdout, 1), (stderr, 2)):
+            if file:
+                os.dup2(file.fileno(), descriptor)
+        _replace_environment(env)
+        if command[1] != "-m":
+            _end(_called(lambda: _script(command[1:])))
+        sys.argv = command[2:]
+        _end(_called(importlib.import_module(RANKS[command[2]]).main))
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, once the process was seen to have ended."""
+        return self._code
+
+    def kill(self) -> None:
+        """End the process."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _script(command: list[str]) -> None:
+    """Be the process of a script with its arguments."""
+    sys.argv = command
+    sys.path[0] = str(Path(command[0]).parent)
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def _called(function: Callable[[], Any]) -> int:
+    """Call a program's function and return the exit code that it asks for."""
+    try:
+        result = function()
+    except SystemExit as end:
+        result = end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    if isinstance(result, str):
+        print(result, file=sys.stderr)
+        return 1
+    return int(result or 0)
+
+
+def _end(code: int) -> NoReturn:
+    """End this process as the interpreter does, but for the freeing of what was imported."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _forget_finalizers() -> None:
+    """Leave to the process that was forked what it does at its end: its temporary directories, torch's libraries."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.detach()
+
+
+def _replace_environment(environment: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+    for package in filter(None, environment.get(WITHOUT, "").split(",")):
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+            del sys.modules[name]
+        sys.modules[package] = None  # type: ignore[assignment]

@@ -1,0 +1,140 @@
+"""The process of fork_server.py: it imports the libraries, and forks a server for each state of the project's code.
+
+On standard input it reads a line of JSON for each server: the directory of the code, the server's address, and the
+directory of its stand-ins. The server imports the code and forks a process (forked.py) for each request at its address.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+LIBRARIES = (
+    *("accelerate.tracking", "datasets", "deepspeed", "peft", "torch", "torch.distributed.fsdp"),
+    *("transformers", "transformers.conversion_mapping", "transformers.models.llama.modeling_llama"),
+    *("dvc.cli", "dvc.cli.parser", "dvc.dvcfile", "dvc.repo.reproduce", "dvc.repo.stage", "dvc.stage.cache"),
+    *("dvc.cachemgr", "dvc.data_cloud", "dvc.rwlock", "dvc.utils.strictyaml", "dvc_data.hashfile.status"),
+    *(f"dvc.repo.{name}" for name in ("artifacts", "datasets", "index", "metrics", "params", "plots")),
+    *("networkx", "scmrepo.git", "smart_open", "snakemake.cli", "snakemake.report.html_reporter"),
+    *("jinja2", "matplotlib.backends.backend_svg", "matplotlib.pyplot", "pydantic", "typer"),
+)
+CODE = (
+    "cli",
+    "config.resolve",
+    "data.pack",
+    "data.prepare",
+    "evaluate.evaluate",
+    "fetch.models",
+    "fingerprint",
+    "memory.estimate",
+    "memory.table",
+    "merge.merge",
+    "planner.render",
+    "probe.rank",
+    "report.report",
+    "report.show",
+    "train.__main__",
+    "train.engines.ddp",
+    "train.engines.deepspeed",
+    "train.engines.fsdp",
+    "train.rank",
+)
+"""Modules of zerolora, with what they import."""
+LARGEST = 1 << 20
+"""Bytes of a request."""
+
+
+def main() -> None:
+    """Import the libraries, and fork a server for each line of standard input until it ends."""
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
+    assert "zerolora" not in sys.modules, "the code is each server's own"
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, _reap)
+    ended, alive = os.pipe()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        assert threading.active_count() == 1, "a fork keeps no other thread"
+        if not os.fork():
+            os.close(alive)
+            _serve(**json.loads(line), ended=ended)
+
+
+def _reap(*_: object) -> None:
+    """Let servers that were ended go; their CPU-seconds become this process's."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _serve(source: str, address: str, stand_ins: str, ended: int) -> NoReturn:
+    """Import the code, and fork a process for each request until the process that forked this one ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    sys.path.insert(0, source)
+    for name in CODE:
+        importlib.import_module(f"zerolora.{name}")
+    importlib.import_module("zerolora.train.engines.deepspeed").DeepSpeedEngine.load_library()
+    importlib.import_module("snakemake.cli").get_argument_parser()  # looks for plugins in all of sys.path, once
+    forked = importlib.import_module("forked")
+    gc.collect()
+    gc.freeze()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    print(os.getpid(), flush=True)
+    clients: dict[int, socket.socket] = {}
+    while True:
+        waited: list[socket.socket | int] = [listener, read, ended]
+        ready, _, _ = select.select(waited, [], [])
+        if ended in ready:
+            os._exit(0)
+        if read in ready:
+            os.read(read, 512)
+            _report(clients)
+        if listener in ready:
+            client, _ = listener.accept()
+            text, files, _, _ = socket.recv_fds(client, LARGEST, 3)
+            while not text.endswith(b"\n"):
+                text += client.recv(LARGEST)
+            pid = os.fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for other in (*clients.values(), client, listener):
+                    other.close()
+                for descriptor in (read, write, ended):
+                    os.close(descriptor)
+                forked.run(json.loads(text), files, Path(stand_ins))
+            for file in files:
+                os.close(file)
+            clients[pid] = client
+            client.sendall(f"{pid}\n".encode())
+
+
+def _report(clients: dict[int, socket.socket]) -> None:
+    """Tell clients whose process has ended how it did."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            with clients.pop(pid) as client, contextlib.suppress(OSError):
+                client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+if __name__ == "__main__":
+    main()
