@@ -89,7 +89,7 @@ def test_a_rank_that_lags_is_named_once(bench: Bench) -> None:
     # For a while after it was named: it is not named again.
     while since is None or time.monotonic() < since + 15:
         assert time.monotonic() < deadline, process.errors()
-        for number, seconds in ((signal.SIGSTOP, 0.03), (signal.SIGCONT, 0.015)):
+        for number, seconds in ((signal.SIGSTOP, 0.05), (signal.SIGCONT, 0.015)):
             os.kill(rank, number)
             time.sleep(seconds)
         if since is None and "is slow" in process.errors():

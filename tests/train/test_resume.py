@@ -139,8 +139,13 @@ def test_when_the_launcher_is_killed_its_ranks_save_and_go(bench: Bench) -> None
 
 def test_a_run_is_trained_once_at_a_time(bench: Bench) -> None:
     first = started(bench, "twice")
+    ranks = [rank_process(first.pid, rank) for rank in (0, 1)]
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)  # it keeps its lock, and needs no core while the second one waits for that
     second = bench.start("twice", **ENDLESS)
     first.kill()
+    for rank in ranks:
+        os.kill(rank, signal.SIGKILL)
     assert second.returncode == 2
     assert "checkpoints/twice: this run is being trained by process" in second.stderr
     assert "; wait for it, or end it" in second.stderr

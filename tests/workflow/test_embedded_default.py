@@ -1,5 +1,5 @@
-"""`make run` as it is shipped, but for fewer and smaller steps, and fewer rows to validate and to answer: a real model of
-135M parameters learns the reference task on two ranks.
+"""`make run` as it is shipped, but for fewer and smaller steps, and fewer rows to validate and to answer: a real model
+of 135M parameters learns the reference task on two ranks.
 
 benchmarks/make_run.py runs all of it, twice. A quarter of the tokens is enough to learn the task.
 """
