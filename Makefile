@@ -5,9 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PROFILE ?= profiles/local
-# Three files of tests at a time, which share nothing: for two cores, since those of Slurm and of hanging ranks mostly wait.
+# Four files of tests at a time, which share nothing: for two cores, since those of Slurm and of hanging ranks mostly wait.
 # A thread each, as more threads than cores are slower. What pytest compiles of the tests is kept for the next run.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 10
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10
 
 .PHONY: help run test test-no-slurm test-fast lint format schema architecture lock checkout report clean
 

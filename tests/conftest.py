@@ -53,7 +53,7 @@ TINY_CONFIG: dict[str, Any] = {
 
 
 # Files whose tests mostly wait for Slurm. The first begins beside the fast files; a worker has two files at a time, and
-# of three workers the fourth file is the first one's second.
+# of four workers the fifth file is the first one's second.
 WAITING = ("test_events", "test_pipeline")
 # Files that take minutes, the longest first, so that none is begun when all others are done.
 LONG_FILES = (
@@ -66,7 +66,7 @@ LONG_FILES = (
     "test_telemetry",
     "test_fp16",
 )
-WORKERS = 3  # as the Makefile has it
+WORKERS = 4  # as the Makefile has it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -221,10 +221,10 @@ def served(
     return SERVERS.of(ROOT, environment).run(command, directory, environment, before)
 
 
-def begun(*command: str, **variables: str) -> Started:
+def begun(*command: str, directory: Path = ROOT, **variables: str) -> Started:
     """Begin such a command."""
     environment = project_environment(ROOT) | variables
-    return SERVERS.of(ROOT, environment).start(command, ROOT, environment)
+    return SERVERS.of(ROOT, environment).start(command, directory, environment)
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,7 @@ class LoadedRanks(processes.Fork):
 def _script(command: list[str]) -> None:
     """Be the process of a script with its arguments."""
     sys.argv = command
-    sys.path[0] = str(Path(command[0]).parent)
+    sys.path.insert(0, str(Path(command[0]).parent))
     runpy.run_path(command[0], run_name="__main__")
 
 

@@ -4,10 +4,11 @@
 
 Needs the base model: run `make run` first; counting opened files needs strace. The embedded default is trained for two
 steps, with few rows to validate, by `zerolora train`, which forks its ranks (train/launch/fork.py), and by the same
-ranks started by themselves, as a scheduler that starts one task a rank does. Taken of each, until all have ended: CPU
-seconds of all processes, wall seconds, peak memory of all processes in which a shared page counts once (Pss), bytes
-that were read (rchar of /proc/PID/io, which includes the page cache but no mapped file), and successful opens of files,
-in a run of its own. Both write the same adapter. Writes benchmarks/results/train_forked_ranks.json.
+ranks started by themselves, as a scheduler that starts one task a rank does. Both write the same adapter. Taken of
+each: wall seconds until the first step has ended; and until all have ended, CPU seconds of all processes, wall seconds,
+peak memory of all processes in which a shared page counts once (Pss), bytes that were read (rchar of /proc/PID/io,
+which includes the page cache but no mapped file), and successful opens of files, in a run of its own. Writes
+benchmarks/results/train_forked_ranks.json.
 """
 
 import argparse
@@ -36,8 +37,10 @@ from zerolora.config.resolve import resolve
 from zerolora.files import write_json
 from zerolora.train.launch.launcher import environment_of
 from zerolora.train.launch.topology import topology
+from zerolora.train.telemetry.writer import FILE
 
-EVERY = 0.3  # seconds between two measurements
+EVERY = 0.3  # seconds between two measurements of memory
+OFTEN = 0.05  # seconds between two looks for the first step
 Start = Callable[[Ours, list[str]], list["subprocess.Popen[bytes]"]]
 
 
@@ -87,10 +90,17 @@ def compared(ours: Ours, rounds: int) -> dict[str, Any]:
 
 def taken(ours: Ours, start: Start) -> dict[str, float]:
     """Train once; return what it took."""
+    shutil.rmtree(ours.folder / "checkpoints", ignore_errors=True)  # steps_made looks there
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     processes = start(ours, [])
-    peak, read = 0, {}
+    peak, read, measured, first_step = 0, {}, 0.0, 0.0
     while any(each.poll() is None for each in processes):
+        time.sleep(OFTEN)
+        if not first_step and steps_made(ours):
+            first_step = time.monotonic() - begun
+        if time.monotonic() - measured < EVERY:
+            continue
+        measured = time.monotonic()
         pss = 0
         for process in family(processes):
             with contextlib.suppress(OSError, psutil.Error, AttributeError, TypeError):
@@ -98,15 +108,21 @@ def taken(ours: Ours, start: Start) -> dict[str, float]:
                 text = Path(f"/proc/{process.pid}/io").read_text()
                 read[process.pid] = int(re.findall(r"rchar: (\d+)", text)[0])
         peak = max(peak, pss)
-        time.sleep(EVERY)
     check(processes, ours)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "cpu_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "first_step_seconds": first_step,
         "wall_seconds": time.monotonic() - begun,
         "pss_bytes": peak,
         "read_bytes": sum(read.values()),
     }
+
+
+def steps_made(ours: Ours) -> bool:
+    """Tell whether a step has ended of the training that runs: its telemetry has a line below the header."""
+    files = (ours.folder / "checkpoints/run").glob(f"*/{FILE}")
+    return any(path.read_text(encoding="utf-8").count("\n") > 1 for path in files)
 
 
 def opened(ours: Ours, start: Start) -> int:

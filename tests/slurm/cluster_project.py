@@ -81,11 +81,12 @@ class ClusterProject(Project):  # type: ignore[misc]  # tests find conftest by p
         """Run snakemake with the Slurm profile."""
         return self.run("snakemake", "--profile", "profiles/slurm", *arguments, check=check)
 
-    def training(self, folder: Path, nodes: int, ranks_per_node: int) -> list[str]:
-        """Return the command that trains the first config's run into `folder` on this many ranks."""
+    def training(self, folder: Path, nodes: int, ranks_per_node: int, **train: Any) -> list[str]:
+        """Return the command that trains the first config's run, with other settings of `train`, into `folder` on this
+        many ranks."""
         config = json.loads(json.dumps(self._first))
         config["hardware"]["nodes"] = nodes
-        config["train"] |= {"nodes": nodes, "ranks_per_node": ranks_per_node, "micro_batch": 1}
+        config["train"] |= {"nodes": nodes, "ranks_per_node": ranks_per_node, "micro_batch": 1} | train
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         run = resolve(load(folder / "config.yaml")).model_dump(mode="json")["runs"]["default"]

@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from cluster import Cluster
 from cluster_project import ClusterProject
-from conftest import Project
+from conftest import Project, begun
 from engines import edit_config
 
 from zerolora.log import attempts
@@ -26,8 +25,6 @@ from zerolora.train.checkpoint.format import CorruptCheckpoint, header
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ADAPTER = "results/default/adapter"
-TARGET = f"{ADAPTER}/manifest.json"
 MERGED = "results/default/merged/manifest.json"
 TRAIN = "rule_train_wildcards_default"
 # Long enough for all that happens; some of it costs what was trained since the last checkpoint.
@@ -123,7 +120,9 @@ def prepared(make_project: Callable[[str], Project], cluster: Cluster) -> Cluste
     """Return a project in which all that comes before training is done."""
     project = ClusterProject(make_project("events"), cluster)
     edit_config(project, **LONG)
-    project.snakemake("--until", "render")
+    here = Project(project.directory)  # the local profile: nothing before training is what is tested
+    here.snakemake("results/default/zero.json")
+    here.run("zerolora", "weights", "--model", "resources/models/tiny", "--weights", "resources/weights/tiny")
     return project
 
 
@@ -134,15 +133,24 @@ def profile(prepared: ClusterProject) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(prepared: ClusterProject) -> dict[str, bytes]:
-    """Return the files of the undisturbed run."""
-    prepared.snakemake(TARGET)
-    return files_of(prepared)
+def undisturbed(prepared: ClusterProject, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the files of the undisturbed run: two tasks on this machine, which take themselves for those of a job."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    command = prepared.training(folder, 2, 1, **{key.removeprefix("train."): value for key, value in LONG.items()})
+    job = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+    }
+    tasks = [begun(*command, directory=prepared.directory, SLURM_PROCID=str(task), **job) for task in range(2)]
+    assert [task.wait() for task in tasks] == [0, 0], [task.errors() for task in tasks]
+    return files_of(folder)
 
 
-def files_of(project: ClusterProject) -> dict[str, bytes]:
+def files_of(folder: Path) -> dict[str, bytes]:
     names = ("adapter/adapter_model.safetensors", "metrics/train.json", "metrics/loss.csv")
-    return {name: (project.directory / "results/default" / name).read_bytes() for name in names}
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 def cancelled(disturbed: Disturbed) -> None:
@@ -280,7 +288,6 @@ NEXT_SITE: dict[Disturbance, Callable[[dict[str, Any]], None]] = {
 @pytest.fixture(scope="module")
 def disturbed(prepared: ClusterProject, undisturbed: dict[str, bytes], profile: dict[str, Any]) -> Iterator[Disturbed]:
     """Return the training that all happens to."""
-    forget(prepared)
     settle(prepared, profile, FIRST_SITE)
     disturbed = Disturbed(prepared)
     yield disturbed
@@ -313,7 +320,7 @@ def test_at_the_end_it_is_the_undisturbed_training(
     snakemake_killed(disturbed)
     disturbed.snakemake.wait(timeout=240)
     assert disturbed.snakemake.returncode == 0, disturbed.said.read_text()[-6000:]
-    found = files_of(prepared)
+    found = files_of(prepared.directory / "results/default")
     for name, content in undisturbed.items():
         assert found[name] == content, name
 
@@ -323,12 +330,6 @@ def settle(project: ClusterProject, shipped: dict[str, Any], site: Callable[[dic
     profile = json.loads(json.dumps(shipped))
     site(profile["set-resources"]["train"])
     project.write_profile(profile)
-
-
-def forget(project: ClusterProject) -> None:
-    """Take away what training made, outputs and checkpoints."""
-    shutil.rmtree(project.directory / ADAPTER, ignore_errors=True)
-    shutil.rmtree(project.directory / "work/checkpoints", ignore_errors=True)
 
 
 def mend(disturbed: Disturbed) -> None:

@@ -19,7 +19,7 @@ from zerolora.train.launch.topology import topology
 
 # A program whose ranks write down what they are, and then do what they were told.
 PROGRAM = """
-import json, os, random, sys, threading
+import json, os, random, sys, threading, time
 import numpy
 from pathlib import Path
 folder, before, then = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -37,7 +37,8 @@ found = {
     "asks": "ZEROLORA_FORK" in os.environ, "malloc": os.environ.get("GLIBC_TUNABLES"),
     "name": Path("/proc/self/comm").read_text().strip(), "group": os.getpgid(0),
 }
-(folder / f"{rank}.json").write_text(json.dumps(found))
+(folder / f"{rank}.part").write_text(json.dumps(found))
+(folder / f"{rank}.part").rename(folder / f"{rank}.json")
 exec(then)
 """
 RANKS = 3
@@ -85,7 +86,11 @@ def test_one_rank_is_not_forked(tmp_path: Path) -> None:
 
 
 def test_exit_codes_and_signals_are_those_of_the_ranks(tmp_path: Path) -> None:
-    then = "import time; time.sleep(1000) if rank != 1 else os._exit(7)"
+    then = f"""
+while rank != 1 or len(list(folder.glob("*.json"))) < {RANKS}:
+    time.sleep(0.05)
+os._exit(7)
+"""
     codes = ended(started(tmp_path, then))
     assert codes == {0: None, 1: 7, 2: None}
     with pytest.raises(UserError, match="(?s)^rank 1 failed with exit code 7; its last lines:.*rank 1 prints"):
@@ -94,7 +99,7 @@ def test_exit_codes_and_signals_are_those_of_the_ranks(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_a_signal_ends_says_so(tmp_path: Path) -> None:
-    codes = ended(started(tmp_path, "import time; time.sleep(1000) if rank else os.kill(os.getpid(), 11)"))
+    codes = ended(started(tmp_path, "time.sleep(1000) if rank else os.kill(os.getpid(), 11)"))
     assert codes[0] == -signal.SIGSEGV
     with pytest.raises(UserError, match="rank 0 failed with signal SIGSEGV"):
         check(codes, lambda rank: tmp_path / f"{rank}.log")

@@ -5,6 +5,7 @@ The processes that they start are forks (fork_server.py), but those whose memory
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import against_reference
 import against_trl
 import contest
+import forked_ranks
 import limit
 import loading
 import opponents
@@ -180,6 +182,20 @@ def test_start_up_compiles_nothing(held: Contest) -> None:
     found = held(start_up, "--max-length", "128")
     beginning, end = (found[name]["warm_rounds"] for name in ("to_first_step", "to_its_end"))
     assert found["compiled_files"] == [] and 0 < beginning[0] < end[0] and len(end) == 1
+
+
+@pytest.mark.slow
+def test_forked_ranks_are_compared_with_ranks_that_load_by_themselves(
+    held: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes, which load for 5 CPU-seconds each; not under strace, which takes a minute."""
+    monkeypatch.setattr(shutil, "which", lambda _: "strace")
+    monkeypatch.setattr(forked_ranks, "opened", lambda *_: 7)
+    found = held(forked_ranks, "--max-length", "128", "--ranks", "2")["ranks"]["2"]
+    assert found["same_adapter"]
+    for way in ("forked", "separate"):
+        assert 0 < found[way]["first_step_seconds"] < found[way]["wall_seconds"]
+        assert found[way]["pss_bytes"] > 2**27 and found[way]["cpu_seconds"] > 1
 
 
 @pytest.mark.slow

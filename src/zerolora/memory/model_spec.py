@@ -85,6 +85,10 @@ class ModelSpec:
         """Number of parameters, each counted once: a tied head adds none."""
         return sum(module.parameters * module.count for module in self.modules)
 
+    def __hash__(self) -> int:
+        # Caches are asked for one model tens of thousands of times, and all its modules take long to hash.
+        return hash((self.family, self.layers, self.parameters))
+
     @cached_property
     def linears(self) -> tuple[Module, ...]:
         """The targets of peft's all-linear: every nn.Linear and Conv1D but the output head.
