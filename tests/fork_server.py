@@ -10,6 +10,7 @@ A directory of stand-ins for `zerolora`, `snakemake`, `dvc` and `python`, put fi
 start in turn come here too; `python` comes here for these commands, for a text (-c) and for a benchmark.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -65,38 +66,38 @@ sys.exit(code if code >= 0 else 128 - code)
 
 
 class Libraries:
-    """The process that has imported the libraries and forks servers (loaded_process.py)."""
+    """The process that has imported the libraries and forks servers (loaded_process.py): one for all workers."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("loaded_process.py"))],
-            env={**environment, **IMPORTED_WITH},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._line() == "ready"
-        self.start_seconds = self.cpu_seconds()
-        """CPU-seconds of its start."""
+        """Connect to it, and start it if nobody has. It ends when nobody is connected any more."""
+        session = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"of{os.getpid()}")
+        folder = Path(tempfile.gettempdir()) / f"zl-{session[:16]}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        address = folder / "socket"
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not address.exists():
+                process = subprocess.Popen(
+                    [sys.executable, str(Path(__file__).with_name("loaded_process.py")), str(address), lock.name],
+                    env={**environment, **IMPORTED_WITH},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                )
+                assert process.stdout and process.stdout.readline() == b"ready\n"
+            self._connection = socket.socket(socket.AF_UNIX)
+            self._connection.connect(str(address))
+        self._lines = self._connection.makefile()
 
     def fork(self, source: Path, address: str, stand_ins: Path) -> int:
         """Start a server of the code in `source`, and return its process id."""
-        assert self._process.stdin
         request = {"source": str(source), "address": address, "stand_ins": str(stand_ins)}
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return int(self._line())
-
-    def cpu_seconds(self) -> float:
-        """Return the CPU-seconds of this process and of the servers that have ended."""
-        return _cpu_seconds(self._process.pid)
+        self._connection.sendall(json.dumps(request).encode() + b"\n")
+        return int(self._lines.readline())
 
     def stop(self) -> None:
-        """End the process, and with it its servers."""
-        self._process.communicate()
-
-    def _line(self) -> str:
-        assert self._process.stdout
-        return self._process.stdout.readline().strip()
+        """Take leave of the process."""
+        self._lines.close()
+        self._connection.close()
 
 
 class ForkServer:
@@ -154,17 +155,15 @@ class ForkServer:
 
     def cpu_seconds(self) -> float:
         """Return the CPU-seconds of the server and of the commands that have ended."""
-        return _cpu_seconds(self._pid)
+        times = psutil.Process(self._pid).cpu_times()
+        return float(times.user + times.system + times.children_user + times.children_system)
 
-    def stop(self) -> None:
-        """End the server; what it has forked goes on."""
+    def stop(self) -> float:
+        """End the server, and return its CPU-seconds; what it has forked goes on."""
+        seconds = self.cpu_seconds()
         os.kill(self._pid, signal.SIGKILL)
         self._home.cleanup()
-
-
-def _cpu_seconds(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system + times.children_user + times.children_system)
+        return seconds
 
 
 class ForkServers:
@@ -173,7 +172,8 @@ class ForkServers:
     def __init__(self) -> None:
         self._libraries: Libraries | None = None
         self._servers: dict[str, ForkServer] = {}
-        self._start_seconds = 0.0
+        self._ended_seconds = 0.0
+        """CPU-seconds of servers that have ended, less those of all servers' starts."""
 
     def of(self, root: Path, environment: Mapping[str, str]) -> ForkServer:
         """Return a server with the code that is in a tree now."""
@@ -186,22 +186,18 @@ class ForkServers:
         server = self._servers.pop(key, None)
         if self._libraries is None:
             self._libraries = Libraries(environment)
-            self._start_seconds += self._libraries.start_seconds
         if server is None:
             server = ForkServer(self._libraries, root)
-            self._start_seconds += server.start_seconds
+            self._ended_seconds -= server.start_seconds
         self._servers[key] = server
         while len(self._servers) > KEPT:
-            self._servers.pop(next(iter(self._servers))).stop()
+            self._ended_seconds += self._servers.pop(next(iter(self._servers))).stop()
         return self._servers[key]
 
     def cpu_seconds(self) -> float:
         """Return the CPU-seconds that commands took. Servers' starts count for nothing: whichever test is the first to
         need one has it."""
-        if self._libraries is None:
-            return 0.0
-        servers = sum(server.cpu_seconds() for server in self._servers.values())
-        return self._libraries.cpu_seconds() + servers - self._start_seconds
+        return sum((server.cpu_seconds() for server in self._servers.values()), self._ended_seconds)
 
     def stop(self) -> None:
         """End all servers."""

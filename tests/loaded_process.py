@@ -1,15 +1,17 @@
 """The process of fork_server.py: it imports the libraries, and forks a server for each state of the project's code.
 
-On standard input it reads a line of JSON for each server: the directory of the code, the server's address, and the
-directory of its stand-ins. The server imports the code and forks a process (forked.py) for each request at its address.
+A client sends a line of JSON for each server: the directory of the code, the server's address, and the directory of its
+stand-ins. The server imports the code and forks a process (forked.py) for each request at its address.
 """
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -53,7 +55,8 @@ LARGEST = 1 << 20
 
 
 def main() -> None:
-    """Import the libraries, and fork a server for each line of standard input until it ends."""
+    """Import the libraries, and fork a server for each request until all clients have gone."""
+    address, lock = sys.argv[1:]
     for name in LIBRARIES:
         importlib.import_module(name)
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
@@ -62,22 +65,58 @@ def main() -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, _reap)
     ended, alive = os.pipe()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
     print("ready", flush=True)
-    for line in sys.stdin:
-        assert threading.active_count() == 1, "a fork keeps no other thread"
-        if not os.fork():
-            os.close(alive)
-            _serve(**json.loads(line), ended=ended)
+    os.dup2(2, 1)  # whoever started this process may be gone before it
+    clients: list[socket.socket] = []
+    while True:
+        ready, _, _ = select.select([listener, *clients], [], [])
+        for client in ready:
+            if client is listener:
+                clients.append(listener.accept()[0])
+                continue
+            line = client.recv(LARGEST)
+            if line:
+                _fork(json.loads(line), client, [listener, *clients], ended, alive)
+                continue
+            clients.remove(client)
+            client.close()
+        if not clients and _left(listener, address, lock):
+            return
+
+
+def _left(listener: socket.socket, address: str, lock: str) -> bool:
+    """Tell whether nobody is about to come; then the address is no more."""
+    with Path(lock).open("w") as file:  # as each does who comes
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if select.select([listener], [], [], 0)[0]:
+            return False
+        shutil.rmtree(Path(address).parent)
+    return True
+
+
+def _fork(request: dict[str, str], client: socket.socket, open_: list[socket.socket], ended: int, alive: int) -> None:
+    """Fork a server; it tells the client its process id when it is ready."""
+    assert threading.active_count() == 1, "a fork keeps no other thread"
+    if os.fork():
+        return
+    os.close(alive)
+    for other in open_:
+        if other is not client:
+            other.close()
+    _serve(**request, client=client, ended=ended)
 
 
 def _reap(*_: object) -> None:
-    """Let servers that were ended go; their CPU-seconds become this process's."""
+    """Let servers that were ended go."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def _serve(source: str, address: str, stand_ins: str, ended: int) -> NoReturn:
+def _serve(source: str, address: str, stand_ins: str, client: socket.socket, ended: int) -> NoReturn:
     """Import the code, and fork a process for each request until the process that forked this one ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.path.insert(0, source)
@@ -95,7 +134,8 @@ def _serve(source: str, address: str, stand_ins: str, ended: int) -> NoReturn:
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    print(os.getpid(), flush=True)
+    client.sendall(f"{os.getpid()}\n".encode())
+    client.close()
     clients: dict[int, socket.socket] = {}
     while True:
         waited: list[socket.socket | int] = [listener, read, ended]

@@ -1,4 +1,4 @@
-"""Snakemake, but it looks at its Slurm jobs every second.
+"""Snakemake, but it looks at its Slurm jobs every two seconds.
 
 The Slurm plugin looks after 40 seconds, then 50, 60 … more: right for an accounting database that a whole site asks,
 and minutes of waiting for jobs that last seconds. Nothing else differs.
@@ -12,10 +12,10 @@ from snakemake.cli import main
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 
-async def _second(executor: Any) -> None:
-    await asyncio.sleep(1)
+async def _two_seconds(executor: Any) -> None:
+    await asyncio.sleep(2)
 
 
 if __name__ == "__main__":
-    RemoteExecutor.sleep = _second
+    RemoteExecutor.sleep = _two_seconds
     sys.exit(main())
