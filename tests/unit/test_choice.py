@@ -288,6 +288,12 @@ NEAREST: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"strategy": "zero2_offload", "host_memory": 28 * GIB},
         {"render": {"strategy": "zero3_offload_optimizer"}},
     ),
+    # A strategy that is never chosen by itself, since it changes the weights, stays the one that was asked for.
+    (
+        "llama-3-8b",
+        {"strategy": "zero3_quantized", "gpu_memory": 24 * GIB, "micro_batch": 4, "activation_checkpointing": False},
+        {"train": {"activation_checkpointing": True}},
+    ),
     # Where the strategy is open already, the rest is opened.
     (
         "qwen2.5-7b",

@@ -210,7 +210,8 @@ def _find_value(text: str, begin: int, whole: bool) -> tuple[int, int] | None:
     except json.JSONDecodeError as error:
         if not whole and OPEN_STRING.match(text, error.pos):
             return None
-        raise _BrokenError(text, error.pos, f"not JSON: {error.msg}") from None
+        reason = error.msg.removesuffix(" at").removesuffix(" starting")  # where, _BrokenError says
+        raise _BrokenError(text, error.pos, f"not JSON: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise _BrokenError(text, begin, f"not JSON: {error}") from None
     # The decoder ends 1.5e+ after the 5; unless the text is complete, more of it may follow and extend the number.
