@@ -92,7 +92,9 @@ class Libraries:
         """Start a server of the code in `source`, and return its process id."""
         request = {"source": str(source), "address": address, "stand_ins": str(stand_ins)}
         self._connection.sendall(json.dumps(request).encode() + b"\n")
-        return int(self._lines.readline())
+        pid = int(self._lines.readline())
+        assert pid, f"{source} cannot be imported; standard error says why"
+        return pid
 
     def stop(self) -> None:
         """Take leave of the process."""

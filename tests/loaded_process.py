@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -98,7 +99,7 @@ def _left(listener: socket.socket, address: str, lock: str) -> bool:
 
 
 def _fork(request: dict[str, str], client: socket.socket, open_: list[socket.socket], ended: int, alive: int) -> None:
-    """Fork a server; it tells the client its process id when it is ready."""
+    """Fork a server; it tells the client its process id when it is ready, and 0 if it fails."""
     assert threading.active_count() == 1, "a fork keeps no other thread"
     if os.fork():
         return
@@ -106,7 +107,13 @@ def _fork(request: dict[str, str], client: socket.socket, open_: list[socket.soc
     for other in open_:
         if other is not client:
             other.close()
-    _serve(**request, client=client, ended=ended)
+    try:
+        _serve(**request, client=client, ended=ended)
+    except BaseException:
+        traceback.print_exc()
+        with contextlib.suppress(OSError):  # who asked knows already that it is ready
+            client.sendall(b"0\n")
+        os._exit(1)
 
 
 def _reap(*_: object) -> None:
