@@ -3,8 +3,11 @@
 Most of what a test's command costs is the import of torch, DeepSpeed, transformers, Snakemake and DVC: up to ten
 CPU-seconds for one that then computes for a tenth of a second. Here that is paid once. What runs is the project's own
 code in processes of its own, with the arguments, environment, directory and files of the request; the ranks of a
-training are forked from its launcher's fork. Tests of signals, of start-up, of a process's memory, of terminals and of
-Slurm start the real commands.
+training are forked from its launcher's fork. Tests of start-up, of memory, of terminals and of Slurm, which also sends
+signals, start the real commands.
+
+The libraries are imported by one process for all workers (loaded_process.py). It forks a server for each state of the
+code, since tests change that, and a server forks a process for each command (forked.py).
 
 A directory of stand-ins for `zerolora`, `snakemake`, `dvc` and `python`, put first on PATH, has the commands that those
 start in turn come here too; `python` comes here for these commands, for a text (-c) and for a benchmark.

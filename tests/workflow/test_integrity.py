@@ -200,6 +200,18 @@ def test_results_without_any_record_are_judged_by_dvc(project: Project) -> None:
     assert (project.directory / ".snakemake/outputs.json").exists()
 
 
+def test_what_is_damaged_before_the_run_ends_is_not_recorded(project: Project) -> None:
+    """By a later job, which writes to the new adapter's config."""
+    rule, written = project.directory / "workflow/rules/report.smk", "results/default/adapter/adapter_config.json"
+    last = "--output {output.page}"
+    assert rule.read_text().count(last) == 1
+    rule.write_text(rule.read_text().replace(last, f"{last} && printf x >> {written}"))
+    edit_config(project, **{"train.learning_rate": 2e-2})
+    _, said = run(project)
+    assert f"not recorded in DVC: {written} is not what train@default wrote" in said
+    assert "train@default" in dvc_changed(project)
+
+
 def test_a_lock_whose_owner_was_killed_is_taken_over(project: Project, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
