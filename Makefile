@@ -36,6 +36,7 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/codespell
 	$(BIN)/python tests/check_terms.py
 	$(BIN)/python docs/module_table.py --check
+	$(BIN)/python docs/method_table.py --check
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix
@@ -45,8 +46,9 @@ format: $(INSTALLED)  ## write the style that lint asks for
 schema: $(INSTALLED)  ## write the config's JSON Schema after a change of config/schema.py
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
 
-architecture: $(INSTALLED)  ## write the lists of modules in docs/architecture.md from their docstrings
+architecture: $(INSTALLED)  ## write what the docs list of the source: modules, strategies of each method
 	$(BIN)/python docs/module_table.py
+	$(BIN)/python docs/method_table.py
 
 lock: $(INSTALLED)  ## write envs/requirements.lock after a change of envs/requirements.in
 	$(BIN)/python -m pip install --quiet pip-tools

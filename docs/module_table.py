@@ -45,16 +45,20 @@ def rooms(text: str) -> list[str]:
     return [match[2] for match in MARK.finditer(text)]
 
 
+def write_or_check(document: Path, new: str) -> int:
+    """Write a document, or with --check say whether it is out of date. Return the exit code."""
+    if "--check" not in sys.argv:
+        document.write_text(new, encoding="utf-8")
+        return 0
+    if new == document.read_text(encoding="utf-8"):
+        return 0
+    print(f"docs/{document.name} is out of date; run `make architecture`")
+    return 1
+
+
 def main() -> int:
     """Write the lists, or compare them."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    new = written(text)
-    if "--check" in sys.argv:
-        if new != text:
-            print("docs/architecture.md is out of date; run `make architecture`")
-        return int(new != text)
-    DOCUMENT.write_text(new, encoding="utf-8")
-    return 0
+    return write_or_check(DOCUMENT, written(DOCUMENT.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

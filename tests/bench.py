@@ -25,6 +25,15 @@ from zerolora.planner.render import render
 
 # Packing off, packed rows of a row or two, and all rows of the data in one packed row.
 PLANS = {"unpacked": None, "packed": 160, "whole": 4096}
+# A template of the user's own, whose tokens the tiny model lacks, as well as one that answers begin with.
+MARKED = {
+    "template": "config/templates/marked.jinja",
+    "template_text": "{% for message in messages %}<|turn|>{{ message.content }}"
+    "{% if message.role == 'assistant' %}<|over|>{% endif %}{% endfor %}",
+    "add_special_tokens": ["<|turn|>", "<|over|>"],
+    "add_tokens": ["王大丫丫"],
+    "stop_tokens": ["<|over|>"],
+}
 PLAIN = {"activation_checkpointing": False, "attention": "flash"}
 
 
@@ -58,14 +67,25 @@ class Bench:
         )
         pack_rows(PackSettings(packing=True, capacity=300), folder / "mixed", folder / "mixed-packing")
 
-    def resolved(self, **train: Any) -> dict[str, Any]:
+    def mark(self) -> None:
+        """Add a data set whose prompt format and texts have tokens that the model lacks, and its packing."""
+        rows = self.settings["prepare"]["rows"] | MARKED | {"path": str(self.folder / "rows.json")}
+        prepare(PrepareSettings.model_validate(rows), self.folder / "m/tiny/manifest.json", self.folder / "marked")
+        pack_rows(PackSettings(packing=False, capacity=None), self.folder / "marked", self.folder / "marked-packing")
+
+    def resolved(self, strategy: str = "zero2", **train: Any) -> dict[str, Any]:
         config = json.loads(json.dumps(TINY_CONFIG))
+        if not strategy.endswith(".json"):
+            config["render"]["strategy"] = strategy
         config["train"] |= (
             {"ranks_per_node": 2, "max_steps": 3, "micro_batch": 1, "checkpoint_steps": 1} | PLAIN | train
         )
-        config["hardware"]["nodes"] = 2
+        config["hardware"] |= {"nodes": 2} | self.hardware
+        origin = config["train"].pop("from_adapter", None)
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
-        return resolve(load(self.folder / "config.yaml")).model_dump(mode="json")
+        settings = resolve(load(self.folder / "config.yaml")).model_dump(mode="json")
+        settings["runs"]["default"]["train"]["from_adapter"] = origin  # a config has it in `continued`
+        return settings
 
     def command(
         self,
@@ -79,7 +99,7 @@ class Bench:
     ) -> list[str]:
         """Render a run's JSON and return the command that trains it. `local` is how many ranks count as a node;
         `checkpoints` names another run whose checkpoints it shares."""
-        run = self.resolved(**train)["runs"]["default"]
+        run = self.resolved(strategy, **train)["runs"]["default"]
         write_json(
             self.folder / name / "estimate.json",
             estimate(EstimateSettings.model_validate(run["estimate"]), self.folder / "m/tiny", self.folder / packing),
@@ -115,6 +135,11 @@ class Bench:
         """Begin to train, with more variables in the environment."""
         environment = self.environment | (variables or {})
         return self.server.start(self.command(name, strategy, **train), self.folder, environment)
+
+    @property
+    def hardware(self) -> dict[str, Any]:
+        """Further keys of the config's section."""
+        return {}
 
     @property
     def server(self) -> ForkServer:

@@ -1,5 +1,6 @@
 """A real but tiny language model, and whole copies of the project to run it in."""
 
+import gc
 import json
 import os
 import shutil
@@ -52,21 +53,24 @@ TINY_CONFIG: dict[str, Any] = {
 }
 
 
-# Files whose tests mostly wait for Slurm. The first begins beside the fast files; a worker has two files at a time, and
-# of four workers the fifth file is the first one's second.
+# Files whose tests mostly wait for Slurm: they begin beside the fast files.
 WAITING = ("test_events", "test_pipeline")
 # Files that take minutes, the longest first, so that none is begun when all others are done.
 LONG_FILES = (
     "test_embedded_default",
+    "test_methods_train",
     "test_rerun_matrix",
     "test_training",
+    "test_trace",
+    "test_train_benchmarks",
     "test_resume",
+    "test_data",
+    "test_integrity",
+    "test_engine_sync",
+    "test_trained_optimizers",
     "test_heartbeat",
     "test_gpu_benchmark",
-    "test_telemetry",
-    "test_fp16",
 )
-WORKERS = 4  # as the Makefile has it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,16 +91,22 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast files first, so that a mistake shows early, and beside them those that wait."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    files = list(dict.fromkeys(item.path for item in items))
     longest = {name: place for place, name in enumerate(LONG_FILES)}
-    files.sort(key=lambda path: (path in slow, longest.get(path.stem, len(longest))))
-    waiting = {path.stem: path for path in files if path.stem in WAITING}
-    files = [path for path in files if path not in waiting.values()]
-    for place, name in zip((0, WORKERS), WAITING, strict=True):
-        if name in waiting:
-            files.insert(place, waiting[name])
-    places = {path: place for place, path in enumerate(files)}
-    items.sort(key=lambda item: places[item.path])
+
+    def place(path: Path) -> tuple[bool, bool, int, str]:
+        return path.stem not in WAITING, path in slow, longest.get(path.stem, len(longest)), str(path)
+
+    items.sort(key=lambda item: place(item.path))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """Give each file the same environment variables: commands that a test calls in its own process set some."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +116,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.fail(f"no Slurm for tests/slurm: {lacking}; or leave them out: make test-no-slurm", pytrace=False)
     with Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector off what lives as long as the session: modules and thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

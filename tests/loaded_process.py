@@ -37,6 +37,7 @@ CODE = (
     "evaluate.evaluate",
     "fetch.models",
     "fingerprint",
+    "gate",
     "memory.estimate",
     "memory.table",
     "merge.merge",

@@ -1,8 +1,9 @@
-"""A hub of one dataset repository on 127.0.0.1: as much of the real one as its client asks for, and its failures."""
+"""A hub of one repository on 127.0.0.1: as much of the real one as its client asks for, and its failures."""
 
 import hashlib
 import http.server
 import json
+import re
 import socket
 import struct
 import threading
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 REPOSITORY = "some/data"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 PAGE = 3
+REPOSITORIES = re.compile(rf"^(?:/datasets|/models)?/{REPOSITORY}/")
 
 
 class Asked(NamedTuple):
@@ -76,7 +78,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path = unquote(url.path)
         token = (self.headers["Authorization"] or "").removeprefix("Bearer ") or None
         self.server.asked.append(Asked(self.command, path, token, self.headers["Range"]))
-        kind, _, rest = path.removeprefix("/api").removeprefix(f"/datasets/{REPOSITORY}/").partition("/")
+        kind, _, rest = REPOSITORIES.sub("", path.removeprefix("/api"), count=1).partition("/")
         revision, _, name = rest.partition("/")
         may = self.server.token in (None, token)
         if path.startswith("/lfs/"):

@@ -69,7 +69,9 @@ def _memory(found: list[Found]) -> list[str]:
     for each in found:
         asked = each["settings"]
         kept = "layer inputs" if asked["checkpointing"] else "all"
-        what = (asked["model"], asked["strategy"], f"{asked['method']}, {asked['precision']}", asked["attention"], kept)
+        kept += ", on the host" if asked.get("offload") else ""
+        trained = ", ".join(asked[name] for name in ("method", "precision", "optimizer") if name in asked)
+        what = (asked["model"], asked["strategy"], trained, asked["attention"], kept)
         for predicted, row in zip(each["predicted"], each["measured"], strict=True):
             size = f"{row['micro_batch']} × {row['length']:,}"
             if "error" not in row:
@@ -85,10 +87,10 @@ def _memory(found: list[Found]) -> list[str]:
 
 def _reserve(found: list[Found]) -> list[str]:
     names = ("context", "communication", "allocator", "libraries", "total")
-    lines = [f"| model | strategy | {' | '.join(names)} | `estimate.reserve` |", f"|---|---|{'---|' * len(names)}---|"]
+    lines = [f"| model | strategy | {' | '.join(names)} | assumed |", f"|---|---|{'---|' * len(names)}---|"]
     for each in found:
-        asked = f"{each['predicted']['reserve'] / GIB:.2f} GiB"
         for strategy, parts in each["measured"].items():
+            asked = f"{each['predicted'][strategy]['total'] / GIB:.2f} GiB"
             cells = " | ".join(f"{parts[name] / GIB:.2f} GiB" for name in names)
             lines.append(f"| {each['settings']['model']} | {strategy} | {cells} | {asked} |")
     return lines

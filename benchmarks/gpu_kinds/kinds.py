@@ -108,21 +108,25 @@ def memory(asked: Settings, where: Context) -> Result:
 
 def reserve(asked: Settings, where: Context) -> Result:
     """Measure what a GPU holds beside torch's tensors: CUDA's context, NCCL, and the allocator's unused share."""
-    from zerolora.config.file import load
-    from zerolora.config.resolve import resolve
+    from dataclasses import replace
 
-    parts = {}
+    from benchmarks.memory import measure
+    from zerolora.memory import reserve as assumed
+
+    predicted, parts = {}, {}
     for strategy in asked["strategies"]:
         configuration = {
             "model": asked["model"], "strategy": strategy, "method": "lora", "checkpointing": True,
             "attention": "flash", "precision": where.precision,
         }  # fmt: skip
-        (row,) = measured_rows(configuration, [batch_of(1, asked["length"], "lora")], where)
+        batch = batch_of(1, asked["length"], "lora")
+        (row,) = measured_rows(configuration, [batch], where)
         if "error" not in row:
             raise Failed(row.get("failed") or row["skipped"])
+        spec = measure.spec_of({**configuration, "ranks": RANKS, "device": where.device}, batch)
+        predicted[strategy] = assumed.shares(replace(spec, reserve=None), row.get("gpu_allocated", 0))
         parts[strategy] = reserve_of(row)
-    run = resolve(load(ROOT / "config/config.yaml")).model_dump(mode="json")["runs"]["default"]
-    return {"predicted": {"reserve": run["estimate"]["reserve"]}, "measured": parts}
+    return {"predicted": predicted, "measured": parts}
 
 
 def reserve_of(row: Settings) -> dict[str, int]:
@@ -234,7 +238,7 @@ def speed(asked: Settings, where: Context) -> Result:
     }  # fmt: skip
     predicted = {
         "seconds": best.seconds, "tokens_per_second": statistics.tokens / best.seconds, "terms": best.cost.terms,
-        "gpu": best.gpu, "reserve": best.spec.reserve, "host": best.host, "strategy": best.choice.strategy,
+        "gpu": best.gpu, "host": best.host, "strategy": best.choice.strategy,
         "micro_batch": best.choice.micro_batch, "accumulation": best.choice.accumulation,
         "activation_checkpointing": best.choice.activation_checkpointing, "attention": best.choice.attention,
     }  # fmt: skip

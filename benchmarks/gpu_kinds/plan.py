@@ -54,6 +54,7 @@ def gpu_items(opponent: str) -> list[Item]:
         memory("qwen2.5-1.5b", "zero2", method="full"),
         memory("qwen2.5-1.5b", "zero3", method="full", checkpointing=False),
         memory("qwen2.5-1.5b", "zero2_offload", method="full"),
+        memory("qwen2.5-7b", "zero2", offload=True),
         memory("qwen2.5-32b", "zero2", seconds=120),
         memory("qwen2.5-7b", "zero0"),
         memory("qwen2.5-7b", "zero1", checkpointing=False, lengths=(512, 2048)),
@@ -65,6 +66,12 @@ def gpu_items(opponent: str) -> list[Item]:
         memory("qwen2.5-0.5b", "zero1", checkpointing=False),
         memory("qwen2.5-0.5b", "zero3", checkpointing=False),
         memory("qwen2.5-0.5b", "zero2", checkpointing=False, precision="fp16"),
+        memory("qwen2.5-0.5b", "zero2", method="full", optimizer="adamw_8bit"),
+        memory("qwen2.5-0.5b", "zero2", method="full", optimizer="paged_adamw"),
+        memory("qwen2.5-0.5b", "zero2", method="full", optimizer="paged_adamw_8bit"),
+        memory("qwen2.5-0.5b", "zero2", method="full", optimizer="lion"),
+        memory("qwen2.5-0.5b", "zero0", method="full", optimizer="adafactor"),
+        memory("qwen2.5-0.5b", "fsdp", checkpointing=False, optimizer="adamw_8bit"),
         speed("qwen2.5-0.5b", 60),
         speed("qwen2.5-1.5b", 60),
         speed("qwen2.5-14b", 90),
@@ -83,6 +90,7 @@ def cpu_items() -> list[Item]:
         Item("reserve", "", 10, {"model": "tiny", "strategies": ["zero2"], "length": 512}),
         memory("tiny", "zero2", precision="fp32", lengths=(512,), seconds=10),
         memory("tiny", "zero2", "full", attention="sdpa", precision="fp32", lengths=(512,), seconds=10),
+        memory("tiny", "zero2", precision="fp32", lengths=(512,), seconds=10, optimizer="adamw_8bit"),
         Item("speed", "tiny", 15, {"model": "tiny", "length": 32, "packed": 2, "global_batch": 2, "steps": 2}),
         Item("reference", "tiny", 40, {"model": "tiny", "steps": 2, "warm_up": 1, "rounds": 1, "ways": 1}),
         Item("contest", "tiny", 40, {
@@ -108,6 +116,8 @@ def memory(
     precision: str = "bf16",
     lengths: tuple[int, ...] = (512, 2048, 8192),
     seconds: int = 60,
+    optimizer: str | None = None,
+    offload: bool = False,
 ) -> Item:
     """Return the item that holds predicted against measured memory of one configuration at several lengths."""
     kept = "checkpointing" if checkpointing else "all"
@@ -115,7 +125,12 @@ def memory(
         "model": model, "strategy": strategy, "method": method, "checkpointing": checkpointing,
         "attention": attention, "precision": precision, "lengths": list(lengths),
     }  # fmt: skip
-    return Item("memory", "_".join((model, strategy, method, kept, attention, precision)), seconds, settings)
+    label = [model, strategy, method, kept, attention, precision]
+    if optimizer:
+        label, settings = [*label, optimizer], {**settings, "optimizer": optimizer}
+    if offload:
+        label, settings = [*label, "offload"], {**settings, "offload": True}
+    return Item("memory", "_".join(label), seconds, settings)
 
 
 def speed(model: str, seconds: int) -> Item:

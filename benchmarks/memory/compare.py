@@ -9,6 +9,8 @@ minutes each. Writes benchmarks/results/memory.json (table and errors) and memor
 
 import argparse
 import concurrent.futures
+import contextlib
+import functools
 import itertools
 import json
 import random
@@ -19,12 +21,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zerolora.errors import UserError
 from zerolora.files import write_json
 from zerolora.memory.estimate import attentions
+from zerolora.memory.model_spec import ModelSpec, with_rows
 from zerolora.memory.predict import predict, sized
-from zerolora.memory.read_spec import read_model_spec
+from zerolora.memory.read_spec import from_config
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
 from zerolora.strategies.base import Target
@@ -33,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
 TRACES = RESULTS / "memory_traces.jsonl"
 MODELS = ROOT / "config/recipes/models"
+OWN_MODELS = Path(__file__).with_name("models")  # mixtures of experts, with published sizes
 # How many combinations of each model are drawn. Large models take minutes each, so the second draw has small ones only.
 DRAWS: dict[int, dict[str, int]] = {
     4: {
@@ -49,9 +55,30 @@ DRAWS: dict[int, dict[str, int]] = {
 OURS = 7  # the draw of what training does: LoRA, the loss by chunks, the fastest attention that a model has
 TRACED = {"qwen2.5-7b": 8, "mistral-7b": 4, "llama-3-8b": 8, "qwen3-8b": 4, "gemma-2-9b": 4, "qwen2.5-14b": 5,
           "llama-3-70b": 3}  # fmt: skip
+# Every method on every family, with few layers of published sizes; the draws show how layers are extrapolated.
+EVERY = ("olmoe-1b-7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "mixtral-8x22b",
+         "pythia-1.4b", "falcon-7b", "opt-1.3b", "bloom-560m", "gpt2", "gemma-2-9b", "gemma-3-1b", "phi-3-mini-4k",
+         "qwen3-8b", "qwen2.5-0.5b", "mistral-7b", "llama-3.2-1b", "deepseek-v3", "gemma-2b")  # fmt: skip
+FEW_LAYERS = 5
+VARIANTS = (
+    ("lora", "ddp"),
+    ("qlora", "zero2"),
+    ("qlora-peft", "ddp"),
+    ("full", "zero1"),
+    ("ia3", "ddp"),
+    ("dora", "zero0"),
+    ("lora", "zero3"),
+    ("qdora", "zero2"),
+    ("full", "ddp"),
+    ("qdora", "ddp"),
+)
+IN_8_BITS = ("llama-3.2-1b", "qwen2.5-0.5b", "gpt2")  # whose base is traced in int8 as well
+QUERIES = {"llama-3.2-1b": "q_proj", "qwen2.5-0.5b": "q_proj", "gpt2": "c_attn"}
 METHODS = ("lora", "lora", "lora", "full", "dora", "ia3")
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3", "zero3_offload")
-WITHOUT_IA3 = ("qwen3-8b", "phi-3-mini-4k")  # peft does not know which of their modules to scale
+# peft does not know which of their modules to scale.
+WITHOUT_IA3 = ("qwen3-8b", "phi-3-mini-4k", "olmoe-1b-7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite",
+               "deepseek-v3", "qwen1.5-moe-a2.7b")  # fmt: skip
 LENGTHS = {1: (256, 1024, 2048, 4096), 4: (128, 512, 1024), 16: (64, 256)}
 DROPPED = ("llama-3.2-1b", "mistral-7b", "gpt2")  # whose adapters are tried with dropout
 
@@ -104,6 +131,65 @@ def cases() -> list[dict[str, Any]]:
                 drawn = [as_trained(case) for case in drawn]
             drawn = [case for case in drawn if case["method"] != "ia3" or model not in WITHOUT_IA3]
             found += [case for case in drawn[: TRACED.get(model)] if case not in found]
+    return found + of_optimizers() + offloaded() + every_method()
+
+
+def offloaded() -> list[dict[str, Any]]:
+    """Return a few cases of activation offload, of rows long enough for it to matter: with a leaf of the graph as the
+    first layer's input and without, with weights that are gathered, and with masks among a layer's inputs."""
+    batch: dict[str, Any] = {"ranks": 2, "micro_batch": 1, "length": 4096, "logits": 0, "r": 8, "checkpointing": True}
+    batch |= {"offload": True, "precision": "bf16", "dropout": 0.0}
+    long = batch | {"attention": "flash", "loss": "fused"}
+    masked = batch | {"micro_batch": 4, "length": 1024, "attention": "eager", "loss": "fused"}
+    return [
+        {"model": "llama-3.2-1b", "method": "lora", "strategy": "zero2"} | long,
+        {"model": "qwen2.5-0.5b", "method": "lora", "strategy": "zero3"} | long,
+        {"model": "gpt2", "method": "lora", "strategy": "zero2"} | masked,
+        {"model": "llama-3.2-1b", "method": "full", "strategy": "zero2"} | batch | {"attention": "sdpa"},
+    ]
+
+
+def of_optimizers() -> list[dict[str, Any]]:
+    """Return a few cases of the other optimizers. In full fine-tuning their states are a large part of the bytes."""
+    runs = itertools.product(("lion", "adamw_8bit", "adafactor"), ("lora", "full"), ("ddp", "zero0", "zero2", "zero3"))
+    batch = {"micro_batch": 1, "length": 256, "checkpointing": False, "attention": "sdpa", "logits": 0, "r": 64}
+    found = [
+        {"model": "smollm2-135m", "method": method, "strategy": strategy, "ranks": 1 if strategy == "ddp" else 8}
+        | {**batch, "precision": "bf16", "dropout": 0.0, "optimizer": optimizer}
+        for optimizer, method, strategy in runs
+        if (method, strategy) != ("full", "ddp")
+    ]
+    target = Target(device="cuda", precision="bf16", nodes=1, ranks_per_node=8, nvme=None)
+    specs = [spec_of(case) for case in found]
+    return [case for case, spec in zip(found, specs, strict=True) if not spec.optimizer.conflict(spec.layout, target)]
+
+
+def every_method() -> list[dict[str, Any]]:
+    """Return a case of each method on each family that both can run."""
+    found = []
+    for variant, (method, strategy) in enumerate(VARIANTS):
+        for number, model in enumerate(EVERY):
+            case = {
+                **{"model": model, "method": method.partition("-")[0], "strategy": strategy, "layers": FEW_LAYERS},
+                **{"ranks": 1 if strategy == "ddp" else 2, "micro_batch": 1, "length": 1024, "logits": 0, "r": 8},
+                **{"checkpointing": (number + variant) % 2 == 1, "precision": "bf16", "dropout": 0.0},
+            }
+            if method == "qlora-peft":
+                case["prepared_by"] = "peft"
+            case["attention"] = attentions(model_of(case))[0]
+            if method == "ia3" and model in WITHOUT_IA3:
+                continue
+            if strategy == "zero3" and not model_of(case).experts:
+                continue  # the draws have stage 3
+            if method == "qlora-peft" and model_of(case).experts:
+                continue  # torch's fake kernel multiplies no experts in fp32
+            with contextlib.suppress(UserError):  # peft has no DoRA of experts, transformers no 4-bit Falcon
+                spec_of(case).parameters(model_of(case))
+                found.append(case)
+                if (method, strategy) == ("qlora", "zero2") and model in IN_8_BITS:
+                    found += [{**case, "quantization": "int8", "checkpointing": each} for each in (False, True)]
+                    # What is not adapted keeps its input in int8 only.
+                    found.append({**case, "quantization": "int8", "checkpointing": False, "targets": QUERIES[model]})
     return found
 
 
@@ -135,8 +221,27 @@ def case_of(draw: random.Random, model: str, method: str, strategy: str) -> dict
 
 def as_trained(case: dict[str, Any]) -> dict[str, Any]:
     """Return a case with the loss and the attention that training takes."""
-    best = attentions(read_model_spec(MODELS / f"{case['model']}.json"))[0]
+    best = attentions(model_of(case))[0]
     return {**case, "loss": "fused", "attention": best}
+
+
+def config_of(name: str) -> Path:
+    """Return a model's config.json."""
+    path = MODELS / f"{name}.json"
+    return path if path.exists() else OWN_MODELS / f"{name}.json"
+
+
+@functools.cache
+def spec_of_model(name: str, layers: int | None) -> ModelSpec:
+    """Return a model's spec, with another number of layers if one is given."""
+    path = config_of(name)
+    config = json.loads(path.read_text(encoding="utf-8"))
+    return from_config(config | ({"num_hidden_layers": layers} if layers else {}), path)
+
+
+def model_of(case: dict[str, Any]) -> ModelSpec:
+    """Return the spec of a case's model."""
+    return with_rows(spec_of_model(case["model"], case.get("layers")), case.get("added_tokens", 0))
 
 
 def key(case: dict[str, Any]) -> str:
@@ -155,7 +260,15 @@ def spec_of(case: dict[str, Any]) -> TrainingSpec:
     """Return the training spec of a case."""
     return TrainingSpec(
         strategy=case["strategy"],
-        method=create(case["method"], r=case["r"], dropout=case["dropout"]),
+        method=create(
+            case["method"],
+            r=case["r"],
+            dropout=case["dropout"],
+            prepared_by=case.get("prepared_by", "zerolora"),
+            added_tokens=case.get("added_tokens", 0),
+            quantization=case.get("quantization", "nf4"),
+            targets=(case["targets"],) if "targets" in case else "all-linear",
+        ),
         nodes=max(1, case["ranks"] // 8),
         ranks_per_node=min(8, case["ranks"]),
         micro_batch=case["micro_batch"],
@@ -166,6 +279,10 @@ def spec_of(case: dict[str, Any]) -> TrainingSpec:
         precision=case["precision"],
         loss=case.get("loss", "supervised" if case["logits"] else "full"),
         logits=case["logits"],
+        sequence_parallel=case.get("sequence_parallel", 1),
+        activation_offload=case.get("offload", False),
+        optimizer=OPTIMIZERS[case.get("optimizer", "adamw")],
+        reserve=0,
     )
 
 
@@ -174,7 +291,7 @@ NOT_TRACED = ("loading", "evaluation", "saving")  # a trace is of a step
 
 def compared(case: dict[str, Any], traced: dict[str, int]) -> dict[str, Any]:
     """Return predicted and traced bytes of a case. A trace has one device, so what is offloaded counts in both."""
-    prediction = predict(read_model_spec(MODELS / f"{case['model']}.json"), spec_of(case))
+    prediction = predict(model_of(case), spec_of(case))
     step = {name: value + prediction.offloaded for name, value in prediction.phases.items() if name not in NOT_TRACED}
     for name in ("backward_end", "optimizer"):
         step[name] += prediction.offloaded_step
@@ -189,10 +306,15 @@ def compared(case: dict[str, Any], traced: dict[str, int]) -> dict[str, Any]:
 
 
 def others(row: dict[str, Any]) -> dict[str, int | None]:
-    """Return what DeepSpeed's and accelerate's own estimators answer for a case, in bytes of a GPU."""
+    """Return what DeepSpeed's and accelerate's own estimators answer for a case, in bytes of a GPU.
+
+    They are asked of whole models only, not of a few layers.
+    """
+    if "layers" in row:
+        return {"deepspeed": None, "accelerate": None}
     from baselines import baselines
 
-    config = MODELS / f"{row['model']}.json"
+    config = config_of(row["model"])
     local = min(8, row["ranks"])
     found = baselines(config, row["strategy"], row["precision"], local, row["ranks"] // local)
     return {name: answer.gpu for name, answer in found.items()}
@@ -268,13 +390,19 @@ def trace_all(wanted: list[dict[str, Any]], workers: int) -> None:
 def command(case: dict[str, Any]) -> list[str]:
     """Return the command that traces a case."""
     options = {
-        "--model": MODELS / f"{case['model']}.json",
+        "--model": config_of(case["model"]),
         "--method": case["method"],
+        "--prepared-by": case.get("prepared_by", "zerolora"),
+        "--quantization": case.get("quantization", "nf4"),
+        "--lora-targets": case.get("targets", "all-linear"),
         "--lora-r": case["r"],
         "--lora-dropout": case["dropout"],
+        "--added-tokens": case.get("added_tokens", 0),
+        "--optimizer": case.get("optimizer", "adamw"),
         "--strategy": case["strategy"],
         "--ranks": case["ranks"],
         "--micro-batch": case["micro_batch"],
+        "--sequence-parallel": case.get("sequence_parallel", 1),
         "--sequence-length": case["length"],
         "--logits": case["logits"],
         "--loss": case.get("loss", "plain"),
@@ -283,14 +411,17 @@ def command(case: dict[str, Any]) -> list[str]:
         "--zero": json.dumps(zero_json(case)),
     }
     texts = [str(text) for pair in options.items() for text in pair]
+    if "layers" in case:
+        texts += ["--layers", str(case["layers"])]
     saving = ["--activation-checkpointing"] if case["checkpointing"] else []
+    saving += ["--activation-offload"] if case.get("offload") else []
     return [sys.executable, str(Path(__file__).with_name("trace.py")), *texts, *saving]
 
 
 def zero_json(case: dict[str, Any]) -> dict[str, Any]:
     """Return the DeepSpeed JSON that render writes for a case; pinned memory and overlap are CUDA's alone."""
     spec = spec_of(case)
-    sizes = sized(read_model_spec(MODELS / f"{case['model']}.json"), spec)
+    sizes = sized(model_of(case), spec)
     choice = Choice(
         case["strategy"],
         case["micro_batch"],

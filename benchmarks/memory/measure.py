@@ -42,6 +42,7 @@ from zerolora.memory.predict import Prediction, predict, sized
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.peak_memory import PeakMemory
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
@@ -175,6 +176,7 @@ def spec_of(group: Group, batch: Batch) -> TrainingSpec:
         accumulation=1,
         length=batch["length"],
         activation_checkpointing=group["checkpointing"],
+        activation_offload=group.get("offload", False),
         attention=group["attention"],
         precision=group["precision"],
         masked=batch["masked"],
@@ -182,6 +184,7 @@ def spec_of(group: Group, batch: Batch) -> TrainingSpec:
         logits=batch["logits"],
         on_cpu=group["device"] == "cpu",
         reserve=0,
+        optimizer=OPTIMIZERS[group.get("optimizer", "adamw")],
     )
 
 
@@ -450,11 +453,11 @@ def run_rank(request: dict[str, Any]) -> None:
     memory = PeakMemory(device)
     marks = {"host_before": resident(), "gpu_connected": in_use(device)}
     full = group.get("method") == "full"
-    model = adapter.prepared(weights, plan, config, device) if full else adapter.adapt(weights, plan, config, device)
+    model = adapter.adapt(weights, plan, config, device)
     marks |= {"host_model": resident(), "host_peak_model": memory.host()}
     engine = engine_kind(model, config, plan, device)
     marks |= {"host_engine": resident(), "host_peak_engine": memory.host()}
-    isolation.check_loss(engine, engine.module if full else engine.module.get_base_model(), device)
+    isolation.check_loss(engine, adapter.base_of(engine.module), device)
     with Path(request["output"]).open("a") as output:
         for batch, data in zip(group["batches"], request["data"], strict=True):
             found = one_batch(engine, group, batch, Path(data), memory, device)
@@ -462,8 +465,8 @@ def run_rank(request: dict[str, Any]) -> None:
                 found |= {"gpu_context": context, "gpu_connected": marks["gpu_connected"]}
             if device.type == "cpu" and not full and "failed" not in found:
                 found |= {"host_steps": resident()}
-                expected = adapter.expected_tensors(weights, plan.lora)
-                adapter.save(engine, weights.parent / "adapter", torch.distributed.get_rank(), expected, {})
+                expected = adapter.expected_tensors(weights, plan)
+                adapter.save(engine, plan, weights.parent / "adapter", torch.distributed.get_rank(), expected, {}, {})
                 found |= {name: value for name, value in marks.items() if name.startswith("host")}
                 found |= {"host_peak_steps": found["host_peak"], "host_peak": memory.host()}
             output.write(json.dumps(found) + "\n")
@@ -477,20 +480,25 @@ def run_rank(request: dict[str, Any]) -> None:
 
 def training_plan(group: Group, batch: Batch) -> Any:
     """Return the plan that training would have for a batch of a group."""
-    from zerolora.config.schema import Lora
     from zerolora.config.settings import UsefulFlops
+    from zerolora.methods.sections import Lora
     from zerolora.train.plan import TrainingPlan
 
     return TrainingPlan(
-        device=group["device"], engine=STRATEGIES[group["strategy"]].engine, strategy=group["strategy"],
+        method=group.get("method", "lora"), device=group["device"], engine=STRATEGIES[group["strategy"]].engine,
+        strategy=group["strategy"],
         attention=group["attention"], activation_checkpointing=group["checkpointing"], precision=group["precision"],
         micro_batch=batch["micro_batch"], global_batch=batch["micro_batch"] * group["ranks"], accumulation=1, seed=1,
-        lora=Lora(**LORA), flops=UsefulFlops(token=0.0, squared_token=0.0, supervised_token=0.0, peak=None),
+        activation_offload=group.get("offload", False), lora=Lora(**LORA), optimizer=group.get("optimizer", "adamw"),
+        flops=UsefulFlops(token=0.0, squared_token=0.0, supervised_token=0.0, peak=None),
     )  # fmt: skip
 
 
-def random_on_device(weights: Path, dtype: torch.dtype, attention: str, device: torch.device | None = None) -> Any:
+def random_on_device(
+    weights: Path, dtype: torch.dtype, attention: str, device: torch.device | None = None, quantization: Any = None
+) -> Any:
     """Return the model with random weights, made where they belong: never whole on the host, at stage 3 nowhere."""
+    assert quantization is None, "bitsandbytes quantizes what it reads from a file"
     transformers: Any = importlib.import_module("transformers")
     config = transformers.AutoConfig.from_pretrained(weights)
     with torch.device("cuda", torch.cuda.current_device()):
@@ -581,11 +589,10 @@ def save_beside(engine: Any, saver: Any, number: int) -> None:
     """Begin to write a checkpoint, as training does while it goes on."""
     import torch.distributed
 
-    from zerolora.compat.torch import MOMENTS
     from zerolora.train.checkpoint.format import State
     from zerolora.train.engines.base import WEIGHT
 
-    parts = {part: engine.part(part) for part in (WEIGHT, *MOMENTS)}
+    parts = {part: engine.part(part) for part in (WEIGHT, *engine.recipe.states)}
     if torch.distributed.get_rank() == 0:
         saver.write(State(number, parts, number, {}, 0.0))
 

@@ -98,6 +98,19 @@ def _gib(each: Found) -> str:
     return f"{each['peak_host_bytes'] / 2**30:.2f} GiB"
 
 
+def _methods(found: Found) -> list[str]:
+    lines = [
+        "| method | trained | peak memory | estimated | step | over `lora` | besides the steps | published |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    return lines + [
+        f"| {name} | {each['trained_parameters']:,.0f} | {each['peak_bytes'] / 2**30:.2f} GiB | "
+        f"{each['predicted_bytes'] / 2**30:.2f} GiB | {each['step_seconds']:.2f} s | {each['step_over_lora']:.2f} | "
+        f"{each['other_seconds']:.1f} s | {each['published_bytes'] / 1e6:,.1f} MB |"
+        for name, each in found["methods"].items()
+    ]
+
+
 TABLES: dict[str, Callable[[Found], list[str]]] = {
     "train_reference.json": _reference,
     "train_trl.json": _trl,
@@ -106,6 +119,7 @@ TABLES: dict[str, Callable[[Found], list[str]]] = {
     "train_start_up.json": _start_up,
     "train_forked_ranks.json": _forked_ranks,
     "train_loading.json": _loading,
+    "train_methods.json": _methods,
 }
 
 if __name__ == "__main__":

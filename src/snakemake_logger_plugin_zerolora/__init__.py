@@ -64,6 +64,7 @@ SILENT = {
     LogEvent.GROUP_INFO,
 }
 """Events that the lines of stages make superfluous."""
+FRAMES = re.compile(r'\n  File ".*", line \d+, in \w+$', re.MULTILINE)
 MESSAGE = re.compile(r"(\d+: )?zerolora: ")
 """How lines of a log begin that are meant for the user; `srun --label` puts the task's number before them."""
 TAIL = 20
@@ -353,6 +354,8 @@ class LogHandler(LogHandlerBase):
             return
         if text.startswith("Nothing to be done"):
             self.summary = "all" in sys.argv
+        if text.startswith("WorkflowError:"):  # what the user is to mend, with the frames that found it
+            text = FRAMES.sub("", text)
         self.screen.print(text, "red" if record.levelno > WARNING else "")
 
     def _watch(self) -> None:

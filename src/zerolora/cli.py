@@ -6,10 +6,12 @@ Stages are imported inside their subcommands, so that estimate, render and --hel
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.exceptions import TyperException
 
 from zerolora import log as messages
 from zerolora.errors import UserError, explained
@@ -33,6 +35,10 @@ Settings = Annotated[
 Output = Annotated[Path, typer.Option(help="Output file or directory.")]
 ModelDirectory = Annotated[Path, typer.Option("--model", help="resources/models/NAME, as fetch wrote it.")]
 Data = Annotated[Path, typer.Option(help="Directory of the prepared data set.")]
+TrainedOn = Annotated[
+    Path | None,
+    typer.Option("--data", help="Directory of the prepared data set, whose prompt format the merged model gets."),
+]
 Weights = Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")]
 Packing = Annotated[Path, typer.Option(help="Directory of the run's packing plan.")]
 Stamp = Annotated[Path, typer.Option("--weights", help="File with the directory of the weights.")]
@@ -44,10 +50,10 @@ def start(
     context: typer.Context,
     log: Annotated[Path | None, typer.Option(help="Write all output to this file instead of the terminal.")] = None,
 ) -> None:
-    """Set up messages, and keep every stage but fetch off the network."""
+    """Set up messages, and keep every stage but fetch off the network; memory keeps itself off it without --hub."""
     if log:
         messages.redirect(log)
-    if context.invoked_subcommand not in ("fetch", "fetch-data", "weights"):
+    if context.invoked_subcommand not in ("fetch", "fetch-data", "fetch-adapter", "weights", "memory"):
         os.environ["HF_HUB_OFFLINE"] = "1"
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     for name, value in quiet.items():
@@ -124,6 +130,15 @@ def fetch_data(settings: Settings, output: Output) -> None:
 
 
 @app.command()
+def fetch_adapter(settings: Settings, output: Output) -> None:
+    """Download a pinned adapter of the Hugging Face hub."""
+    from zerolora.config.settings import FetchAdapterSettings
+    from zerolora.fetch.data_sets import fetch_adapter as stage
+
+    stage(_typed(FetchAdapterSettings, settings), output)
+
+
+@app.command()
 def weights(model: ModelDirectory, weights: Weights) -> None:
     """Ensure that the base weights are on this machine and match the hashes that fetch recorded."""
     from zerolora.fetch.models import restore
@@ -164,7 +179,7 @@ def estimate(settings: Settings, model: ModelDirectory, packing: Packing, output
     from zerolora.memory.estimate import estimate as stage
     from zerolora.memory.table import table
 
-    estimated = stage(EstimateSettings.model_validate(settings), model, packing)
+    estimated = stage(_typed(EstimateSettings, settings), model, packing)
     write_json(output, estimated)
     LOGGER.info("%s", table(estimated))
     fitting = sum(entry["fits"] for entry in estimated["strategies"])
@@ -192,6 +207,11 @@ def render(
     estimate: Annotated[Path, typer.Option(help="The run's estimate.json.")],
     output: Output,
     reasons: Annotated[Path, typer.Option(help="Output file of the reasons and overrides.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(help="resources/models/NAME: try on shapes whether the model can be trained and merged."),
+    ] = None,
+    weights: Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")] = Path(),
 ) -> None:
     """Choose a run's configuration, and write the choice and the options of its engine."""
     from zerolora.config.settings import RenderSettings
@@ -199,7 +219,12 @@ def render(
     from zerolora.planner.render import lines
     from zerolora.planner.render import render as stage
 
-    rendered, why = stage(RenderSettings.model_validate(settings), estimate)
+    checked = _typed(RenderSettings, settings)
+    rendered, why = stage(checked, estimate)
+    if model:
+        from zerolora.gate import check
+
+        check(checked, rendered["zerolora"]["attention"], model, weights)
     write_json(reasons, why)
     write_json(output, rendered)
     LOGGER.info("%s", lines(why))
@@ -223,6 +248,7 @@ def train(
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.manifest import check_intact
+    from zerolora.train.launch.canary import compare_first_steps
     from zerolora.train.launch.launcher import launch
     from zerolora.train.launch.topology import topology
     from zerolora.train.telemetry.trackers import check
@@ -241,6 +267,13 @@ def train(
         "output": output,
     }
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
+
+    def short_run(number: int, short: list[str], into: Path) -> None:
+        # With ports of their own: a node must not meet a rank of the training before.
+        here = topology(os.environ, checked.nodes, checked.ranks_per_node)
+        launch(here if here.listener else replace(here, port=here.port + 1 + number), short, checked.device, into)
+
+    compare_first_steps(checked, paths, logs, short_run)
     launch(where, ["--settings", canonical(checked.model_dump(mode="json")), *arguments], checked.device, logs)
 
 
@@ -250,13 +283,14 @@ def merge(
     adapter: Adapter,
     place: Annotated[Path, typer.Option(help="Output directory of the merged weights.")],
     output: Output,
+    data: TrainedOn = None,
 ) -> None:
     """Add the adapter to the base weights."""
     from zerolora.manifest import check_intact, located
     from zerolora.merge.merge import merge as stage
 
     check_intact(adapter, "zerolora train")
-    stage(located(weights), adapter, output, place)
+    stage(located(weights), adapter, output, place, data)
 
 
 @app.command()
@@ -264,12 +298,13 @@ def merged_weights(
     weights: Stamp,
     adapter: Adapter,
     manifest: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
+    data: TrainedOn = None,
 ) -> None:
     """Ensure that the merged weights are on this machine; merge again if they are not."""
     from zerolora.manifest import located
     from zerolora.merge.merge import restore
 
-    restore(located(weights), adapter, manifest)
+    restore(located(weights), adapter, manifest, data)
 
 
 @app.command()
@@ -326,6 +361,18 @@ def show(
     typer.echo(summary(results))
 
 
+def _usage(error: TyperException) -> int:
+    """Print a mistake in the options as one line, and return the exit code."""
+    context = getattr(error, "ctx", None)
+    text = error.format_message()
+    if context and text == context.get_help():  # of a command without arguments
+        typer.echo(text, err=True)
+    else:
+        remedy = f"; `{context.command_path} --help` lists the options" if context else ""
+        LOGGER.error("%s", " ".join(text.split()).rstrip(".") + remedy)
+    return error.exit_code
+
+
 def main() -> None:
     """Run the command.
 
@@ -336,7 +383,9 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     messages.set_up()
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except TyperException as error:
+        sys.exit(_usage(error))
     except Stopped as stopped:
         LOGGER.warning("%s", stopped)
         sys.exit(STOPPED)

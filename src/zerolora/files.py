@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 
 MANIFEST = "manifest.json"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
@@ -65,6 +65,14 @@ def read_json(path: Path, written_by: str) -> Any:
         raise UserError(f"{path}: there is no such file; `{written_by}` writes it") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); delete it and run `{written_by}` again") from None
+
+
+def read_object(path: Path, written_by: str) -> dict[str, Any]:
+    """Return the JSON object in `path`, as `read_json` does. Raises UserError if it holds anything else."""
+    value = read_json(path, written_by)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: holds {shown(value)}, no JSON object; delete it and run `{written_by}` again")
+    return value
 
 
 def readable(path: Path) -> None:

@@ -30,6 +30,7 @@ LEFT_OUT: Mapping[str, str] = {
     "errors": "messages",
     "files": "writes values as they are given, whole or not at all",
     "fingerprint": "compares code",
+    "gate": "refuses what could not be trained or merged; no value passes through it",
     "progress": "shows how far a stage is",
     "stages": "names the stages; a stage's rule and modules are hashed themselves",
     "log": "messages, and the status that a display reads",
@@ -52,8 +53,8 @@ DIRECTIVES_LEFT_OUT = frozenset(
     {"benchmark", "conda", "container", "group", "localrule", "log", "message", "priority", "resources", "retries"}
     | {"threads"}
 )
-# A package whose modules are found by file, not by import: all of them belong to whoever imports it.
-REGISTRY_MARK = "pkgutil"
+# A registry finds the modules of a package by file, not by import: all of them belong to whoever imports the registry.
+REGISTRY_MARK = "iter_modules"
 
 
 def of_stage(stage: str, rules: Path | None = None) -> str:
@@ -119,14 +120,12 @@ class _Modules:
             for each in beside:
                 digest.update(f"{each.name}\n".encode() + each.read_bytes())
             entry = {"stamp": stamp, "format": FORMAT, "digest": digest.hexdigest(), "imports": imports}
+            entry["registered"] = registered_packages(tree, name, path)
             self.entries[name] = entry
             self.changed = True
         # A registry's modules are read anew, since a file more or less does not change the registry itself.
-        registered = _registered(path, name) if entry["imports"] and REGISTRY_MARK in entry["imports"] else []
-        return {
-            "digest": entry["digest"],
-            "imports": [each for each in entry["imports"] if each != REGISTRY_MARK] + registered,
-        }
+        registered = [module for package in entry["registered"] for module in _modules_in(package)]
+        return {"digest": entry["digest"], "imports": entry["imports"] + registered}
 
     def save(self) -> None:
         """Keep what was parsed for the next start, where the directory can be written."""
@@ -139,7 +138,7 @@ class _Modules:
             beside.replace(CACHE)
 
 
-FORMAT = 3
+FORMAT = 4
 """Of an entry of the cache."""
 
 
@@ -163,13 +162,34 @@ def _data_files(module: Path) -> list[Path]:
     )
 
 
-def _registered(path: Path, name: str) -> list[str]:
-    prefix = f"{name}." if name else ""
+def _modules_in(package: str) -> list[str]:
+    prefix = f"{package}." if package else ""
     return sorted(
         f"{prefix}{each.stem if each.suffix else each.name}"
-        for each in path.parent.iterdir()
+        for each in PACKAGE.joinpath(*package.split(".")).iterdir()
         if (each.suffix == ".py" and each.name != "__init__.py") or (each / "__init__.py").is_file()
     )
+
+
+def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
+    """Return the packages whose modules a module finds by file: its own, as in `pkgutil.iter_modules(__path__)`, or one
+    that it imports, as in `pkgutil.iter_modules(methods.__path__)`."""
+    aliases = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in _run_nodes(tree)
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for alias in node.names
+    }
+    found = set()
+    for node in _run_nodes(tree):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != REGISTRY_MARK:
+            continue
+        where = ast.unparse(node.args[0]) if node.args else ""
+        package = f"zerolora.{name}" if where == "__path__" else aliases.get(where.removesuffix(".__path__"), "")
+        head, _, rest = package.partition(".")
+        assert where.endswith("__path__") and head == "zerolora", f"{path}: {where}: write the __path__ of a package"
+        found.add(rest)
+    return sorted(found)
 
 
 def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
@@ -191,8 +211,6 @@ def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
             chain = [".".join(parts[:count]) for count in range(len(parts) + 1)]
             result |= {module for module in chain if file_of(module)}
     result.discard(name)
-    if path.name == "__init__.py" and REGISTRY_MARK in {each.partition(".")[0] for each in found}:
-        result.add(REGISTRY_MARK)
     return sorted(result)
 
 

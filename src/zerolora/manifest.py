@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, checked_name, read_json, sha256
 
 WEIGHTS = "*.safetensors"
@@ -82,6 +82,24 @@ def check_needs_no_code(directory: Path) -> None:
             f"{directory / named[0]}: auto_map names Python code that the model needs; such code is never run here, so "
             "choose a model whose architecture transformers has built in, and remove auto_map"
         )
+
+
+def check_not_quantized(directory: Path) -> None:
+    """Raise UserError if the weights of the model in `directory` are stored quantized, as its config.json says.
+
+    What is trained beside such weights could not be added to them.
+    """
+    path = directory / "config.json"
+    config = read_json(path, "save_pretrained")
+    parts = [config, *config.values()] if isinstance(config, dict) else []
+    for part in parts:
+        if isinstance(part, dict) and isinstance(stored := part.get("quantization_config"), dict):
+            kind = shown(stored.get("quant_method", "unnamed"))
+            raise UserError(
+                f"{path}: quantization_config: the weights are stored quantized ({kind}), so that nothing trained "
+                "could be merged into them; write the checkpoint in bf16, fp16 or fp32 that they were made of, with "
+                "method: qlora if it is to take fewer bits in training"
+            )
 
 
 def count_parameters(directory: Path) -> int:

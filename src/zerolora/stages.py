@@ -1,7 +1,7 @@
 """The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
 
-The workflow, the code fingerprints (fingerprint.py) and the tests read this table. `{model}`, `{source}`, `{dataset}`
-and `{run}` stand for a name in the config.
+The workflow, the code fingerprints (fingerprint.py) and the tests read this table. `{model}`, `{source}`,
+`{adapter}`, `{dataset}` and `{run}` stand for a name in the config.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ STAGES = {
             "checks the config and writes the settings and the code fingerprint of every stage",
             ("config.resolve", "config.file"),
             "",
-            ("config/config.yaml", "config/deepspeed", "config/hardware"),
+            ("config/config.yaml", "config/deepspeed", "config/hardware", "config/templates"),
             ("results/config.json",),
             kept=("config",),
         ),
@@ -61,6 +61,15 @@ STAGES = {
             "fetch_data.{source}",
             (),
             ("data/hub/{source}",),
+        ),
+        Stage(
+            "fetch_adapter",
+            "brings a pinned adapter of the hub here",
+            ("fetch.data_sets",),
+            "fetch_adapter.{adapter}",
+            (),
+            ("resources/adapters/{adapter}",),
+            rule_file="fetch_data",
         ),
         Stage(
             "prepare",
@@ -91,7 +100,7 @@ STAGES = {
             "chooses a configuration and writes what the engine reads",
             ("planner.render",),
             "runs.{run}.render",
-            ("results/{run}/estimate.json",),
+            ("results/{run}/estimate.json", "resources/models/{model}"),
             ("results/{run}/zero.json", "results/{run}/render.json"),
         ),
         Stage(

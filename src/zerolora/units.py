@@ -11,10 +11,13 @@ _FACTORS = {
 GIB = 1024**3
 
 
-def parse_bytes(text: str) -> int:
-    """Return the bytes that `text` says, as in "80GiB" or "1.5 GB". Raises ValueError if it says none."""
+def parse_bytes(text: str, zero: bool = False) -> int:
+    """Return the bytes that `text` says, as in "80GiB" or "1.5 GB"; `zero`: "0GiB" is one of them.
+
+    Raises ValueError if it says none.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)", text)
-    if not match or float(match[1]) <= 0:
+    if not match or (float(match[1]) == 0 and not zero):
         raise ValueError("write a size with its unit, as in 80GiB")
     return int(float(match[1]) * _FACTORS[match[2]])
 

@@ -235,6 +235,11 @@ def requeued(disturbed: Disturbed) -> None:
 def interrupted(disturbed: Disturbed) -> None:
     disturbed.stop_rank(1)
     os.killpg(disturbed.snakemake.pid, signal.SIGINT)
+    disturbed.snakemake.wait(timeout=180)
+    # Snakemake's RemoteExecutor does not know of its jobs while it asks for their states (_wait_for_jobs), and then
+    # leaves them. Which of the two happens is chance; what is left is cancelled as docs/slurm.md says.
+    if disturbed.state() == "RUNNING":
+        disturbed.cluster.run("scancel", disturbed.job)
     disturbed.cluster.wait_job_state(disturbed.job, "CANCELLED", 60)
     disturbed.again()
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from zerolora.data.rows import open_split
 from zerolora.strategies import STRATEGIES
+from zerolora.train.checkpoint.store import FINISHED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -43,7 +44,7 @@ def leaking(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Bench
     return Bench(tmp_path_factory.mktemp("leaking"), model)
 
 
-# Quantizing needs a GPU's kernels; NVMe needs libaio, 16 bits and minutes of compiling.
+# Quantizing needs a GPU's kernels; NVMe needs libaio and minutes of compiling, and has test_nvme.py.
 ON_CPU = [name for name in STRATEGIES if name not in ("zero0", "zero3_quantized", "zero3_nvme")]
 
 
@@ -79,6 +80,22 @@ def test_a_resumed_run_is_the_same_bytes(bench: Bench, strategy: str) -> None:
     assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
     for file in ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json"):
         assert (bench.folder / name / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+@pytest.mark.parametrize(("first", "then"), [("zero2", "fsdp_offload"), ("fsdp_hybrid_offload", "zero3")])
+def test_a_run_moves_between_zero_and_offloaded_fsdp(
+    bench: Bench, reference: dict[str, Any], first: str, then: str
+) -> None:
+    """As if the first had been killed after its second step."""
+    name, checkpoints = f"{first}-then-{then}", bench.folder / "checkpoints"
+    if not (bench.folder / first).exists():
+        bench.run(first, first)
+    shutil.copytree(checkpoints / first, checkpoints / name)
+    for file in ("step-00000003.safetensors", FINISHED):
+        next((checkpoints / name).glob(f"*/{file}")).unlink()
+    result = bench.start(name, then)
+    assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    assert_same(bench, bench.folder / name, reference)
 
 
 # LoRA+ has parameters of two learning rates; NEFTune's noise is drawn anew in each micro-batch.
@@ -117,7 +134,17 @@ def test_a_variant_resumes_to_the_same_bytes(bench: Bench, strategy: str) -> Non
 def test_torchs_engines_learn_the_same_with_checkpointing(
     bench: Bench, reference: dict[str, Any], strategy: str
 ) -> None:
-    assert_same(bench, bench.run(f"{strategy}-recomputed", strategy, activation_checkpointing=True), reference)
+    run = bench.run(f"{strategy}-recomputed", strategy, activation_checkpointing=True)
+    assert_same(bench, run, reference)
+    assert_offload_changes_no_bit(bench, run, strategy)
+
+
+def assert_offload_changes_no_bit(bench: Bench, checkpointing: Path, strategy: str) -> None:
+    """Hold a run whose checkpoints are offloaded against one whose checkpoints are not."""
+    run = bench.run(f"{checkpointing.name}-offload", strategy, activation_checkpointing="auto", activation_offload=True)
+    assert json.loads((run / "zero.json").read_text())["zerolora"]["activation_checkpointing"] is True
+    for file in ("adapter/adapter_model.safetensors", "metrics/loss.csv"):
+        assert (run / file).read_bytes() == (checkpointing / file).read_bytes(), file
 
 
 @pytest.mark.parametrize("strategy", [name for name in ON_CPU if STRATEGIES[name].within_node])
@@ -222,8 +249,9 @@ def test_any_attention_gives_the_same_losses(bench: Bench, packed: dict[str, Any
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
 def test_activation_checkpointing_changes_no_loss(bench: Bench, reference: dict[str, Any], strategy: str) -> None:
-    found = metrics(bench.run(f"{strategy}-checkpointing", strategy, activation_checkpointing=True))
-    assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+    run = bench.run(f"{strategy}-checkpointing", strategy, activation_checkpointing=True)
+    assert metrics(run)["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+    assert_offload_changes_no_bit(bench, run, strategy)
 
 
 @pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero3", "ddp", "fsdp"])
@@ -313,6 +341,26 @@ def test_a_rank_collects_garbage_again_once_it_has_loaded(bench: Bench, tmp_path
     assert int(frozen) > 100_000  # the libraries, which need not be looked at again
 
 
+# Of the process that loads a node's ranks, and of ranks that did it again.
+COMPILED = """
+from transformers import conversion_mapping
+def build(build=conversion_mapping._build_checkpoint_conversion_mapping):
+    import os
+    open("{notes}", "a").write(f"{{os.environ.get('RANK')}}\\n")
+    return build()
+conversion_mapping._build_checkpoint_conversion_mapping = build
+conversion_mapping._checkpoint_conversion_mapping_cache = None
+"""
+
+
+def test_what_reading_a_model_compiles_is_compiled_before_ranks_are_forked(bench: Bench, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    command = bench.command("compiled")
+    result = bench.server.run(command, bench.folder, bench.environment, COMPILED.format(notes=notes))
+    assert result.returncode == 0, result.stderr
+    assert notes.read_text() == "None\n"
+
+
 def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench) -> None:
     process = subprocess.Popen(
         bench.command("killed", max_steps=None, epochs=10000),
@@ -335,7 +383,7 @@ def test_an_adapter_that_learned_nothing_is_not_published(bench: Bench) -> None:
     """A learning rate below what fp32 can add leaves every B at zero."""
     result = bench.start("untrained", learning_rate=1e-60, ranks_per_node=1)
     assert result.returncode == 2
-    assert "is all zero, so it was never trained" in result.stderr
+    assert "is as training starts with it, so it was never trained" in result.stderr
     assert not (bench.folder / "untrained/adapter").exists()
     assert not (bench.folder / "untrained/metrics").exists()
 

@@ -21,10 +21,10 @@ LEARNED: dict[str, Any] = {
     "max_steps": 40,
     "epochs": 40,
     "schedule": "constant",
-    "warmup_ratio": 0.0,
     "learning_rate": 0.05,
 }
-WATCHED: dict[str, Any] = LEARNED | {"validation_steps": 2, "patience": 3}
+# A warm-up of two steps: of the steps that were planned, not of those that early stopping leaves.
+WATCHED: dict[str, Any] = LEARNED | {"warmup_ratio": 0.05, "validation_steps": 2, "patience": 3}
 FILES = ("adapter/adapter_model.safetensors", "metrics/train.json", "metrics/loss.csv")
 
 
@@ -51,9 +51,18 @@ def test_it_stops_once_the_loss_has_not_fallen_for_long_enough(watched: Path) ->
     assert len(found["losses"]) == found["steps"]
 
 
+def test_the_rates_of_a_run_that_stopped_early_are_those_it_was_trained_with(watched: Path) -> None:
+    rates = []
+    for name in ("loss", "telemetry"):
+        with (watched / f"metrics/{name}.csv").open(newline="") as file:
+            rates.append([float(row["learning_rate"]) for row in csv.DictReader(file)])
+    assert rates[0] == pytest.approx(rates[1], rel=1e-6)
+    assert rates[0][:3] == [0.025, 0.05, 0.05]
+
+
 def test_the_published_adapter_is_that_of_the_best_step(bench: Bench, watched: Path) -> None:
     best = metrics(watched)["published_step"]
-    shorter = bench.run("shorter", "zero2", **LEARNED | {"max_steps": best})
+    shorter = bench.run("shorter", "zero2", **LEARNED | {"max_steps": best, "warmup_steps": 2})
     assert (watched / FILES[0]).read_bytes() == (shorter / FILES[0]).read_bytes()
     assert metrics(shorter)["loss_validation"] == metrics(watched)["loss_validation"]
 

@@ -1,7 +1,9 @@
 """The checkpoint's file: what comes back, what is refused, what a full disk does. No model, no engine."""
 
+import dataclasses
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ from conftest import served
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from training_plan import training_plan
 
 from zerolora.errors import UserError
+from zerolora.train.checkpoint import store
 from zerolora.train.checkpoint.format import CorruptCheckpoint, State, header, read, write
 from zerolora.train.checkpoint.resume_key import FREE
 from zerolora.train.checkpoint.store import Checkpoints, differences
+from zerolora.train.starting_factors import take_out
 
 RESUME_KEY = {"train.seed": 1, "train.learning_rate": 0.1, "data": "abc"}
 FINGERPRINT: dict[str, Any] = {"steps": 9, "settings": {}, "code": "x"}
@@ -47,6 +52,14 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004.safetensors"]
     (tmp_path / "other").touch()
     assert (tmp_path / "step-00000004.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_tensor_in_the_models_own_type_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    """NumPy, and so a hash of its arrays, knows no bf16."""
+    parts = {"start": {"a": torch.randn(3, 2).to(dtype), "b": torch.tensor(1.5, dtype=dtype)}}
+    found, _ = read(write(tmp_path, State(0, parts, 0, {}, 0.0), RESUME_KEY, FINGERPRINT))
+    assert all(torch.equal(found.parts["start"][name], tensor) for name, tensor in parts["start"].items())
 
 
 @given(place=st.integers(0, 10**6), flip=st.integers(1, 255))
@@ -112,6 +125,66 @@ def test_the_last_two_and_the_best_are_kept_and_what_is_newer_does_not_push_them
         saver.write(state_of(step))
     saver.wait()
     assert sorted(header(path)["step"] for path in saver.folder.iterdir()) == [2, 4, 5]
+
+
+def begun_at(folder: Path, named: Path) -> tuple[Path | None, list[str]]:
+    return Checkpoints(folder, RESUME_KEY, FINGERPRINT, every_minutes=10).choose(str(named))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_from_a_named_checkpoint_survives_a_preemption(tmp_path: Path, elsewhere: bool) -> None:
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+    own = saver.folder
+    named = write(tmp_path / "other" if elsewhere else own, state_of(2), RESUME_KEY, FINGERPRINT)
+    assert saver.choose(str(named)) == (named, [])
+    for step in (3, 4, 5, 6):
+        saver.write(dataclasses.replace(state_of(step), best_step=None))
+    saver.wait()
+    del saver  # and its lock
+    assert named.exists()
+    chosen, lines = begun_at(tmp_path, named)
+    assert chosen == own / "step-00000006.safetensors"
+    assert lines == [f"{chosen} goes on from {named}, which train.resume names"]
+    chosen.write_bytes(b"torn")
+    chosen, lines = begun_at(tmp_path, named)
+    assert chosen == own / "step-00000005.safetensors" and "step-00000006.safetensors is passed over" in lines[0]
+
+
+def test_a_newer_checkpoint_that_does_not_go_on_from_the_named_one_is_passed_over(tmp_path: Path) -> None:
+    own = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10).folder
+    named, other = write(own, state_of(2), RESUME_KEY, FINGERPRINT), state_of(4)
+    other.loop["loss"] += 1
+    newer = write(own, other, RESUME_KEY, FINGERPRINT)
+    chosen, lines = begun_at(tmp_path, named)
+    assert chosen == named
+    assert lines == [f"{newer} is passed over: it does not go on from {named}, which train.resume names"]
+
+
+def test_a_finished_run_that_changed_begins_again_at_its_named_checkpoint(tmp_path: Path) -> None:
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT | {"code": "y"}, every_minutes=10)
+    named = write(saver.folder, state_of(2), RESUME_KEY, FINGERPRINT)
+    newer = write(saver.folder, state_of(4), RESUME_KEY, FINGERPRINT)
+    saver.mark_finished()
+    assert saver.choose(str(named)) == (
+        named,
+        [f"{newer} is of a finished run; training starts anew from {named}"],
+    )
+    assert not newer.exists() and named.exists()
+    del saver
+    assert begun_at(tmp_path, named)[0] == named, "a preemption before the first checkpoint"
+
+
+def test_a_second_start_does_not_touch_the_factors_of_a_run_that_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LOCK_SECONDS", 0)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    first, second = (Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10) for _ in range(2))
+    first.claim()
+    plan = training_plan(lora={"init": "pissa"})
+    with pytest.raises(UserError, match=f"this run is being trained by process {os.getpid()}"):
+        take_out(None, plan, second, sharded=False, device=torch.device("cpu"))
+    assert not (second.folder / "start").exists()
 
 
 def test_a_difference_is_named_by_its_key() -> None:

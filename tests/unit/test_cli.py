@@ -81,7 +81,7 @@ from zerolora import cli
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
 text = "data/\\x1b[31mred\\x1b]0;title\\x07.json: one\\nÄ 大"
-def stage():
+def stage(**_):
     {way}
 cli.app = stage
 cli.main()
@@ -92,7 +92,7 @@ cli.main()
 
 
 def test_nothing_a_command_calls_can_read_standard_input(tmp_path: Path) -> None:
-    code = "import sys; from zerolora import cli; cli.app = lambda: print([sys.stdin.read()]); cli.main()"
+    code = "import sys; from zerolora import cli; cli.app = lambda **_: print([sys.stdin.read()]); cli.main()"
     result = subprocess.run([sys.executable, "-c", code], input="y\n", capture_output=True, text=True, check=True)
     assert result.stdout == "['']\n"
 

@@ -162,6 +162,10 @@ def test_needed_make_states(unpatched: dict[str, Any]) -> None:
     assert unpatched["states before the first step"] == 0
 
 
+def test_needed_link_states(unpatched: dict[str, Any]) -> None:
+    assert not unpatched["states added after a step are found"]
+
+
 def test_needed_own_shard() -> None:
     """On the last of two ranks a weight of three numbers cannot be set whole."""
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
@@ -175,6 +179,25 @@ def test_needed_own_shard() -> None:
     parameter = SimpleNamespace(requires_grad=True, ds_numel=3)
     with pytest.raises(RuntimeError, match="exceeds dimension size"):
         DeepSpeedZeroOptimizer_Stage3.set_full_hp_param(optimizer, torch.ones(3), parameter)
+
+
+def test_needed_read_from_nvme_once() -> None:
+    """Two states of one group are read from NVMe twice."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+    read: list[int] = []
+    master = torch.nn.Parameter(torch.zeros(4))
+    optimizer = SimpleNamespace(
+        grad_position={0: (0, 0, 2), 1: (0, 2, 2)},
+        get_param_id=lambda parameter: parameter,
+        _swappable_optimizer_subgroup=lambda _: True,
+        _optimizer_states_and_gradient_swap_in=read.append,
+        _release_swap_buffers=lambda _: None,
+        fp32_partitioned_groups_flat=[master],
+    )
+    for parameter in (0, 1):
+        DeepSpeedZeroOptimizer_Stage3._get_fp32_opt_state_partition(optimizer, parameter, True)
+    assert read == [0, 0]
 
 
 # --- torch ---
@@ -229,6 +252,44 @@ def test_needed_replace_dropout(tiny_model: Path) -> None:
     assert sum(kept) >= 1000
 
 
+def trains_rows(model: Path) -> Any:
+    """Return the head of a model whose embedding it shares, and of which peft trains rows."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    config = LoraConfig(target_modules="all-linear", trainable_token_indices=[1, 2])
+    built: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
+    return built.get_base_model().get_output_embeddings()
+
+
+def test_needed_gather_rows_anywhere() -> None:
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
+
+    assert 'torch.device("cuda", torch.cuda.current_device())' in inspect.getsource(TrainableTokensLayer)
+
+
+def test_needed_replace_token_forward(tiny_model: Path) -> None:
+    """peft computes with a copy of the whole weight, which it keeps until the backward pass."""
+    head = trains_rows(tiny_model)
+    weight = head.token_adapter.base_layer.weight
+    copies: list[bool] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(set(tensor.shape) == set(weight.shape) and tensor.data_ptr() != weight.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        head(torch.ones(3, weight.shape[1], requires_grad=True))
+    assert any(copies)
+
+
+def test_needed_without_rows(tiny_model: Path) -> None:
+    """The wrapper is no linear module, and its weight a copy."""
+    head = trains_rows(tiny_model)
+    assert not isinstance(head, torch.nn.Linear)
+    assert head.weight is not head.token_adapter.base_layer.weight
+
+
 # --- transformers ---
 
 
@@ -251,6 +312,74 @@ def test_needed_compile_template(tiny_model: Path) -> None:
     assert tokenizer.apply_chat_template(messages, tokenize=False) == str(datetime.datetime.now().year)
     with pytest.raises(TypeError):
         tokenizer.apply_chat_template(messages, tokenize=False, strftime_now=datetime.datetime(1999, 1, 1).strftime)
+
+
+def test_needed_compile_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import conversion_mapping
+
+    from zerolora.compat.transformers import compile_conversions
+
+    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
+    importlib.import_module("transformers.models.llama.modeling_llama")  # which compiles nothing
+    assert conversion_mapping._checkpoint_conversion_mapping_cache is None
+    compile_conversions()
+    assert len(conversion_mapping._checkpoint_conversion_mapping_cache or ()) > 100
+
+
+def test_needed_load_without_compilers() -> None:
+    """bitsandbytes compiles at its import; loaded so, it has not, and it is there. In processes of their own."""
+    code = "import sys, torch; {}; print('torch._inductor.compile_fx' in sys.modules, 'bitsandbytes' in sys.modules)"
+    ways = ("import bitsandbytes", "from zerolora.compat.bitsandbytes import load; load()")
+    said = [
+        subprocess.run([sys.executable, "-c", code.format(way)], capture_output=True, text=True, check=True).stdout
+        for way in ways
+    ]
+    assert said == ["True True\n", "False True\n"]
+
+
+def test_needed_keep_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU with AVX512-BF16, as this one is told to be, evaluation packs 4-bit weights in another way."""
+    from zerolora.compat import bitsandbytes
+
+    bitsandbytes.load()
+    modules: Any = importlib.import_module("bitsandbytes.nn.modules")
+    packed: list[bool] = []
+
+    def pack(weight: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        packed.append(True)
+        return weight, state
+
+    monkeypatch.setattr(modules, "_convert_weight_packed_for_cpu", pack)
+    layer = modules.Linear4bit(64, 64, compute_dtype=torch.float32).to("cpu").eval()
+    layer.support_avx512bf16_for_cpu = True
+    with torch.no_grad():
+        layer(torch.ones(1, 64))
+    assert packed == [True]
+    bitsandbytes.keep_layout(torch.nn.Sequential(layer))
+    with torch.no_grad():
+        layer(torch.ones(1, 64))
+    assert packed == [True]
+
+
+def test_needed_stored_names() -> None:
+    """A mixture of experts is stored under other names and in other shapes than it is built."""
+    from transformers import MixtralConfig
+
+    from zerolora.architecture import built_on_meta
+    from zerolora.compat.transformers import stored_names
+
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    names = stored_names(built_on_meta(MixtralConfig(vocab_size=64, num_local_experts=2, **sizes)))
+    stored = [f"model.layers.0.block_sparse_moe.experts.{n}.w{k}.weight" for n in (0, 1) for k in (1, 3)]
+    assert {names.of_model(name) for name in stored} == {("model.layers.0.mlp.experts.gate_up_proj", True)}
+    tensors = {name: torch.randn(48, 32) for name in stored}
+    converted = names.converted(tensors)
+    assert {name: tuple(tensor.shape) for name, tensor in converted.items()} == {
+        "model.layers.0.mlp.experts.gate_up_proj": (2, 96, 32)
+    }
+    back = names.stored(converted, stored)
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
 def test_needed_forget_gguf(tiny_model: Path, tmp_path: Path) -> None:

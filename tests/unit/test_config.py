@@ -14,6 +14,7 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Config
 from zerolora.data.formats import FIELDS, FORMS
+from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError
 
 
@@ -39,6 +40,107 @@ def edited(dotted: str, value: Any) -> dict[str, Any]:
 
 GPU = {"device": "cuda", "gpus_per_node": 2, "gpu_memory": "16GiB", "compute_capability": 7.0}
 
+
+def test_a_run_replaces_a_value_of_free_keys_and_merges_a_section(tmp_path: Path) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    lora = {"r": 4, "rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 8.0, "v_proj": 4.0}}
+    options = {"num_decay_steps": 1}
+    config["train"] |= {"schedule": "warmup_stable_decay", "schedule_options": options, "lora": lora}
+    own = {"schedule": "linear", "schedule_options": {}}
+    own |= {"lora": {"alpha": 2.0, "rank_pattern": {}, "alpha_pattern": {"k_proj": 1.0}}}
+    config["runs"]["own"] = {"dataset": "rows", "train": own}
+    runs = resolved(write(tmp_path, config))["runs"]
+    assert runs["default"]["train"]["schedule_options"] == options
+    found = runs["own"]["train"]
+    assert (found["schedule"], found["schedule_options"]) == ("linear", {})
+    assert (found["lora"]["r"], found["lora"]["alpha"]) == (4, 2.0)
+    assert (found["lora"]["rank_pattern"], found["lora"]["alpha_pattern"]) == ({}, {"k_proj": 1.0})
+
+
+# What stands in an origin and in a run that goes on from it, and the lines' beginnings; none if it is possible.
+CONTINUED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({}, {}, []),
+    ({}, {"lora": {"dropout": 0.1, "plus_ratio": 4.0}}, []),
+    ({}, {"method": "qlora"}, []),
+    ({"lora": {"targets": ["q_proj", "v_proj"]}}, {"lora": {"targets": ["v_proj", "q_proj"]}}, []),
+    ({"lora": {"init": "pissa", "r": 4}}, {"lora": {"r": 8, "alpha": 32.0}}, []),
+    ({"method": "ia3"}, {"method": "ia3", "lora": {"init": "pissa"}}, []),
+    ({"method": "full"}, {"method": "full", "lora": {"r": 2}}, []),
+    ({}, {"lora": {"r": 16}}, ["{run}.lora.r: 16, but that of results/default/adapter is 4; write r: 4"]),
+    (
+        {},
+        {"lora": {"r": 2, "alpha": 1.0, "rank_stabilized": True}},
+        ["{run}.lora.r: 2", "{run}.lora.alpha: 1.0", "{run}.lora.rank_stabilized: True"],
+    ),
+    ({}, {"lora": {"rank_pattern": {"q_proj": 2}}}, ["{run}.lora.rank_pattern: {'q_proj': 2}"]),
+    ({}, {"lora": {"alpha_pattern": {"q_proj": 2.0}}}, ["{run}.lora.alpha_pattern: {'q_proj': 2.0}"]),
+    ({}, {"lora": {"modules_to_save": ["norm"]}}, ["{run}.lora.modules_to_save: ['norm']"]),
+    ({}, {"lora": {"targets": ["q_proj"]}}, ["{run}.lora.targets: ['q_proj'], but that of"]),
+    (
+        {"lora": {"init": "pissa"}},
+        {},
+        [
+            "train.lora.r: 4, but that of results/default/adapter is 8 (with init pissa, it has twice",
+            "train.lora.alpha",
+        ],
+    ),
+    ({}, {"method": "ia3"}, ["{run}.method: ia3, but results/default/adapter is of lora; write lora"]),
+    ({}, {"method": "full"}, ["{run}.method: full, but results/default/adapter is of lora; write lora"]),
+    ({}, {"method": "qdora"}, ["{run}.method: qdora, but results/default/adapter is of lora; write lora"]),
+    ({"method": "dora"}, {}, ["train.method: lora, but results/default/adapter is of dora; write dora"]),
+    (
+        {"method": "ia3"},
+        {"method": "ia3", "ia3": {"targets": ["k_proj"]}},
+        ["{run}.ia3.targets: ['k_proj'], but that of results/default/adapter is 'auto'; write targets: 'auto'"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("origin", "second", "said"), CONTINUED)
+def test_a_run_fits_the_run_that_it_goes_on_from(
+    tmp_path: Path, origin: dict[str, Any], second: dict[str, Any], said: list[str]
+) -> None:
+    config = edited("runs.default.train", origin)
+    train = {"from_adapter": "results/default/adapter"} | second
+    config["continued"] = {"second": {"dataset": config["runs"]["default"]["dataset"], "train": train}}
+    config["train"]["lora"] = {"r": 4, "alpha": 16.0}
+    expect_lines(write(tmp_path, config), [each.replace("{run}", "continued.second.train") for each in said])
+
+
+def expect_lines(path: Path, beginnings: list[str]) -> None:
+    """Assert that the config is valid, or that each of its lines, after the file, begins as said."""
+    if not beginnings:
+        load(path)
+        return
+    with pytest.raises(UserError) as raised:
+        load(path)
+    lines = str(raised.value).splitlines()
+    assert len(lines) == len(beginnings), lines
+    for line, beginning in zip(lines, beginnings, strict=True):
+        assert f": {beginning}" in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model", "other", "prepare.more.model: other, but second goes on from results/default/adapter, whose base is"),
+        ("add_tokens", ["<note>"], "prepare.more.add_tokens: ['<note>'], but second goes on from results/default/"),
+        ("add_special_tokens", ["<note>"], "prepare.more.add_special_tokens: ['<note>'], but second goes on from"),
+        ("max_length", 64, ""),
+    ],
+)
+def test_a_run_has_the_model_and_tokens_of_the_run_that_it_goes_on_from(
+    tmp_path: Path, key: str, value: Any, said: str
+) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    first = config["runs"]["default"]["dataset"]
+    config["prepare"]["more"] = config["prepare"][first] | {key: value}
+    if key == "model":
+        config["fetch"]["directory"]["other"] = {"path": "elsewhere", "license": "MIT"}
+    config["continued"] = {"second": {"dataset": "more", "train": {"from_adapter": "results/default/adapter"}}}
+    expect_lines(write(tmp_path, config), [said] if said else [])
+
+
 # dotted key, wrong value, what the line must say: the key, the value, the remedy.
 MISTAKES = [
     ("train.learning_rate", "fast", ["train.learning_rate", "'fast'", "2e-4"]),
@@ -46,18 +148,41 @@ MISTAKES = [
     ("train.max_steps", 1.5, ["train.max_steps", "1.5", "whole number"]),
     ("train.max_steps", "10", ["train.max_steps", "'10'", "whole number"]),
     ("train.learnin_rate", 1.0, ["train.learnin_rate", "no such key", "1.0"]),
-    ("train.schedule", "step", ["train.schedule", "'step'", "'cosine', 'linear' or 'constant'"]),
+    ("train.schedule", "step", ["train.schedule", "'step'", "write one of cosine, linear, constant"]),
     ("train.global_batch", 3, ["train.global_batch", "3", "multiple of 2"]),
     ("train.activation_checkpointing", "yes please", ["activation_checkpointing", "true or false"]),
+    ("train.canary", "maybe", ["train.canary", "'maybe'"]),
+    ("train.canary", 0, ["train.canary", "0"]),
+    ("train.sequence_parallel", 2, ["train.sequence_parallel", "1 ranks are not a multiple of 2", "write 1"]),
+    (
+        "train",
+        {"ranks_per_node": 4, "sequence_parallel": 2, "global_batch": 6, "micro_batch": 2},
+        ["train.global_batch", "6", "2 groups of 2 ranks", "multiple of 4"],
+    ),
+    (
+        "train",
+        {"ranks_per_node": 2, "sequence_parallel": 2, "attention": "sdpa"},
+        ["train.attention", "sdpa with sequence_parallel 2", "write flash or auto"],
+    ),
+    (
+        "train",
+        {"activation_checkpointing": False, "activation_offload": True},
+        ["train.activation_checkpointing", "false with activation_offload", "write true or auto"],
+    ),
     ("train.precision", "fp16", ["train.precision", "fp16", "device cpu"]),
     ("train.lora.r", 0, ["train.lora.r", "0", "1 or more"]),
     ("train.lora.targets", 3, ["train.lora.targets", "3"]),
+    ("train.lora.targets", "q_(", ["train.lora.targets", "q_(", "regular expression"]),
+    ("train.lora.rank_pattern", {"q_(": 4}, ["train.lora.rank_pattern", "q_(", "regular expression"]),
+    ("train.method", "loha", ["train.method", "loha", "lora", "qlora", "full"]),
+    ("train.quantization.type", "fp4", ["train.quantization.type", "fp4", "method: qlora"]),
     ("train.nodes", 2, ["train.nodes", "2 nodes of 1", "write 1 or less"]),
     ("hardware", GPU | {"gpu_memory": "16"}, ["hardware.gpu_memory", "'16'", "80GiB"]),
     ("hardware", {"device": "cuda"}, ["hardware", "gpu_memory"]),
     ("hardware", {"device": "cpu", "gpus_per_node": 1}, ["gpus_per_node 1", "device cpu"]),
     ("hardware.host_memory", "lots", ["hardware.host_memory", "'lots'", "80GiB"]),
     ("render.strategy", "zero4", ["render.strategy", "'zero4'", "zero3_offload"]),
+    ("render.strategy", "mics", ["render.strategy", "'mics'", "no longer has MiCS", "write zero3_hpz or fsdp_hybrid"]),
     ("hardware.gpu", "H1000", ["hardware.gpu", "'H1000' is not known", "H100-SXM"]),
     ("hardware.network", "wifi", ["hardware.network", "'wifi' is not known", "100gbe"]),
     ("hardware.probe", "config/hardware/none.json", ["hardware.probe", "no such file", "zerolora probe"]),
@@ -70,6 +195,19 @@ MISTAKES = [
     ("prepare.rows.split.test", 0, ["prepare.rows.split.test", "0 rows, and no source is the test split", "1 or more"]),
     ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "alpaca, messages"]),
     ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "instruction"]),
+    (
+        "prepare.rows.template",
+        "alpacca",
+        ["prepare.rows.template", "'alpacca'", "chat, plain, alpaca, chatml", "zephyr"],
+    ),
+    ("prepare.rows.template", "mine.jinja", ["prepare.rows.template", "as in config/templates/mine.jinja"]),
+    ("prepare.rows.template", "config/templates/../x.jinja", ["prepare.rows.template", "config/templates/mine.jinja"]),
+    ("prepare.rows.template", "config/templates/none.jinja", ["prepare.rows.template", "none.jinja: there is no such"]),
+    ("prepare.rows.stop_tokens", [], ["prepare.rows.stop_tokens", "at least one entry"]),
+    ("prepare.rows.stop_tokens", "</s>", ["prepare.rows.stop_tokens", "'</s>'", "a list"]),
+    ("prepare.rows.pad_token", "", ["prepare.rows.pad_token", "not empty"]),
+    ("prepare.rows.add_tokens", [""], ["prepare.rows.add_tokens", "not empty"]),
+    ("prepare.rows.add_special_tokens", ["<a>", "<a>"], ["prepare.rows.add_special_tokens", "'<a>' is there twice"]),
     ("prepare.rows.loss", "all", ["prepare.rows.loss", "'all'", "'assistant', 'last' or 'everything'"]),
     ("prepare.rows.loss", ["robot"], ["prepare.rows.loss", "'robot'", "'assistant'"]),
     ("prepare.rows.too_long", "cut", ["prepare.rows.too_long", "'cut'", "truncate_left"]),
@@ -83,6 +221,13 @@ MISTAKES = [
     ("pack.capacity", 0, ["pack.capacity", "0", "1 or more"]),
     ("runs.default.pack", {"packing": 3}, ["runs.default.pack.packing", "true or false"]),
     ("train.patience", 2, ["train.patience", "validation_steps", "write both, or neither"]),
+    ("train.lora.init", "svd", ["train.lora.init", "'svd'", "pissa"]),
+    (
+        "train",
+        {"method": "qlora", "lora": {"init": "olora"}},
+        ["train.lora.init", "olora with method qlora", "default"],
+    ),
+    ("train", {"method": "qdora", "quantization": {"type": "int8"}}, ["train.quantization.type", "int8", "write nf4"]),
     ("train.lora.plus_ratio", 0.5, ["train.lora.plus_ratio", "0.5", "1"]),
     ("train.attention", "fast", ["train.attention", "'fast'", "'flash', 'sdpa' or 'eager'"]),
     (
@@ -122,6 +267,22 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(
     assert len(lines) == 1
     for text in [*said, "config.yaml"]:
         assert text in lines[0], lines[0]
+
+
+def test_the_schema_names_every_template() -> None:
+    template = Config.model_json_schema()["$defs"]["Prepare"]["properties"]["template"]
+    assert template["anyOf"][0]["enum"] == ["chat", "plain", *PROMPT_FORMATS]
+
+
+def test_a_template_of_ones_own_that_is_no_jinja_is_one_line_at_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config/templates").mkdir(parents=True)
+    (tmp_path / "config/templates/own.jinja").write_text("{% for x in y %}\n{% endif %}")
+    said = r"config.yaml:\d+: prepare.rows.template: config/templates/own.jinja:2: no Jinja template: .*; correct that"
+    with pytest.raises(UserError, match=said):
+        load(write(tmp_path, edited("prepare.rows.template", "config/templates/own.jinja")))
 
 
 def test_the_schema_names_every_form_of_rows_and_its_fields() -> None:
@@ -176,6 +337,25 @@ def test_more_ranks_than_gpus(tmp_path: Path) -> None:
     config["train"] |= {"ranks_per_node": 4, "global_batch": 8}
     with pytest.raises(UserError, match="4 ranks on a node of 2 GPUs.*write 2 or less"):
         load(write(tmp_path, config))
+
+
+@pytest.mark.parametrize("key", ["add_special_tokens", "add_tokens"])
+def test_added_tokens_with_a_method_that_trains_no_rows(tmp_path: Path, key: str) -> None:
+    config = edited(f"prepare.rows.{key}", ["<a>"])
+    for method in ("lora", "dora", "qlora", "full"):
+        config["train"]["method"] = method
+        load(write(tmp_path, config))
+    config["train"]["method"] = "ia3"
+    with pytest.raises(UserError, match="train.method: ia3, which trains no rows of an embedding.*write lora") as error:
+        load(write(tmp_path, config))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_estimate_is_told_how_many_tokens_are_added(tmp_path: Path) -> None:
+    config = edited("prepare.rows.add_tokens", ["<a>", "<b>"])
+    config["prepare"]["rows"]["add_special_tokens"] = ["<c>"]
+    run = resolved(write(tmp_path, config))["runs"]["default"]
+    assert (run["estimate"]["added_tokens"], run["render"]["added_tokens"]) == (3, 3)
 
 
 def test_bf16_on_a_gpu_without_it(tmp_path: Path) -> None:
@@ -298,8 +478,12 @@ def test_a_run_overrides_only_what_it_names(tmp_path: Path) -> None:
     config["runs"]["wide"] = {"dataset": "rows", "train": {"lora": {"r": 16}}}
     runs = resolved(write(tmp_path, config))["runs"]
     assert runs["wide"]["train"]["lora"]["r"] == 16
-    for stage in ("train", "estimate", "render"):
-        runs["wide"][stage]["lora"]["r"] = 4
+    runs["wide"]["train"]["lora"]["r"] = 4
+    for stage in ("estimate", "render"):
+        assert runs["wide"][stage]["method"]["settings"]["r"] == 16
+        runs["wide"][stage]["method"]["settings"]["r"] = 4
+    assert runs["wide"]["render"]["sections"]["lora"]["r"] == 16
+    runs["wide"]["render"]["sections"]["lora"]["r"] = 4
     assert runs["wide"] == runs["default"]
 
 

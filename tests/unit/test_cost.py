@@ -4,10 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.planner.cost import step_seconds
+from zerolora.memory.read_spec import read_model_spec
+from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.training_spec import TrainingSpec
+from zerolora.methods.registry import create
+from zerolora.optimizers import OPTIMIZERS
+from zerolora.planner.candidates import step_work
+from zerolora.planner.cost import step_seconds, useful_flops
 from zerolora.planner.datasheets import GPUS, named
 from zerolora.planner.hardware import Disk, HardwareRates, Link
 from zerolora.strategies import STRATEGIES
@@ -35,6 +42,7 @@ LLAMA = StepWork(
     width=2,
 )
 ZERO3 = STRATEGIES["zero3"]
+MODELS = ROOT / "config/recipes/models"
 NODE = named("H100-SXM", "nvlink4", "infiniband-ndr", "bf16", ranks_per_node=8, adapters=8)
 FOUR_NODES = named("H100-SXM", "nvlink4", "100gbe", "bf16", ranks_per_node=8, nodes=4)
 
@@ -89,6 +97,8 @@ def works(draw: st.DrawFn) -> StepWork:
         checkpointing=draw(st.booleans()),
         attention=draw(st.sampled_from(["eager", "sdpa", "flash"])),
         width=draw(st.sampled_from([2, 4])),
+        key_heads=max(1, hidden // 256),
+        sequence_parallel=draw(st.sampled_from([1, 1, 2, 8])),
     )
 
 
@@ -197,6 +207,106 @@ def test_forward_and_backward_are_the_closed_formulas() -> None:
     assert whole.backward == pytest.approx(tokens * (4 * 7_504_658_432 + 2.5 * attention))
 
 
+def work_of(name: str, **changed: Any) -> StepWork:
+    """Return a step of one row of 4,096 tokens of a model of the recipes."""
+    model = read_model_spec(MODELS / f"{name}.json")
+    spec = TrainingSpec(
+        strategy="zero3",
+        method=create("lora", r=16),
+        nodes=1,
+        ranks_per_node=8,
+        micro_batch=1,
+        accumulation=1,
+        length=4096,
+        activation_checkpointing=False,
+        attention="sdpa",
+        precision="bf16",
+    )
+    spec = replace(spec, **changed)
+    rows = RowStatistics(
+        packing=True,
+        longest_packed_row=4096,
+        most_supervised=4096,
+        packed_rows=1,
+        tokens=4096,
+        supervised_tokens=4096,
+        mean_row_of_a_token=4096.0,
+        validation_rows=0,
+    )
+    return step_work(model, spec, rows)
+
+
+def test_offloaded_checkpoints_cross_the_host_link_twice() -> None:
+    """Llama-3-8B: 32 layers' inputs of 4,096 tokens x 4,096 x 2 bytes, there and back, in each of 4 micro-batches."""
+    settings = {"activation_checkpointing": True, "accumulation": 4}
+    plain, offload = (work_of("llama-3-8b", activation_offload=each, **settings) for each in (False, True))
+    machine = replace(NODE, host=Link("pcie", 1e9, 1e-3))
+    kept, moved = (step_seconds(each, ZERO3, machine) for each in (plain, offload))
+    assert kept.offload == 0
+    assert moved.offload == pytest.approx(2 * 4 * 32 * (4096 * 4096 * 2 / 1e9 + 1e-3))
+    assert replace(moved, offload=0.0) == kept
+    assert work_of("llama-3-8b", activation_offload=True, on_cpu=True, **settings).offloads_inputs is False
+
+
+def test_a_token_computes_with_the_experts_that_it_is_routed_to() -> None:
+    """Mixtral 8x7B: 2 of 8 experts. All of them are gathered, and read from memory."""
+    machine = replace(NODE, rate=1.0, memory_bandwidth=1e30, kernel_seconds=0.0)
+    attention_only = create("lora", targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+    work = work_of("mixtral-8x7b", method=attention_only)
+    cost = step_seconds(work, ZERO3, machine)
+    active = 12_879_925_248 - 32_000 * 4096  # without the embedding, which is looked up
+    routers_and_norms = 32 * 8 * 4096 + 65 * 4096
+    products = 2 * (active - routers_and_norms + work.trainable) + 4 * 4096 * 4096 * 32
+    assert cost.forward == pytest.approx(4096 * products, rel=1e-3)
+    assert useful_flops(work)["token"] < 4 * 12_879_925_248 + 6 * work.trainable
+    assert ZERO3.gathered(work) > 1.8 * 46_702_792_704
+    slow_memory = replace(NODE, rate=1e30, memory_bandwidth=1.0)
+    assert step_seconds(work, ZERO3, slow_memory).forward > 2 * 46e9
+
+
+def test_factors_of_experts_are_multiplied_once_a_pass_however_many_tokens() -> None:
+    """Mixtral 8x7B: rank 32 for gate and up in one weight, 16 for down, for each of 8 experts in 32 layers."""
+    work = work_of("mixtral-8x7b")
+    assert work.merging == 32 * 8 * (32 * 2 * 14336 * 4096 + 16 * 4096 * 14336)
+    assert work.merged == 32 * 8 * (32 * (2 * 14336 + 4096) + 16 * (4096 + 14336))
+    machine = replace(NODE, rate=1.0, memory_bandwidth=1e30)
+    one, two = (_products(replace(work, length=length), machine) for length in (4096, 8192))
+    assert 2 * one - two == pytest.approx(2 * work.merging)
+    assert work_of("llama-3-8b").merging == 0
+
+
+def _products(work: StepWork, machine: HardwareRates) -> float:
+    """Return the FLOPs of a forward pass without attention."""
+    return step_seconds(replace(work, attended=0.0), ZERO3, machine).forward
+
+
+@pytest.mark.parametrize(("name", "less"), [("lion", "adamw"), ("adamw_8bit", "lion"), ("adamw", "adafactor")])
+def test_an_optimizer_takes_the_time_of_what_it_reads_and_writes(name: str, less: str) -> None:
+    first, other = (
+        step_seconds(work_of("llama-3-8b", strategy="zero0", optimizer=OPTIMIZERS[each]), STRATEGIES["zero0"], NODE)
+        for each in (name, less)
+    )
+    assert first.optimizer < other.optimizer
+    assert first.forward == other.forward
+
+
+def test_an_offloaded_step_is_that_of_the_cpu_s_kernels() -> None:
+    """The rate of torch's AdamW is measured. bitsandbytes' 8 bits are unpacked first, which takes longer, not less."""
+    strategy = STRATEGIES["zero2_offload"]
+    seconds = {
+        name: step_seconds(work_of("llama-3-8b", strategy="zero2_offload", optimizer=recipe), strategy, NODE).optimizer
+        for name, recipe in OPTIMIZERS.items()
+    }
+    assert seconds["adamw"] == pytest.approx(PHI / 8 / NODE.cpu_adam)
+    assert seconds["adamw"] < seconds["lion"] < seconds["adamw_8bit"]
+
+
+def test_nvme_moves_the_states_that_there_are() -> None:
+    disk = {states: total(replace(LLAMA, update_states=states), "zero3_nvme", NODE) for states in (0.0, 4.0, 8.0)}
+    assert disk[8.0] - disk[4.0] == pytest.approx(disk[4.0] - disk[0.0])
+    assert disk[8.0] > disk[0.0]
+
+
 def test_offload_moves_what_is_trained() -> None:
     """Per rank φ/8: fp32 gradients at the end, weights back; of four micro-steps gradients four times, thrice back."""
     share = PHI / 8
@@ -271,7 +381,7 @@ def test_hpz_is_never_slower_than_stage_3_between_nodes(work: StepWork, hardware
 @given(works(), names, machines())
 def test_one_rank_sends_nothing(work: StepWork, name: str, hardware: HardwareRates) -> None:
     alone = replace(hardware, ranks_per_node=1, nodes=1)
-    cost = step_seconds(work, STRATEGIES[name], alone)
+    cost = step_seconds(replace(work, sequence_parallel=1), STRATEGIES[name], alone)
     assert sum(cost.moved.values()) == 0
     assert cost.communication_node == cost.communication_network == cost.hidden == 0
 

@@ -1,11 +1,16 @@
 """What the documents say is so: figures, commands, keys, files."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT, served
+from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
 from benchmarks.memory import compare
 from benchmarks.train import tables
@@ -100,15 +105,41 @@ def test_the_errors_of_the_estimate_are_those_found() -> None:
     assert len({row["model"] for row in found["rows"]}) >= 5
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/memory.md"])
-def test_the_estimates_of_the_documents_can_be_had(document: str) -> None:
+@pytest.mark.parametrize("document", ["README.md", "docs/memory.md", "docs/newcomer.md"])
+def test_the_estimates_of_the_documents_can_be_had(document: str, tmp_path: Path) -> None:
+    """Each command as it is shown, with a file or a name for what stands in capital letters."""
     text = (ROOT / document).read_text(encoding="utf-8")
-    commands = re.findall(r"^ {4}(?:\.venv/bin/)?zerolora (memory --model config/\S+.*)$", text, re.M)
+    commands = re.findall(r"^ {4}(?:\.venv/bin/)?zerolora (memory --.*)$", text, re.M)
     assert commands
+    config = (ROOT / "config/recipes/models/llama-3-8b.json").read_bytes()
+    (tmp_path / "config.json").write_bytes(config)
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     for command in commands:
-        result = served("zerolora", *command.split())
+        hub = "NAME@REVISION" in command
+        filled = command.replace("DIRECTORY", str(tmp_path)).replace("FILE", str(own))
+        filled = filled.replace("NAME@REVISION", f"{REPOSITORY}@{REVISION}")
+        result = from_hub(filled, config, tmp_path) if hub else served("zerolora", *filled.split())
         assert result.returncode == 0, result.stderr
-        assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == list(STRATEGIES)
+        if "--json" in command:
+            found = [json.loads(line)["strategy"] for line in result.stdout.splitlines()]
+        else:
+            found = [line.split()[0] for line in result.stdout.split("\n\n")[1].splitlines()[1:]]
+        named = re.findall(r"--strategy (\w+)", command) or list(STRATEGIES)
+        assert found == (["…" + str(own)[-23:]] if "--deepspeed" in command else named), command
+
+
+def from_hub(command: str, config: bytes, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process whose hub is a model's config.json on this machine."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    with serving(Hub({"config.json": config})) as hub:
+        return subprocess.run(
+            [sys.executable, "-m", "zerolora", *command.split()],
+            env={**inherited, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(cache)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
 
 def test_the_names_of_the_choice_are_those_of_the_tables() -> None:
@@ -200,7 +231,8 @@ MEASURED = [name for name in tables.TABLES if (tables.RESULTS / name).is_file()]
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_speed_of_training_is_what_was_measured(name: str) -> None:
-    assert tables.table(name) in (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    page = "methods" if name == "train_methods.json" else "speed"
+    assert tables.table(name) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 
 
 def test_training_is_as_fast_as_it_is_said_to_be() -> None:

@@ -271,6 +271,35 @@ def test_a_hub_revision_brings_safetensors_and_no_code(tmp_path: Path, hub: type
     assert located(tmp_path / "weights/tiny.json") == tmp_path / "weights/tiny"
 
 
+QUANTIZED = {
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "bitsandbytes": {"load_in_8bit": True, "quant_method": "bitsandbytes"},
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_a_model_that_is_stored_quantized_is_refused_before_its_weights_come(
+    kind: str, tmp_path: Path, hub: type[Hub]
+) -> None:
+    """What is trained could not be merged into codes. From a directory too, also where a part of the model says so."""
+    config = json.loads((hub.model / "config.json").read_text())
+    said = (
+        f"config.json: quantization_config: the weights are stored quantized ('{kind}'), so that .* with method: qlora"
+    )
+    for settings in (
+        {"quantization_config": QUANTIZED[kind]},
+        {"text_config": {"quantization_config": QUANTIZED[kind]}},
+    ):
+        (hub.model / "config.json").write_text(json.dumps(config | settings))
+        with pytest.raises(UserError, match=said.replace("(", r"\(").replace(")", r"\)")):
+            fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
+        with pytest.raises(UserError, match="the weights are stored quantized"):
+            fetch(directory_settings(hub.model), tmp_path / "weights/here", tmp_path / "models/tiny")
+    assert not any(path.endswith(".safetensors") for path in hub.asked)
+    assert not (tmp_path / "models/tiny").exists()
+
+
 @pytest.mark.usefixtures("hub")
 def test_a_hub_model_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no/such at 0123.*no such repository"):

@@ -17,11 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
-from zerolora.config.settings import FetchDataSettings
+from zerolora import added_tokens
+from zerolora.config.settings import FetchAdapterSettings, FetchDataSettings
 from zerolora.data import kinds, readers
 from zerolora.errors import UserError
-from zerolora.fetch.data_sets import fetch_data
+from zerolora.fetch.data_sets import fetch_adapter, fetch_data
 from zerolora.files import describe, sha256
+from zerolora.methods.peft_format import ADAPTER, CONFIG
 
 SETTINGS = FetchDataSettings(
     repository=REPOSITORY, revision=REVISION, files=["data/train-*.parquet", "extra.jsonl"], license="MIT"
@@ -380,3 +382,19 @@ def test_an_interrupted_command_leaves_nothing_and_can_be_called_again(hub: Hub,
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stderr
     assert {name: data for name, data in tree(output).items() if name != "manifest.json"} == WANTED
+
+
+@pytest.mark.parametrize("with_tokens", [False, True])
+def test_an_adapter_comes_with_the_tokens_that_it_adds(
+    client: pytest.MonkeyPatch, tmp_path: Path, with_tokens: bool
+) -> None:
+    files = {CONFIG: b"{}", ADAPTER: b"weights", "training_args.bin": b"a pickle"}
+    listed = [{"token": "<note>", "id": 258, "special": False}]
+    files |= {added_tokens.FILE: json.dumps(listed).encode()} if with_tokens else {}
+    with serving(Hub(files)) as hub:
+        use(client, hub.endpoint)
+        pinned = FetchAdapterSettings(repository=REPOSITORY, revision=REVISION, license="MIT")
+        fetch_adapter(pinned, tmp_path / "theirs")
+    found = added_tokens.of_directory(tmp_path / "theirs")
+    assert found == ([added_tokens.AddedToken("<note>", 258, False)] if with_tokens else [])
+    assert not (tmp_path / "theirs/training_args.bin").exists()

@@ -1,10 +1,12 @@
 """The code fingerprint: what changes it, what does not, and what it costs."""
 
+import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return Copy(tmp_path_factory.mktemp("copy"))
 
 
+METHODS = {"resolve", "estimate", "render", "train", "merge"}
 PLACE = '"""The learning rate of each step."""\n'
 
 
@@ -66,8 +69,8 @@ PLACE = '"""The learning rate of each step."""\n'
     [
         ("src/zerolora/train/schedule.py", PLACE, PLACE + "# a remark\n"),
         ("src/zerolora/train/schedule.py", PLACE, '"""Another docstring."""\n'),
-        ("src/zerolora/train/schedule.py", "\nimport math\n", "\n\nimport math  # for cos\n\n"),
-        ("src/zerolora/config/schema.py", '"""Peak learning rate of AdamW."""', '"""The learning rate."""'),
+        ("src/zerolora/train/schedule.py", "\ndef check(", "\n\n# a remark\ndef  check("),
+        ("src/zerolora/config/schema.py", '"""Peak learning rate."""', '"""The learning rate."""'),
         ("workflow/rules/train.smk", "checkpoint train:\n", "# a remark\ncheckpoint train:\n"),
         ("workflow/rules/train.smk", "    threads: ranks_here\n", "    threads: 3\n"),
         ("workflow/rules/report.smk", '"results/{run}/report.html",\n', '"results/{run}/report.html"  ,  # the page\n'),
@@ -87,6 +90,7 @@ def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old
         ("workflow/rules/train.smk", "--packing {params.packing}", "--packing {params.packing} ", {"train"}),
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
         ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
+        ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
         ("src/zerolora/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", "evaluate", "evaluate_base"}),
     ],
 )
@@ -94,6 +98,52 @@ def test_code_that_computes_changes_exactly_its_stages(
     copy: Copy, name: str, old: str, new: str, stages: set[str]
 ) -> None:
     assert copy.changed_by(name, old, new) == stages
+
+
+def test_a_registry_is_recognized_in_whatever_form_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "registry.py"
+    for text in (
+        "import pkgutil\nfrom zerolora import methods\npkgutil.iter_modules(methods.__path__)",
+        "from pkgutil import iter_modules\nimport zerolora.methods\niter_modules(zerolora.methods.__path__)",
+        "import pkgutil\nimport zerolora.methods as found\n[*pkgutil.iter_modules(found.__path__)]",
+    ):
+        assert fingerprint.registered_packages(ast.parse(text), "other.registry", path) == ["methods"]
+    own = ast.parse("import pkgutil\nfor file in pkgutil.iter_modules(__path__): pass")
+    assert fingerprint.registered_packages(own, "optimizers", path) == ["optimizers"]
+    with pytest.raises(AssertionError, match="write the __path__ of a package"):
+        fingerprint.registered_packages(ast.parse("pkgutil.iter_modules(names)"), "other", path)
+
+
+@cache
+def _modules_of_stages() -> list[set[str]]:
+    fingerprint.fingerprints()  # parses each file once
+    return [set(fingerprint.modules_of(stage)) for stage in STAGES]
+
+
+def _registries() -> list[tuple[str, str]]:
+    """Return (module, package) of every module of the package that imports modules by names that are not written."""
+    found = []
+    for path in sorted(fingerprint.PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(fingerprint.PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        for argument in re.findall(r"import_module\(([^\"].*)", path.read_text(encoding="utf-8")):
+            match = re.match(r'f"\{(?:(\w+)\.)?__name__\}\.', argument)
+            assert match, f"{path}: {argument}: write the name of a package, as the other registries do"
+            found.append((name, match[1] or name))
+    return found
+
+
+def test_there_are_registries_outside_and_inside_of_their_packages() -> None:
+    assert {("methods.registry", "methods"), ("strategies", "strategies")} <= set(_registries())
+
+
+@pytest.mark.parametrize(("registry", "package"), _registries())
+def test_a_stage_that_imports_a_registry_has_every_module_that_the_registry_finds(registry: str, package: str) -> None:
+    names = {path.stem for path in fingerprint.PACKAGE.joinpath(*package.split(".")).glob("*.py")} - {"__init__"}
+    stages = [found for found in _modules_of_stages() if registry in found]
+    assert names
+    assert stages or fingerprint.left_out(registry), f"no stage imports {registry}"
+    for found in stages:
+        assert {f"{package}.{name}" for name in names} <= found
 
 
 def test_a_new_module_needs_no_list(copy: Copy) -> None:

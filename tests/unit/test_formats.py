@@ -53,7 +53,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
     ),
     (
         "alpaca",
-        {"instruction": "Add 1 and 4.", "output": "5", "system": "", "history": []},
+        {"instruction": "Add 1 and 4.", "output": "5", "system": "", "history": [], "images": [], "image": None},
         Example(messages=[USER, ANSWER]),
     ),
     (
@@ -438,7 +438,23 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "messages",
         _chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
-        "messages[1].content[0] is {'type': 'image_url', 'image_url': {'url': 'x'}}; only text can be trained on",
+        "messages[1].content[0] holds images, which are not supported: only text can be trained on",
+    ),
+    *(
+        (
+            "messages",
+            _chat({"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": kind, "data": "x"}]}),
+            f"messages[1].content[1] holds {what}, which are not supported",
+        )
+        for kind, what in (("image", "images"), ("input_image", "images"), ("video", "videos"), ("audio", "audio"))
+    ),
+    ("sharegpt", _share(GPT, image="a.jpg"), "image holds images, which are not supported"),
+    ("alpaca", {"instruction": "Read.", "output": "5", "images": ["a.jpg"]}, "images holds images, which are not"),
+    ("text", {"text": "A song", "audio": {"bytes": b"x"}}, "audio holds audio, which are not supported"),
+    (
+        "messages",
+        _chat({"role": "user", "content": [{"type": "file", "file": "x"}]}),
+        "messages[1].content[0] is {'type': 'file', 'file': 'x'}; only text can be trained on",
     ),
     (
         "messages",
@@ -629,7 +645,8 @@ def test_every_form_is_told_by_its_example_and_stands_in_the_docs(form: Form) ->
         with pytest.raises(BadRow, match=field):
             parse({key: value for key, value in form.example.items() if key != field}, form.name, {})
     row = f"| `{form.name}` | "
-    (line,) = [line for line in (ROOT / "docs/data.md").read_text().splitlines() if line.startswith(row)]
+    section = (ROOT / "docs/data.md").read_text().split("\n## Forms of rows\n")[1].split("\n## ")[0]
+    (line,) = [line for line in section.splitlines() if line.startswith(row)]
     _, _, fields, shown, _ = (part.strip() for part in line.split("|"))
     assert {field for part in fields.split(";") for field in part.strip().split(", ")} == set(form.fields)
     assert json.loads(shown.strip("`")) == form.example

@@ -256,12 +256,15 @@ def test_a_packed_batch_has_loss_and_gradients_of_its_rows_alone(
 
 
 @pytest.mark.parametrize("kind", SOUND)
-def test_the_loss_by_chunks_is_that_of_the_models_own_logits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma's bounded logits too; several chunks."""
+@pytest.mark.parametrize("full", [False, True])
+def test_the_loss_by_chunks_is_that_of_the_models_own_logits(
+    kind: str, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma's bounded logits too; several chunks; with a frozen head, and with all weights trained."""
     monkeypatch.setattr("zerolora.logit_chunks.LEAST_CHUNK", 4)
-    base = build_loud(kind, "eager").requires_grad_(False)
+    base = build_loud(kind, "eager").requires_grad_(full)
     assert check_loss(base, base, CPU)
-    model = with_adapter(base).train()
+    model = base.train() if full else with_adapter(base).train()
     micro_batches = [[rows(9, 14, 5), rows(11)], [rows(3)]]
     ours = loss_and_gradients(model, micro_batches, packing=False)
     make_whole(base)

@@ -1,6 +1,7 @@
 """The estimate: golden rows, the command's contract, laws that hold for any model, and what was traced."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -110,10 +111,11 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
 
 MISTAKES = [
     (["--strategy", "zero9"], "--strategy zero9: write all or one of ddp, zero0"),
+    (["--optimizer", "sgd"], "--optimizer sgd: write one of adamw, adamw_8bit"),
     (["--gpu-memory", "80"], "--gpu-memory 80: write a size with its unit, as in 80GiB"),
-    (["--lora-targets", "query"], "'query' is not in the model; write all-linear or some of down_proj"),
+    (["--lora-targets", "query"], "'query' is not in the model; write all-linear, some of down_proj"),
     (["--rank-pattern", "q_proj"], "--rank-pattern q_proj: write a module and its rank, as in q_proj=16"),
-    (["--modules-to-save", "head"], "modules_to_save: 'head' is not in the model"),
+    (["--modules-to-save", "classifier"], "modules_to_save: 'classifier' is not in the model"),
 ]
 
 
@@ -215,6 +217,11 @@ SPECS = {
     name: read_model_spec(MODELS / f"{name}.json") for name in ("smollm2-135m", "llama-3-8b", "gpt2", "gemma-2-9b")
 }
 
+SPEC = TrainingSpec(
+    strategy="zero2", method=LoraMethod(), nodes=1, ranks_per_node=1, micro_batch=1, accumulation=1, length=512,
+    activation_checkpointing=False, attention="sdpa", precision="bf16", masked=False,
+)  # fmt: skip
+
 
 @st.composite
 def specs(draw: st.DrawFn) -> TrainingSpec:
@@ -274,6 +281,34 @@ def test_offload_moves_bytes_and_loses_none(model: ModelSpec, spec: TrainingSpec
     assert predict(model, replace(spec, strategy=names[1])).offloaded >= int(moved.host)
 
 
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_one_host_holds_a_checkpoint_while_it_is_written(method: str) -> None:
+    """Weights and both of AdamW's moments in fp32, whole, of whatever is trained; on a disk two of them."""
+    model = read_model_spec(MODELS / "llama-2-7b.json")
+    spec = replace(SPEC, strategy="zero3", method=create(method), ranks_per_node=8)
+    trained, predicted = spec.parameters(model).trained, predict(model, spec)
+    assert predicted.host["saving"] == (0 if predicted.host["peak_phase"] == "loading" else 12 * trained)
+    assert predicted.host["peak_phase"] == ("step" if method == "full" else "loading")
+    assert predicted.disk["checkpoints"] == 2 * 12 * trained
+    assert predicted.disk["adapter"] == 4 * trained
+
+
+def test_pages_stay_beside_what_a_cpu_rank_made_of_them() -> None:
+    """Of the modules that are quantized, or that the factors' start is taken out of; not of weights as they are."""
+    model = SPECS["smollm2-135m"]
+    adapted = sum(module.inputs * module.outputs * module.count for module in model.linears)
+    found = {}
+    for name, method in {
+        "lora": LoraMethod(), "start": LoraMethod(init="pissa"), "some": LoraMethod(init="olora", targets=("q_proj",)),
+        "nf4": QloraMethod(), "int8": QloraMethod(quantization="int8"),
+    }.items():  # fmt: skip
+        spec = replace(SPEC, method=method, ranks_per_node=2, precision="fp32", on_cpu=True)
+        found[name] = predict(model, spec).host["page_cache"]
+    assert found.pop("lora") == 0
+    assert found.pop("some") == 2 * 4 * 30 * 576 * 576
+    assert set(found.values()) == {2 * 4 * adapted}
+
+
 def _states_of(model: ModelSpec, spec: TrainingSpec) -> tuple[float, int]:
     parameters = spec.parameters(model)
     return parameters.frozen_bytes, parameters.trained
@@ -295,6 +330,24 @@ def test_saving_activations_never_needs_more(model: ModelSpec, spec: TrainingSpe
     assert saving.gpu["total"] <= plain.gpu["total"] + SLACK
 
 
+@given(MODEL, specs())
+@settings(max_examples=60, deadline=None)
+def test_offloaded_checkpoints_leave_the_gpu_for_the_host(model: ModelSpec, spec: TrainingSpec) -> None:
+    spec = replace(spec, activation_checkpointing=True)
+    kept, moved = (predict(model, replace(spec, activation_offload=each)) for each in (False, True))
+    assert moved.gpu["total"] <= kept.gpu["total"] + SLACK
+    assert moved.host["total"] >= kept.host["total"]
+    # All layers' inputs but one or none; a block of pinned memory is a power of two.
+    size = spec.micro_batch * spec.length * model.hidden * spec.prepared_method.activation_width(spec.width)
+    block = spec.ranks_per_node * 2 ** math.ceil(math.log2(size))
+    expected = (0,) if moved.host["peak_phase"] == "loading" else (block * model.layers, block * (model.layers - 1))
+    assert moved.host["layer_inputs"] in expected
+    assert kept.host["layer_inputs"] == 0
+    # Ranks that compute on the CPU have them there already.
+    on_cpu = [predict(model, replace(spec, activation_offload=each, on_cpu=True)) for each in (False, True)]
+    assert on_cpu[0] == on_cpu[1]
+
+
 # --- the stage ---
 
 SETTINGS = EstimateSettings.model_validate(
@@ -310,7 +363,7 @@ SETTINGS = EstimateSettings.model_validate(
         "precision": "bf16",
         "activation_checkpointing": True,
         "attention": None,
-        "lora": {"r": 16, "targets": "all-linear", "dropout": 0.0},
+        "method": {"name": "lora", "settings": {"r": 16}},
         "keeps_best": False,
     }
 )
@@ -406,11 +459,58 @@ def test_ranks_on_gpus_share_the_pages_of_the_file(name: str, weights: float, la
 
 # --- what was traced (benchmarks/memory) ---
 
+OFFLOADED = {compare.key(case) for case in compare.offloaded()}
+
 
 def test_predictions_stay_within_bounds_of_every_trace() -> None:
     """benchmarks/results/memory_traces.jsonl holds the peaks of real steps; a change of the model is held to them."""
     found = compare.errors(compare.all_compared())
-    assert found["combinations"] >= 100
+    assert found["combinations"] >= 250
     assert found["mean_absolute_error"] <= 0.03
     assert abs(found["worst_error"]) <= 0.08
     assert found["lowest_error"] >= -0.02
+
+
+def test_ddp_is_traced_as_training_computes() -> None:
+    """With bf16 copies of fp32 weights, under every method. With inputs in fp32, as peft casts them for fp32 adapters,
+    the mean error was 7 % and the worst 109 %."""
+    traced = [trace for trace in compare.read_traces() if trace["case"]["strategy"] == "ddp"]
+    assert {trace["case"]["method"] for trace in traced} == set(METHODS)
+    found = compare.errors([compare.compared(trace["case"], trace["bytes"]) for trace in traced])
+    assert found["mean_absolute_error"] < 0.003
+    assert abs(found["worst_error"]) < 0.05
+    assert found["lowest_error"] > -0.012
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_ddp_keeps_the_activations_of_stage_0_and_copies_of_what_is_trained(method: str) -> None:
+    model = SPECS["llama-3-8b"]
+    spec = replace(SPEC, method=create(method), ranks_per_node=8, length=4096)
+    ddp, zero0 = (predict(model, replace(spec, strategy=name, reserve=0)).phases for name in ("ddp", "zero0"))
+    copies = (ddp["backward"] - ddp["saving"]) - (zero0["backward"] - zero0["saving"])
+    assert 0.7 * spec.parameters(model).trained < copies < 2 * spec.parameters(model).trained
+
+
+def test_int8_is_not_computed_as_four_bits_are() -> None:
+    """Its product keeps the input, also of what is not adapted: 3 % of the total with an adapter of queries alone."""
+    traced = [trace for trace in compare.read_traces() if trace["case"].get("quantization") == "int8"]
+    found = [compare.compared(trace["case"], trace["bytes"])["error"] for trace in traced]
+    assert len(found) >= 9
+    assert max(map(abs, found)) < 1e-3
+
+
+def test_offloaded_checkpoints_are_as_far_from_the_device_as_in_traces() -> None:
+    """Counted on the GPU, they would be 1.5 to 15 % of the total."""
+    traced = [trace for trace in compare.read_traces() if compare.key(trace["case"]) in OFFLOADED]
+    assert len(traced) == len(OFFLOADED) == 4
+    for trace in traced:
+        on_gpu = compare.compared({**trace["case"], "offload": False}, trace["bytes"])["error"]
+        assert abs(compare.compared(trace["case"], trace["bytes"])["error"]) < min(0.014, on_gpu / 5)
+
+
+def test_every_method_is_traced_on_every_family_that_both_can_run() -> None:
+    traced = {compare.key(trace["case"]) for trace in compare.read_traces()}
+    asked = compare.every_method()
+    assert {case["method"] for case in asked} == set(METHODS)
+    assert {"peft"} == {case["prepared_by"] for case in asked if "prepared_by" in case}
+    assert [case for case in asked if compare.key(case) not in traced] == []

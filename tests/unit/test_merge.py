@@ -9,9 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from zerolora.added_tokens import AddedToken, write
 from zerolora.errors import UserError
 from zerolora.manifest import located
 from zerolora.merge.merge import merge, restore
+from zerolora.methods.registry import TRAINABLE
+from zerolora.methods.sections import MethodSections
+from zerolora.train import earlier_adapter
 
 
 def make_adapter(model: Path, folder: Path, **options: Any) -> Path:
@@ -100,6 +104,53 @@ def test_weights_that_merge_to_something_else_are_refused(tmp_path: Path, tiny_m
     assert not (tmp_path / "place/model.safetensors").exists()
 
 
+def test_the_merged_model_is_asked_and_stops_as_its_rows_were(tmp_path: Path, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    adapter, data = make_adapter(tiny_model, tmp_path / "adapter"), tmp_path / "data"
+    output, place = tmp_path / "results/merged", tmp_path / "work/merged"
+    data.mkdir()
+    manifest = data / "manifest.json"
+    manifest.write_text(json.dumps({"chat_template": "{{ messages[0].content }}!", "stop_tokens": ["<|im_start|>"]}))
+    merge(tiny_model, adapter, output, place, data)
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
+    assert GenerationConfig.from_pretrained(place).eos_token_id == [2, 1]
+    (place / "model.safetensors").unlink()
+    restore(tiny_model, adapter, output / "manifest.json", data)
+    # What the base does by itself is left as it is.
+    manifest.write_text(json.dumps({"chat_template": None, "stop_tokens": ["<|im_end|>"]}))
+    merge(tiny_model, adapter, output, place, data)
+    for path in tiny_model.iterdir():
+        assert path.suffix == ".safetensors" or (place / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_sharded_model_gets_rows_tokens_and_a_right_index(tmp_path: Path, tiny_model: Path) -> None:
+    """With an older tokenizer's list of added tokens, and none of an adapter for the rows: the mean of the others."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base, adapter = shard(tiny_model, tmp_path / "base"), make_adapter(tiny_model, tmp_path / "adapter")
+    for path in tiny_model.glob("tokenizer*"):
+        shutil.copyfile(path, base / path.name)
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps(settings | {"added_tokens_decoder": {}}))
+    write(adapter, [AddedToken("<x>", 260, True), AddedToken("<y>", 259, False)])
+    with pytest.raises(UserError, match="'<x>' is token 259 there, and was trained as 260; this adapter was trained"):
+        merge(base, adapter, tmp_path / "merged", tmp_path / "merged")
+    write(adapter, [AddedToken("<x>", 259, True), AddedToken("<y>", 260, False)])
+    merge(base, adapter, tmp_path / "merged", tmp_path / "merged")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    embedding = model.state_dict()["model.embed_tokens.weight"]
+    torch.testing.assert_close(embedding[259:], embedding[:259].mean(0).expand(2, -1))
+    index = json.loads((tmp_path / "merged/model.safetensors.index.json").read_text())["metadata"]
+    tensors = [tensor for path in (tmp_path / "merged").glob("*.safetensors") for tensor in load_file(path).values()]
+    assert index["total_size"] == sum(tensor.nbytes for tensor in tensors)
+    assert index["total_parameters"] == sum(tensor.numel() for tensor in tensors)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged")("<x><y>")["input_ids"] == [259, 260]
+    listed = json.loads((tmp_path / "merged/tokenizer_config.json").read_text())["added_tokens_decoder"]
+    assert {number: token["special"] for number, token in listed.items()} == {"259": True, "260": False}
+
+
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     tensors = load_file(adapter / "adapter_model.safetensors")
@@ -117,3 +168,86 @@ def test_a_broken_adapter_config_is_named(tmp_path: Path, tiny_model: Path) -> N
     (adapter / "adapter_config.json").write_text(json.dumps({})[:1])
     with pytest.raises(UserError, match="adapter_config.json: not valid JSON"):
         merge(tiny_model, adapter, tmp_path / "merged", tmp_path / "merged")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
+def test_codes_of_a_quantized_base_are_left_alone(dtype: torch.dtype, tmp_path: Path, tiny_model: Path) -> None:
+    """A sum with the adapter's product would be other codes, of no meaning."""
+    base, adapter = tmp_path / "base", make_adapter(tiny_model, tmp_path / "adapter")
+    shutil.copytree(tiny_model, base)
+    tensors = load_file(base / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file(tensors | {name: tensors[name].to(dtype)}, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        UserError, match=rf"model.safetensors: {name} is stored as .*8.*; take the base model as it was"
+    ):
+        merge(base, adapter, tmp_path / "merged", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("second", ["", "model-00001-of-00002.safetensors"], ids=["one file", "a file before it"])
+def test_a_shared_weight_that_is_stored_twice_stays_shared(second: str, tmp_path: Path, tiny_model: Path) -> None:
+    """With two different tensors transformers would not tie them: another model than was trained."""
+    from transformers import AutoModelForCausalLM
+
+    base, trained = tmp_path / "base", tmp_path / "trained"
+    shutil.copytree(tiny_model, base)
+    tensors = load_file(base / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    if second:
+        (base / "model.safetensors").unlink()
+        places = dict.fromkeys(tensors, "model-00002-of-00002.safetensors") | {"lm_head.weight": second}
+        (base / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        save_file(tensors, base / "model-00002-of-00002.safetensors", {"format": "pt"})
+        save_file(head, base / second, {"format": "pt"})
+    else:
+        save_file(tensors | head, base / "model.safetensors", {"format": "pt"})
+    trained.mkdir()
+    after = {name: tensor + torch.randn_like(tensor) for name, tensor in tensors.items()}
+    save_file(after, trained / "model.safetensors")
+    merge(base, trained, tmp_path / "merged", tmp_path / "merged")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, after["model.embed_tokens.weight"])
+
+
+ODD: dict[str, tuple[str, str, str]] = {
+    "a list as config": ("adapter_config.json", "[]", "adapter_config.json: holds [], no JSON object; delete it"),
+    "a number as config": ("adapter_config.json", "1", "adapter_config.json: holds 1, no JSON object; delete it"),
+    "one token, no list": ("tokens.json", '{"token": "<x>"}', "tokens.json: holds {'token': '<x>'} in the place of an"),
+    "a list of texts": ("tokens.json", '["<x>"]', "tokens.json: holds '<x>' in the place of an added token"),
+    "a token with no number": (
+        "tokens.json",
+        '[{"token": "<x>", "id": "259", "special": true}]',
+        "tokens.json: holds {'token': '<x>', 'id': '259', 'special': True} in the place of an added token",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_an_odd_file_of_an_adapter_is_one_line(case: str, tmp_path: Path, tiny_model: Path) -> None:
+    """To merge it, and to go on from it."""
+    from transformers import AutoModelForCausalLM
+
+    name, content, said = ODD[case]
+    adapter = make_adapter(tiny_model, tmp_path / "adapter")
+    (adapter / name).write_text(content)
+    method = TRAINABLE["lora"]
+    settings = MethodSections.model_validate({"lora": {"r": 4, "alpha": 12}})
+    model = method.build(AutoModelForCausalLM.from_pretrained(tiny_model), settings)
+    with pytest.raises(UserError) as merging:
+        merge(tiny_model, adapter, tmp_path / "merged", tmp_path / "merged")
+    with pytest.raises(UserError) as loading:
+        earlier_adapter.load(model, adapter, method)
+    for raised in (merging, loading):
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_an_odd_manifest_of_an_earlier_adapter_is_one_line(tmp_path: Path, tiny_model: Path) -> None:
+    """It is read when what was trained from it is published."""
+    adapter = make_adapter(tiny_model, tmp_path / "adapter")
+    (adapter / "manifest.json").write_text("[]")
+    with pytest.raises(UserError, match=r"manifest\.json: holds \[\], no JSON object"):
+        earlier_adapter.provenance(adapter, TRAINABLE["lora"])

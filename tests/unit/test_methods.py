@@ -4,23 +4,25 @@ import copy
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from zerolora.config import schema
+from zerolora.architecture import built_on_meta, config_of
 from zerolora.errors import UserError
 from zerolora.memory.predict import predict
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.base import TrainableMethod
 from zerolora.methods.lora import LoraMethod
-from zerolora.methods.registry import METHODS, create
+from zerolora.methods.registry import METHODS, TRAINABLE, create, of_directory, table
+from zerolora.methods.sections import MethodSections
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = {path.stem for path in (ROOT / "src/zerolora/methods").glob("*.py")} - {"__init__", "base", "registry"}
-TRAINABLE = [name for name, method in METHODS.items() if method.trains]
+NO_METHODS = {"__init__", "base", "experts", "lora_init", "peft_format", "registry", "sections", "token_rows"}
+FILES = {path.stem for path in (ROOT / "src/zerolora/methods").glob("*.py")} - NO_METHODS
 
 
 def test_every_file_is_a_method() -> None:
@@ -31,7 +33,9 @@ def test_every_file_is_a_method() -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("model", ["smollm2-135m", "gpt2", "mixtral-8x7b"])
 def test_it_is_estimated(name: str, model: str) -> None:
-    spec = TrainingSpec("zero2", create(name), 1, 2, 1, 1, 64, False, "sdpa", "bf16")
+    # peft has no DoRA of experts.
+    targets = ("q_proj", "v_proj") if "dora" in name and model == "mixtral-8x7b" else "all-linear"
+    spec = TrainingSpec("zero2", create(name, targets=targets), 1, 2, 1, 1, 64, False, "sdpa", "bf16")
     model_spec = read_model_spec(ROOT / f"config/recipes/models/{model}.json")
     parameters = spec.parameters(model_spec)
     assert 0 < parameters.largest_trained <= parameters.trained <= max(model_spec.parameters, parameters.frozen)
@@ -41,34 +45,217 @@ def test_it_is_estimated(name: str, model: str) -> None:
     assert prediction.gpu["moments"] == parameters.trained * 8 // 2
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rank_stabilized": {"lora": {"r": 4, "alpha": 6.0, "rank_stabilized": True}},
+    "patterns": {
+        "lora": {
+            "r": 4,
+            "targets": r".*(q_proj|down_proj|up_proj)",
+            "rank_pattern": {"q_proj": 8, r"layers\.1\.mlp\.up_proj": 2},
+            "alpha_pattern": {"layers.0.*": 3.0},
+        }
+    },
+    "some_layers": {"lora": {"r": 4, "targets": r"model\.layers\.1\..*_proj"}},
+    "embedding": {"lora": {"r": 4, "targets": ["embed_tokens", "v_proj"]}},
+    "names": {"lora": {"r": 4, "targets": ["v_proj", "0.mlp.down_proj"]}, "ia3": {"targets": ["v_proj", "up_proj"]}},
+    "saved": {
+        "lora": {"r": 4, "modules_to_save": ["lm_head", "norm"]},
+        "ia3": {"modules_to_save": ["lm_head", "norm"]},
+    },
+}
+
+
 @pytest.mark.parametrize("name", TRAINABLE)
-@pytest.mark.parametrize("rank_stabilized", [False, True])
-def test_it_builds_and_merges_what_peft_does(
-    name: str, rank_stabilized: bool, tiny_model: Path, tmp_path: Path
-) -> None:
-    from peft import get_peft_model_state_dict
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_builds_and_merges_what_peft_does(name: str, variant: str, untied_model: Path, tmp_path: Path) -> None:
+    """Built, counted by the estimate, filled with noise, written, and merged by peft and by what `updates` returns."""
     from transformers import AutoModelForCausalLM
 
-    method = METHODS[name]
-    assert issubclass(method, TrainableMethod)
-    settings = schema.Lora(r=4, alpha=6.0, rank_stabilized=rank_stabilized)
-    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    method = TRAINABLE[name]
+    settings = MethodSections.model_validate(VARIANTS[variant])
+    base = AutoModelForCausalLM.from_pretrained(untied_model)
     weights = copy.deepcopy(base.state_dict())
     torch.manual_seed(1)
-    wrapped = method.build(base, settings)
-    trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
-    assert sum(map(torch.Tensor.numel, trained)) == create(name, r=4).parameters(read_model_spec(tiny_model), 4).trained
-    for parameter in trained:
-        torch.nn.init.normal_(parameter)
-    save_file(get_peft_model_state_dict(wrapped), tmp_path / "adapter.safetensors")
-    config = json.loads(json.dumps(wrapped.peft_config["default"].to_dict(), default=list))
-    updates = method.updates(tmp_path / "adapter.safetensors", config)
-    expected = wrapped.merge_and_unload().state_dict()
-    assert updates.keys() <= weights.keys()
-    for weight, value in weights.items():
-        update = updates[weight].tensor() if weight in updates else torch.zeros_like(value)
-        assert (weight in updates) == bool(update.any())
-        torch.testing.assert_close(value + update, expected[weight])
+    built = method.build(base, settings)
+    trained = {key: parameter for key, parameter in built.named_parameters() if parameter.requires_grad}
+    counted = method.of(settings).parameters(read_model_spec(untied_model), 4)
+    assert sum(parameter.numel() for parameter in trained.values()) == counted.trained
+    assert max(parameter.numel() for parameter in trained.values()) == counted.largest_trained
+    fresh = method.published(built, {key: tensor.clone() for key, tensor in trained.items()})
+    assert any(method.is_untrained(key, tensor) for key, tensor in fresh.items()) == (method.peft_type is not None)
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.add_(torch.randn_like(parameter) / 10)
+    published = {key: tensor.detach().clone() for key, tensor in method.published(built, trained).items()}
+    assert not any(method.is_untrained(key, tensor) for key, tensor in published.items())
+    save_file(published, tmp_path / ("adapter_model.safetensors" if method.peft_type else "model.safetensors"))
+    if method.peft_type:
+        config = json.dumps(built.peft_config["default"].to_dict(), default=list)
+        (tmp_path / "adapter_config.json").write_text(config)
+    updates = of_directory(tmp_path).updates(tmp_path, built_on_meta(config_of(untied_model)))
+    expected = (built.merge_and_unload() if method.peft_type else built).state_dict()
+    assert {key for key, update in updates.items() if not update.optional} <= weights.keys()
+    for key, value in weights.items():
+        found = updates[key].applied(value) if key in updates else value
+        assert (key in updates) == (not torch.equal(found, value)), key
+        torch.testing.assert_close(found, expected[key], msg=key)
+
+
+@pytest.mark.parametrize("name", ["lora", "dora", "ia3"])
+@pytest.mark.parametrize("targets", [["attn.c_proj", "lm_head"], ["lm_head", "mlp.c_proj", "c_attn"]])
+def test_modules_of_both_layouts_are_merged_as_peft_does(name: str, targets: list[str]) -> None:
+    """A model with Conv1D, whose weight is [inputs, outputs], and linear modules: peft's config has one value for both,
+    that of the module it built last."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=16, n_embd=16, n_layer=2, n_head=2, tie_word_embeddings=False)
+    base, method = GPT2LMHeadModel(config), TRAINABLE[name]
+    weights = copy.deepcopy(base.state_dict())
+    settings = MethodSections.model_validate({"lora": {"r": 4, "targets": targets}, "ia3": {"targets": targets}})
+    built = method.build(base, settings)
+    trained = {key: parameter for key, parameter in built.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.add_(torch.randn_like(parameter) / 10)
+    published = {key: tensor.detach().clone() for key, tensor in method.published(built, trained).items()}
+    updates = method.updates_of(published, built.peft_config["default"].to_dict(), built_on_meta(config))
+    expected = built.merge_and_unload().state_dict()
+    for key, update in updates.items():
+        if key in weights or not update.optional:
+            torch.testing.assert_close(update.applied(weights[key]), expected[key], msg=key)
+
+
+@pytest.fixture(scope="module")
+def untied_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the tiny model with a head of its own, and a bias in the attention that is not zero."""
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("untied")
+    config = AutoConfig.from_pretrained(tiny_model)
+    config.tie_word_embeddings, config.attention_bias = False, True
+    torch.manual_seed(2)
+    model = LlamaForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lora": {"targets": ["q_proj", "query"]}}, "train.lora.targets: 'query' is not in the model; write some of"),
+        ({"lora": {"targets": "query.*"}}, "train.lora.targets 'query.*' does not fit the model"),
+        ({"lora": {"modules_to_save": ["classifier"]}}, "train.lora.modules_to_save: 'classifier' is not in the model"),
+        (
+            {"lora": {"modules_to_save": ["lm_head"]}},
+            "train.lora.modules_to_save: lm_head shares its weight with another",
+        ),
+        (
+            {"lora": {"targets": ["embed_tokens"]}},
+            "train.lora.targets: model.embed_tokens shares its weight with another",
+        ),
+        ({"lora": {"rank_pattern": {"query": 2}}}, "train.lora.rank_pattern: 'query' matches no adapted module"),
+        ({"lora": {"alpha_pattern": {"q": 2.0}}}, "train.lora.alpha_pattern: 'q' matches no adapted module"),
+    ],
+)
+def test_what_fits_no_module_is_one_line(tiny_model: Path, settings: dict[str, Any], said: str) -> None:
+    """peft would ignore it, or name it in a traceback. The estimate, which loads nothing, says the same."""
+    from transformers import AutoModelForCausalLM
+
+    sections = MethodSections.model_validate(settings)
+    with pytest.raises(UserError) as raised:
+        TRAINABLE["lora"].build(AutoModelForCausalLM.from_pretrained(tiny_model), sections)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError):
+        TRAINABLE["lora"].of(sections).parameters(read_model_spec(tiny_model), 4)
+
+
+@pytest.mark.parametrize("name", ["qlora", "qdora"])
+@pytest.mark.parametrize("saved", ["down_proj", "self_attn.q_proj", "mlp"])
+def test_a_quantized_module_is_not_trained_as_a_whole(name: str, saved: str, untied_model: Path) -> None:
+    """Torch would end with a traceback, since codes have no gradient. The estimate says the same; a head is left as it
+    is, and may be trained."""
+    sections = MethodSections.model_validate({"lora": {"targets": ["k_proj"], "modules_to_save": [saved, "lm_head"]}})
+    with pytest.raises(UserError) as raised:
+        TRAINABLE[name].build(built_on_meta(config_of(untied_model)), sections)
+    method = name.removeprefix("q")
+    said = (
+        f"is quantized with method: {name}, and cannot be trained as a whole; leave it out, or write method: {method}"
+    )
+    assert re.fullmatch(rf"train\.lora\.modules_to_save: model\.layers\.\d\..*{said}", str(raised.value))
+    with pytest.raises(UserError, match=rf"layers\.0\..*{said}" if saved != "mlp" else "'mlp' is not in the model"):
+        TRAINABLE[name].of(sections).parameters(read_model_spec(untied_model), 4)
+
+
+SHARED = {
+    "deepseek_v3": ("shared_experts", "0"),
+    "qwen3_next": ("shared_expert", None),
+    "qwen2_moe": ("shared_expert", None),
+}
+"""What a family calls its shared experts, and a layer without any."""
+
+
+@pytest.fixture(scope="module", params=SHARED)
+def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """Return the config of a small mixture with shared experts, and its directory."""
+    from transformers import CONFIG_MAPPING
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    sizes |= {"num_key_value_heads": 4, "vocab_size": 64, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+    sizes |= {"num_experts": 4, "n_routed_experts": 4, "num_local_experts": 4, "n_group": 1, "topk_group": 1}
+    sizes |= {"shared_expert_intermediate_size": 24, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8}
+    sizes |= {"layer_types": ["full_attention"] * 2}
+    config = CONFIG_MAPPING[request.param](**sizes)
+    folder = tmp_path_factory.mktemp(request.param)
+    config.save_pretrained(folder)
+    return config, folder
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["gate", "up", "down"], ["up"], ["1.up"]],
+    ids=["all", "one", "one layer"],
+)
+def test_shared_experts_are_adapted_by_name_and_no_others(names: list[str], mixture: tuple[Any, Path]) -> None:
+    """Where peft alone would adapt the routed experts in their place. Counted alike by the estimate, and read alike by
+    peft from the adapter's config."""
+    from peft import LoraConfig, get_peft_model
+
+    config, folder = mixture
+    shared, dense = SHARED[config.model_type]
+    paths = [each.replace("up", f"mlp.{shared}.up") if "." in each else f"{shared}.{each}" for each in names]
+    settings = MethodSections.model_validate({"lora": {"r": 4, "targets": [f"{each}_proj" for each in paths]}})
+    method = TRAINABLE["lora"]
+    built = method.build(built_on_meta(config), settings)
+    trained = {key: tensor for key, tensor in built.named_parameters() if tensor.requires_grad}
+    adapted = {key.partition(".layers.")[2].partition(".lora_")[0] for key in trained}
+    layers = {"1"} if names == ["1.up"] or dense else {"0", "1"}
+    leaves = [each.rpartition(".")[2] for each in names]
+    assert adapted == {f"{layer}.mlp.{shared}.{leaf}_proj" for layer in layers for leaf in leaves}
+    counted = method.of(settings).parameters(read_model_spec(folder), 4)
+    assert sum(tensor.numel() for tensor in trained.values()) == counted.trained
+    own = LoraConfig(**{key: value for key, value in built.peft_config["default"].to_dict().items() if value})
+    again = get_peft_model(built_on_meta(config), own)
+    assert {key for key, tensor in again.named_parameters() if tensor.requires_grad} == trained.keys()
+
+
+def test_shared_experts_are_not_adapted_by_name_where_they_are_quantized(mixture: tuple[Any, Path]) -> None:
+    config, folder = mixture
+    if config.model_type == "qwen2_moe":
+        return  # adapted as the modules that they are
+    settings = MethodSections.model_validate({"lora": {"targets": [f"{SHARED[config.model_type][0]}.up_proj"]}})
+    with pytest.raises(UserError, match=r"up_proj\.weight would be adapted as a parameter, which peft cannot where it"):
+        TRAINABLE["qlora"].of(settings).parameters(read_model_spec(folder), 2)
 
 
 def test_the_documentation_lists_every_method() -> None:
@@ -77,13 +264,61 @@ def test_the_documentation_lists_every_method() -> None:
     assert rows == {name: "yes" if method.trains else "estimated only" for name, method in METHODS.items()}
 
 
+def test_the_documentation_has_the_table_of_strategies() -> None:
+    assert table() in (ROOT / "docs/methods.md").read_text(encoding="utf-8"), "run `make architecture`"
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"type": "nf4"}, {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}),
+        ({"type": "fp4", "double": False}, {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}),
+        ({"type": "int8"}, {"load_in_8bit": True}),
+    ],
+)
+def test_a_quantized_base_takes_the_bytes_that_bitsandbytes_takes(
+    settings: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Wide enough that the table of 256 numbers of each doubly quantized weight is a small part."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=8
+    )
+    source: Any = LlamaForCausalLM(config)
+    source.to(torch.bfloat16).save_pretrained(tmp_path)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig(**options), device_map={"": "cpu"}
+    )
+    held: dict[int, int] = {}
+    for module in model.modules():
+        tensors = [*module.parameters(recurse=False)]
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        for each in (state, state.state2 if state else None):
+            tensors += [value for value in vars(each).values() if isinstance(value, torch.Tensor)] if each else []
+        tensors += [module.state.SCB, module.weight.SCB] if hasattr(module, "state") else []
+        held |= {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors if each is not None
+        }
+    method = TRAINABLE["qlora"].of(MethodSections.model_validate({"quantization": settings}))
+    counted = method.parameters(read_model_spec(tmp_path), 2).frozen_bytes
+    assert counted == pytest.approx(sum(held.values()), rel=0.02)
+
+
 def test_an_unknown_method_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"--method loha: write one of dora, full, ia3, lora, qlora"):
+    with pytest.raises(UserError, match=r"--method loha: write one of dora, full, ia3, lora, qdora, qlora"):
         create("loha")
 
 
 def test_an_adapter_without_a_factor_is_named(tmp_path: Path) -> None:
-    save_file({"base_model.model.q_proj.lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter.safetensors")
-    updates = LoraMethod.updates(tmp_path / "adapter.safetensors", {"r": 2, "lora_alpha": 2})
+    save_file({"base_model.model.q_proj.lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 2}))
+    updates = LoraMethod.updates(tmp_path, torch.nn.ModuleDict({"q_proj": torch.nn.Linear(3, 2)}))
     with pytest.raises(UserError, match=r"the adapter has no lora_B for q_proj\.weight; train it again"):
-        updates["q_proj.weight"].tensor()
+        updates["q_proj.weight"].applied(torch.ones(2, 3))
+
+
+def test_an_adapter_of_another_kind_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "PREFIX_TUNING"}))
+    with pytest.raises(UserError, match=r"peft_type is 'PREFIX_TUNING', which cannot be merged; .* of IA3, LORA"):
+        of_directory(tmp_path)

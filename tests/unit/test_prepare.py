@@ -3,26 +3,33 @@
 import gzip
 import json
 import multiprocessing
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
-from conftest import served
+import torch
+from conftest import ROOT, served
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from zerolora.config.settings import PrepareSettings
+from zerolora import bounded
+from zerolora.config.settings import EvaluateSettings, PackSettings, PrepareSettings
 from zerolora.data.mask import Proof
+from zerolora.data.pack import pack_rows
+from zerolora.data.plan import open_plan
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
 from zerolora.data.rows import IGNORED, SPLITS, open_split
 from zerolora.errors import UserError
+from zerolora.evaluate.evaluate import evaluate
 from zerolora.evaluate.tasks import TASKS
 from zerolora.evaluate.tasks.base import Judgement
+from zerolora.train.feed import collate, packed_row
 
 ROWS = records("tens", 0)[:20]
 
@@ -168,6 +175,7 @@ BAD: list[tuple[Any, str]] = [
     ('{"instruction": "5=", "input": "", "output": " "}\n', "output"),
     ('"5="\n', "object"),
     ("{broken\n", "JSON"),
+    ('{"instruction": "5=", "output": "x", "image": "a.jpg"}\n', "image holds images, which are not supported"),
     ('{"instruction": "5=", "input": "", "output": "<|im_end|>"}\n', r"special token <\|im_end\|>"),
 ]
 
@@ -243,7 +251,7 @@ def test_a_token_that_the_tokenizer_does_not_know(folder: Folder, token: int) ->
     good = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}
     folder.prepare([good, {"input_ids": [4, token]}, *[good] * 20], bad_row="drop")
     (line,) = (folder.output / "dropped.jsonl").read_text().splitlines()
-    assert f"input_ids holds {token}, but the model's tokenizer knows" in line
+    assert f"input_ids holds {token}, but the model knows" in line
     assert all((row["input_ids"], row["labels"]) == ([1, 2, 3], [-100, 2, 3]) for row in folder.all_rows())
 
 
@@ -434,6 +442,172 @@ def test_a_users_mistake_is_one_line_without_a_traceback(folder: Folder) -> None
     assert result.returncode == 2
     assert "rows.json:" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "USER: Hi ASSISTANT: no"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "And now?"},
+    {"role": "assistant", "content": "Now I rest."},
+]
+SHIPPED = (ROOT / "config/templates/question-answer.jinja").read_text(encoding="utf-8")
+OWN = {"template": "config/templates/mine.jinja", "template_text": SHIPPED}
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({"template": "vicuna"}, "Be brief. USER: "),
+        ({"template": "alpaca"}, "Be brief.\n\n### Instruction:\n"),
+        ({"template": "chatml"}, "<|im_start|>system\nBe brief."),
+        (OWN, "Be brief.\n\nQuestion: "),
+    ],
+    ids=["vicuna", "alpaca", "chatml", "own"],
+)
+@pytest.mark.parametrize("padding", ["<|endoftext|>", "<|im_end|>"])
+def test_packed_talks_of_several_turns_teach_the_answers_and_their_ends(
+    folder: Folder, tokenizer: Any, options: dict[str, Any], first: str, padding: str
+) -> None:
+    """Also where the tokenizer pads with what ends an answer: padding is masked by position."""
+    path = folder.manifest.parent / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token": padding}))
+    data = folder.prepare([{"messages": TALK}] * 21, **options)
+    manifest = json.loads((data / "manifest.json").read_text())
+    assert (manifest["stop_tokens"], manifest["pad_token"]) == (["<|im_end|>"], padding)
+    proof = json.loads((data / "mask.json").read_text())
+    assert proof["roles"]["assistant"]["supervised_turns"] == 42
+    assert proof["stop_tokens"] == {"<|im_end|>": 42}
+    pack_rows(PackSettings(packing=True, capacity=400), data, folder.path / "packing")
+    plan, rows = open_plan(folder.path / "packing/train.arrow"), open_split(data, "train")
+    packed = [packed_row(rows, plan, number) for number in range(len(plan.starts) - 1)]
+    assert len({sum(len(row["input_ids"]) for row in each) for each in packed}) > 1  # one of them is padded
+    batch = collate(packed, True, torch.device("cpu"))
+    text = "".join(row.replace("\n", "") for row in tokenizer.decode(batch["targets"]).split("<|im_end|>"))
+    assert text.replace(" ", "") == "HelloNowIrest." * 13
+    assert batch["targets"].tolist().count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 26
+    assert tokenizer.decode(rows[0]["input_ids"]).startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("stops", "padding"), [(["<|im_end|>", "<|im_start|>"], "<|endoftext|>"), (["<|im_end|>"], "<|im_start|>")]
+)
+def test_evaluation_generates_with_what_the_settings_say(
+    folder: Folder,
+    tiny_model: Path,
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    stops: list[str],
+    padding: str,
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    options: dict[str, Any] = {"template": "deepseek", "stop_tokens": stops, "pad_token": padding}
+    data = folder.prepare(ROWS, **options)
+    calls: list[dict[str, Any]] = []
+    generate = LlamaForCausalLM.generate
+
+    def noted(model: Any, **arguments: Any) -> Any:
+        calls.append(arguments)
+        return generate(model, **arguments)
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", noted)
+    chosen = EvaluateSettings(split="test", batch=3, max_new_tokens=3, check="exact")
+    evaluate(chosen, data, tiny_model, folder.path, folder.path / "answers.json")
+    ids = tokenizer.convert_tokens_to_ids
+    for arguments in calls:
+        assert arguments["eos_token_id"] == sorted(ids(stops))
+        assert arguments["pad_token_id"] == ids(padding)
+    asked = {tokenizer.decode(row, skip_special_tokens=True) for call in calls for row in call["input_ids"]}
+    assert asked == {f"User: {row['question']}\n\nAssistant:" for row in open_split(data, "test")}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"template": "llama-3"},
+            r"template: llama-3 writes <\|start_header_id\|>, .* plain, alpaca, chatml, deepseek,",
+        ),
+        (
+            {"stop_tokens": ["</s>"]},
+            r"stop_tokens: '</s>' is not a token that the model has as one; write one of <\|endo",
+        ),
+        ({"add_tokens": ["a"]}, r"add_tokens: 'a' is token \d+ of the model's own tokenizer; leave it out"),
+        (OWN | {"template_text": "{{ 1 +\n }}"}, r"rows.json:2: config/templates/mine.jinja refuses it: "),
+        (
+            OWN | {"template_text": "\n{{ raise_exception('no') }}"},
+            "rows.json:2: config/templates/mine.jinja:2: no",
+        ),
+    ],
+)
+def test_the_command_tells_in_a_line_what_is_wrong_with_a_prompt_format(
+    folder: Folder, options: dict[str, Any], said: str
+) -> None:
+    folder.write("rows.json", ROWS)
+    command = ["zerolora", "prepare", "--settings", folder.settings(**options).model_dump_json(), "--workers", "1"]
+    result = served(*command, "--model", str(folder.manifest), "--output", str(folder.output), directory=folder.path)
+    assert result.returncode == 2
+    assert re.search(said, result.stderr.splitlines()[0]), result.stderr
+    assert "Traceback" not in result.stderr
+    assert not folder.output.exists()
+
+
+MARKED: dict[str, Any] = {"template": "chatml", "add_special_tokens": ["<turn>"], "add_tokens": ["<call>", "equals "]}
+
+
+def test_added_tokens_are_one_token_each(folder: Folder, tokenizer: Any) -> None:
+    rows = [row | {"output": f"<call>it equals {row['output']}"} for row in ROWS]
+    folder.prepare(rows, **MARKED)
+    assert json.loads((folder.output / "manifest.json").read_text())["added_tokens"] == [
+        {"token": "<turn>", "id": 259, "special": True},
+        {"token": "<call>", "id": 260, "special": False},
+        {"token": "equals ", "id": 261, "special": False},
+    ]
+    answer = learned(folder.all_rows()[0])
+    it = tokenizer("it ")["input_ids"]
+    assert answer[: len(it) + 2] == [260, *it, 261]
+    assert "&lt;call&gt;" in (folder.output / "mask.html").read_text()
+
+
+def test_a_message_may_hold_no_added_special_token(folder: Folder) -> None:
+    with pytest.raises(UserError, match=r"rows.json:2: .* holds the special token <turn>"):
+        folder.prepare([ROWS[0] | {"output": "<turn>"}, *ROWS[1:]], **MARKED)
+
+
+def test_added_tokens_need_a_tokenizer_that_merge_can_write(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder.manifest.parent)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)  # as one of sentencepiece
+    (folder.manifest.parent / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="has no tokenizer.json for merge to write them to; save"):
+        folder.prepare(ROWS, **MARKED)
+
+
+def test_a_token_beyond_the_embeddings(folder: Folder) -> None:
+    path = folder.manifest.parent / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 100}))
+    with pytest.raises(
+        UserError, match=r"the tokenizer writes '.' as token \d+, but the model's embeddings have 100 row"
+    ):
+        folder.prepare(ROWS)
+
+
+def test_a_template_that_takes_too_long_for_a_row_ends_all_processes(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "SECONDS", 0.3)
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    text = (
+        "{% for message in messages %}{% if 'slow' in message.content %}" + loop + "{% endif %}{% endfor %}" + SHIPPED
+    )
+    folder.write("rows.jsonl", [*MANY, {"instruction": "slow", "output": "1"}])
+    with pytest.raises(
+        UserError, match=r"^config/templates/mine.jinja: takes more than 0.3 s for one conversation; sh"
+    ):
+        folder.prepare(workers=2, path="rows.jsonl", **(OWN | {"template_text": text}))
+    assert not folder.output.exists()
 
 
 @pytest.mark.parametrize("kept", [0, 10, 400])

@@ -98,6 +98,13 @@ os._exit(7)
     assert not any(psutil.pid_exists(rank["pid"]) for rank in found(tmp_path))
 
 
+def test_a_mistake_that_a_rank_names_is_told_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "1.log").write_text("zerolora: careful\nLoading: 100%\nzerolora: r is 0\nzerolora: alpha is 0\n")
+    with pytest.raises(UserError) as error:
+        check({0: None, 1: 2}, lambda rank: tmp_path / f"{rank}.log")
+    assert str(error.value) == "r is 0\nalpha is 0"
+
+
 def test_a_rank_that_a_signal_ends_says_so(tmp_path: Path) -> None:
     codes = ended(started(tmp_path, "time.sleep(1000) if rank else os.kill(os.getpid(), 11)"))
     assert codes[0] == -signal.SIGSEGV

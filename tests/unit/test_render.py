@@ -31,7 +31,7 @@ from zerolora.planner.user_config import (
 )
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.base import Strategy
-from zerolora.strategies.buckets import Buckets, ModelSizes
+from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
 
 HARDWARE = {
     "probe": None,
@@ -55,7 +55,7 @@ SETTINGS = {
     "precision": "bf16",
     "activation_checkpointing": False,
     "attention": "sdpa",
-    "lora": {"r": 4, "targets": "all-linear", "dropout": 0.0},
+    "method": {"name": "lora", "settings": {"r": 4}},
     "keeps_best": False,
     "strategy": "zero2",
     "user_config": None,
@@ -120,8 +120,8 @@ def impossible(name: str, device: str, precision: str, nvme: str | None) -> bool
     """Whether a strategy must be refused, written once more by name."""
     return (
         (name == "zero3_quantized" and device == "cpu")
-        or (name == "zero3_nvme" and (nvme is None or precision == "fp32"))
-        or (name in ("ddp", "fsdp", "fsdp_hybrid") and precision == "fp16")
+        or (name == "zero3_nvme" and nvme is None)
+        or (name.startswith(("ddp", "fsdp")) and precision == "fp16")
     )
 
 
@@ -205,7 +205,7 @@ def assert_deepspeed_accepts(
     for key, field in ELEMENTS.items():
         if key in config["zero_optimization"]:
             size = config["zero_optimization"][key]
-            assert type(size) is int and size >= 1
+            assert type(size) is int and size >= (field != "prefetch" or strategy.parameters != "nvme")
             assert size == getattr(sizes, field)
     if strategy.stage:
         assert zero.overlap_comm == sizes.overlap
@@ -229,6 +229,51 @@ def test_frozen_weights_are_kept_quantized_where_deepspeed_can() -> None:
         assert zero["zero_quantized_nontrainable_weights"] is kept
 
 
+LONG = {"epochs": 1000}  # of 12 packed rows
+
+
+@pytest.mark.parametrize(
+    ("changed", "safe", "why"),
+    [
+        ({"strategy": "zero3"}, ("zero3", "sdpa"), "overlap_comm has raced"),
+        ({"strategy": "zero3_quantized"}, ("zero3", "sdpa"), "weights are gathered as int8"),
+        ({"strategy": "zero2", "attention": "flash"}, ("zero2", "sdpa"), "torch.nn.attention.varlen"),
+        (
+            {"strategy": USER_JSON, "user_config": {"zero_optimization": {"stage": 2, "overlap_comm": True}}},
+            ("zero2", "sdpa"),
+            "overlap_comm has raced",
+        ),
+    ],
+)
+def test_a_long_risky_run_is_compared_with_the_nearest_safe_setting(
+    predicted: Path, changed: dict[str, Any], safe: tuple[str, str], why: str
+) -> None:
+    config, explained = render(settings_of(**LONG, **changed), predicted)
+    canary = config["zerolora"]["canary"]
+    assert canary["steps"] == 5
+    assert any(why in reason for reason in canary["reasons"]) and why in explained["canary"]
+    chosen = canary["zero"]["zerolora"]
+    assert (chosen["strategy"], chosen["attention"], chosen["canary"]) == (*safe, None)
+    assert canary["zero"]["zero_optimization"].get("overlap_comm") in (False, None)
+    shorter = render(settings_of(**LONG, **changed, canary="off"), predicted)[1]
+    assert explained["slurm_resources"]["seconds"] > shorter["slurm_resources"]["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "steps"),
+    [
+        ({**LONG, "strategy": "zero2"}, 0),
+        ({**LONG, "strategy": "zero3", "canary": "off"}, 0),
+        ({**LONG, "strategy": "zero3", "device": "cpu", "gpu_memory": None}, 0),
+        ({"epochs": 10, "strategy": "zero3"}, 0),
+        ({"epochs": 10, "strategy": "zero3", "canary": 3}, 3),
+    ],
+)
+def test_a_safe_or_a_short_run_has_no_canary(predicted: Path, changed: dict[str, Any], steps: int) -> None:
+    canary = render(settings_of(**changed), predicted)[0]["zerolora"]["canary"]
+    assert (canary["steps"] if canary else 0) == steps
+
+
 def test_a_hybrid_mesh_is_nodes_by_ranks_of_a_node() -> None:
     settings = settings_of(nodes=2, ranks_per_node=8)
     meshes = {
@@ -238,7 +283,7 @@ def test_a_hybrid_mesh_is_nodes_by_ranks_of_a_node() -> None:
     assert meshes == {"fsdp": [16], "fsdp_hybrid": [2, 8]}
 
 
-@pytest.mark.parametrize("name", ["fsdp", "fsdp_hybrid"])
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_hybrid", "fsdp_offload", "fsdp_hybrid_offload"])
 def test_every_option_of_fully_shard_is_read_by_its_engine(name: str) -> None:
     target = target_of(settings_of(nodes=2, ranks_per_node=8))
     options = {reason.key.removeprefix("fsdp.") for reason in STRATEGIES[name].options(Buckets(), target)}
@@ -259,6 +304,7 @@ def test_sizes_are_the_models_own(predicted: Path) -> None:
         "attention": "sdpa",
         "precision": "bf16",
         "flops": config["zerolora"]["flops"],
+        "canary": None,
     }
     assert f"reduce_bucket_size = {trained}: elements of gradients reduced together" in lines(reasons)
 
@@ -309,7 +355,7 @@ def test_training_wins_over_the_users_json_and_says_so(predicted: Path) -> None:
         "train_micro_batch_size_per_gpu": (7, 2),
         "gradient_clipping": (1.0, 0.5),
         "bf16.enabled": (False, True),
-        "optimizer": ({"type": "Adam"}, "AdamW and train.schedule"),
+        "optimizer": ({"type": "Adam"}, "train.optimizer and train.schedule"),
         "zero_force_ds_cpu_optimizer": (True, False),
     }
     assert config["train_micro_batch_size_per_gpu"] == 2
@@ -360,6 +406,10 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 3, "offload_param": {"device": "cpu", "buffer_size": "x"}}, "buffer_size is 'x'; write a whole number"),
     ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": "x"}}, "ratio is 'x'; write a number from 0 to 1"),
     ({"stage": 3, "offload_param": {"device": "nvme", "nvme_path": 5}}, "nvme_path is 5; write the folder"),
+    (
+        {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}, "prefetch_bucket_size": 5},
+        "stage3_prefetch_bucket_size is 5",
+    ),
     ({"stage": 2, "round_robin_gradients": True}, "round_robin_gradients is true"),
 ]
 
@@ -393,9 +443,15 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
             "no kernels for quantized",
         ),
         (
+            {"zero_optimization": {"stage": 3, "mics_shard_size": 8}},
+            {},
+            "zero_optimization.mics_shard_size is of MiCS, which DeepSpeed 0.19.8 no longer has (DeepSpeed#8489); "
+            "write zero_hpz_partition_size (hpZ), or render.strategy: fsdp_hybrid",
+        ),
+        (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}}},
-            {"precision": "fp32"},
-            "fp32, which DeepSpeed cannot swap",
+            {},
+            "stage3_prefetch_bucket_size is not 0, with which DeepSpeed reads frozen weights twice and fails; write 0",
         ),
     ],
 )
@@ -460,9 +516,12 @@ def test_render_writes_reasons_as_plain_json(predicted: Path) -> None:
     assert entry.keys() == {"key", "value", "reason", "source"}
 
 
-def test_an_estimate_of_another_version_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "null", '{"shape": 3, "data": {}}', '{"shape": {"modules": [1]}, "data": {}}']
+)
+def test_an_estimate_of_another_version_is_one_line(tmp_path: Path, text: str) -> None:
     old = tmp_path / "estimate.json"
-    old.write_text("{}")
+    old.write_text(text)
     with pytest.raises(UserError, match=r"estimate\.json: is of another version; run `zerolora estimate` again"):
         render(settings_of(), old)
 
@@ -474,3 +533,11 @@ def test_training_asks_for_the_time_of_every_validation(predicted: Path) -> None
     )
     step = render(settings_of(), predicted)[1]["choice"]["ranked"][0]["step_seconds"]
     assert thrice - once == pytest.approx(2 * step * 3 / 6)
+
+
+@pytest.mark.parametrize("trained", [1, 2, 4_999_999, 300_000_001])
+def test_an_odd_number_of_trained_parameters_gathers_an_even_one(trained: int) -> None:
+    """DeepSpeed ends at its start otherwise (stage_1_and_2.py, nccl_start_alignment_factor)."""
+    sizes = deepspeed_buckets(2, ModelSizes(hidden=64, trained=trained, layer=1, largest=1, total=trained), True)
+    assert sizes.allgather % 2 == 0
+    assert min(trained, 200_000_000) <= sizes.allgather <= trained + 1

@@ -14,6 +14,7 @@ from zerolora.memory.families import FAMILIES
 from zerolora.memory.model_spec import ModelSpec, Module
 from zerolora.memory.read_spec import from_config, read_model_spec
 from zerolora.methods.lora import LoraMethod
+from zerolora.methods.sections import MethodSections
 
 MODELS = sorted((Path(__file__).parents[2] / "config/recipes/models").glob("*.json"))
 
@@ -57,7 +58,7 @@ CASES: list[dict[str, Any]] = [
     SMALL | {"model_type": "mistral"},
     SMALL | {"model_type": "mistral", "num_key_value_heads": 3, "head_dim": 16, "sliding_window": None},
     SMALL | {"model_type": "mistral", "tie_word_embeddings": True, "head_dim": None, "hidden_size": 50},
-    SMALL | {"model_type": "mixtral"},
+    SMALL | {"model_type": "mixtral", "num_local_experts": 8},
     SMALL | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 1, "num_key_value_heads": 2},
     SMALL | {"model_type": "mixtral", "num_experts": 3, "head_dim": 16, "tie_word_embeddings": True},
     SMALL | {"model_type": "gemma"},
@@ -100,7 +101,9 @@ OTHERS: list[dict[str, Any]] = [
     SMALL | {"model_type": "starcoder2", "num_key_value_heads": 2},
     SMALL | {"model_type": "olmo2"},
     SMALL | {"model_type": "cohere", "num_key_value_heads": 2},
-    SMALL | {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [1]},
+    SMALL
+    | {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
+    | {"moe_intermediate_size": 40},
     GPT2 | {"add_cross_attention": True},
     {
         "model_type": "gemma3",
@@ -133,7 +136,7 @@ def built(config: dict[str, Any]) -> Any:
 
 
 def copies(module: Module) -> list[str]:
-    return [module.path.replace("{}", str(number)) for number in range(module.count)]
+    return [module.path.replace("{}", str(number)) for number in module.numbers]
 
 
 def parameters_of(shape: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -163,9 +166,11 @@ def compared_with_peft(shape: ModelSpec, model: Any) -> None:
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
 
-    task = "SEQ_2_SEQ_LM" if shape.encoder_layers else "CAUSAL_LM"
     with torch.device("meta"):
-        wrapped = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type=task))
+        if shape.encoder_layers:
+            wrapped = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="SEQ_2_SEQ_LM"))
+        else:  # without the router of a mixture of experts, which peft would adapt
+            wrapped = LoraMethod.build(model, MethodSections.model_validate({"lora": {"r": 4}}))
     adapted = {
         name.removeprefix("base_model.model."): (module.in_features, module.out_features)
         for name, module in wrapped.named_modules()
@@ -318,7 +323,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (T5 | {"feed_forward_proj": "big-gelu"}, "feed_forward_proj is 'big-gelu'; write an activation, as in relu"),
     (SMALL | {"model_type": "nothing"}, "model_type is 'nothing', which this transformers has no class for"),
     (SMALL | {"model_type": "stablelm", "hidden_size": "48"}, "a stablelm cannot be built from it"),
-    (SMALL | {"model_type": "vit"}, "a vit cannot be built from it"),
+    (SMALL | {"model_type": "vit"}, "model_type is 'vit', which transformers has no decoder for"),
 ]
 
 

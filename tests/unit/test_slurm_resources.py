@@ -135,7 +135,7 @@ def test_merging_holds_no_more_than_it_asks_for(tmp_path: Path) -> None:
     factors = {"A": torch.ones(4, 1536), "B": torch.ones(576, 4)}
     tensors = {f"{prefix}.{n}.mlp.down_proj.lora_{f}.weight": value for n in range(2) for f, value in factors.items()}
     save_file({name: value.clone() for name, value in tensors.items()}, adapter / "adapter_model.safetensors")
-    (adapter / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
     write_json(adapter / MANIFEST, {"files": describe(adapter)})
     write_json(tmp_path / "base.json", {"path": str(base), "files": {}})
     places = ["--place", str(tmp_path / "merged"), "--output", str(tmp_path / "merged")]

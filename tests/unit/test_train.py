@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_plan import training_plan
 
-from zerolora.config.schema import Lora
+from zerolora.config.settings import TrainSettings
 from zerolora.data.plan import CHUNK, PackingPlan, open_plan, write_plan
 from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
+from zerolora.methods.lora import LoraMethod
+from zerolora.methods.sections import Lora
 from zerolora.strategies import STRATEGIES
 from zerolora.train.adapter import expected_tensors, faults_of
 from zerolora.train.engines import engine_class, names
@@ -216,12 +218,9 @@ def test_the_loss_is_transformers_own(tiny_model: Any) -> None:
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
 
 
-LORA = Lora(r=2, alpha=4.0)
-
-
 @pytest.fixture
 def expected(tiny_model: Any) -> dict[str, torch.Size]:
-    return expected_tensors(tiny_model, LORA)
+    return expected_tensors(tiny_model, TrainSettings(device="cpu", lora=Lora(r=2, alpha=4.0)))
 
 
 def test_the_gate_expects_two_factors_for_each_linear_module(expected: dict[str, torch.Size]) -> None:
@@ -255,7 +254,7 @@ def test_the_gate_lets_no_broken_adapter_through(expected: dict[str, torch.Size]
             found[name].zero_()
         case "stranger":
             found["other.weight"] = torch.ones(1)
-    faults = faults_of(found, expected)
+    faults = faults_of(found, expected, LoraMethod)
     assert len(faults) == (said is not None)
     assert said is None or said in faults[0]
 

@@ -18,6 +18,7 @@ import contest
 import forked_ranks
 import limit
 import loading
+import methods
 import opponents
 import pytest
 import start_up
@@ -205,3 +206,14 @@ def test_the_memory_of_loading_is_that_of_all_ranks(held: Contest) -> None:
     assert found["libraries_anonymous_bytes"] > 2**26
     assert peak["rank_anonymous_bytes"] > found["libraries_anonymous_bytes"]
     assert peak["node_bytes"] > 1.5 * peak["rank_anonymous_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_what_methods_cost(held: Contest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "METHODS", {name: methods.METHODS[name] for name in ("lora", "ia3")})
+    found = held(methods, "--max-length", "128", "--rounds", "1")["methods"]
+    assert found["lora"]["step_over_lora"] == 1
+    assert found["ia3"]["published_bytes"] < found["lora"]["published_bytes"]
+    for each in found.values():
+        assert each["peak_bytes"] > 2**27 and each["predicted_bytes"] > 2**27 and each["step_seconds"] > 0

@@ -72,6 +72,7 @@ def of_deepspeed() -> Seen:
     CPU_Accelerator.is_fp16_supported = lambda self: True
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     seen |= start_of_a_stage()
+    seen |= stage1_after_a_step()
     seen |= stage0_in_fp32()
     seen |= stage0_in_bf16()
     seen |= stage0_in_fp16()
@@ -116,6 +117,22 @@ def start_of_a_stage() -> Seen:
         "torch's compiler is loaded": "torch._inductor.compile_fx" in sys.modules,
         "states before the first step": len(engine.optimizer.optimizer.state),
     }
+
+
+def stage1_after_a_step() -> Seen:
+    """Return whether a state that is added after a step is found."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    engine = engine_of(1)
+    engine.backward(engine(torch.ones(1, SIZE)).sum())
+    engine.step()
+    for state in engine.optimizer.optimizer.state.values():
+        state["added"] = state["exp_avg"]
+    try:
+        safe_get_full_optimizer_state(next(engine.module.parameters()), "added")
+    except ValueError:
+        return {"states added after a step are found": False}
+    return {"states added after a step are found": True}
 
 
 def stage0_in_fp32() -> Seen:

@@ -112,7 +112,7 @@ def _stages_in(printed: str) -> set[str]:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"^fetch_(package|hub|directory)@", "fetch@", name)
+    return re.sub(r"^fetch_(package|hub|directory)@", "fetch@", name).replace("_continued@", "@")
 
 
 def edit_config(project: Project, **values: Any) -> None:

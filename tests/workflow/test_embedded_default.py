@@ -13,8 +13,14 @@ import pytest
 import torch
 from conftest import ROOT, Project
 from engines import dvc_changed, snakemake_would_run
+from goldens import CONVERSATIONS, prepare_settings
 
+from zerolora.data.encode import CONTEXT, Encoder
+from zerolora.data.example import Example
+from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.data.rows import open_split
+from zerolora.data.template import Template
+from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.train.attention import NAME
 from zerolora.train.feed import collate
@@ -34,7 +40,6 @@ SHORTER = {
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     """Return a clone in which everything has run, and what was printed."""
     project = Project(tmp_path_factory.mktemp("embedded") / "clone")
-    project.served = False
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(project.directory)], check=True)
     # As the working tree is, not as it was last committed.
     for path in subprocess.run(
@@ -73,6 +78,27 @@ def test_it_learns_the_task(trained: tuple[Project, str], results: Path) -> None
     assert told in project.run("zerolora", "show").stdout
     page = (results / "default/report.html").read_text()
     assert "王大丫丫的回答是---&gt;" in page
+
+
+def test_its_tokenizer_masks_every_format_that_it_can_write(results: Path) -> None:
+    """Supervised are the answers and their stop token; the formats whose tokens it lacks are refused."""
+    from transformers import AutoTokenizer
+
+    model = results.parent / "resources/models/smollm2-135m-instruct"
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    used = []
+    for name, each in PROMPT_FORMATS.items():
+        if not set(each.tokens) <= set(tokenizer.get_added_vocab()):
+            with pytest.raises(UserError, match=f"template: {name} writes "):
+                Template(tokenizer, prepare_settings(template=name), model)
+            continue
+        used.append(name)
+        pieces = Template(tokenizer, prepare_settings(template=name), model).pieces(Example(CONVERSATIONS["multi"]))
+        tokens = Encoder(tokenizer).encode([pieces])
+        assert not tokens.wrong
+        said = tokenizer.decode(tokens.ids[0][tokens.supervised_role != CONTEXT]).split("<|im_end|>")
+        assert [text.strip() for text in said] == ["I am Bo.", "Now I rest.", ""]
+    assert used == ["alpaca", "chatml", "deepseek", "llama-2", "mistral", "vicuna", "zephyr"]
 
 
 def test_both_engines_call_it_done(trained: tuple[Project, str]) -> None:

@@ -85,7 +85,7 @@ def test_a_run_that_failed_and_was_taken_back_leaves_both_clean(project: Project
     edit_config(project, **{"train.learning_rate": 3e-2, "train.lora.targets": ["no_such_module"]})
     result = project.snakemake("all", check=False)
     assert result.returncode != 0
-    assert "'no_such_module' is not in the model; write all-linear or some of" in result.stdout + result.stderr
+    assert "'no_such_module' is not in the model; write all-linear, some of" in result.stdout + result.stderr
     del project.config["train"]["lora"]["targets"]
     edit_config(project, **{"train.learning_rate": rate})
     assert dvc_ran(project) == set()
@@ -137,7 +137,15 @@ def test_snakemakes_own_report_holds_the_page(project: Project) -> None:
 
 def test_the_page_is_self_contained_and_whole(project: Project) -> None:
     page = (project.directory / "results/default/report.html").read_text()
-    for text in ("accuracy", "zero3_offload", "Provenance", "<svg", "adapter sha256", "lock file sha256", "commit"):
+    for text in (
+        "accuracy",
+        "zero3_offload",
+        "Provenance",
+        "<svg",
+        "adapter_model.safetensors sha256",
+        "lock file sha256",
+        "commit",
+    ):
         assert text in page
     assert "src=" not in page
     assert 'href="http' not in page.replace('xlink:href="#', "")

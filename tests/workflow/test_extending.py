@@ -10,18 +10,23 @@ from conftest import ROOT, Project
 from engines import dvc_changed, edit_config, snakemake_would_run
 
 from zerolora.strategies import STRATEGIES
+from zerolora.train.checkpoint.format import header
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 NAME, BEFORE = "zero3_whole_adapters", "zero3"
 FORM = '| `quiz` | question, answer; hint | `{"question": "What is 1 + 4?", "answer": "5", "hint": "Less than 6."}` |'
+FORMAT = "| `human` | `<s>Human: Hi⏎Assistant:« Hello</s>»` | none | no model |"
 METHOD = "| `lora_fa` | the second factor of LoRA | estimated only |"
+OPTIMIZER = "| `lion_8bit` | `bitsandbytes.optim.Lion` | 1.02 | 0.9, 0.99 | none | everywhere but on NVMe |"
 TRACKER = "| `jsonl` | yes | `steps.jsonl` | |"
 # Of each kind of thing: the folder of its file, the page with its table, the line there and the line before or after.
 EXAMPLES: dict[str, tuple[str, str | None, str, str]] = {
     "form": ("data/formats", "data", f"{FORM}\n", "| `text` |"),
+    "prompt format": ("data/prompt_formats", "data", f"{FORMAT}\n", "| `llama-2` |"),
     "method": ("methods", "memory", f"{METHOD}\n", "| `dora` |"),
+    "optimizer": ("optimizers", "optimizers", f"{OPTIMIZER}\n", "| `lion` |"),
     "tracker": ("train/telemetry/trackers", "telemetry", f"{TRACKER}\n", "| `wandb` |"),
     "strategy": ("strategies", "choice", "", f"| `{BEFORE}` |"),
     "task": ("evaluate/tasks", None, "", ""),
@@ -30,6 +35,8 @@ EXAMPLES: dict[str, tuple[str, str | None, str, str]] = {
 CHECKS = {
     "test_formats.py": "example_and_stands",
     "test_methods.py": "file_is or estimated or lists",
+    "test_prompt_formats.py": "human or table",
+    "test_optimizers.py": "((its_states or its_traffic) and lion_8bit) or docs_is_the_registrys",
     "test_tasks.py": "words",
     "test_trackers.py": "jsonl",
     "test_strategies.py": "strategies",
@@ -55,13 +62,16 @@ def project(make_project: Callable[[str], Project]) -> Project:
     path = project.directory / "docs/choice.md"
     path.write_text(re.sub(rf"^\| `{BEFORE}` \|.*\n", rf"\g<0>{row[0]}", path.read_text(), count=1, flags=re.M))
     add_stage(project)
+    project.run("python", "docs/method_table.py")
     rows = [{"question": f"{number}?", "answer": f"{number}!", "hint": None} for number in range(20)]
     (project.directory / "rows.json").write_text(json.dumps(rows))
     edit_config(
         project,
         **{
             "prepare.rows.check": "words",
+            "prepare.rows.template": "human",
             "render.strategy": NAME,
+            "train.optimizer": "lion_8bit",
             "train.tracker": "jsonl",
             "train.ranks_per_node": 2,
             "train.micro_batch": 1,
@@ -95,7 +105,8 @@ def test_each_is_one_file_and_a_line_and_a_stage_is_four_files(project: Project)
     changed = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith(" M"))
     assert len(new) == len(EXAMPLES) + 2, new  # the stage's module and rule
     assert changed == [
-        "docs/choice.md", "docs/data.md", "docs/memory.md", "docs/telemetry.md", "dvc.yaml", "src/zerolora/stages.py"
+        "docs/choice.md", "docs/data.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
+        "docs/telemetry.md", "dvc.yaml", "src/zerolora/stages.py",
     ]  # fmt: skip
 
 
@@ -104,7 +115,7 @@ def test_they_pass_the_tests_of_their_registries(project: Project) -> None:
     said = project.run("python", "-m", "pytest", "-q", "-rA", *files, "-k", " or ".join(CHECKS.values())).stdout
     passed = re.findall(r"^PASSED tests/unit/(\S+?)::", said, re.M)
     assert set(passed) == set(CHECKS)
-    for name in ("quiz", "lora_fa", "words", "jsonl", NAME):
+    for name in ("quiz", "human", "lora_fa", "words", "jsonl", "lion_8bit", NAME):
         assert re.search(rf"^PASSED .*{name}", said, re.M), name
 
 
@@ -127,6 +138,18 @@ def test_the_strategy_is_estimated_rendered_and_trained(project: Project) -> Non
     assert zero["zerolora"]["strategy"] == NAME
     assert zero["zero_optimization"]["stage3_param_persistence_threshold"] == 64 * 32  # the tiny model's width
     assert read(project, "default/metrics/train.json")["steps"] == 2
+
+
+def test_the_optimizer_is_estimated_and_its_state_saved(project: Project) -> None:
+    (newest, *_) = sorted((project.directory / "work/checkpoints/default").glob("*/*.safetensors"), reverse=True)
+    manifest = header(newest)
+    assert manifest["resume_key"]["train.optimizer"] == "lion_8bit"
+    assert {name.split("/")[0] for name in manifest["tensors"]} >= {"weight", "exp_avg"}
+    asked = ["memory", "--model", "model", "--strategy", "zero0", "--lora-r", "4", "--json", "--optimizer"]
+    found = [
+        json.loads(project.run("zerolora", *asked, name).stdout)["gpu"]["moments"] for name in ("lion", "lion_8bit")
+    ]
+    assert found[0] == pytest.approx(4 / (1 + 4 / 256) * found[1], rel=0.01)
 
 
 def test_the_tracker_gets_every_step(project: Project) -> None:

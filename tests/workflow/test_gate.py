@@ -31,6 +31,17 @@ def read(project: Project, name: str) -> Any:
     return json.loads((project.directory / "results/default" / name).read_text())
 
 
+def test_a_model_that_cannot_be_trained_is_refused_by_the_stage(project: Project) -> None:
+    """As the estimate cannot know: the regular expression matches a whole block too, which peft does not adapt."""
+    before = json.loads(json.dumps(project.config))
+    edit_config(project, **{"train.lora.targets": ".*self_attn.*"})
+    assert project.snakemake("all", check=False).returncode != 0
+    assert "train.lora.targets '.*self_attn.*' does not fit the model (Target module LlamaAttention" in said(project)
+    assert not (project.directory / "results/logs/train").exists()
+    edit_config(project, **{"train.lora": before["train"]["lora"]})
+    project.snakemake(ZERO)
+
+
 def said(project: Project) -> str:
     return (project.directory / "results/logs/render/default.log").read_text()
 
@@ -50,7 +61,7 @@ def test_training_does_not_begin_where_it_will_not_fit(project: Project) -> None
     assert not (directory / "work").exists()
     lines = [line.removeprefix("zerolora: ") for line in said(project).splitlines()]
     assert lines[0].startswith("render.strategy is zero2 and nothing fits")
-    row = next(line for line in lines if line.startswith("  zero2 "))
+    row = next(line for line in lines if line.startswith("  zero2: "))
     gib = [f"{value / 2**30:.2f} GiB" for value in (needed["zero2"], between)]
     assert row.endswith(f"needs {gib[0]} of a host's {gib[1]}, headroom included")
     # Of the same engine; stage 1 has the same buffers.

@@ -100,6 +100,7 @@ def test_changed_outputs_stop_the_run_and_dvc_restores_them(project: Project) ->
     assert code == 1, said
     for name, (_, stage, output) in CHANGES.items():
         assert f"{name}: is not what {stage} wrote; `dvc checkout --force {output}` restores it" in said
+    assert 'File "' not in said
     assert {stage for _, stage, _ in CHANGES.values()} <= dvc_changed(project)
     assert (project.directory / "dvc.lock").read_bytes() == lock
     # Editing one file makes it no better, and a dry run says so too.

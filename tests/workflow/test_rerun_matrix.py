@@ -33,6 +33,10 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "hardware.nodes": (2, set()),
     "fetch.directory.tiny.license": ("MIT", {"fetch@tiny"}),
     "prepare.rows.template": ("plain", {"prepare@rows"}),
+    "prepare.rows.stop_tokens": (["<|im_end|>"], {"prepare@rows"}),
+    "prepare.rows.pad_token": ("<|im_start|>", {"prepare@rows"}),
+    "prepare.rows.add_special_tokens": (["<|turn|>"], {"prepare@rows", E, R}),
+    "prepare.rows.add_tokens": (["<call>"], {"prepare@rows", E, R}),
     "prepare.rows.system": ("Add.", {"prepare@rows"}),
     "prepare.rows.split.validation": (5, {"prepare@rows"}),
     "prepare.rows.split.test": (5, {"prepare@rows"}),
@@ -56,13 +60,20 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.epochs": (2, {R, T}),
     "train.max_steps": (1, {R, T}),
     "train.learning_rate": (2e-2, {T}),
+    "train.optimizer": ("lion", {E, R, T}),
+    "train.betas": ([0.8, 0.9], {T}),
+    "train.epsilon": (1e-6, {T}),
     "train.schedule": ("linear", {T}),
+    "train.schedule_options": ({"num_cycles": 1.5}, {T}),
     "train.warmup_ratio": (0.5, {T}),
+    "train.warmup_steps": (1, {T}),
     "train.weight_decay": (0.1, {T}),
     "train.gradient_clipping": (0.5, {R}),
     "train.precision": ("bf16", {E, R}),
     "train.activation_checkpointing": (True, {E, R}),
+    "train.activation_offload": (True, {E, R, T}),
     "train.attention": ("eager", {E, R}),
+    "train.canary": ("off", {R}),
     "train.neftune_alpha": (5.0, {T}),
     "train.seed": (7, {T}),
     "train.validation_steps": (1, {E, R, T}),
@@ -71,12 +82,19 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.checkpoint_minutes": (5.0, {T}),
     "train.resume": ("never", {T}),
     "train.tracker": ("tensorboard", {T}),
+    "train.method": ("dora", {E, R, T}),
     "train.lora.r": (2, {E, R, T}),
-    "train.lora.alpha": (8.0, {T}),
-    "train.lora.rank_stabilized": (True, {T}),
-    "train.lora.plus_ratio": (16.0, {T}),
+    "train.lora.alpha": (8.0, {R, T}),
+    "train.lora.rank_stabilized": (True, {R, T}),
+    "train.lora.plus_ratio": (16.0, {R, T}),
+    "train.lora.init": ("pissa", {E, R, T}),
     "train.lora.dropout": (0.1, {E, R, T}),
     "train.lora.targets": (["q_proj"], {E, R, T}),
+    "train.lora.rank_pattern": ({"q_proj": 2}, {E, R, T}),
+    "train.lora.alpha_pattern": ({"q_proj": 2.0}, {E, R, T}),
+    "train.lora.modules_to_save": (["norm"], {E, R, T}),
+    "train.ia3.targets": (["v_proj"], set()),  # of another method than the run's
+    "train.ia3.modules_to_save": (["norm"], set()),
     "merge.version": (False, {M}),
     "evaluate.split": ("validation", JUDGE),
     "evaluate.rows": (2, JUDGE),
@@ -104,7 +122,11 @@ ELSEWHERE = {
     "prepare.rows.path": "test_a_whole_section_that_changes",
     "prepare.rows.sources": "test_a_whole_section_that_changes",
     "train.nodes": "test_a_whole_section_that_changes",
+    **{f"train.quantization.{key}": "test_a_whole_section_that_changes" for key in ("type", "double", "storage")},
+    "train.sequence_parallel": "test_a_whole_section_that_changes",
     "train.patience": "test_a_whole_section_that_changes",
+    "train.from_adapter": "test_a_whole_section_that_changes",
+    "continued": "test_continued.py",
     "runs": "test_each_edit_runs_the_same_stages_in_both_engines",
 }
 
@@ -113,11 +135,16 @@ ELSEWHERE = {
 def finished(make_project: Callable[[str], Project]) -> Project:
     """Return a project that snakemake has finished and DVC has recorded."""
     project = make_project("finished")
+    edit_config(project, **{"prepare.rows.template": OWN})
+    (project.directory / OWN).write_text(
+        "{% for message in messages %}{{ message.content + eos_token * (message.role == 'assistant') }}{% endfor %}"
+    )
     assert snakemake_ran(project) == EVERYTHING
     assert dvc_changed(project) == set()
     return project
 
 
+OWN = "config/templates/own.jinja"
 ONE_RUN = {"pack", "estimate", "render", "train", "merge", "evaluate", "report"}
 EVERYTHING = {
     "resolve",
@@ -139,7 +166,7 @@ def _leaves(model: Any, prefix: str = "") -> list[str]:
     names = {"fetch": "directory.tiny", "prepare": "rows"}
     leaves = []
     for name, field in model.model_fields.items():
-        if name in ("runs", "sources"):
+        if name in ("runs", "continued", "sources"):
             leaves.append(f"{prefix}{name}")
             continue
         inner = _section_of(field.annotation)
@@ -190,6 +217,23 @@ def test_each_key_changes_the_stages_that_read_it(finished: Project) -> None:
     assert snakemake_would_run(finished) == set()
 
 
+def test_an_edit_of_the_template_file_prepares_again(finished: Project) -> None:
+    file, resolved = finished.directory / OWN, finished.directory / "results/config.json"
+    text, before = file.read_text(), resolved.read_bytes()
+    with Asker(finished) as asker:
+        for edited in (f"Now: {text}", f"{text}{{# a remark #}}"):
+            file.write_text(edited)
+            snakemake = asker.snakemake_would_run()
+            asker.resolve()
+            dvc = asker.dvc_changed()
+            assert dvc == {"resolve", "prepare@rows"}
+            assert snakemake == with_followers(edges_of(finished), dvc)
+            file.write_text(text)
+            resolved.unlink()
+            resolved.write_bytes(before)
+    assert dvc_changed(finished) == snakemake_would_run(finished) == set()
+
+
 def test_a_whole_section_that_changes(finished: Project) -> None:
     """Keys that only make sense together: a GPU instead of the CPU, another model, another data file, more nodes."""
     directory = finished.directory
@@ -222,6 +266,8 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
         ({"hardware.probe": "config/hardware/two-cpu-ranks.json"}, {R}),
         (gpu, {E, R, T}),
         ({"hardware.nodes": 2, "train.nodes": 2}, {E, R, T}),
+        ({"train.method": "qlora", "train.quantization": {"type": "fp4", "double": False}}, {E, R, T}),
+        ({"train.ranks_per_node": 2, "train.sequence_parallel": 2}, {E, R, T}),
         ({"train.validation_steps": 1, "train.patience": 1, "train.keep": "last"}, {R, T}),
         ({"train.validation_steps": 1, "train.patience": 1}, {E, R, T}),
         ({"fetch.directory.tiny.path": "model2"}, {"fetch@tiny"}),
@@ -355,6 +401,7 @@ def test_each_edit_runs_the_same_stages_in_both_engines(
     """One project is kept up to date by Snakemake, its twin by DVC, through the same edits, one after the other."""
     twin = Project(tmp_path_factory.mktemp("twin") / "project")
     shutil.copytree(finished.directory, twin.directory, symlinks=True)
+    twin.config = json.loads(json.dumps(finished.config))
     wrong = {}
     for name, edit, expected in EDITS:
         edit(finished)

@@ -19,7 +19,7 @@ from zerolora.compat.snakemake import (
     reset_job_reasons,
     undetermined,
 )
-from zerolora.config.schema import HUB_DATA
+from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
@@ -55,14 +55,15 @@ except UserError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
 
-DATASETS = sorted({run.dataset for run in CONFIG.runs.values()})
+DATASETS = sorted({run.dataset for run in CONFIG.all_runs.values()})
 
 
 wildcard_constraints:
-    run="|".join(CONFIG.runs),
+    run="|".join(CONFIG.all_runs),
     dataset="|".join(CONFIG.prepare),
     model="|".join(SETTINGS["fetch"]),
     source="|".join(SETTINGS["fetch_data"]) or "none",
+    adapter="|".join(SETTINGS["fetch_adapter"]) or "none",
 
 
 def settings(section, wildcard, stage=None):
@@ -82,7 +83,7 @@ def config_values(wildcards):
 
 
 def dataset_of(wildcards):
-    return wildcards.get("dataset") or CONFIG.runs[wildcards.run].dataset
+    return wildcards.get("dataset") or CONFIG.all_runs[wildcards.run].dataset
 
 
 def model_of(wildcards):
@@ -98,10 +99,11 @@ def every_output():
     """Every output of every stage, for what the runs use of the config."""
     manifests = [path for name in DATASETS for path in fetched_manifests(name)]
     names = {
-        "run": list(CONFIG.runs),
+        "run": list(CONFIG.all_runs),
         "dataset": DATASETS,
         "model": sorted({CONFIG.prepare[name].model for name in DATASETS}),
         "source": [Path(path).parent.name for path in manifests],
+        "adapter": list(SETTINGS["fetch_adapter"]),
     }
     paths = [path for stage in STAGES for path in getattr(rules, stage).output]
     return [
@@ -112,6 +114,18 @@ def every_output():
 
 def fetched(wildcards):
     return f"{model_directory(wildcards)}/manifest.json"
+
+
+def starting_adapter(wildcards):
+    """What an adapter directory that a run goes on from is known by: its manifest, or the files of one of the user's."""
+    start = SETTINGS["runs"][wildcards.run]["train"]["from_adapter"]
+    if start is None:
+        return []
+    if Path(start).is_relative_to("results") or Path(start).is_relative_to(
+        HUB_ADAPTERS
+    ):
+        return [str(Path(start) / "manifest.json")]
+    return sorted(str(path) for path in Path(start).rglob("*") if path.is_file())
 
 
 def prepared(wildcards):
@@ -254,10 +268,10 @@ def run_of(wildcards):
     """The run, or the first of those that use a data set: its machines are the ones a job is for."""
     using = [
         name
-        for name, run in CONFIG.runs.items()
+        for name, run in CONFIG.all_runs.items()
         if run.dataset == dataset_of(wildcards)
     ]
-    return wildcards.get("run") or [*using, *CONFIG.runs][0]
+    return wildcards.get("run") or [*using, *CONFIG.all_runs][0]
 
 
 def minutes(resources):

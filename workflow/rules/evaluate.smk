@@ -55,6 +55,7 @@ checkpoint evaluate:
         output="results/{run}/metrics",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
-        " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter} --manifest {input.manifest} &&"
+        " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
+        " --data {params.data} --manifest {input.manifest} &&"
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {input.manifest} --output {params.output} --answers {output.answers}"

@@ -12,3 +12,19 @@ checkpoint fetch_data:
         output="data/hub/{source}",
     shell:
         "zerolora --log {log} fetch-data --settings {params.settings:q} --output {params.output}"
+
+
+checkpoint fetch_adapter:
+    output:
+        manifest="resources/adapters/{adapter}/manifest.json",
+    log:
+        "results/logs/fetch_adapter/{adapter}.log",
+    localrule: True
+    conda:
+        "../../envs/conda.yaml"
+    params:
+        code=code("fetch_adapter"),
+        settings=settings("fetch_adapter", "adapter"),
+        output="resources/adapters/{adapter}",
+    shell:
+        "zerolora --log {log} fetch-adapter --settings {params.settings:q} --output {params.output}"

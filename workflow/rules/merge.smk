@@ -15,6 +15,7 @@ checkpoint merge:
         code=code("merge"),
         settings=settings("runs", "run", "merge"),
         adapter=adapter_directory,
+        data=data_directory,
         model=model_directory,
         weights=weights_directory,
         place=merged_place,
@@ -22,4 +23,4 @@ checkpoint merge:
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
         " zerolora --log {log} merge --weights {params.weights}.json --adapter {params.adapter}"
-        " --place {params.place} --output {params.output}"
+        " --data {params.data} --place {params.place} --output {params.output}"

@@ -14,6 +14,8 @@ checkpoint render:
     params:
         code=code("render"),
         settings=settings("runs", "run", "render"),
+        model=model_directory,
+        weights=weights_directory,
     shell:
-        "zerolora --log {log} render --settings {params.settings:q}"
-        " --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"
+        "zerolora --log {log} render --settings {params.settings:q} --model {params.model}"
+        " --weights {params.weights} --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"

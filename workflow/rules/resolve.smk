@@ -1,6 +1,6 @@
 rule resolve:
     input:
-        user_files=engine_sync.user_json_files(),
+        user_files=engine_sync.user_files(),
     output:
         RESOLVED,
     log:

@@ -3,6 +3,7 @@ checkpoint train:
         data=prepared,
         packing=packed,
         zero="results/{run}/zero.json",
+        start=starting_adapter,
     output:
         adapter="results/{run}/adapter/manifest.json",
         metrics="results/{run}/metrics/train.json",

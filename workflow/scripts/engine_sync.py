@@ -35,8 +35,10 @@ RESOLVED = Path("results/config.json")
 IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # set for the Snakemake that import_dvc_state starts
 SITE_CACHE = Path(".cache/dvc")  # as .dvc/config has it
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
-USER_JSON_FOLDERS = ("config/deepspeed", "config/hardware")  # USER_CONFIG and PROBE in config/schema.py
+# Files that a config can name: USER_CONFIG, PROBE and USER_TEMPLATE in config/schema.py.
+USER_FILES = ("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja")
 TARGET_RULES = ("all", "default")
+CONTINUED = "_continued"  # of the DVC stages of runs that go on from an adapter
 
 
 def put_commands_on_path() -> None:
@@ -44,9 +46,9 @@ def put_commands_on_path() -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
-def user_json_files() -> list[str]:
-    """Return the user's JSON files that a config can name: DeepSpeed configs, and hardware that the probe measured."""
-    return sorted(str(path) for folder in USER_JSON_FOLDERS for path in Path(folder).glob("*.json"))
+def user_files() -> list[str]:
+    """Return the user's files that a config can name: DeepSpeed configs, measured hardware, and prompt formats."""
+    return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern))
 
 
 def before_planning(workflow: Any) -> None:
@@ -256,7 +258,7 @@ def _run_again(missing: dict[str, list[str]]) -> None:
 def _without_forced(found: outputs.Findings, settings: Any) -> outputs.Findings:
     """Drop the stages that the user has told Snakemake to run whatever their outputs are (--forcerun, --forceall)."""
     for stage in found.stages:
-        if settings.forceall or stage.partition("@")[0] in settings.forcerun:
+        if settings.forceall or stage.partition("@")[0].removesuffix(CONTINUED) in settings.forcerun:
             found.drop(stage)
     return found
 
@@ -304,11 +306,17 @@ def _stage_of(job: Any) -> str:
     if not wildcards:
         return str(job.rule.name)
     (value,) = wildcards.values()
-    if job.rule.name == "fetch":
-        source = yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))["fetch"]
-        group = next(name for name, models in source.items() if value in (models or {}))
-        return f"fetch_{group}@{value}"
-    return f"{job.rule.name}@{value}"
+    rule, config = str(job.rule.name), _config()
+    if rule == "fetch":
+        rule += next(f"_{group}" for group, models in config["fetch"].items() if value in (models or {}))
+    elif "run" in wildcards and value in (config.get("continued") or {}):
+        rule += CONTINUED
+    return f"{rule}@{value}"
+
+
+@functools.cache
+def _config() -> Any:
+    return yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))
 
 
 def _agreed() -> bool:

@@ -1,18 +1,18 @@
-"""DeepSpeed: what a LoRA run with torch's own AdamW needs of it beyond its public API.
+"""DeepSpeed: what a LoRA run with an optimizer of its own needs of it beyond its public API.
 
 `engine` is a DeepSpeedEngine, `optimizer` the ZeRO or 16-bit optimizer that deepspeed.initialize returned.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed
 
-from zerolora.compat.torch import fresh_state
 from zerolora.compat.versions import is_replaced, patch, replaced
 
 VERSION = "0.19.8"
@@ -57,13 +57,13 @@ def keep_clipped_norm(engine: Any) -> None:
 
 
 @patch("deepspeed", VERSION, upstream="none found")
-def undo_first_step(optimizer: Any, masters: dict[Any, torch.Tensor]) -> None:
-    """Undo the step with zero gradients by which stage 0's optimizer for 16 bits creates Adam's moments
-    (unfused_optimizer.py, initialize_optimizer_states): it counts for the bias correction and decays weights.
+def undo_first_step(optimizer: Any, masters: dict[Any, torch.Tensor], start: Callable[[torch.Tensor], None]) -> None:
+    """Undo the step with zero gradients by which stage 0's optimizer for 16 bits creates states (unfused_optimizer.py,
+    initialize_optimizer_states): it counts for the bias correction and decays weights.
 
-    `masters` maps each trained parameter to its fp32 master.
+    `masters` maps each trained parameter to its fp32 master, `start` makes a tensor's state that of before a step.
     """
-    make_states(optimizer, optimizer.optimizer, 0)
+    make_states(optimizer, optimizer.optimizer, start)
     for parameter, master in masters.items():
         master.data.copy_(parameter.data)
 
@@ -149,18 +149,75 @@ def stage0_masters(optimizer: Any) -> dict[Any, torch.Tensor]:
 
 
 @patch("deepspeed", VERSION, upstream="none found; deepspeed.utils.safe_set_full_optimizer_state needs the state")
-def make_states(optimizer: Any, inner: torch.optim.AdamW, updates: int) -> None:
-    """Create the moments of `inner`, AdamW under DeepSpeed's optimizer, before its first step, set how many updates it
-    has made, and tell stages 1 and 2 where the moments are: they look only once, after a step of the first group."""
+def make_states(optimizer: Any, inner: torch.optim.Optimizer, start: Callable[[torch.Tensor], None]) -> None:
+    """Call `start`, which creates a tensor's state, for all that `inner`, under DeepSpeed's optimizer, updates, and
+    tell stages 1 and 2 where the states are: they look only once, after a step of the first group."""
     held = getattr(optimizer, "fp32_partitioned_groups_flat", None)  # stage 3
     if held is None:
         held = [parameter for group in inner.param_groups for parameter in group["params"]]
-    for tensor in held:
-        state = inner.state[tensor]
-        if not state:  # else it stays where DeepSpeed has found it
-            state.update(fresh_state(tensor, updates))
-        state["step"].fill_(updates)
+    for number, tensor in enumerate(held):
+        # States that are there stay where DeepSpeed has found them.
+        with contextlib.nullcontext() if inner.state.get(tensor) else on_host(optimizer, number):
+            start(tensor)
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
+        optimizer._lazy_init_hp_params_optimizer_state()
+
+
+@contextlib.contextmanager
+def on_host(optimizer: Any, group: int) -> Iterator[None]:
+    """Have the states of a group, which stage 3 may keep on NVMe, on the host for a while, and write them back."""
+    swapped = getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(group)
+    if swapped:
+        optimizer._optimizer_states_and_gradient_swap_in(group)
+    yield
+    if swapped:
+        optimizer._optimizer_states_and_gradient_swap_out(group)
+
+
+@patch(
+    "deepspeed", VERSION, upstream="none found; safe_get_full_optimizer_state reads a whole group for each parameter"
+)
+@contextlib.contextmanager
+def read_from_nvme_once(optimizer: Any, write: bool = False) -> Iterator[None]:
+    """Read a group's states from NVMe once for all of its parameters, not once for each, while safe_get_full_fp32_param
+    and its like are called; with `write`, write each group back when the next is read."""
+    if not getattr(optimizer, "swap_optimizer", False):
+        yield
+        return
+    names = (
+        "_optimizer_states_and_gradient_swap_in",
+        "_optimizer_states_and_gradient_swap_out",
+        "_release_swap_buffers",
+    )
+    swap_in, swap_out, release = (getattr(optimizer, name) for name in names)
+    held: list[int] = []
+
+    def leave() -> None:
+        while held:
+            (swap_out if write else release)(held.pop())
+
+    def enter(group: int, _: Any = None) -> None:
+        if group not in held:
+            leave()
+            swap_in(group)
+            held.append(group)
+
+    for name, function in zip(names, (enter, lambda *_: None, lambda *_: None), strict=True):
+        setattr(optimizer, name, function)
+    try:
+        yield
+    finally:
+        leave()
+        for name in names:
+            delattr(optimizer, name)
+
+
+@patch("deepspeed", VERSION, upstream="none found")
+def link_states(optimizer: Any) -> None:
+    """Make safe_get_full_optimizer_state and its like see the states that the optimizer has now, under their names:
+    stages 1 and 2 look only once. A no-op at other stages, which look each time."""
+    if getattr(optimizer, "_hp_optimizer_states_linked", False):
+        optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
 
 

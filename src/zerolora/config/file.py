@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
-from zerolora.config.schema import HUB_DATA, Config
+from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, Config
 from zerolora.errors import UserError, shown
 
 MOST, DEEPEST = 1_000_000, 50  # values and levels of a config: far more than one needs, and read in seconds
@@ -52,6 +52,14 @@ def check_files(path: Path, config: Config) -> None:
                 f"{shown(str(data))}: there is no such file or directory; correct the path, or bring the data "
                 "(`dvc pull`, fetch.data)"
             )
+    for name, run in config.continued.items():
+        start = Path(run.train["from_adapter"])
+        if not start.is_relative_to("results") and not start.is_relative_to(HUB_ADAPTERS):
+            places["continued", name, "train", "from_adapter"] = start
+            if not start.is_dir():
+                mistakes["continued", name, "train", "from_adapter"] = (
+                    f"{shown(str(start))}: there is no such directory; write that of an adapter"
+                )
     for name, model in config.fetch.directory.items():
         places["fetch", "directory", name, "path"] = Path(model.path)
     for location, place in places.items():

@@ -11,7 +11,7 @@ def remedy(mistake: Any) -> str:
     seen, kind, context = shown(mistake["input"]), mistake["type"], mistake.get("ctx", {})
     if kind == "extra_forbidden":
         parts = mistake["loc"]
-        if len(parts) == 3 and parts[0] == "runs" and parts[2] in SHARED_SECTIONS:
+        if len(parts) == 3 and parts[0] in ("runs", "continued") and parts[2] in SHARED_SECTIONS:
             return (
                 f"{parts[2]} is shared by all runs and cannot be overridden; add another entry to "
                 f"{'prepare and name it in the run’s dataset' if parts[2] != 'evaluate' else 'the evaluate section'}"

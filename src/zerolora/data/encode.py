@@ -1,11 +1,9 @@
 """Tokenizes pieces of text and checks each row by decoding its tokens."""
 
 import itertools
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,14 +166,6 @@ class Encoder:
         )
 
 
-def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
-    """Return the end-of-sequence tokens of the generation_config.json in a model's directory."""
-    if model is None or not (path := model / "generation_config.json").is_file():
-        return set()
-    found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
-    return set(filter(None, tokenizer.convert_ids_to_tokens(found if isinstance(found, list) else [found])))
-
-
 class _Spelling:
     """The bytes of each token, for decoders that only concatenate them."""
 
@@ -183,7 +173,7 @@ class _Spelling:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
         self.backend = backend
-        alphabet: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call,unused-ignore]
+        alphabet: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call,unused-ignore]  # typed in newer ones
         self.alphabet = {character: byte for byte, character in alphabet.items()}
         # Begin and end of each token's bytes in the joined bytes of all tokens seen so far; -1 if not seen yet.
         self.starts = np.full(max(backend.get_vocab().values()) + 1, -1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from zerolora.added_tokens import extend
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.rows import IGNORED, open_split
 from zerolora.files import write_text
@@ -19,6 +20,7 @@ def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, p
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    extend(tokenizer, settings.add_special_tokens, settings.add_tokens)
     rows = open_split(data, "train")
     drawn = np.sort(np.random.default_rng(settings.seed).permutation(len(rows))[:SAMPLE])
     parts = [_PAGE, _summary(proof)]

@@ -13,6 +13,7 @@ import contextlib
 import os
 from array import array
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from zerolora.data.mixture import Index, Mixture, mix
 from zerolora.data.readers import check_not_linked, chunks, files_of
 from zerolora.data.rows import SPLITS, schema
 from zerolora.data.statistics import Statistics, write_lengths
-from zerolora.data.tokenize import Dropped, Job, Result, tokenize
+from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json
 from zerolora.log import LOGGER
@@ -57,7 +58,8 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         (folder := staged / "rows").mkdir()
         size = sum(path.stat().st_size for source in sources for path in source.files)
         bar = Progress("tokenizing", size, binary=True)
-        results = tokenize(_jobs(sources), model.parent, settings, workers or len(os.sched_getaffinity(0)), folder)
+        work = ChunkTokenizer(model.parent, settings)
+        results = tokenize(_jobs(sources), work, workers or len(os.sched_getaffinity(0)), folder)
         statistics = Statistics([source.name for source in sources])
         proof = Proof()
         with bar, contextlib.closing(results):
@@ -83,7 +85,10 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
                 "sources": [source.name for source in sources],
                 "read": {str(path): sha256(path) for source in sources for path in source.files},
                 "model": {"name": settings.model, "manifest_sha256": sha256(model)},
-                "stop_tokens": sorted(proof.stops),
+                "stop_tokens": sorted({*proof.stops, *(settings.stop_tokens or ())}),
+                "pad_token": work.template.padding,
+                "added_tokens": [asdict(token) for token in work.added],
+                "chat_template": work.template.published(),
                 "files": describe(staged),
             },
         )

@@ -1,9 +1,11 @@
 """Renders conversations to text, divided into supervised and unsupervised pieces.
 
-The tokenizer's own chat template renders the text. To find where a turn begins and ends, the conversation is rendered
-again with a marker in place of the turn. This works for any template, also for those without `{% generation %}`.
+A chat template renders the text: the tokenizer's own, a well-known one, or one of the user's. To find where a turn
+begins and ends, the conversation is rendered again with a marker in place of the turn. This works for any template,
+also for those without `{% generation %}`.
 """
 
+import contextlib
 import datetime
 import json
 import re
@@ -11,10 +13,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.bounded import bounded, line_of
 from zerolora.compat.transformers import compile_template
 from zerolora.config.settings import PrepareSettings
-from zerolora.data.encode import Piece, any_of, generation_stops
+from zerolora.data.encode import Piece, any_of
 from zerolora.data.example import BadRow, Example
+from zerolora.data.prompt_formats import PROMPT_FORMATS
+from zerolora.data.special_tokens import SpecialTokens
 from zerolora.errors import UserError, shown
 
 Messages = list[dict[str, Any]]
@@ -23,6 +28,9 @@ MARK, MARKS = "\U00100000", 0xF0000
 DATE = datetime.datetime(2024, 7, 26)  # today's date for templates, fixed so that data does not change from day to day
 # Arguments with which templates render the generation prompt: by default, without thoughts, with thoughts.
 THOUGHTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
+# Something that is meant to be a special token, as <|im_end|>, </s> or [/s].
+MARKER = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")
+LONGEST_WRITTEN = 1 << 25  # characters that a template of the user's may make of a conversation
 # The chat template of `template: plain`.
 PLAIN = """{%- for message in messages if message.content or message.tool_calls -%}
 {%- if message.tool_calls %}{{ raise_exception("tool calls have no plain form; write template: chat") }}{% endif -%}
@@ -32,30 +40,46 @@ PLAIN = """{%- for message in messages if message.content or message.tool_calls 
 
 
 class Template:
-    """Renders conversations with a tokenizer's chat template, or with the plain template.
+    """Renders conversations with the chat template that the settings name.
 
-    Reads `template`, `system` and `loss` of `settings`. `stops` are the tokens that end an answer: the end-of-sequence
-    token, those of the model's generation_config.json, and the one that the template writes. Raises UserError if the
-    tokenizer has no end-of-sequence token, or lacks a chat template that the settings require.
+    Reads `template`, `system`, `loss`, `stop_tokens` and `pad_token` of `settings`. `stops` are the tokens that end an
+    answer: those of the settings, or else the end-of-sequence token, those of the model's generation_config.json, and
+    the one that the template writes. `padding` is the token that fills batches. Raises UserError if the model lacks a
+    token that the template needs, or the tokenizer a chat template that the settings require.
     """
 
     def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None = None) -> None:
-        self.tokenizer, self.plain = tokenizer, settings.template == "plain"
+        self.tokenizer, self.name = tokenizer, settings.template
+        self.plain, self.own = settings.template == "plain", settings.template_text
         self.system, self.loss = settings.system, settings.loss
-        if tokenizer.eos_token is None:
-            raise UserError("the model's tokenizer has no eos_token; set it in tokenizer_config.json")
-        if not self.plain and not tokenizer.chat_template:
-            raise UserError("the model's tokenizer has no chat template; write template: plain")
+        self.called = "the chat template" if self.name in ("chat", "plain") else f"template {self.name}"
+        if self.own is not None:
+            self.called = self.name  # the file
+        self.remedy = "template: plain, or " + (
+            f"correct {self.name}" if self.own is not None else "give the model another chat template"
+        )
+        special = SpecialTokens(tokenizer, settings, model)
+        if self.name == "chat" and not tokenizer.chat_template:
+            raise UserError(
+                f"the model's tokenizer has no chat template; write template: {', '.join(special.fitting())}, "
+                "or a file as in config/templates/mine.jinja"
+            )
+        if self.name in PROMPT_FORMATS:
+            special.check_format(self.name)
         # Some tokenizers define a BOS token that they never add to a text.
         self.bos = tokenizer.bos_token if tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id] else ""
         added = tokenizer.added_tokens_decoder.values()
-        self.special = re.compile(any_of(token.content for token in added if token.special))
         self.added = any_of(token.content for token in added)
         # The compiled sandboxed template: apply_chat_template takes twice as long, and passes today's date.
-        self.compile, self.tokens = compile_template, tokenizer.special_tokens_map
+        self.compile, self.tokens = compile_template, {**tokenizer.special_tokens_map, "eos_token": special.end}
+        if self.name in PROMPT_FORMATS:
+            self.tokens["bos_token"] = self.bos
         self.programs: dict[str, tuple[Any, dict[str, Any]]] = {}  # by template source: compiled, and its variables
-        self.stops = {tokenizer.eos_token, *generation_stops(tokenizer, model)}
-        self.tail = self._tail()
+        self.end, self.stops = special.end, special.stops
+        self.tail = self._tail(special.given)
+        self.padding = special.padding(tokenizer, settings.pad_token, self.stops)
+        # What a content must not hold.
+        self.special = re.compile(any_of({token.content for token in added if token.special} | self.stops))
         self.stop = re.compile(any_of(self.stops))
         self.ending = re.compile(rf"{any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
         self.frames: dict[tuple[str, ...], _Frame | None] = {}  # by roles
@@ -67,9 +91,9 @@ class Template:
         conversation, leaves out a part of it, or writes no stop token where one is needed.
         """
         if example.text is not None:
-            text = example.text.removeprefix(self.bos).removesuffix(self.tokenizer.eos_token)
+            text = example.text.removeprefix(self.bos).removesuffix(self.end)
             begin = [Piece(self.bos, None, self.loss == "everything")] if self.bos else []
-            return [*begin, Piece(text + self.tokenizer.eos_token, "text", True)]
+            return [*begin, Piece(text + self.end, "text", True)]
         messages = example.messages or []
         if self.system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
@@ -84,20 +108,56 @@ class Template:
         return [piece for piece in pieces if piece.text]
 
     def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
-        """Return the text that the template renders, with `prompt` including the generation prompt."""
+        """Return the text that the template renders, with `prompt` including the generation prompt.
+
+        Raises BadRow if the template rejects the conversation, and UserError if a template of the user's takes too long
+        for it.
+        """
+        source = self._source(tools)
         try:
-            source = PLAIN if self.plain else self.tokenizer.get_chat_template(tools=tools)
-            if source not in self.programs:
-                program = self.compile(source)
-                known = {**program.globals, **self.tokens, "documents": None, "strftime_now": DATE.strftime}
-                self.programs[source] = program, known
-            program, known = self.programs[source]
-            values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt, **others}
-            # The same as Template.render, which copies the globals for each conversation and takes twice as long.
-            return "".join(program.root_render_func(program.new_context(values, shared=True)))
+            with contextlib.nullcontext() if self.own is None else bounded(self.name):
+                if source not in self.programs:
+                    program = self.compile(source)
+                    known = {**program.globals, **self.tokens, "documents": None, "strftime_now": DATE.strftime}
+                    self.programs[source] = program, known
+                program, known = self.programs[source]
+                values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt, **others}
+                # The same as Template.render, which copies the globals for each conversation and takes twice as long.
+                text = "".join(program.root_render_func(program.new_context(values, shared=True)))
+        except UserError:
+            raise
         except Exception as error:
             # A template may raise any exception; each of them means that it rejects these messages.
-            raise BadRow(f"the chat template refuses it: {' '.join(str(error).split())[:200]}") from None
+            reason = " ".join(str(error).split())[:200]
+            line = None if self.own is None or source not in self.programs else line_of(error, self.programs[source][0])
+            raise BadRow(f"{self.name}:{line}: {reason}" if line else f"{self.called} refuses it: {reason}") from None
+        if self.own is not None and len(text) > LONGEST_WRITTEN:
+            raise UserError(f"{self.name}: writes {len(text):,} characters for one conversation; write less")
+        return text
+
+    def published(self) -> str | None:
+        """Return the chat template with which transformers writes the same text, None for the tokenizer's own."""
+        if self.name == "chat" and self.end == self.tokenizer.eos_token:
+            return None
+        source, texts = self._source(None), {"eos_token": self.end}
+        if self.plain:
+            source = "{{- bos_token -}}" + source
+        if self.plain or self.name in PROMPT_FORMATS:
+            texts["bos_token"] = self.bos
+        known = self.tokenizer.special_tokens_map
+        # The sandbox leaves out the line break behind a block.
+        changed = [
+            f"{{% set {name} = {json.dumps(text)} %}}\n" for name, text in texts.items() if text != known.get(name)
+        ]
+        return "".join(changed) + source
+
+    def _source(self, tools: list[Any] | None) -> str:
+        """Return the source of the template: a tokenizer may have one for conversations with tools."""
+        if self.own is not None:
+            return self.own
+        if self.name in PROMPT_FORMATS:
+            return PROMPT_FORMATS[self.name].jinja
+        return PLAIN if self.plain else str(self.tokenizer.get_chat_template(tools=tools))
 
     def _writes(self, *arguments: Any, **others: Any) -> str | None:
         try:
@@ -132,15 +192,16 @@ class Template:
             if turn.wrong and number not in supervised:
                 continue
             if turn.wrong:
-                other = "template: plain, or give the model another chat template" if last else "loss: last"
+                other = self.remedy if last else "loss: last"
                 raise BadRow(f"{turn.wrong}; write {other}")
             pieces.append(Piece(row.text[position : turn.start], None, everything))
             content, position = row.text[turn.start : turn.end], turn.end
             role = row.messages[number]["role"]
             if role == "assistant" and number in supervised and not turn.stopped:
                 if not last:
-                    raise BadRow("the chat template writes no stop token behind an earlier answer; write loss: last")
-                content, position = content + self.tokenizer.eos_token, len(row.text)
+                    other = "loss: last" if self.own is None else "{{ eos_token }} there"
+                    raise BadRow(f"{self.called} writes no stop token behind an earlier answer; write {other}")
+                content, position = content + self.end, len(row.text)
             pieces.append(Piece(content, role, number in supervised))
         pieces.append(Piece(row.text[position:], None, everything))
         while pieces and not (pieces[-1].supervised and pieces[-1].text):
@@ -185,7 +246,7 @@ class Template:
     def _by_marks(self, row: "_Row", wanted: Iterable[int]) -> "dict[int, _Turn]":
         """Locate turns by what changes in the text when a marker replaces a message."""
         if row.tools is not None and self._writes(row.messages) == row.text:
-            raise BadRow("the chat template leaves out the tools; choose a model whose template has them")
+            raise BadRow(f"{self.called} leaves out the tools; choose a model whose template has them")
         places = [self._place(row, number) for number in range(len(row.messages))]
         return {number: self._turn(row, number, places) for number in wanted}
 
@@ -202,7 +263,7 @@ class Template:
         parts = text.split(MARK)
         if len(parts) == 1 and (calls or message["content"]):
             name = "the tool calls of " * bool(calls) + _name(row.messages, number)
-            raise BadRow(f"the chat template leaves out {name}; remove it")
+            raise BadRow(f"{self.called} leaves out {name}; remove it")
         begin = len(parts[0]) if row.text.startswith(parts[0]) else None
         if calls:
             # Templates may repeat the name with the tool's answer, so the end follows from its length.
@@ -219,15 +280,15 @@ class Template:
         if begin is not None and start is None and not calls:
             asked = self._writes(row.messages[:number], row.tools, True) or ""
             words = shown(asked[len(_common(asked, row.text)) :])
-            return _Turn(wrong=f"the chat template asks for {name} with {words}, which does not stand before it")
+            return _Turn(wrong=f"{self.called} asks for {name} with {words}, which does not stand before it")
         if start is None or end is None or following is None:
-            return _Turn(wrong=f"what the chat template writes around {name} depends on its content")
+            return _Turn(wrong=f"what {self.called} writes around {name} depends on its content")
         # The name of a call is somewhere in its turn, which ends with the next stop token.
         found = self.stop.search(row.text, end, following) if calls else self.ending.match(row.text, end)
         end = found.end() if found else len(row.text.rstrip()) if calls else end
         written = row.text[min(start, begin or start) : end]
         if answers and "".join(message["content"].split()) not in "".join(written.split()):
-            return _Turn(wrong=f"the chat template leaves out part of {name}; remove that part")
+            return _Turn(wrong=f"{self.called} leaves out part of {name}; remove that part")
         return _Turn(start, end, found is not None)
 
     def _start(self, row: "_Row", number: int, begin: int | None, since: int | None) -> int | None:
@@ -268,16 +329,27 @@ class Template:
         if not opened or not (empty or content.startswith(opened)):
             return None
         said = row.text[begin:end] if empty else content[len(opened) :]
-        row = row._replace(text=prompt + said + (self.tail or self.tokenizer.eos_token))
+        row = row._replace(text=prompt + said + (self.tail or self.end))
         return row, {number: _Turn(len(prompt), len(row.text), True)}
 
-    def _tail(self) -> str:
-        """Return what the template writes after every answer, up to the stop token, which is added to `stops`."""
+    def _tail(self, given: bool) -> str:
+        """Return what the template writes after every answer, up to the stop token, which is added to `stops`.
+
+        Raises UserError if that is none of the stop tokens that are `given`, or is no token of the model.
+        """
         last, between = (self._writes(_marked("user", "assistant", "user")[:end]) for end in (2, 3))
         behind = [text.partition(chr(MARKS + 1))[2] for text in (last, between or last) if text]
         shared = _common(*behind) if behind else ""
         found = re.search(any_of(self.stops), shared) or re.match(rf"\s*(?:{self.added})", shared)
-        self.stops |= {found[0].strip()} if found else set()
+        stop = found[0].strip() if found else ""
+        if stop and given and stop not in self.stops:
+            raise UserError(f"stop_tokens: {self.called} ends an answer with {stop}, which is not listed; add it")
+        if self.own is not None and not found and (unknown := MARKER.match(shared)):
+            raise UserError(
+                f"{self.name}: ends an answer with {unknown[1]}, which the model does not have as one token, so no "
+                f"answer would end there; write {{{{ eos_token }}}} behind it or in its place, here {self.end}"
+            )
+        self.stops |= {stop} - {""}
         return shared[: found.end()] if found else ""
 
 

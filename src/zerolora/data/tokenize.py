@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerolora.added_tokens import extend
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens
 from zerolora.data.example import BadRow, Example
@@ -25,6 +26,7 @@ from zerolora.data.formats import parse
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
 from zerolora.data.rows import FIELDS, IGNORED, schema
+from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
 from zerolora.data.truncation import Parts, fitted
 from zerolora.errors import UserError, shown
@@ -73,17 +75,11 @@ class Result(NamedTuple):
     progress: int
 
 
-def tokenize(
-    jobs: Iterable[Job], model: Path, settings: PrepareSettings, workers: int, folder: Path
-) -> Generator[Result, None, None]:
+def tokenize(jobs: Iterable[Job], work: "ChunkTokenizer", workers: int, folder: Path) -> Generator[Result, None, None]:
     """Yield the result of every job, in the order of the jobs, from `workers` processes, which write to `folder`.
 
-    Close the generator before removing `folder`; closing waits for the processes. Raises UserError if the model's
-    tokenizer does not support the settings, or a worker dies.
+    Close the generator before removing `folder`; closing waits for the processes. Raises UserError if a worker dies.
     """
-    # Each worker process uses one core; the tokenizer's own threads would only compete with them.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    work = ChunkTokenizer(model, settings)
     files = (folder / f"{number}.arrow" for number in itertools.count())
     tasks: Iterator[tuple[Job, Path]] = zip(jobs, files, strict=False)
     first = list(itertools.islice(tasks, 2))
@@ -129,16 +125,25 @@ def _run(job: Job, file: Path) -> Result:
 
 
 class ChunkTokenizer:
-    """Tokenizes a chunk of rows into a Result."""
+    """Tokenizes a chunk of rows into a Result. Raises UserError if the model does not support the settings."""
 
     def __init__(self, model: Path, settings: PrepareSettings) -> None:
         from transformers import AutoTokenizer
 
+        # Each worker process uses one core; the tokenizer's own threads would only compete with them.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+        self.added = extend(tokenizer, settings.add_special_tokens, settings.add_tokens)
+        if self.added and not (model / "tokenizer.json").is_file():
+            raise UserError(
+                f"prepare: add_tokens and add_special_tokens: {model} has no tokenizer.json for merge to write them "
+                "to; save the model's tokenizer there with transformers' save_pretrained"
+            )
         self.max_length, self.too_long = settings.max_length, settings.too_long
         self.template = Template(tokenizer, settings, model)
         self.encoder = Encoder(tokenizer)
-        self.vocabulary = len(tokenizer)
+        self.tokenizer, self.rows = tokenizer, embedding_rows(model, tokenizer, settings)
+        self.vocabulary = len(tokenizer) if self.rows is None else min(len(tokenizer), self.rows)
         # Some tokenizers define a BOS token that they never add to a text.
         self.bos = tokenizer.bos_token_id if self.template.bos else None
 
@@ -165,6 +170,12 @@ class ChunkTokenizer:
             except RecursionError:
                 bad[number] = "bad_row", "is nested too deep to be read; flatten or remove it"
         tokens = self._given(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
+        largest = int(tokens.ids.values.max(initial=0))
+        if self.rows is not None and largest >= self.rows:
+            raise UserError(
+                f"the tokenizer writes {shown(self.tokenizer.convert_ids_to_tokens(largest))} as token {largest}, but "
+                f"the model's embeddings have {self.rows} rows (vocab_size in config.json); take its own tokenizer"
+            )
         bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
         parts = fitted(tokens, self.max_length, self.too_long, self.bos)
         used = set(parts.row.tolist())
@@ -208,7 +219,7 @@ class ChunkTokenizer:
             largest = max(row.example.tokens)
             if largest >= self.vocabulary:
                 wrong[number] = BadRow(
-                    f"input_ids holds {largest}, but the model's tokenizer knows {self.vocabulary} tokens only; "
+                    f"input_ids holds {largest}, but the model knows {self.vocabulary} tokens only; "
                     "tokenize it with this model's tokenizer"
                 )
             given.append([0] if number in wrong else row.example.tokens)

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from zerolora import cpu_matmul
+from zerolora import added_tokens, cpu_matmul
+from zerolora.added_tokens import AddedToken
+from zerolora.architecture import auto_class, config_of
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import FIELDS, IGNORED, open_split
 from zerolora.evaluate.tasks import TASKS
@@ -37,13 +39,15 @@ def evaluate(settings: EvaluateSettings, data: Path, weights: Path, output: Path
     rows = open_split(data, settings.split)
     rows = rows.select(range(min(settings.rows or len(rows), len(rows))))
     memory = PeakMemory(device)
-    model, tokenizer = load(weights, device)
+    model, tokenizer = load(weights, device, added_tokens.of_data(data))
     loading = {"host": memory.host(), "gpu": memory.gpu()}
     memory.restart()
-    stops = tokenizer.convert_tokens_to_ids(read_json(data / MANIFEST, "zerolora prepare")["stop_tokens"])
+    prepared = read_json(data / MANIFEST, "zerolora prepare")
+    tokenizer.pad_token = prepared["pad_token"]
+    stops = tokenizer.convert_tokens_to_ids(prepared["stop_tokens"])
     asked = [row for row in rows if task.asks(row)]
     started = time.monotonic()
-    answers, generated = generate(model, tokenizer, asked, {*stops, tokenizer.eos_token_id}, settings)
+    answers, generated = generate(model, tokenizer, asked, {*stops, tokenizer.eos_token_id} - {None}, settings)
     seconds = time.monotonic() - started
     judged = [task.judge(row, answer.strip()) for row, answer in zip(asked, answers, strict=True)]
     rates = task.metrics(judged)
@@ -77,19 +81,25 @@ def evaluate(settings: EvaluateSettings, data: Path, weights: Path, output: Path
     result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {len(rows):,} rows")
 
 
-def load(weights: Path, device: torch.device) -> tuple[Any, Any]:
-    """Load model and tokenizer of a model directory, ready to generate."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def load(weights: Path, device: torch.device, tokens: list[AddedToken]) -> tuple[Any, Any]:
+    """Load model and tokenizer of a model directory, ready to generate.
+
+    A base model gets the `tokens` that its data adds, with the rows that training starts with.
+    """
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=True, trust_remote_code=False)
+    lacking = [each for each in tokens if each.token not in tokenizer.get_vocab()]
+    added_tokens.extend_again(tokenizer, tokens)
     # On CPU fp32 is both faster and exact; on a GPU the weights keep their dtype.
-    model = AutoModelForCausalLM.from_pretrained(
+    model = auto_class(config_of(weights)).from_pretrained(
         weights,
         dtype="auto" if device.type == "cuda" else torch.float32,
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
     )
+    added_tokens.add_rows(model, lacking)
     return model.eval().to(device=device), tokenizer
 
 
@@ -153,7 +163,7 @@ def loss(model: Any, rows: Any) -> float:
 
 def _continue(model: Any, tokenizer: Any, prompts: list[list[int]], stops: set[int], limit: int) -> list[list[int]]:
     longest = max(map(len, prompts))
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    padding = tokenizer.pad_token_id
     tokens = torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     with torch.no_grad():

@@ -11,7 +11,7 @@ from zerolora.compat.transformers import forget_gguf
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.errors import UserError
 from zerolora.files import sha256, staged_directory
-from zerolora.manifest import check_loadable, check_needs_no_code
+from zerolora.manifest import check_loadable, check_needs_no_code, check_not_quantized
 
 # Config, tokenizer and safetensors. Code and pickles are not downloaded.
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -31,6 +31,7 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
         case FetchDirectory():
             weights = Path(settings.path)
     check_loadable(weights)
+    check_not_quantized(weights)
     check_needs_no_code(weights)
     return weights
 
@@ -84,7 +85,13 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
         raise UserError(f"hub model {name} is not on this machine and HF_HUB_OFFLINE is set; unset it to download")
     try:
         # Resumes an interrupted download in place; `check_loadable` and the hashes detect an incomplete one.
-        snapshot_download(settings.repository, revision=settings.revision, allow_patterns=HUB_FILES, local_dir=weights)
+        # A model that is stored quantized is refused before its weights come.
+        for files in (["config.json"], HUB_FILES):
+            snapshot_download(settings.repository, revision=settings.revision, allow_patterns=files, local_dir=weights)
+            if (weights / "config.json").is_file():
+                check_not_quantized(weights)
+    except UserError:
+        raise
     except RepositoryNotFoundError:
         raise UserError(f"hub model {name}: no such repository, or it needs `hf auth login`") from None
     except Exception as error:

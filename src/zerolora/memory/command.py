@@ -2,105 +2,335 @@
 
     zerolora memory --model config/recipes/models/llama-3-70b.json --nodes 2 --gpus-per-node 8
 
+It is above the planner, whose datasheets and reader of DeepSpeed JSONs it uses; the estimate itself knows neither.
 cli.py imports this module for every command, so the functions here import the estimate themselves.
 """
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from zerolora.errors import UserError
-from zerolora.log import LOGGER
+from zerolora.errors import UserError, shown
 from zerolora.types import Attention, Loss, Precision
+
+if TYPE_CHECKING:
+    from zerolora.memory.estimate import Capacity
+    from zerolora.memory.model_spec import ModelSpec
+    from zerolora.memory.training_spec import TrainingSpec
+
+NOTHING_FITS = 3
+"""Exit code if no strategy fits."""
+MOST = 10**9
+"""Of rows, tokens and ranks; beyond, floating-point numbers of bytes lose their meaning."""
 
 
 def memory(
-    model: Annotated[Path, typer.Option(help="A model's directory, or its config.json under any name.")],
+    model: Annotated[
+        Path | None, typer.Option(help="A model's directory, or its config.json under any name ending in .json.")
+    ] = None,
+    hub: Annotated[
+        str | None, typer.Option(metavar="NAME@REVISION", help="Instead: a hub repository, pinned; config.json only.")
+    ] = None,
     method: Annotated[str, typer.Option(help="How it is trained: lora, full, … (docs/memory.md lists them).")] = "lora",
-    lora_r: Annotated[int, typer.Option(min=1, help="Rank of LoRA, DoRA and QLoRA.")] = 8,
-    lora_targets: Annotated[str, typer.Option(help="all-linear, or names with commas between.")] = "all-linear",
-    lora_dropout: Annotated[float, typer.Option(min=0, max=1, help="Dropout before the first factor.")] = 0.0,
+    lora_r: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Rank of LoRA, DoRA and QLoRA.", show_default="8")
+    ] = None,
+    lora_targets: Annotated[
+        str | None, typer.Option(help="all-linear, or names with commas between.", show_default="all-linear")
+    ] = None,
+    lora_dropout: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Dropout before the first factor.", show_default="0")
+    ] = None,
     rank_pattern: Annotated[
         list[str] | None, typer.Option(help="Another rank for some modules, as in q_proj=16; may be repeated.")
     ] = None,
-    modules_to_save: Annotated[str, typer.Option(help="Modules trained whole, with commas between.")] = "",
-    quantization: Annotated[Literal["nf4", "fp4"], typer.Option(help="QLoRA's 4-bit type.")] = "nf4",
-    quantization_block: Annotated[int, typer.Option(min=1, help="Weights of one quantization constant.")] = 64,
-    double_quantization: Annotated[bool, typer.Option(help="Quantize the constants too.")] = True,
-    strategy: Annotated[str, typer.Option(help="A strategy's name, or all.")] = "all",
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each machine, one rank each.")] = 1,
-    gpu_memory: Annotated[str, typer.Option(help="Memory of one GPU.")] = "80GiB",
+    modules_to_save: Annotated[str | None, typer.Option(help="Modules trained whole, with commas between.")] = None,
+    added_tokens: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Tokens added to the model's, with trained rows.")
+    ] = None,
+    quantization: Annotated[
+        Literal["nf4", "fp4", "int8"] | None, typer.Option(help="Type of QLoRA's weights.", show_default="nf4")
+    ] = None,
+    quantization_block: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Weights of one quantization constant.", show_default="64")
+    ] = None,
+    double_quantization: Annotated[
+        bool | None, typer.Option(help="Quantize the constants too.", show_default="double-quantization")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="A strategy's name (docs/choice.md), or all.", show_default="all")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="adamw, lion, … (docs/optimizers.md lists them).")] = "adamw",
+    prepared_by: Annotated[
+        Literal["zerolora", "peft"] | None,
+        typer.Option(help="Who prepared QLoRA's base: peft lifts the rest to fp32.", show_default="zerolora"),
+    ] = None,
+    deepspeed: Annotated[Path | None, typer.Option(help="Instead: a DeepSpeed JSON of your own.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=MOST, help="Machines.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=1, max=MOST, help="GPUs of each machine, one rank each.")] = 1,
+    gpu: Annotated[
+        str | None, typer.Option(help="A GPU by name, as in A100-80GB-SXM, for its memory (docs/choice.md lists them).")
+    ] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU.", show_default="80GiB")] = None,
     host_memory: Annotated[str, typer.Option(help="Memory of one machine.")] = "512GiB",
-    micro_batch: Annotated[int, typer.Option(min=1, help="Rows of one forward pass.")] = 1,
-    accumulation: Annotated[int, typer.Option(min=1, help="Forward passes of one optimizer step.")] = 1,
-    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens of the longest row.")] = 4096,
-    activation_checkpointing: Annotated[bool, typer.Option(help="Keep each layer's input only.")] = False,
-    attention: Annotated[Attention, typer.Option(help="Implementation of attention.")] = "sdpa",
+    micro_batch: Annotated[int, typer.Option(min=1, max=MOST, help="Rows of one forward pass.")] = 1,
+    accumulation: Annotated[int, typer.Option(min=1, max=MOST, help="Forward passes of one optimizer step.")] = 1,
+    sequence_length: Annotated[int, typer.Option(min=1, max=MOST, help="Tokens of the longest row.")] = 4096,
+    sequence_parallel: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Ranks that share each row (train.sequence_parallel).")
+    ] = 1,
+    max_micro_batch: Annotated[
+        bool, typer.Option("--max-micro-batch", help="Find the largest micro-batch that fits, by strategy.")
+    ] = False,
+    max_sequence_length: Annotated[
+        bool, typer.Option("--max-sequence-length", help="Find the longest row that fits, by strategy.")
+    ] = False,
+    evaluation_batch: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Rows of a forward pass of evaluation, or of generation.")
+    ] = None,
+    prompt_length: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Tokens of a prompt, for the memory of generation.")
+    ] = None,
+    answer_length: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Tokens generated after it; with --prompt-length.")
+    ] = None,
+    activation_checkpointing: Annotated[
+        bool | None, typer.Option(help="Keep each layer's input only.", show_default="no")
+    ] = None,
+    activation_offload: Annotated[
+        bool, typer.Option("--activation-offload", help="Keep it on the host (train.activation_offload).")
+    ] = False,
+    attention: Annotated[
+        Attention | None, typer.Option(help="Implementation of attention.", show_default="sdpa, or what the model has")
+    ] = None,
     precision: Annotated[Precision, typer.Option(help="Of weights and activations.")] = "bf16",
     loss: Annotated[Loss, typer.Option(help="Logits of all positions, supervised ones, or by chunks.")] = "full",
     supervised_span: Annotated[
-        int | None, typer.Option(min=1, help="Positions of a row with logits, with --loss supervised or fused.")
+        int | None,
+        typer.Option(min=1, max=MOST, help="Positions of a row with logits, with --loss supervised or fused."),
     ] = None,
-    reserve: Annotated[str, typer.Option(help="Per GPU, for CUDA context, NCCL and fragmentation.")] = "1.5GiB",
+    reserve: Annotated[
+        str | None, typer.Option(help="Per GPU, for CUDA context, NCCL and fragmentation.", show_default="computed")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a strategy, in bytes.")] = False,
 ) -> None:
-    """Predict the memory of training any model, by strategy, per GPU, host and disk; nothing is loaded."""
-    from zerolora.memory.estimate import Capacity, estimates
-    from zerolora.memory.read_spec import read_model_spec
-    from zerolora.memory.table import rows
-    from zerolora.memory.training_spec import TrainingSpec
-    from zerolora.methods.registry import create
-    from zerolora.strategies import STRATEGIES
+    """Predict the memory of training any model, by strategy, per GPU, host and disk; nothing is loaded.
 
-    if strategy not in ("all", *STRATEGIES):
-        raise UserError(f"--strategy {strategy}: write all or one of {', '.join(STRATEGIES)}")
+    Exits with 3 if no strategy fits, and with 2 after a mistake.
+    """
+    from zerolora.memory.method_options import method_of_options
+    from zerolora.memory.model_spec import with_rows
+    from zerolora.memory.training_spec import TrainingSpec
+    from zerolora.optimizers import OPTIMIZERS
+
+    if optimizer not in OPTIMIZERS:
+        raise UserError(f"--optimizer {optimizer}: write one of {', '.join(OPTIMIZERS)}")
+
+    if activation_offload and activation_checkpointing is False:
+        raise UserError(
+            "--activation-offload: it moves what checkpointing keeps, the layers' inputs; remove "
+            "--no-activation-checkpointing"
+        )
+    _check_lengths(loss, supervised_span, sequence_length, prompt_length, answer_length)
+    capacity = _capacity(gpu, gpu_memory, host_memory, precision)
+    strategies = _strategies(strategy, deepspeed)
+    name, model_spec = _model(model, hub)
+    model_spec = with_rows(model_spec, added_tokens or 0)
     spec = TrainingSpec(
         strategy="zero0",
-        method=create(
+        optimizer=OPTIMIZERS[optimizer],
+        method=method_of_options(
             method,
             r=lora_r,
-            targets=lora_targets if lora_targets == "all-linear" else tuple(lora_targets.split(",")),
+            targets=lora_targets,
             dropout=lora_dropout,
-            rank_pattern=tuple(_rank(text) for text in rank_pattern or []),
-            modules_to_save=tuple(name for name in modules_to_save.split(",") if name),
+            rank_pattern=rank_pattern,
+            modules_to_save=modules_to_save,
             quantization=quantization,
-            double_quantization=double_quantization,
             quantization_block=quantization_block,
+            double_quantization=double_quantization,
+            prepared_by=prepared_by,
+            added_tokens=None if method == "full" else added_tokens,  # which trains them with all the others
         ),
         nodes=nodes,
         ranks_per_node=gpus_per_node,
         micro_batch=micro_batch,
         accumulation=accumulation,
         length=sequence_length,
-        activation_checkpointing=activation_checkpointing,
-        attention=attention,
+        activation_checkpointing=bool(activation_checkpointing) or activation_offload,
+        activation_offload=activation_offload,
+        attention=attention or _attention(model_spec, sequence_parallel),
         precision=precision,
         loss=loss,
         logits=supervised_span or 0,
-        reserve=_bytes("--reserve", reserve),
+        sequence_parallel=sequence_parallel,
+        reserve=None if reserve is None else _bytes("--reserve", reserve, zero=True),
     )
-    capacity = Capacity(_bytes("--gpu-memory", gpu_memory), _bytes("--host-memory", host_memory))
-    model_spec = read_model_spec(model)
-    entries = estimates(model_spec, spec, capacity, list(STRATEGIES) if strategy == "all" else [strategy])
-    if model_spec.counted != "config.json":
-        LOGGER.info("the model's family is not in the table: counted on the meta device, activations as of any decoder")
-    typer.echo("\n".join(json.dumps(entry) for entry in entries) if as_json else rows(entries, capacity))
+    _check_sharing(model_spec, spec)
+    specs = _specs(model_spec, spec, strategies, deepspeed)
+    generation = (prompt_length, answer_length) if prompt_length and answer_length else None
+    entries = _entries(model_spec, specs, capacity, max_micro_batch, max_sequence_length, evaluation_batch, generation)
+    if as_json:
+        typer.echo("\n".join(json.dumps(entry) for entry in entries))
+    else:
+        typer.echo(_text(name, model_spec, specs, capacity, entries, gpu))
+    if not any(entry["fits"] for entry in entries):
+        raise typer.Exit(NOTHING_FITS)
 
 
-def _bytes(option: str, text: str) -> int:
+def _attention(model: "ModelSpec", sequence_parallel: int) -> Attention:
+    """Return the implementation that is assumed where none is named."""
+    if sequence_parallel > 1:
+        return "flash"
+    return "sdpa" if "sdpa" in model.attentions else model.attentions[0]
+
+
+def _check_sharing(model: "ModelSpec", spec: "TrainingSpec") -> None:
+    """Raise UserError if ranks cannot share rows so."""
+    from zerolora.memory.estimate import check_sharing
+
+    shared = spec.sequence_parallel
+    if spec.ranks % shared:
+        raise UserError(f"--sequence-parallel {shared}: it does not divide the number of GPUs, {spec.ranks:,}; write 1")
+    if shared > 1 and spec.attention != "flash":
+        raise UserError(f"--sequence-parallel {shared}: rows are shared with --attention flash only; write flash")
+    check_sharing(model, shared, spec.ranks, "--sequence-parallel")
+
+
+def _text(
+    name: str,
+    model: "ModelSpec",
+    specs: "list[TrainingSpec]",
+    capacity: "Capacity",
+    entries: list[dict[str, Any]],
+    gpu: str | None,
+) -> str:
+    """Return what is printed for people."""
+    from zerolora.memory import summary
+    from zerolora.memory.estimate import impossible
+    from zerolora.memory.table import rows
+
+    faults = [impossible(spec, model) for spec in specs]
+    lines = [
+        summary.head(name, model, specs[0], capacity, gpu),
+        *summary.notes(entries),
+        "",
+        rows(entries, capacity),
+        "",
+    ]
+    lines += [*summary.inference_lines(entries), *summary.reasons(entries, faults, capacity)]
+    return "\n".join([*lines, summary.verdict(entries, faults, model, specs, capacity)])
+
+
+def _entries(
+    model: "ModelSpec",
+    specs: "list[TrainingSpec]",
+    capacity: "Capacity",
+    max_micro_batch: bool,
+    max_sequence_length: bool,
+    evaluation_batch: int | None,
+    generation: tuple[int, int] | None,
+) -> list[dict[str, Any]]:
+    """Return the estimate of each spec with what else was asked; all have the same keys, null for what was not."""
+    from zerolora.memory import inference, search
+    from zerolora.memory.checks import uncounted
+    from zerolora.memory.estimate import estimated
+
+    found = []
+    for spec in specs:
+        entry = estimated(model, spec, capacity)
+        reserve = entry["gpu"]["reserve"]
+        more: dict[str, Any] = dict.fromkeys(("max_micro_batch", "max_sequence_length", "evaluation", "generation"))
+        if max_micro_batch:
+            more["max_micro_batch"] = search.max_micro_batch(model, spec, capacity)
+        if max_sequence_length:
+            more["max_sequence_length"] = search.max_sequence_length(model, spec, capacity)
+        if evaluation_batch:
+            more["evaluation"] = inference.evaluation_json(model, spec, capacity, evaluation_batch, reserve)
+        if generation:
+            rows = evaluation_batch or 1
+            more["generation"] = inference.generation_json(model, spec, capacity, rows, generation, reserve)
+        found.append({**entry, **more, "notes": [*entry.get("notes", []), *uncounted(model, spec)]})
+    return found
+
+
+def _model(path: Path | None, hub: str | None) -> "tuple[str, ModelSpec]":
+    """Return a model's name and spec."""
+    from zerolora.memory.read_spec import read_model_spec
+
+    if (path is None) == (hub is None):
+        raise UserError("write either --model with a path, or --hub with NAME@REVISION")
+    if hub is not None:
+        from zerolora.fetch.hub_config import download_config
+
+        return hub, read_model_spec(download_config(hub))
+    assert path is not None
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported, which the meta device may do
+    return path.stem if path.suffix == ".json" else path.resolve().name, read_model_spec(path)
+
+
+def _strategies(name: str | None, deepspeed: Path | None) -> list[str]:
+    """Return the strategies to estimate; none if a DeepSpeed JSON takes their place."""
+    from zerolora.strategies import STRATEGIES
+
+    if deepspeed is not None:
+        if name is not None:
+            raise UserError(f"--strategy {name} and --deepspeed {deepspeed}: write one of the two")
+        return []
+    if name not in (None, "all", *STRATEGIES):
+        raise UserError(f"--strategy {name}: write all or one of {', '.join(STRATEGIES)}")
+    return list(STRATEGIES) if name in (None, "all") else [str(name)]
+
+
+def _specs(
+    model: "ModelSpec", spec: "TrainingSpec", strategies: list[str], deepspeed: Path | None
+) -> "list[TrainingSpec]":
+    """Return a spec for each strategy, or the one that a DeepSpeed JSON describes."""
+    if deepspeed is None:
+        return [replace(spec, strategy=name) for name in strategies]
+    from zerolora.config.resolve import json_object
+    from zerolora.memory.estimate import target_of
+    from zerolora.planner.user_config import check_user_config, filled, layout_of
+
+    user = json_object(deepspeed, "a DeepSpeed config")
+    check_user_config(str(deepspeed), user, target_of(spec, nvme=None), "--deepspeed")
+    layout = layout_of(filled(user, model.hidden, f"--deepspeed {deepspeed}"))
+    return [replace(spec, strategy=str(deepspeed), own=layout.strategy, buckets=layout.buckets)]
+
+
+def _capacity(gpu: str | None, gpu_memory: str | None, host_memory: str, precision: Precision) -> "Capacity":
+    from zerolora.memory.estimate import Capacity
+    from zerolora.planner.datasheets import GPUS
+
+    host = _bytes("--host-memory", host_memory)
+    if gpu is None:
+        return Capacity(_bytes("--gpu-memory", gpu_memory or "80GiB"), host)
+    if gpu_memory is not None:
+        raise UserError(f"--gpu {gpu} and --gpu-memory {gpu_memory}: write one of the two")
+    if gpu not in GPUS:
+        raise UserError(f"--gpu {shown(gpu)}: write one of {', '.join(GPUS)}")
+    if precision == "bf16" and not GPUS[gpu].supports_bf16:
+        raise UserError(f"--precision bf16: a {gpu} does not support it; write fp16 or fp32")
+    return Capacity(GPUS[gpu].memory, host)
+
+
+def _check_lengths(loss: Loss, span: int | None, length: int, prompt: int | None, answer: int | None) -> None:
+    if span and loss == "full":
+        raise UserError(f"--supervised-span {span}: --loss full computes all logits; write --loss supervised or fused")
+    if span and span > length:
+        raise UserError(f"--supervised-span {span}: a row has {length} tokens; write fewer, or a --sequence-length")
+    if (prompt is None) != (answer is None):
+        raise UserError("--prompt-length and --answer-length: write both, or none")
+
+
+def _bytes(option: str, text: str, zero: bool = False) -> int:
     from zerolora.units import parse_bytes
 
     try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise UserError(f"{option} {text}: {error}") from None
-
-
-def _rank(text: str) -> tuple[str, int]:
-    name, _, r = text.partition("=")
-    if not r.isdigit() or not int(r):
-        raise UserError(f"--rank-pattern {text}: write a module and its rank, as in q_proj=16")
-    return name, int(r)
+        return parse_bytes(text, zero)
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{option} {text:.60}: {error}") from None

@@ -6,50 +6,73 @@ torch/utils/checkpoint.py.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 from zerolora.logit_chunks import chunk_size
 from zerolora.memory.layer import Layer
 from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.projections import ForwardSpec, Trained
+from zerolora.memory.projections import ForwardSpec, Trained, layer_kinds
 from zerolora.memory.tracer import MemoryTracer, Node, Parameter, Value
 
 Phases = dict[str, dict[str, int]]
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=16384)
 def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
     """Return the peak bytes of forward, loss and backward, by kind and in total.
 
-    Models of two and three layers are traced; every layer adds the same bytes, so the others are extrapolated linearly.
-    Backward has two phases: its beginning, with all activations saved, and its end, with all gradients. The entry
-    "small_blocks" is not a phase, but the peak of the blocks that a heap serves (tracer.py, SMALL).
+    Every layer of a kind adds the same bytes, so a model of at most three layers, or of two of each kind, is traced,
+    and models of one layer less; the others are extrapolated linearly.
+    Backward has two phases: its beginning, with all activations saved, and its end, with all gradients. Four entries
+    are no phases: "small_blocks", the peak of the blocks that a heap serves (tracer.py, SMALL); "modules", the peak of
+    the last layer's forward pass from each of its modules on until the next one, by the module's path; "kept", what
+    all layers keep for the backward pass; and "offloaded", what they keep on the host.
     """
+    counts = [kind.count for kind in layer_kinds(model)]
     # In an encoder-decoder, an encoder layer counts as one layer, and the cross-attention of a decoder layer as half.
-    layers = model.layers + model.encoder_layers + (model.layers // 2 if model.encoder_layers else 0)
-    if layers <= 3:
-        return Decoder(model, layers, step, trained).run()
-    two, three = (Decoder(model, layers, step, trained).run() for layers in (2, 3))
+    counts[0] += model.encoder_layers + (model.layers // 2 if model.encoder_layers else 0)
+    most = 3 if len(counts) == 1 else 2
+    traced = tuple(min(count, most) for count in counts)
+    result = Decoder(model, traced, step, trained).run()
+    added: Phases = {phase: {} for phase in result}
+    for kind, count in enumerate(counts):
+        if count <= most:
+            continue
+        less = Decoder(model, (*traced[:kind], most - 1, *traced[kind + 1 :]), step, trained).run()
+        for phase, kinds in result.items():
+            for name, value in kinds.items():
+                more = (count - most) * (value - less[phase].get(name, 0))
+                added[phase][name] = added[phase].get(name, 0) + more
     return {
-        phase: {kind: value + (layers - 3) * (value - two[phase].get(kind, 0)) for kind, value in kinds.items()}
-        for phase, kinds in three.items()
+        phase: {name: value + added[phase].get(name, 0) for name, value in kinds.items()}
+        for phase, kinds in result.items()
     }
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=16384)
 def evaluation(model: ModelSpec, step: ForwardSpec, trained: Trained) -> int:
     """Return the peak bytes of a forward pass that saves nothing for a backward pass."""
-    return Decoder(model, min(model.layers, 2), step, trained).evaluate()
+    counts = tuple(min(kind.count, 2) for kind in layer_kinds(model))
+    return Decoder(model, counts, step, trained).evaluate()
+
+
+def pinned(size: float) -> int:
+    """Return the bytes that torch's allocator of pinned memory takes for so many: a power of two
+    (ATen/core/CachingHostAllocator.h, allocate)."""
+    return 1 << max(0, math.ceil(size) - 1).bit_length()
 
 
 class Decoder(Layer):
-    """A decoder of `layers` layers, and what is trained."""
+    """A decoder with so many layers of each kind, and what is trained."""
 
-    def __init__(self, model: ModelSpec, layers: int, step: ForwardSpec, trained: Trained) -> None:
+    def __init__(self, model: ModelSpec, counts: tuple[int, ...], step: ForwardSpec, trained: Trained) -> None:
         super().__init__(model, step, trained)
-        self.layers = layers
+        self.layers = sum(counts)
+        self.order = [kind for kind, count in enumerate(counts) for _ in range(count)]
         self.embedded = self.trained_weight(model.vocabulary * model.hidden)
         self.leaf: Value | None = None
+        self.offloaded = 0
         self.reached: Callable[[str], None] = lambda phase: None
 
     def run(self) -> Phases:
@@ -66,7 +89,12 @@ class Decoder(Layer):
         mask = tracer.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
         if mask and step.attention == "eager":
             mask = tracer.new(step.rows * step.length**2, step.width)
+        before = tracer.live
         hidden = [self.body(mask)]
+        self.reach("")
+        found["modules"] = dict(self.reached_modules)
+        found["kept"] = {"total": tracer.live - before}
+        found["offloaded"] = {"total": self.offloaded}
         noted("forward")
         tracer.kind = "logits"
         loss, held = self.head(hidden.pop())
@@ -90,9 +118,12 @@ class Decoder(Layer):
     def body(self, mask: Value | None) -> Value:
         """Embedding, layers and the last norm."""
         hidden = self.embedding()
-        for number in range(self.layers):
+        for number, kind in enumerate(self.order):
             hidden = self.marked(hidden, number)
-            hidden = self.checkpointed(hidden, mask) if self.step.checkpointing else self.layer(hidden, mask)
+            if self.step.checkpointing:
+                hidden = self.checkpointed(hidden, mask, kind)
+            else:
+                hidden = self.layer(hidden, mask, kind)
         return self.norm(hidden)
 
     def embedding(self) -> Value:
@@ -103,12 +134,33 @@ class Decoder(Layer):
             hidden.source = self.tracer.node(
                 [self.of(self.embedded)], [], lambda gradient: [new(model.vocabulary * model.hidden, self.step.width)]
             )
-        elif self.step.checkpointing:
+        elif self.step.checkpointing and not self.trained.rows:
             hidden.source = Parameter(self.tracer, hidden.count, hidden.width, 0)
             self.leaf = hidden  # the graph holds the tensor that gets the gradient
         if model.scaled_embedding:
             hidden = self.unary(hidden)
+        if self.trained.rows:
+            hidden = self.with_rows(hidden)
         return self.dropped(hidden) if model.hidden_dropout else hidden
+
+    def with_rows(self, hidden: Value) -> Value:
+        """The embedded tokens, some of them from rows that are trained (train/token_rows.py); torch.where saves its
+        condition."""
+        new, count, width = self.tracer.new, hidden.count, hidden.width
+        own, condition = new(count, width), new(self.tokens, 1)
+        result = new(count, width)
+        size = self.trained.rows * self.model.hidden
+        rows = self.of(self.adapter_weight(size))
+
+        def backward(gradient: Value) -> list[Value]:
+            of_own = new(count, width)
+            of_rows = new(size, width)
+            del of_own
+            return [of_rows]
+
+        result.source = self.tracer.node([rows], [condition], backward)
+        del own
+        return result
 
     def marked(self, hidden: Value, number: int) -> Value:
         """Return a view of a layer's input whose backward pass ends a phase.
@@ -129,28 +181,31 @@ class Decoder(Layer):
             node.backward = passing
         return result
 
-    def checkpointed(self, hidden: Value, mask: Value | None) -> Value:
+    def checkpointed(self, hidden: Value, mask: Value | None, kind: int) -> Value:
         """A layer that is recomputed in the backward pass (torch.utils.checkpoint, reentrant)."""
         tracer = self.tracer
         tracer.recording = False
-        result = self.layer(hidden, mask)
+        result = self.layer(hidden, mask, kind)
         tracer.recording = True
         # The node saves its input, and nothing else.
         count, width = hidden.count, hidden.width
-
-        saved = [hidden.storage]
+        offloads = self.step.offloads and not (self.leaf and hidden.storage is self.leaf.storage)
+        if offloads:
+            self.offloaded += pinned(count * width)
+        saved = [] if offloads else [hidden.storage]
 
         def backward(gradient: Value) -> list[Value]:
-            kind, tracer.kind = tracer.kind, "activations"
+            counted, tracer.kind = tracer.kind, "activations"
             leaf = Input(tracer, count, width)
-            storage = saved.pop()  # freed when this function returns
-            again = self.layer(Value(storage, count, width, leaf), mask)
+            # Freed when this function returns.
+            storage = saved.pop() if saved else tracer.new(count, width).storage
+            again = self.layer(Value(storage, count, width, leaf), mask, kind)
             tracer.backward(again, gradient)
-            tracer.kind = kind
+            tracer.kind = counted
             assert leaf.gradient
             return [leaf.gradient]
 
-        result.source = tracer.node([hidden], [hidden], backward)
+        result.source = tracer.node([hidden], [] if offloads else [hidden], backward)
         return result
 
     def head(self, hidden: Value) -> tuple[Value, Value | None]:
@@ -195,7 +250,10 @@ class Decoder(Layer):
         del in_fp32
         loss = new(1, 4)
         count = hidden.count
-        loss.source = self.tracer.node([hidden], [gradient] if gradient else [], lambda _: [new(count, width)])
+        saved = [gradient] if gradient else []
+        if self.trained.rows:
+            saved.append(hidden)  # for the gradient of the head's rows
+        loss.source = self.tracer.node([hidden], saved, lambda _: [new(count, width)])
         return loss
 
     def cross_entropy(self, logits: Value) -> Value:

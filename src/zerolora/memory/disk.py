@@ -12,8 +12,8 @@ def terms(run: PlannedRun) -> dict[str, int]:
     model, parameters = run.model.parameters * run.spec.width, run.parameters
     disk = {
         "model": model,
-        "adapter": parameters.trained * BYTES["fp32"] if parameters.frozen else 0,
-        "checkpoints": (CHECKPOINTS + run.spec.keeps_best) * parameters.trained * checkpoint_bytes(run),
+        "adapter": parameters.trained * BYTES["fp32"],
+        "checkpoints": int((CHECKPOINTS + run.spec.keeps_best) * checkpoint_bytes(run)),
         "merged": model,
         "nvme": int(run.states.disk * run.spec.ranks_per_node),
     }

@@ -14,20 +14,21 @@ from zerolora.config.settings import EstimateSettings
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.headroom import asked
-from zerolora.memory.model_spec import ModelSpec, to_json
+from zerolora.memory.model_spec import ModelSpec, to_json, with_rows
+from zerolora.memory.notes import notes
 from zerolora.memory.predict import Prediction, predict
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.row_statistics import RowStatistics, row_statistics
 from zerolora.memory.sources import SOURCES
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.lora import LoraMethod
+from zerolora.methods.registry import create
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.base import Target
 from zerolora.types import Attention
 from zerolora.units import gib
 
-BUILT_IN_ATTENTION = ("falcon", "t5")  # families whose attention cannot be replaced in transformers
-SUMS = ("model_states", "total", "peak_phase")  # entries of a term table that are not terms
+SUMS = ("model_states", "reserve", "total", "peak_phase")  # entries of a term table that are not terms
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
 
     Reads only config.json and stats.json. Raises UserError if they are missing or incomplete.
     """
-    model_spec = read_model_spec(model)
-    stats = read_json(packing / "stats.json", "zerolora pack")
-    if "most_supervised" not in stats:
-        raise UserError(f"{packing / 'stats.json'}: is of another version; run `zerolora pack` again")
-    rows = row_statistics(stats)
+    model_spec = with_rows(read_model_spec(model), settings.added_tokens)
+    try:
+        rows = row_statistics(read_json(packing / "stats.json", "zerolora pack"))
+    except (KeyError, TypeError):
+        raise UserError(f"{packing / 'stats.json'}: is of another version; run `zerolora pack` again") from None
     spec = training_spec(model_spec, settings, rows)
     parameters = spec.parameters(model_spec)
     capacity = Capacity(settings.gpu_memory, settings.host_memory)
@@ -70,25 +71,23 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
 def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatistics) -> TrainingSpec:
     """Return the spec of a run, from its settings and its packing plan.
 
-    Settings left open get the value that takes the least memory.
+    Settings left open get the value that takes the least memory. Raises UserError if ranks cannot share rows of the
+    model.
     """
-    targets = settings.lora.targets
+    check_sharing(model, settings.sequence_parallel, settings.world_size, "train.sequence_parallel")
     micro_batch = settings.micro_batch or 1
     on_cpu = settings.device == "cpu"
     return TrainingSpec(
         strategy="zero0",
-        method=LoraMethod(
-            r=settings.lora.r,
-            targets=targets if isinstance(targets, str) else tuple(targets),
-            dropout=settings.lora.dropout,
-        ),
+        method=create(settings.method.name, **{**settings.method.settings, "added_tokens": settings.added_tokens}),
         nodes=settings.nodes,
         ranks_per_node=settings.ranks_per_node,
         micro_batch=micro_batch,
-        accumulation=settings.global_batch // (micro_batch * settings.world_size),
+        accumulation=settings.global_batch // (micro_batch * settings.data_ranks),
         length=rows.longest_packed_row,
-        activation_checkpointing=settings.activation_checkpointing is not False,
-        attention=settings.attention or attentions(model)[0],
+        activation_checkpointing=settings.activation_offload or settings.activation_checkpointing is not False,
+        activation_offload=settings.activation_offload,
+        attention=open_attentions(model, settings)[0],
         precision=settings.precision,
         masked=masked(rows, micro_batch),
         # For an unknown family, training may have to compute all logits at once (train/isolation.py).
@@ -96,15 +95,48 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         logits=rows.most_supervised,
         on_cpu=on_cpu,
         keeps_best=settings.keeps_best,
-        reserve=0 if on_cpu else settings.reserve,
+        reserve=settings.reserve,
+        sequence_parallel=settings.sequence_parallel,
+        optimizer=OPTIMIZERS[settings.optimizer],
     )
 
 
+def check_sharing(model: ModelSpec, shared: int, ranks: int, key: str) -> None:
+    """Raise UserError if `shared` of all ranks cannot share rows of the model: each computes the attention of some
+    heads. `key` is the setting in the message."""
+    if shared == 1:
+        return
+    if "flash" not in model.attentions:
+        raise UserError(
+            f"{key} is {shared}, which needs flash attention, and this {model.family} model has none; write 1"
+        )
+    if model.heads % shared or model.key_heads % shared:
+        possible = [
+            str(each)
+            for each in range(1, min(ranks, model.key_heads) + 1)
+            if not any(number % each for number in (model.heads, model.key_heads, ranks))
+        ]
+        raise UserError(
+            f"{key} is {shared}, but the model has {model.heads} heads and {model.key_heads} "
+            f"key-value heads, to be divided among so many ranks; write {' or '.join(possible)}"
+        )
+
+
+def open_attentions(model: ModelSpec, settings: EstimateSettings) -> tuple[Attention, ...]:
+    """Return the attention implementations that the settings leave open, the fastest first."""
+    if settings.sequence_parallel > 1:
+        return ("flash",)
+    return attentions(model) if settings.attention is None else (settings.attention,)
+
+
 def attentions(model: ModelSpec) -> tuple[Attention, ...]:
-    """Return the attention implementations that a model certainly supports, the fastest first."""
-    if model.family in BUILT_IN_ATTENTION or model.counted != "config.json":
-        return ("sdpa", "eager")
-    return ("eager",) if model.softcap_attention or model.family == "bloom" else ("flash", "sdpa", "eager")
+    """Return the model's attention implementations that are chosen where none is named, the fastest first.
+
+    Not flash for a family that this project does not know: its class may support it, but what it adds to scores or
+    carries from row to row shows only when training tests its rows.
+    """
+    certain = model.counted == "config.json"
+    return tuple(name for name in model.attentions if name != "flash" or certain)
 
 
 def masked(rows: RowStatistics, micro_batch: int) -> bool:
@@ -120,7 +152,7 @@ def estimates(model: ModelSpec, spec: TrainingSpec, capacity: Capacity, names: l
 def estimated(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> dict[str, Any]:
     """Return the estimate of one spec, with its largest term and the changes that would lower the total."""
     prediction = predict(model, spec)
-    fault = impossible(spec) or too_large(prediction, capacity)
+    fault = fault_of(model, spec, capacity)
     terms = {name: value for name, value in prediction.gpu.items() if name not in SUMS}
     return {
         "strategy": spec.strategy,
@@ -133,23 +165,38 @@ def estimated(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> dict[
         "dominates": max(terms, key=lambda name: terms[name]),
         "would_lower": remedies(model, spec, prediction.gpu["total"]),
         "counted_from": model.counted,
+        "notes": notes(model, spec),
     }
 
 
-def impossible(spec: TrainingSpec) -> str | None:
-    """Return why a strategy cannot run on this hardware, None if it can."""
-    target = Target(
-        device="cpu" if spec.on_cpu else "cuda",
-        precision=spec.precision,
-        nodes=spec.nodes,
-        ranks_per_node=spec.ranks_per_node,
-        nvme="assumed",  # which directory a run has is checked by the planner
-    )
-    if conflict := spec.layout.conflict(target):
+def fault_of(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> str | None:
+    """Return why a spec cannot run on this hardware or does not fit, None if it can and does."""
+    return impossible(spec, model) or too_large(predict(model, spec), capacity)
+
+
+def impossible(spec: TrainingSpec, model: ModelSpec) -> str | None:
+    """Return why a strategy cannot run on this hardware, or the model cannot be computed so; None if it can."""
+    if spec.attention not in model.attentions:
+        return f"a {model.family} has no {spec.attention} attention; write {' or '.join(model.attentions)}"
+    target = target_of(spec, nvme="assumed")  # which directory a run has is checked by the planner
+    if conflict := spec.layout.conflict(target) or spec.optimizer.conflict(spec.layout, target):
         return conflict.problem
     if spec.layout.within_node and spec.ranks_per_node == 1:
         return "a node has one rank: there is nothing to shard inside it"
     return None
+
+
+def target_of(spec: TrainingSpec, nvme: str | None) -> Target:
+    """Return the hardware of a spec; `nvme` is the directory for offloaded states."""
+    return Target(
+        device="cpu" if spec.on_cpu else "cuda",
+        precision=spec.precision,
+        nodes=spec.nodes,
+        ranks_per_node=spec.ranks_per_node,
+        nvme=nvme,
+        frozen_type=spec.method.frozen_type,
+        unpacks=spec.method.unpacks,
+    )
 
 
 def too_large(prediction: Prediction, capacity: Capacity) -> str | None:
@@ -164,19 +211,34 @@ def too_large(prediction: Prediction, capacity: Capacity) -> str | None:
 
 def remedies(model: ModelSpec, spec: TrainingSpec, total: int) -> list[dict[str, Any]]:
     """Return changes that lower a GPU's total, each applied on its own, most effective first: `{"change", "total"}`."""
+    lower = [
+        {"change": name, "total": predict(model, other).gpu["total"]}
+        for name, other in (*settings_changes(model, spec), *strategy_changes(spec))
+        if impossible(other, model) is None
+    ]
+    return sorted((each for each in lower if each["total"] < total), key=lambda each: each["total"])
+
+
+def settings_changes(model: ModelSpec, spec: TrainingSpec) -> list[tuple[str, TrainingSpec]]:
+    """Return the changes of training's settings that may lower a GPU's total, by name."""
     tried: list[tuple[str, TrainingSpec]] = []
     if not spec.activation_checkpointing:
         tried.append(("activation checkpointing", replace(spec, activation_checkpointing=True)))
     if spec.micro_batch > 1:
         tried.append(("micro-batch 1", replace(spec, micro_batch=1)))
-    if spec.attention != attentions(model)[0]:
-        best = attentions(model)[0]
+    best = attentions(model)[0]
+    if spec.attention != best and spec.sequence_parallel == 1:
         tried.append((f"attention {best}", replace(spec, attention=best)))
     if spec.loss == "full":
         tried.append(("a fused loss", replace(spec, loss="fused")))
+    return tried
+
+
+def strategy_changes(spec: TrainingSpec) -> list[tuple[str, TrainingSpec]]:
+    """Return the strategies that may lower a GPU's total, by name."""
+    tried: list[tuple[str, TrainingSpec]] = []
     if spec.layout.stage < 3 and spec.ranks > 1:
         tried.append(("zero3", replace(spec, strategy="zero3", own=None, buckets=None)))
     if spec.layout.parameters == "gpu" and not spec.on_cpu:
         tried.append(("zero3_offload", replace(spec, strategy="zero3_offload", own=None, buckets=None)))
-    lower = [{"change": name, "total": predict(model, other).gpu["total"]} for name, other in tried]
-    return sorted((each for each in lower if each["total"] < total), key=lambda each: each["total"])
+    return tried

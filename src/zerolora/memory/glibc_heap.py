@@ -7,9 +7,9 @@ benchmarks/memory/measure.py wrote. They describe that machine; their accuracy o
 
 PROCESS = 431 * 1024**2
 """Bytes of a rank that has imported torch, deepspeed, transformers, peft and datasets and loaded nothing."""
-CPU_PROCESS = 487 * 1024**2
+CPU_PROCESS = 508 * 1024**2
 """Bytes of a CPU rank beside its tensors, after steps with rows of many lengths."""
-CPU_GROUP = 74 * 1024**2
+CPU_GROUP = 67 * 1024**2
 """Additional bytes of a CPU rank that communicates with others."""
 CPU_ZERO = 46 * 1024**2
 """Additional bytes of a CPU rank from ZeRO stage 1 on."""

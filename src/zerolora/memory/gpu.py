@@ -3,10 +3,14 @@
 With CPU ranks the same bytes are in host memory. File names without a path are in deepspeed/runtime/zero.
 """
 
+import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerolora.memory import reserve
 from zerolora.memory.decoder import Phases, evaluation, phases
+from zerolora.memory.fsdp_units import REDUCED, Units, fsdp_units
+from zerolora.memory.gathering import gathered
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.projections import ForwardSpec, Trained
 from zerolora.memory.states import BYTES, States
@@ -14,6 +18,7 @@ from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.base import TrainedParameters
 from zerolora.strategies.buckets import Buckets
 
+PHASES = ("forward", "loss", "backward", "backward_end")  # of a traced step
 GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a time (runtime/engine.py)
 
 
@@ -26,6 +31,12 @@ class PlannedRun:
     parameters: TrainedParameters
     states: States
     buckets: Buckets
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether each rank reads the whole base model before it keeps its shard: a quantized one
+        (train/base_model.py)."""
+        return self.spec.method.frozen_type is not None and self.spec.layout.stage == 3
 
     @property
     def deepspeed_stage(self) -> int | None:
@@ -43,35 +54,53 @@ class TracedStep:
     """The peak of a forward pass without gradients."""
     small_blocks: int
     """The peak of blocks that a CPU rank's heap serves (tracer.py, SMALL)."""
+    modules: dict[str, int]
+    """The peak of the last layer's forward pass from each of its modules on until the next one, by path."""
+    kept: int
+    """What all layers keep for the backward pass."""
+    offloaded: int
+    """What all layers keep for it on the host."""
 
 
 def traced(run: PlannedRun) -> TracedStep:
     """Trace a step and a forward pass without gradients."""
     spec, layout = run.spec, run.spec.layout
+    method = spec.prepared_method
     step = ForwardSpec(
         spec.micro_batch,
-        spec.length,
-        spec.width,
+        spec.own_length,
+        method.activation_width(spec.width),
         spec.attention,
         spec.masked,
         spec.activation_checkpointing,
         spec.loss,
-        spec.logits,
+        min(spec.logits, spec.own_length),  # all supervised tokens of a row may be in one part of it
         run.deepspeed_stage == 3,
+        spec.sequence_parallel > 1,
+        spec.on_cpu,
+        spec.width,
+        spec.precision == "fp16" and method.activation_width(spec.width) == spec.width,
+        spec.offloads_inputs,
     )
-    # DDP holds the adapter in fp32.
-    width = BYTES["fp32"] if layout.engine == "ddp" else spec.width
+    # DDP keeps trained weights in fp32 and computes with copies (train/engines/ddp.py, _compute_in). What peft has
+    # prepared is computed in fp32, without copies.
+    width, kept = spec.width, 0
+    if layout.engine == "ddp":
+        width, kept = step.width, BYTES["fp32"]
     # From stage 2 on a rank keeps its shard of each gradient. Offloaded gradients leave the GPU; stage 3 has allocated
     # them with the states.
     share = 1 / spec.ranks if layout.stage >= 2 else 1.0
     if layout.optimizer != "gpu" or run.deepspeed_stage == 3:
         share = 0.0
-    trained = Trained(spec.method, run.parameters.ranks, width, share, _gradient_buckets(run))
+    trained = Trained(method, run.parameters.ranks, width, share, _gradient_buckets(run), kept)
     kinds = phases(run.model, step, trained)
     return TracedStep(
-        {name: values for name, values in kinds.items() if name != "small_blocks"},
+        {name: values for name, values in kinds.items() if name in PHASES},
         evaluation(run.model, replace(step, checkpointing=False), trained),
         kinds["small_blocks"]["total"],
+        kinds["modules"],
+        kinds["kept"]["total"],
+        kinds["offloaded"]["total"],
     )
 
 
@@ -86,15 +115,18 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     # grad_partitions_flat_buffer).
     allocated = states.gradients if run.deepspeed_stage == 3 else 0.0
     kept = states.gradients if spec.accumulation > 1 else allocated
-    held, gathered = _resident(run), _gathered(run)
-    result: dict[str, dict[str, float]] = {"loading": {"total": static - states.master - states.moments}}
+    held, gathers = _resident(run), _gathered(run, step)
+    loaded = states.trained_weights + states.frozen_weights
+    if run.reads_whole:
+        loaded = states.trained_weights + parameters.frozen_bytes
+    result: dict[str, dict[str, float]] = {"loading": {"total": loaded}}
     for name, kinds in step.phases.items():
         extra = _reducing(run) if name == "backward_end" else 0.0
         result[name] = {
             "activations": kinds.get("activations", 0),
             "logits": kinds.get("logits", 0),
             "gradients": max(kept, kinds.get("gradients", 0)),
-            "buffers": held + gathered + extra + kinds.get("buffers", 0),
+            "buffers": held + gathers[name] + extra + kinds.get("buffers", 0),
         }
     if run.deepspeed_stage == 1 and spec.layout.optimizer == "gpu":
         # All gradients, a bucket of them, and a copy of those of this rank's partition (stage_1_and_2.py,
@@ -102,13 +134,17 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
         copied = spec.width * (parameters.trained / spec.ranks + run.buckets.reduce)
         result["reducing"] = _phase(gradients=states.gradients, buffers=held + copied)
     # transformers' own loss returns the logits, which the loop holds until the end of the step.
-    logits = spec.micro_batch * spec.length * run.model.vocabulary * spec.width if spec.loss == "full" else 0.0
+    width = spec.prepared_method.activation_width(spec.width)
+    logits = spec.micro_batch * spec.own_length * run.model.vocabulary * width if spec.loss == "full" else 0.0
     # At stage 1 a rank has dropped the gradients of other ranks' partitions by then.
     own = states.gradients / (spec.ranks if spec.layout.stage == 1 else 1)
     result["optimizer"] = _phase(logits=logits, gradients=own, buffers=held + _stepping(run))
-    result["evaluation"] = _phase(activations=step.evaluation, gradients=allocated, buffers=held + gathered)
+    buffers = held + gathers["evaluation"]
+    result["evaluation"] = _phase(activations=step.evaluation, gradients=allocated, buffers=buffers)
     # Sharded parameters are gathered tensor by tensor, in fp32 (train/engines/base.py, part).
     tensor = BYTES["fp32"] * parameters.largest_trained if spec.ranks > 1 else 0.0
+    if spec.layout.optimizer == "gpu":
+        tensor += spec.optimizer.unpacked_bytes(parameters.trained / (spec.ranks if spec.layout.stage else 1))
     result["saving"] = _phase(gradients=allocated, buffers=held + tensor)
     for name, values in result.items():
         if name != "loading":
@@ -117,12 +153,13 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
 
 
 def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, Any]:
-    """Return the GPU's terms, which add up to the total of the phase `peak`.
+    """Return the GPU's terms, which add up to the total of the phase `peak`; none is negative.
 
-    If the peak comes before all gradients exist, `activations` is what activations take beyond the gradients' memory.
+    If the peak comes before all gradients exist, their memory is in use for something else at that time: `activations`,
+    then `logits`, then `buffers` are what these take beyond the gradients' memory.
     """
-    states, reserve = run.states, run.spec.reserve
-    total = at_peak["total"] + reserve
+    states = run.states
+    shares = reserve.shares(run.spec, int(at_peak["total"]))
     named = {
         "frozen_weights": states.frozen_weights,
         "adapter_weights": states.trained_weights,
@@ -132,18 +169,21 @@ def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, An
     }
     gpu: dict[str, Any] = {name: int(value) for name, value in named.items()}
     gpu["model_states"] = int(states.total)
-    gpu["logits"] = int(at_peak.get("logits", 0))
-    gpu["buffers"] = int(at_peak.get("buffers", 0))
-    gpu["reserve"] = reserve
-    gpu["total"] = int(total)
-    gpu["activations"] = gpu["total"] - reserve - gpu["model_states"] - gpu["logits"] - gpu["buffers"]
+    left = int(at_peak["total"]) - gpu["model_states"]
+    for name in ("buffers", "logits"):
+        gpu[name] = min(left, int(at_peak.get(name, 0)))
+        left -= gpu[name]
+    gpu["activations"] = left
+    gpu |= {f"reserve_{name}": value for name, value in shares.items() if name != "total"}
+    gpu["reserve"] = shares["total"]
+    gpu["total"] = int(at_peak["total"]) + shares["total"]
     gpu["peak_phase"] = peak
     return gpu
 
 
 def layer_parameters(model: ModelSpec) -> int:
-    """Return the parameters of one layer."""
-    return sum(module.parameters for module in model.modules if "{}" in module.path)
+    """Return the parameters of the largest layer."""
+    return model.layer_parameters
 
 
 def largest_module(model: ModelSpec) -> int:
@@ -168,27 +208,78 @@ def _resident(run: PlannedRun) -> float:
         if not layout.within_node:
             return bucket
         # hpZ's second shard of the weights (partition_parameters.py, ds_secondary_tensor)
-        return bucket + (run.model.parameters + parameters.trained) * spec.width / spec.ranks_per_node
+        return bucket + (parameters.frozen + parameters.trained) * spec.width / spec.ranks_per_node
     if run.deepspeed_stage in (1, 2) and layout.optimizer != "gpu":
         return float(parameters.largest_trained * spec.width)  # temp_grad_buffer_for_gpu_offload
     return 0.0
 
 
-def _gathered(run: PlannedRun) -> float:
-    """Return the peak bytes of gathered weights."""
-    spec, model = run.spec, run.model
+def _gathered(run: PlannedRun, step: TracedStep) -> dict[str, float]:
+    """Return the peak bytes of gathered weights in each traced phase and in evaluation."""
+    spec = run.spec
     if spec.layout.stage < 3:
-        return 0.0
-    everything = model.parameters + run.parameters.trained
-    if spec.layout.engine == "fsdp":
-        # The layer in use and the next one, or the root's own: embedding, head and last norm (fully_shard).
-        root = everything - model.layers * layer_parameters(model)
-        return float(min(everything, root + 2 * layer_parameters(model)) * spec.width)
-    # max_live_parameters stops the prefetching, not the fetching of the module in use
-    # (partitioned_param_coordinator.py, fetch_sub_module): up to a layer more than that was traced, in models where
-    # head or embedding is a large part of it. What was fitted to CPU ranks (glibc_heap.py) includes it.
-    over = 0 if spec.on_cpu else layer_parameters(model)
-    return float(min(everything, run.buckets.live + over) * spec.width)
+        most = 0.0
+    elif spec.layout.engine == "fsdp":
+        return _gathered_by_fsdp(run, step)
+    elif spec.on_cpu:
+        # What was fitted to CPU ranks (glibc_heap.py) includes what is gathered beyond the limit.
+        everything = run.parameters.frozen + run.parameters.trained
+        most = float(min(everything, run.buckets.live) * spec.width)
+    else:
+        return _gathered_by_deepspeed(run, step)
+    return dict.fromkeys((*step.phases, "evaluation"), most)
+
+
+def _gathered_by_fsdp(run: PlannedRun, step: TracedStep) -> dict[str, float]:
+    """Return the same for torch's fully_shard, with gradients that are not sharded yet."""
+    spec, parameters, width = run.spec, run.parameters, run.spec.width
+    base = fsdp_units(run.model)
+    if parameters.ranks:
+        # Where a part of the adapter is outside of the layers, all of it counts as gathered with the root.
+        inside = all("{}" in path for path, _ in parameters.ranks) and not spec.prepared_method.rows
+        units = base.with_adapter(*((parameters.trained, 0) if inside else (0, parameters.trained)))
+        trained = Units(units.root - base.root, tuple(map(operator.sub, units.layers, base.layers)))
+    else:
+        units, trained = base, Units(max(0, parameters.trained - sum(base.layers)), base.layers)
+    alone = spec.layout.owners(spec.ranks, spec.ranks_per_node) == 1
+    accumulates = spec.accumulation > 1
+    whole = REDUCED * trained.total if accumulates else 0.0
+    # Before a layer computes, the activations are those that the layers before it keep.
+    kept, peak = step.kept / max(1, len(units.layers)), step.phases["forward"]["total"]
+    before = max(number * kept + most * width for number, most in enumerate(units.reaching(alone)))
+    computing = units.computing(alone) * width
+    # The head's gradient is whole from the beginning of the backward pass to its end, where the root is reduced.
+    head = width * min(trained.root, run.model.vocabulary * run.model.hidden)
+    backward = units.backward(trained, width, alone, accumulates) + head
+    root = trained.root * (REDUCED + (REDUCED if accumulates else width))
+    return {
+        "forward": whole + max(computing, before - peak),
+        "loss": whole + computing,
+        "backward": backward,
+        "backward_end": max(backward, root),
+        "evaluation": computing,
+    }
+
+
+def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float]:
+    """Return the same for DeepSpeed's stage 3 on GPUs."""
+    spec = run.spec
+    if spec.ranks == 1 and spec.layout.parameters == "gpu":  # its shard is the weight (NoGatherHandle)
+        return dict.fromkeys((*step.phases, "evaluation"), 0.0)
+    ranks = run.parameters.ranks if run.parameters.frozen else ()
+    held = gathered(run.model, ranks, run.buckets, spec.activation_checkpointing, spec.loss == "fused", spec.ranks > 1)
+    # While most weights are gathered, fewer activations may be live than at their peak in the same layer.
+    peak, layer = step.phases["forward"]["total"], step.kept / run.model.layers
+    both = max(step.modules.get(path, peak) - later * layer + most * spec.width for path, later, most in held.forward)
+    # Without logits, the layer before the last takes as much as the last.
+    logits = step.phases["backward"].get("logits", 0) > step.phases["loss"].get("logits", 0) / 2
+    return {
+        "forward": float(max(0, both - peak)),
+        "loss": float(held.loss * spec.width),
+        "backward": float(max(held.backward, 0 if logits else held.before_last) * spec.width),
+        "backward_end": float(max(held.before_last, held.backward_end) * spec.width),
+        "evaluation": float(held.loss * spec.width),
+    }
 
 
 def _gradient_buckets(run: PlannedRun) -> float:
@@ -218,12 +309,16 @@ def _stepping(run: PlannedRun) -> float:
     if layout.optimizer != "gpu":
         return 0.0
     share = parameters.trained / (1 if layout.stage == 0 else spec.ranks)
+    # Under stages 1 to 3 the optimizer gets one tensor, a rank's partition.
+    whole = layout.engine == "deepspeed" and layout.stage > 0
+    largest = share if whole else min(share, parameters.largest_trained)
+    beside = spec.optimizer.step_bytes(share, largest, spec.on_cpu)  # fp32 gradients
     if layout.engine != "deepspeed":
-        return 4.0 * share  # torch's AdamW with foreach: the square roots of the second moment
+        return beside
     if layout.stage == 0:
-        return 8.0 * share  # gradients in fp32, and the square roots
+        return 4.0 * share + beside  # gradients in fp32
     norm = 8.0 * min(share, parameters.largest_trained)  # of a gradient in fp64 (get_grad_norm_direct)
     if layout.stage == 3:
-        return max(8.0 * share, norm)  # gradients in fp32, and the square roots
+        return max(4.0 * share + beside, norm)  # gradients in fp32
     # Joined gradients, then in fp32 (stage_1_and_2.py, step).
-    return spec.width * share + max(4.0 * share, norm)
+    return spec.width * share + max(4.0 * share, beside, norm)

@@ -4,10 +4,10 @@ from typing import Any
 
 from zerolora.memory import glibc_heap
 from zerolora.memory.gpu import PlannedRun, TracedStep, largest_module
-from zerolora.memory.states import BYTES, MOMENTS
+from zerolora.memory.states import BYTES
 
 NVME_BUFFERS = 5  # offload_param.buffer_count (deepspeed/runtime/zero/offload_config.py)
-TERMS = ("loading", "page_cache", "offload", "pinned", "saving", "ranks", "heap")
+TERMS = ("loading", "page_cache", "offload", "layer_inputs", "pinned", "saving", "ranks", "heap")
 
 
 def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str, Any]:
@@ -16,20 +16,24 @@ def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str
     `on_gpu`: totals of the phases on the GPU, without the reserve; with CPU ranks they are in host memory.
     """
     spec, local = run.spec, run.spec.ranks_per_node
-    saving = _saving(run)
+    # Copies on one rank of the run, from which safetensors writes while training goes on (train/engines/base.py, part).
+    saving = checkpoint_bytes(run)
     by_phase: dict[str, dict[str, float]] = {
         "loading": _loading(run),
         "step": {
             "offload": (offloaded(run) + stepping(run)) * local,
+            "layer_inputs": step.offloaded * local,
             "pinned": _nvme_buffers(run),
             "saving": saving,
         },
-        "saving": {"offload": offloaded(run) * local, "saving": saving},
+        # Pinned blocks stay in their allocator's cache.
+        "saving": {"offload": offloaded(run) * local, "layer_inputs": step.offloaded * local, "saving": saving},
     }
     if spec.on_cpu:
         heap = _free_in_heap(run, step)
+        pages = _left_pages(run)
         for name, held in (("step", max(on_gpu.values())), ("saving", on_gpu["saving"])):
-            by_phase[name] |= {"ranks": held * local, "heap": heap * local}
+            by_phase[name] |= {"ranks": held * local, "heap": heap * local, "page_cache": pages * local}
     peak = max(by_phase, key=lambda name: sum(by_phase[name].values()))
     host: dict[str, Any] = {"processes": _process(run) * local}
     host |= {name: int(by_phase[peak].get(name, 0)) for name in TERMS}
@@ -41,13 +45,15 @@ def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str
 def offloaded(run: PlannedRun) -> float:
     """Return the bytes of one rank that offload keeps on the host.
 
-    In addition to the states: 16-bit copies of the partition's weights (stages 1 and 2: stage_1_and_2.py,
+    DeepSpeed's, in addition to the states: 16-bit copies of the partition's weights (stages 1 and 2: stage_1_and_2.py,
     param_buffer_of_bit16_for_cpu_offload_groups) or gradients (stage3.py, grad_partitions_flat_buffer), and a buffer
     for the largest gradient in transfer (temp_grad_buffer_for_cpu_offload).
     """
     spec, parameters = run.spec, run.parameters
     if spec.layout.optimizer == "gpu":
         return 0.0
+    if spec.layout.engine != "deepspeed":
+        return run.states.host
     beside = parameters.trained * spec.width / spec.ranks
     if spec.layout.stage < 3:
         beside += parameters.largest_trained * spec.width
@@ -56,13 +62,18 @@ def offloaded(run: PlannedRun) -> float:
 
 def stepping(run: PlannedRun) -> float:
     """Return the bytes of one rank that an offloaded optimizer allocates and frees in a step: the partition's norm in
-    fp64 (stage_1_and_2.py, complete_grad_norm_calculation_for_cpu_offload), or AdamW's square root and quotient."""
-    return 8.0 * run.parameters.trained / run.spec.ranks if run.spec.layout.optimizer != "gpu" else 0.0
+    fp64 (stage_1_and_2.py, complete_grad_norm_calculation_for_cpu_offload), AdamW's square root and quotient, or the
+    copies of another optimizer."""
+    if run.spec.layout.optimizer == "gpu":
+        return 0.0
+    share = run.parameters.trained / run.spec.ranks
+    return max(8.0 * share, run.spec.optimizer.step_bytes(share, share, on_cpu=True))
 
 
-def checkpoint_bytes(run: PlannedRun) -> int:
-    """Return the bytes of a trained parameter in a checkpoint: fp32, its moments, and its value in the best adapter."""
-    return BYTES["fp32"] * (1 + run.spec.keeps_best) + MOMENTS
+def checkpoint_bytes(run: PlannedRun) -> float:
+    """Return the bytes of a checkpoint: trained parameters in fp32, the optimizer's states, the best so far if kept."""
+    adapters = BYTES["fp32"] * (1 + run.spec.keeps_best) * run.parameters.trained
+    return adapters + run.spec.optimizer.saved_bytes(run.parameters)
 
 
 def _loading(run: PlannedRun) -> dict[str, float]:
@@ -80,21 +91,18 @@ def _loading(run: PlannedRun) -> dict[str, float]:
         return {"loading": reading * local}
     # Weights go to the GPU tensor by tensor, straight from the mapped file (train/base_model.py); a rank's own memory
     # on the host holds at most the largest. At stage 3 and with FSDP rank 0 alone reads, and sends the others theirs
-    # (transformers/modeling_utils.py; train/engines/fsdp.py).
-    readers = 1 if spec.layout.stage == 3 else local
+    # (transformers/modeling_utils.py; train/engines/fsdp.py), unless it is to be quantized.
+    readers = 1 if spec.layout.stage == 3 and not run.reads_whole else local
     in_transfer = largest_module(run.model) * spec.width * readers
     shards = reading / spec.ranks * local if spec.layout.parameters == "cpu" else 0.0
     # Once a weight's shard is on the host, its pages are not read again.
     return {"loading": in_transfer + shards, "page_cache": max(0.0, stored - shards)}
 
 
-def _saving(run: PlannedRun) -> float:
-    """Return the bytes of a checkpoint while it is written, which one rank of the run holds.
-
-    These are the fp32 adapter, two moments and the best adapter so far, if one is kept; and the serialized copy that is
-    written while training continues (train/checkpoint/store.py; safetensors copies everything first).
-    """
-    return 2.0 * checkpoint_bytes(run) * (run.parameters.trained if run.parameters.frozen else 0)
+def _left_pages(run: PlannedRun) -> float:
+    """Return the bytes of the weights' file that a CPU rank has read and then holds in another form. They stay resident
+    until the system runs short: other weights are in the same mapping. A sharded rank has let go of it."""
+    return float(run.spec.prepared_method.replaced(run.model) * run.spec.width) if run.spec.layout.stage < 3 else 0.0
 
 
 def _nvme_buffers(run: PlannedRun) -> float:

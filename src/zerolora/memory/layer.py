@@ -4,21 +4,32 @@ Variables have the same lifetime as in the model code, which decides when a tens
 Sources: transformers/models/*/modeling_*.py, integrations/sdpa_attention.py.
 """
 
-from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.projections import ForwardSpec, Projections, Trained
-from zerolora.memory.tracer import Value
+import math
+
+from zerolora.memory.model_spec import ModelSpec, Module
+from zerolora.memory.projections import ExpertLayer, ForwardSpec, Projections, Trained
+from zerolora.memory.tracer import Parameter, Value
+
+# What routers compute in, by model_type: modeling_<model_type>.py, the class whose name ends in Router.
+FP32_ROUTERS = ("deepseek_v2", "deepseek_v3")
+"""Their input and their weight are converted first."""
+FP32_WEIGHTS = ("mixtral", *FP32_ROUTERS)
+"""The weights of a token's experts stay in fp32."""
+NARROW_ROUTERS = ("gpt_oss", *FP32_ROUTERS)
+"""Scores have the width of the router's input."""
 
 
 class Layer(Projections):
-    """One layer of a model; all layers are assumed to be equal."""
+    """One layer of a model."""
 
     def __init__(self, model: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
         super().__init__(model, step, trained)
         # transformers' phi3 and gpt_neox rotate a part of each head, or all of it, and concatenate it with the rest.
         self.joined = model.family == "phi3" or 0 < model.rotary < 1
 
-    def layer(self, hidden: Value, mask: Value | None) -> Value:
-        """Attention and MLP with their norms and residuals."""
+    def layer(self, hidden: Value, mask: Value | None, kind: int = 0) -> Value:
+        """Attention and MLP with their norms and residuals, in a layer of one kind."""
+        self.become(kind)
         if self.model.parallel:
             normed = self.norm(hidden)
             attended = self.attention(normed, mask)
@@ -33,7 +44,7 @@ class Layer(Projections):
         hidden = self.add(residual, hidden)
         residual = hidden
         hidden = self.norm(hidden)
-        hidden = self.experts(hidden) if self.model.experts else self.mlp(hidden)
+        hidden = self.experts(hidden, self.mixture) if self.mixture else self.mlp(hidden)
         if self.model.hidden_dropout:
             hidden = self.dropped(hidden)
         if self.model.norms_per_layer > 2:
@@ -45,11 +56,11 @@ class Layer(Projections):
         full = self.trained.trains_base
         new, count, width = self.tracer.new, value.count, value.width
         if self.model.norm == "layer":
-            saved = [value] if value.needs_gradient or full else []
+            weights = [self.of(self.trained_weight(self.model.hidden))] if full else []
             result = new(count, width)
             result.source = self.tracer.node(
-                [value] if not full else [value, self.of(self.trained_weight(self.model.hidden))],
-                saved,
+                [value, *weights],
+                [value, *weights] if value.needs_gradient or full else [],
                 lambda gradient: [new(count, width), new(self.model.hidden, width)][: 1 + full],
             )
             return result
@@ -89,25 +100,32 @@ class Layer(Projections):
         weight = self.of(self.trained_weight(self.model.hidden))
         result = new(count, width)
         result.source = self.tracer.node(
-            [value, weight], [value], lambda gradient: [new(count, width), new(self.model.hidden, width)]
+            [value, weight], [value, weight], lambda gradient: [new(count, width), new(self.model.hidden, width)]
         )
         return result
 
     def attention(self, hidden: Value, mask: Value | None) -> Value:
         """Query, key and value projections, rotary embedding, attention, output projection."""
         model, step = self.model, self.step
-        query, key, value = self.projections(hidden)
-        if model.qk_norm:
-            query, key = self.norm(query), self.norm(key)
-        if model.rotary:
-            query, key = self.rotated(query), self.rotated(key)
+        if model.latent:
+            query, key, value = self.latent(hidden, *model.latent)
+        else:
+            query, key, value = self.projections(hidden)
+            if model.qk_norm:
+                query, key = self.norm(query), self.norm(key)
+            if model.rotary:
+                query, key = self.rotated(query), self.rotated(key)
         groups = model.heads / model.key_heads
         if step.attention == "eager":
             output = self.eager(query, self.repeat(key, groups), self.repeat(value, groups), mask)
         else:
-            if mask and step.attention == "sdpa":
+            if mask and step.attention == "sdpa" and model.fused_attention:
                 key, value = self.repeat(key, groups), self.repeat(value, groups)
-            output = self.fused(query, key, value, mask)
+            if step.exchanges:
+                output = self.shared(query, key, value)
+            else:
+                attend = self.fused if model.fused_attention or step.attention == "flash" else self.unfused
+                output = attend(query, key, value, mask)
         del query, key, value
         if self.joined and step.attention != "eager":
             output = self.unary(output)  # laid out by heads like its query, so that it is copied before it is projected
@@ -144,22 +162,101 @@ class Layer(Projections):
             weights = self.unary(self.unary(self.unary(weights), "output"))
         if mask:
             weights = self.unary(weights)
-        weights = self.softmax(weights)
+        if self.model.sinks:
+            # One more key, whose probability is left out; the maximum is subtracted before the softmax.
+            weights = self.unary(self.unary(weights))
+        weights = self.softmax(weights) if self.model.softmax_in_fp32 else self.narrow_softmax(weights)
+        if self.model.sinks:
+            weights = self.slice(weights, 1)
         if self.model.attention_dropout:
             weights = self.dropped(weights)
-        output = self.matmul(weights, value, query.count)
+        output = self.matmul(weights, value, self.attended(query))
         return self.unary(output)  # transposed into one piece
 
     def softmax(self, value: Value) -> Value:
-        """softmax(x, dtype=fp32).to(x.dtype): saves its fp32 result."""
+        """softmax(x, dtype=fp32).to(x.dtype): saves its fp32 result.
+
+        Sources: aten/src/ATen/native/SoftMax.cpp, softmax (CUDA's kernel reads fp16 itself, other inputs are converted
+        first); aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out (which multiplies gradient and result
+        into a tensor of its own; the CPU's kernel does not).
+        """
         new, count, width = self.tracer.new, value.count, value.width
+        cuda = not self.step.on_cpu
+        converted = value if cuda and self.step.half else self.cast(value, 4)
         result = new(count, 4)
+        before = converted.width
 
         def backward(gradient: Value) -> list[Value]:
-            return [new(count, width)]
+            temporary = new(count, 4) if cuda else None
+            found = [new(count, before)]
+            del temporary
+            return found
+
+        result.source = self.tracer.node([converted], [result], backward)
+        del value, converted
+        return self.cast(result, width)
+
+    def narrow_softmax(self, value: Value) -> Value:
+        """softmax(x) in the width of x: saves its result."""
+        new, count, width = self.tracer.new, value.count, value.width
+        cuda = not self.step.on_cpu
+        result = new(count, width)
+
+        def backward(gradient: Value) -> list[Value]:
+            temporary = new(count, width) if cuda else None
+            found = [new(count, width)]
+            del temporary
+            return found
 
         result.source = self.tracer.node([value], [result], backward)
-        return self.cast(result, width)
+        return result
+
+    def attended(self, query: Value) -> float:
+        """Elements of what attention returns."""
+        model = self.model
+        return self.tokens * model.heads * model.latent[2] if model.latent else query.count
+
+    def latent(self, hidden: Value, plain: int, rotary: int, value_dim: int) -> tuple[Value, Value, Value]:
+        """Query, key and value of multi-head latent attention (modeling_deepseek_v3.py, DeepseekV3Attention)."""
+        if "q_a" in self.roles:
+            query = self.projection("q_b", self.norm(self.projection("q_a", hidden)))
+        else:
+            query = self.projection("q", hidden)
+        passed, turned = self.split(query, plain / (plain + rotary))
+        del query
+        compressed = self.projection("kv_a", hidden)
+        share = 1 - self.tokens * rotary / compressed.count
+        inner, key_turned = self.split(compressed, share)
+        inner = self.norm(inner)
+        turned, key_turned = self.rotated(turned), self.rotated(key_turned)
+        query = self.cat(passed, turned)
+        del passed, turned, compressed
+        expanded = self.projection("kv_b", inner)
+        key_passed, value = self.split(expanded, plain / (plain + value_dim))
+        return query, self.shared_key(key_passed, key_turned), value
+
+    def shared_key(self, passed: Value, turned: Value) -> Value:
+        """Keys of all heads, into which a part of their own and one that they share are copied.
+
+        The gradient is copied whole for each of both (torch/csrc/autograd/functions/tensor.cpp, CopySlices).
+        """
+        new, width, heads = self.tracer.new, passed.width, self.model.heads
+        own, shared = passed.count, turned.count
+        count = own + shared * heads
+        result = new(count, width)
+
+        def backward(gradient: Value) -> list[Value]:
+            first, part = new(count, width), new(shared * heads, width)
+            found = new(shared, width)
+            del part, gradient
+            second = new(count, width)
+            del first
+            rest = new(own, width)
+            del second
+            return [rest, found]
+
+        result.source = self.tracer.node([passed, turned], [], backward)
+        return result
 
     def fused(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
         """One kernel: saves its inputs, its result and a number a head and token, and a mask in the model's width."""
@@ -167,13 +264,45 @@ class Layer(Projections):
         saved = [query, key, value]
         if mask:
             saved.append(new(step.rows * step.length**2, step.width))
-        result = new(query.count, query.width)
+        result = new(self.attended(query), query.width)
         saved += [result, new(step.rows * self.model.heads * step.length, 4)]
         shapes = [(each.count, each.width) for each in (query, key, value)]
         result.source = self.tracer.node(
             [query, key, value], saved, lambda gradient: [new(count, width) for count, width in shapes]
         )
         return result
+
+    def shared(self, query: Value, key: Value, value: Value) -> Value:
+        """Attention of rows that ranks share, between two exchanges (train/sequence_parallel.py). A rank has all tokens
+        of its share of the heads there, which are as many numbers as its tokens of all heads."""
+        query, key, value = self.exchanged(query, key, value)
+        output = self.fused(query, key, value, None)
+        del query, key, value
+        (output,) = self.exchanged(output)
+        return output
+
+    def exchanged(self, *values: Value) -> list[Value]:
+        """What the group sends for `values`: a buffer to send or to receive, and the result; nothing is saved."""
+        new = self.tracer.new
+        buffer = [new(each.count, each.width) for each in values]
+        results = [self.unary(each) for each in values]
+        del buffer
+        return results
+
+    def unfused(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
+        """What sdpa falls back to: scores, softmax and weighted sum in fp32.
+
+        Source: aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
+        """
+        width = query.width
+        count, returned = self.step.rows * self.model.heads * self.step.length**2, self.attended(query)
+        query, key, value = self.cast(query, 4), self.cast(key, 4), self.cast(value, 4)
+        scores = self.matmul(self.unary(query), self.unary(key), count)
+        if mask:
+            scores = self.unary(scores)
+        weights = self.narrow_softmax(scores)
+        del query, key, scores
+        return self.cast(self.matmul(weights, value, returned), width)
 
     def mlp(self, hidden: Value) -> Value:
         """Up, activation, down, and the gate where there is one."""
@@ -199,29 +328,117 @@ class Layer(Projections):
         del cube
         return self.mul(self.unary(value), self.unary(self.unary(inner, "output")))
 
-    def experts(self, hidden: Value) -> Value:
-        """The experts of each token, gathered, computed and added up by weight."""
-        model = self.model
-        chosen = self.repeat(hidden, model.experts_per_token)
-        joined = self.widened(chosen, 2 * model.inner)
-        gate, up = self.slice(joined, 0.5), self.slice(joined, 0.5)
-        product = self.mul(self.unary(gate, "input"), up)
-        del gate, up, joined, chosen
-        output = self.unary(self.widened(product, model.hidden), "input")
-        del product
-        return self.view(self.slice(output, 1 / model.experts_per_token))
+    def experts(self, hidden: Value, mixture: ExpertLayer) -> Value:
+        """The experts of each token, computed in groups, and the MLP that sees every token.
 
-    def widened(self, value: Value, outputs: int) -> Value:
-        """A product of each token with its experts' weights, which are one parameter for all experts."""
-        new, count, width = self.tracer.new, value.count, value.width
-        rows = self.tokens * self.model.experts_per_token
-        result = new(rows * outputs, width)
-        weight = self.model.experts * outputs * count / rows
-        if not self.trained.trains_base:
-            result.source = self.tracer.node([value], [], lambda gradient: [new(count, width)])
-            return result
-        trained = self.of(self.trained_weight(weight))
-        result.source = self.tracer.node(
-            [value, trained], [value], lambda gradient: [new(count, width), new(weight, width)]
-        )
+        The tokens are sorted by expert, so that each product is one kernel over all experts; how many tokens an expert
+        gets does not matter (transformers/integrations/moe.py, grouped_mm_experts_forward, the default on CUDA).
+        """
+        early = mixture.shared and "shared_gate" in self.roles
+        beside = self.mlp(hidden) if early else None
+        weights, indices = self.routed(hidden, mixture)
+        result = self.grouped(hidden, weights, indices, mixture)
+        del weights, indices
+        if early and beside:
+            gate = self.unary(self.projection("shared_gate", hidden), "output")
+            beside = self.mul(gate, beside)
+        elif mixture.shared:
+            beside = self.mlp(hidden)
+        return self.add(result, beside) if beside else result
+
+    def routed(self, hidden: Value, mixture: ExpertLayer) -> tuple[Value, Value]:
+        """Weights and numbers of each token's experts."""
+        model, new, tokens = self.model, self.tracer.new, self.tokens
+        chosen = tokens * model.experts_per_token
+        adapted = self.adapted(mixture.router, "weight") if mixture.router else None
+        self.reach(mixture.router.path if mixture.router else "")
+        if model.family in FP32_ROUTERS:
+            hidden = self.cast(hidden, 4)
+        scores = self.linear(hidden, model.hidden, model.experts, adapted)
+        del hidden
+        scores = self.cast(self.softmax(scores), 4) if model.family not in NARROW_ROUTERS else self.unary(scores)
+        count, width = scores.count, scores.width
+        weights = new(chosen, width)
+        indices = new(chosen, 8)
+        weights.source = self.tracer.node([scores], [indices], lambda gradient: [new(count, width)])
+        return (weights if model.family in FP32_WEIGHTS else self.cast(weights, self.step.width)), indices
+
+    def grouped(self, hidden: Value, weights: Value, indices: Value, mixture: ExpertLayer) -> Value:
+        """The experts' products, multiplied by the token's weights and added up."""
+        model, new, width = self.model, self.tracer.new, hidden.width
+        rows = self.tokens * model.experts_per_token
+        self.reach(mixture.experts.path)
+        order, back = new(2 * rows, 8), new(rows, 8)
+        chosen = self.picked(hidden, rows * model.hidden, order)
+        wide = mixture.shape("gate_up_proj") or mixture.shape("up_proj")
+        inner = wide[1] if wide[2] == model.hidden else wide[2]  # gpt-oss keeps the transposed weights
+        name = "gate_up_proj" if mixture.shape("gate_up_proj") else "up_proj"
+        first, joined = self.expert_product(chosen, mixture, name, rows * inner)
+        bias = new(joined.count, width) if mixture.shape(f"{name}_bias") else None
+        product = self.gated(joined) if name == "gate_up_proj" else self.activation(joined)
+        del joined, chosen, bias
+        second, output = self.expert_product(product, mixture, "down_proj", rows * model.hidden)
+        bias = new(output.count, width) if mixture.shape("down_proj_bias") else None
+        del product
+        weighted = self.mul(output, Value(weights.storage, weights.count, weights.width, weights.source))
+        del output
+        ordered = self.picked(weighted, weighted.count, back)
+        del weighted
+        count, wider = ordered.count, ordered.width
+        total = new(self.tokens * model.hidden, wider)
+        total.source = self.tracer.node([ordered], [], lambda gradient: [Value(gradient.storage, count, wider, None)])
+        del ordered, first, second, bias
+        return self.cast(total, width)
+
+    def picked(self, value: Value, count: float, indices: Value) -> Value:
+        """Rows of a value by number; the gradient is added up row by row."""
+        new, before, width = self.tracer.new, value.count, value.width
+        result = new(count, width)
+        result.source = self.tracer.node([value], [indices], lambda gradient: [new(before, width)])
         return result
+
+    def gated(self, joined: Value) -> Value:
+        """The activation of one half times the other half, or gpt-oss's clamped gate (GptOssExperts._apply_gate)."""
+        if self.model.family != "gpt_oss":
+            gate, up = self.split(joined, 0.5)
+            return self.mul(self.unary(gate, "input"), up)
+        gate, up = self.slice(joined, 0.5), self.slice(joined, 0.5)
+        gate, up = self.unary(gate, "input"), self.unary(up, "input")
+        glu = self.mul(gate, self.unary(self.unary(gate), "output"))
+        return self.mul(self.unary(up), glu)
+
+    def expert_product(self, value: Value, mixture: ExpertLayer, name: str, count: float) -> tuple[Value | None, Value]:
+        """A product with all experts' weights, and the copy of the weights that an adapter makes.
+
+        The adapter's product is added to the whole parameter, whose copy is kept for the backward pass; the gradient is
+        as large (peft/tuners/lora/layer.py, _LoraFactorsProxy).
+        """
+        new, before, width = self.tracer.new, value.count, value.width
+        size = math.prod(mixture.shape(name))
+        weight = self.adapted(mixture.experts, name)
+        if self.trained.trains_base:
+            weight = self.trained_weight(size)
+        if not weight:
+            result = new(count, width)
+            result.source = self.tracer.node([value], [], lambda gradient: [new(before, width)])
+            return None, result
+        stands = self.of(weight)
+        if not self.trained.trains_base:
+            stands = new(size, width)
+            factors = self.cast(self.of(weight), width)
+            small = factors.count
+            stands.source = self.tracer.node([factors], [factors], lambda gradient: [new(small, width)])
+        result = new(count, width)
+        result.source = self.tracer.node(
+            [value, stands], [value, stands], lambda gradient: [new(before, width), new(size, width)]
+        )
+        return stands, result
+
+    def adapted(self, module: Module, name: str) -> Parameter | None:
+        """Both factors that the method adds to a parameter, None if it adds none."""
+        r = self.ranks.get(f"{module.path}.{name}", 0)
+        shape = dict(module.weights).get(name, ())
+        if not r or not shape:
+            return None
+        *experts, outputs, inputs = shape
+        return self.adapter_weight(r * math.prod(experts) * (inputs + outputs))

@@ -23,8 +23,9 @@ class Operations:
         return result
 
     def of(self, weight: Parameter) -> Value:
-        """A value that stands for a trained weight, without bytes of its own."""
-        return Value(self.tracer.nothing, weight.count, weight.width, weight)
+        """A value that stands for a trained weight, without bytes of its own; or the copy that is computed with, made
+        at each use, whose gradient is cast to the weight's width (train/engines/ddp.py, _Cast)."""
+        return self.cast(Value(self.tracer.nothing, weight.count, weight.width, weight), weight.computed)
 
     def view(self, value: Value, count: float | None = None) -> Value:
         """Another shape, or a part, of the same storage."""
@@ -35,7 +36,8 @@ class Operations:
     def linear(
         self, value: Value, inputs: float, outputs: float, weight: Parameter | None = None, saves: bool = False
     ) -> Value:
-        """Return x·Wᵀ; the input is saved if the weight is trained, or if `saves`."""
+        """Return x·Wᵀ; the input is saved if the weight is trained, or if `saves`, and the weight for the input's
+        gradient."""
         new, count, width = self.tracer.new, value.count, value.width
         needed = value.needs_gradient
 
@@ -48,7 +50,7 @@ class Operations:
             count / inputs * outputs,
             width,
             [value, *trained],
-            [value] if weight or saves else [],
+            [*([value] if weight or saves else []), *(trained if needed else [])],
             backward,
         )
 
@@ -108,6 +110,19 @@ class Operations:
         result = Value(value.storage, count * share, width, None)
         result.source = self.tracer.node([value], [], lambda gradient: [new(count, width)])
         return result
+
+    def split(self, value: Value, share: float) -> tuple[Value, Value]:
+        """Two parts of a value, `share` of it and the rest; their gradients are joined."""
+        whole, total, width = self.view(value), value.count, value.width
+
+        def backward(gradient: Value) -> list[Value]:
+            # The tracer adds two values into a new one: of this size, it is what joining them allocates.
+            return [Value(gradient.storage, total, width, None)]
+
+        parts = Value(value.storage, total * share, width, None), Value(value.storage, total * (1 - share), width, None)
+        for part in parts:
+            part.source = self.tracer.node([whole], [], backward)
+        return parts
 
     def matmul(self, first: Value, second: Value, count: float) -> Value:
         """A product of two values, both saved, with `count` elements."""

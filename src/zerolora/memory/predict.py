@@ -7,9 +7,11 @@ to the trace, each with its source.
 from dataclasses import dataclass
 from typing import Any
 
-from zerolora.memory import disk, gpu, host
+from zerolora.errors import UserError
+from zerolora.memory import disk, gpu, host, reserve
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.states import model_states
+from zerolora.memory.tracer import NothingTrained
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.strategies.buckets import Buckets, ModelSizes
 
@@ -31,13 +33,29 @@ class Prediction:
 
 
 def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
-    """Predict the bytes of training a model. Raises UserError if a module to train is not in the model."""
+    """Predict the bytes of training a model.
+
+    Raises UserError if a module to train is not in the model, or if nothing that is traced is trained.
+    """
     parameters = spec.parameters(model)
     states = model_states(
-        parameters.frozen_bytes, parameters.trained, spec.layout, spec.ranks, spec.ranks_per_node, spec.precision
+        parameters.frozen_bytes,
+        parameters.trained,
+        spec.layout,
+        spec.ranks,
+        spec.ranks_per_node,
+        spec.precision,
+        spec.optimizer.state_bytes(parameters) / parameters.trained,
     )
     run = gpu.PlannedRun(model, spec, parameters, states, spec.buckets or sized(model, spec))
-    step = gpu.traced(run)
+    try:
+        step = gpu.traced(run)
+    except NothingTrained:
+        names = ", ".join(sorted({path.rpartition(".")[2] for path, _ in parameters.ranks})) or "nothing"
+        raise UserError(
+            f"{spec.method.name} adapts {names}, none of which is in the attention or the MLP that is traced for a "
+            f"{model.family}; adapt modules there, or estimate a model of another architecture"
+        ) from None
     phases = gpu.by_phase(run, step)
     peak = max(phases, key=lambda name: phases[name]["total"])
     totals = {name: int(values["total"]) for name, values in phases.items()}
@@ -45,7 +63,7 @@ def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
         gpu.terms(run, phases[peak], peak),
         host.terms(run, step, totals),
         disk.terms(run),
-        {name: value + spec.reserve for name, value in totals.items()},
+        {name: value + reserve.shares(spec, value)["total"] for name, value in totals.items()},
         int(host.offloaded(run)),
         int(host.stepping(run)),
         run.buckets,

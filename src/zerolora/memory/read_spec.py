@@ -4,24 +4,85 @@ The families in memory/families/ are counted from the file, without torch. Any o
 transformers on the meta device, which takes no memory but some seconds, and counted there.
 """
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.files import read_json
 from zerolora.memory.families import FAMILIES
 from zerolora.memory.families.keys import Keys
 from zerolora.memory.meta_device import count_on_meta_device
 from zerolora.memory.model_spec import ModelSpec
 
+LARGEST_FILE = 16 * 1024**2
+"""Bytes of a config.json; real ones have kilobytes. A file of weights under such a name is not read at all."""
+TRAITS = {
+    "layers": "number of layers",
+    "hidden": "hidden size",
+    "heads": "number of attention heads",
+    "key_heads": "number of key-value heads",
+    "head_dim": "width of a head",
+    "inner": "width of the MLP",
+    "vocabulary": "vocabulary size",
+}
+"""Sizes that the trace of a layer needs, which the meta device does not show for every architecture."""
+
 
 def read_model_spec(path: Path) -> ModelSpec:
     """Return the spec of the model in directory `path`, or of a config.json under any name that ends in .json.
 
-    Raises UserError if the file is missing, broken or incomplete.
+    Raises UserError if the file is missing, broken or incomplete, or of a model that cannot be computed.
     """
-    where = path if path.suffix == ".json" and not path.is_dir() else path / "config.json"
-    return from_config(read_json(where, "zerolora fetch"), where)
+    where = _config_file(path)
+    spec = from_config(_read(where), where)
+    for name in ("layers", "hidden", "heads", "key_heads", "head_dim", "inner", "vocabulary"):
+        value = getattr(spec, name)
+        if not isinstance(value, int) or value < 1:
+            raise UserError(
+                f"{where}: {shown(value)} is no {TRAITS[name]} that the memory of a {spec.family} can be traced with; "
+                "estimate a model of another architecture"
+            )
+    if spec.experts and not spec.experts_per_token:
+        raise UserError(
+            f"{where}: does not say how many of its {spec.experts} experts a token has; estimate a model of another "
+            "architecture"
+        )
+    if spec.heads % spec.key_heads:
+        raise UserError(
+            f"{where}: {spec.key_heads} key-value heads for {spec.heads} attention heads; write a num_key_value_heads "
+            f"that divides {spec.heads}"
+        )
+    return spec
+
+
+def _config_file(path: Path) -> Path:
+    """Return the path of the config.json that a user means. Raises UserError if it is no file that can be one."""
+    where = path / "config.json" if path.is_dir() else path
+    remedy = "write the path of a model's directory or of its config.json"
+    if where.is_dir():
+        raise UserError(f"{where}: is a directory; {remedy}")
+    if where.suffix != ".json":
+        if where.exists():
+            raise UserError(f"{where}: is not a config.json; {remedy}")
+        where /= "config.json"
+    if not where.is_file():
+        # A path through a file is no error of the system's that a user should see.
+        raise UserError(f"{where}: there is no such file; `zerolora fetch` writes it, or {remedy}")
+    return where
+
+
+def _read(where: Path) -> Any:
+    """Return the JSON value of a config.json."""
+    remedy = "fetch the model again, or write the path of its config.json"
+    if (size := where.stat().st_size) > LARGEST_FILE:
+        raise UserError(f"{where}: has {size:,} bytes, too many for a config.json; {remedy}")
+    try:
+        return json.loads(where.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise UserError(f"{where}: is nested too deep for a config.json; {remedy}") from None
+    except ValueError as error:
+        raise UserError(f"{where}: not valid JSON ({error}); {remedy}") from None
 
 
 def from_config(config: Any, where: Path) -> ModelSpec:
@@ -34,5 +95,8 @@ def from_config(config: Any, where: Path) -> ModelSpec:
         raise UserError(f"{where}: {seen}; write the architecture's name, such as llama, or fetch the model again")
     # No family's function counts the cross-attention that some classes add on request.
     if family not in FAMILIES or config.get("add_cross_attention"):
-        return count_on_meta_device(config, where)
-    return FAMILIES[family](Keys(config, where, family))
+        spec = count_on_meta_device(config, where)
+    else:
+        spec = FAMILIES[family](Keys(config, where, family))
+    stored = config.get("quantization_config")
+    return replace(spec, stored_as=str(stored.get("quant_method", ""))) if isinstance(stored, dict) else spec

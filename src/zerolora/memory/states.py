@@ -1,4 +1,4 @@
-"""Model states: weights, gradients, fp32 master weights and Adam moments, of frozen and trained parameters.
+"""Model states: weights, gradients, fp32 master weights and the optimizer's states, of frozen and trained parameters.
 
 Source of the sharding: ZeRO (arXiv 1910.02054, section 3 and figure 1). Unlike there, an adapter trains only φ of Ψ
 parameters; the frozen ones take their weights and nothing else.
@@ -11,7 +11,7 @@ from zerolora.strategies.base import Strategy
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 # A frozen weight in int8, with one fp32 scale for about 4,000 weights (partition_parameters.py, CUDAQuantizer).
 SCALE = 4 / 4000
-MASTER, MOMENTS = 4, 8  # an fp32 copy; Adam's two fp32 moments
+MASTER, MOMENTS = 4, 8  # bytes of an fp32 copy, and of AdamW's two fp32 moments
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,17 @@ class States:
 
 
 def model_states(
-    frozen_bytes: float, trained: int, strategy: Strategy, ranks: int, ranks_per_node: int, precision: str
+    frozen_bytes: float,
+    trained: int,
+    strategy: Strategy,
+    ranks: int,
+    ranks_per_node: int,
+    precision: str,
+    moments: float = MOMENTS,
 ) -> States:
     """Return the bytes per rank of frozen weights and `trained` parameters under a strategy.
+
+    `moments`: bytes of the optimizer's states for each trained parameter.
 
     Full fine-tuning has no frozen bytes; 16 bits then give ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
     """
@@ -51,7 +59,7 @@ def model_states(
         frozen *= (1 + SCALE) / size
     trained_weights = trained * adapter / weights_share
     gradients = trained * gradient / gradient_share
-    masters, moments = trained * master / optimizer_share, trained * MOMENTS / optimizer_share
+    masters, moments = trained * master / optimizer_share, trained * moments / optimizer_share
     away = 0.0
     if strategy.optimizer != "gpu":
         # Gradients move to the device of the optimizer, in its precision (stage_1_and_2.py, cpu_offload).

@@ -1,12 +1,23 @@
-"""Formats an estimate as a table."""
+"""Formats an estimate as a table of at most WIDTH columns."""
 
 from typing import Any
 
 from zerolora.memory.estimate import Capacity
 from zerolora.memory.headroom import asked
-from zerolora.units import GIB, gib
+from zerolora.units import GIB
 
-BAR = 20  # characters
+WIDTH = 120  # columns of a terminal that lines never exceed
+NAME, BAR, SMALLEST_BAR = 24, 20, 5  # most characters of a name and of a bar, and fewest of a bar
+TERMS = {
+    "model_states": "states",
+    "activations": "activations",
+    "logits": "logits",
+    "buffers": "buffers",
+    "reserve": "reserve",
+    "total": "GPU",
+}
+SEARCHED = {"max_micro_batch": "max batch", "max_sequence_length": "max length"}
+"""Columns of an entry that hold the largest number that fits, where it was searched."""
 
 
 def table(result: dict[str, Any]) -> str:
@@ -21,23 +32,58 @@ def table(result: dict[str, Any]) -> str:
 
 
 def rows(entries: list[dict[str, Any]], capacity: Capacity) -> str:
-    """Return one line for each strategy: GiB by term, and a bar of the total against the capacity."""
-    names = ("model_states", "activations", "logits", "buffers", "reserve", "total")
-    titles = ("states", "activations", "logits", "buffers", "reserve", "GPU")
+    """Return one line for each strategy: GiB by term, what was searched, and a bar of the total against the capacity.
+
+    A bar is of the GPU, of the host where only that is too small; `-` marks a strategy that cannot run at all.
+    """
     limit = capacity.gpu or capacity.host
+    searched = [key for key in SEARCHED if any(entry.get(key) is not None for entry in entries)]
+    titles = ["GiB", *TERMS.values(), "host", *(SEARCHED[key] for key in searched)]
     lines = [
-        f"{'GiB':<24}" + "".join(f"{title:>12}" for title in titles) + f"{'host':>10}  of {gib(limit)}",
+        [
+            cut(entry["strategy"], NAME),
+            *(cell(entry["gpu"][term] / GIB) for term in TERMS),
+            cell(entry["host"]["total"] / GIB),
+            *(f"{entry[key]:,}" if entry[key] else "none" for key in searched),
+        ]
+        for entry in entries
     ]
-    for entry in entries:
-        gpu, host = entry["gpu"], entry["host"]["total"]
-        cells = "".join(f"{gpu[name] / GIB:>12.2f}" for name in names) + f"{host / GIB:>10.2f}"
-        used = gpu["total"] if capacity.gpu else asked(host)
-        verdict = "" if entry["fits"] else f" {entry['why']}"
-        lines.append(f"{entry['strategy']:<24}{cells}  {bar(used / limit)}{verdict}")
-    return "\n".join(lines)
+    widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
+    left = WIDTH - sum(widths) - 2 * len(widths)
+    size = min(BAR, left - len("[> 1.0e+99% host"))
+    shares = [_bar(entry, capacity, size if size >= SMALLEST_BAR else 0) for entry in entries]
+    share_title = cut(f"of {limit / GIB:.4g} GiB", left)
+    return "\n".join(
+        f"{line[0]:<{widths[0]}}"
+        + "".join(f"  {text:>{width}}" for text, width in zip(line[1:], widths[1:], strict=True))
+        + f"  {share}"
+        for line, share in zip([titles, *lines], [share_title, *shares], strict=True)
+    )
 
 
-def bar(share: float) -> str:
-    """Return a bar that is full at 1, and ends with > above 1."""
-    filled = min(BAR, round(share * BAR))
-    return f"[{'#' * filled}{'.' * (BAR - filled)}{'>' if share > 1 else ']'} {share:4.0%}"
+def _bar(entry: dict[str, Any], capacity: Capacity, size: int) -> str:
+    gpu, host = entry["gpu"]["total"], asked(entry["host"]["total"])
+    on_host = capacity.gpu is None or (gpu <= capacity.gpu and host > capacity.host)
+    share = host / capacity.host if on_host else gpu / (capacity.gpu or 1)
+    if not entry["fits"] and share <= 1:
+        return "-"
+    return bar(share, size) + (" host" if on_host and capacity.gpu else "")
+
+
+def bar(share: float, size: int = BAR) -> str:
+    """Return a bar that is full at 1, and ends with > above 1; without a size the percentage alone."""
+    text = f"{share:4.0%}" if share < 100 else f"{100 * share:.1e}%"
+    if not size:
+        return text
+    filled = min(size, round(share * size))
+    return f"[{'#' * filled}{'.' * (size - filled)}{'>' if share > 1 else ']'} {text}"
+
+
+def cell(number: float) -> str:
+    """Return a number with two decimals, in at most eight characters."""
+    return f"{number:.2f}" if abs(number) < 99_999 else f"{number:.1e}"
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text, its beginning left out if it is too long."""
+    return text if len(text) <= most else f"…{text[1 - most :]}"

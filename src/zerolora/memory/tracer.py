@@ -14,16 +14,20 @@ SMALL = 32 * 2**20  # glibc maps larger blocks individually (mallopt(3), M_MMAP_
 BLOCK = 512  # bytes that CUDA's caching allocator rounds up to (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
 
+class NothingTrained(Exception):
+    """A backward pass was asked for from a value that no trained parameter is part of."""
+
+
 class MemoryTracer:
     """Counts the bytes of live storages by kind, and records the counts at the peak."""
 
     def __init__(self, bucket: float = 0.0) -> None:
         """`bucket`: bytes that the engine allocates with the first gradient of a weight."""
-        self.live = self.peak = 0
+        self.live = self.peak = self.since = 0
         self.bucket = bucket
         self.small = self.small_peak = 0
         self.kinds: Counter[str] = Counter()
-        self.at_peak: Counter[str] = Counter()
+        self.at_peak: dict[str, int] = {}
         self.kind = "activations"
         self.recording = True
         self.gradients: list[Value] = []
@@ -32,7 +36,12 @@ class MemoryTracer:
 
     def restart(self) -> None:
         """Reset the peak to what is live now."""
-        self.peak, self.at_peak = self.live, Counter(self.kinds)
+        self.peak, self.at_peak = self.live, dict(self.kinds)
+
+    def most_since(self) -> int:
+        """Return the most bytes that were live since the last call."""
+        most, self.since = self.since, self.live
+        return most
 
     def new(self, count: float, width: float) -> "Value":
         """Return a tensor of `count` elements of `width` bytes with a storage of its own."""
@@ -50,7 +59,8 @@ class MemoryTracer:
 
     def backward(self, value: "Value", gradient: "Value") -> None:
         """Run the backward pass from `value`, the latest node first; a node's saved tensors are freed after it."""
-        assert isinstance(value.source, Node)
+        if not isinstance(value.source, Node):
+            raise NothingTrained
         waiting = {value.source: gradient}
         queue = [(-value.source.order, value.source)]
         del gradient
@@ -84,7 +94,8 @@ class _Storage:
         tracer.live += self.size
         tracer.kinds[self.kind] += self.size
         if tracer.live > tracer.peak:
-            tracer.peak, tracer.at_peak = tracer.live, Counter(tracer.kinds)
+            tracer.peak, tracer.at_peak = tracer.live, dict(tracer.kinds)
+        tracer.since = max(tracer.since, tracer.live)
         if self.size < SMALL:
             tracer.small += self.size
             tracer.small_peak = max(tracer.small_peak, tracer.small)
@@ -133,10 +144,15 @@ class Value:
 class Parameter:
     """A trained weight. Its own bytes are counted elsewhere."""
 
-    __slots__ = ("count", "done", "share", "tracer", "width")
+    __slots__ = ("computed", "count", "done", "share", "tracer", "width")
 
-    def __init__(self, tracer: MemoryTracer, count: float, width: float, share: float) -> None:
+    def __init__(
+        self, tracer: MemoryTracer, count: float, width: float, share: float, computed: float | None = None
+    ) -> None:
+        """`width`: bytes of an element, and of its gradient's; `computed`: of the copy that is computed with, None if
+        the weight itself is."""
         self.tracer, self.count, self.width, self.share = tracer, count, width, share
+        self.computed = width if computed is None else computed
         self.done = False
 
     def accumulate(self, gradient: Value) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.states import BYTES
 from zerolora.methods.base import Method, TrainedParameters
+from zerolora.optimizers import OPTIMIZERS
+from zerolora.optimizers.base import Optimizer
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.base import Strategy
 from zerolora.strategies.buckets import Buckets
@@ -39,17 +41,32 @@ class TrainingSpec:
     """Ranks compute on the CPU; what would be in GPU memory is in host memory."""
     keeps_best: bool = False
     """The adapter with the lowest validation loss is kept in addition to the one in training."""
-    reserve: int = 0
-    """Bytes per GPU for the CUDA context, NCCL and fragmentation."""
+    reserve: int | None = None
+    """Bytes per GPU beside torch's tensors; None for those that reserve.py computes."""
     buckets: Buckets | None = None
     """Sizes of the user's own DeepSpeed JSON; None for those that render writes."""
     own: Strategy | None = None
     """The layout of the user's own DeepSpeed JSON; None for a named strategy."""
+    sequence_parallel: int = 1
+    """Ranks that share each row."""
+    activation_offload: bool = False
+    """The inputs of checkpointed layers are kept on the host; those of CPU ranks are there anyway."""
+    optimizer: Optimizer = OPTIMIZERS["adamw"]
 
     @property
     def ranks(self) -> int:
         """Ranks on all nodes."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def own_length(self) -> int:
+        """Tokens of the longest packed row that one rank holds."""
+        return -(-self.length // self.sequence_parallel)
+
+    @property
+    def offloads_inputs(self) -> bool:
+        """Whether the inputs of checkpointed layers leave the GPU."""
+        return self.activation_checkpointing and self.activation_offload and not self.on_cpu
 
     @property
     def layout(self) -> Strategy:
@@ -58,12 +75,17 @@ class TrainingSpec:
 
     @property
     def width(self) -> int:
-        """Bytes of a non-quantized weight, and of an activation."""
+        """Bytes of a weight in the run's precision."""
         return BYTES[self.precision]
+
+    @property
+    def prepared_method(self) -> Method:
+        """The method as it is under the strategy's engine."""
+        return self.method.under(self.layout.engine)
 
     def parameters(self, model: ModelSpec) -> TrainedParameters:
         """Return the trained parameters. Raises UserError if a module to train is not in the model."""
-        return _parameters(self.method, model, self.width)
+        return _parameters(self.prepared_method, model, self.width)
 
 
 @functools.lru_cache(maxsize=64)

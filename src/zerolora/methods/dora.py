@@ -1,9 +1,11 @@
-"""DoRA (arXiv 2402.09353): LoRA with a trained magnitude for each output. Estimated only."""
+"""DoRA (arXiv 2402.09353): LoRA with a trained magnitude for each output."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from zerolora.methods.lora import LowRank, factors
+from zerolora.errors import UserError
+from zerolora.methods.experts import AdaptedParameter
+from zerolora.methods.lora import TrainedLowRank, factors
 
 if TYPE_CHECKING:
     from zerolora.memory.model_spec import Module
@@ -12,19 +14,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DoraMethod(LowRank):
+class DoraMethod(TrainedLowRank):
     """DoRA."""
 
     name: ClassVar[str] = "dora"
+    options: ClassVar[dict[str, Any]] = {"use_dora": True}
 
     def tensors(self, module: "Module", r: int) -> list[int]:
         """Return the elements of the two factors and of the magnitudes."""
         first, second = super().tensors(module, r)
         return [first, second, second // r]
 
+    def factored(self, module: "Module", r: int) -> int:
+        """Return the rows and columns of the two factors, and the magnitudes."""
+        first, second, magnitudes = self.tensors(module, r)
+        return 2 * r + first // r + second // r + magnitudes
+
+    def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
+        """Raise UserError: peft has no DoRA for a parameter (peft/tuners/lora/layer.py, ParamWrapper)."""
+        raise UserError(
+            f"train.lora.targets: {parameter.path} is a parameter, for which peft has no DoRA; write targets without "
+            "the experts and their router, as in q_proj"
+        )
+
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
         """Trace a module whose update is multiplied with a unit matrix for the norms (peft/tuners/lora/dora.py)."""
-        result = layer.frozen(value, module)
+        result = self.base(layer, module, value)
         r = layer.ranks.get(module.path, 0)
         if not r:
             return result
@@ -38,7 +53,8 @@ class DoraMethod(LowRank):
             base = result
         unit = new(module.inputs**2, width)
         weight = factors(layer, unit, module, r)
-        unpacked = new(weight.count, width) if width != model_width else None
+        # The frozen weight for the norms: that of a quantized module is unpacked, another one is cast.
+        unpacked = new(weight.count, width) if width != model_width or self.frozen_type else None
         scaled = new(weight.count, width)
         total = new(weight.count, width)
         square = new(weight.count, width)

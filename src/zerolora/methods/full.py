@@ -1,28 +1,76 @@
-"""Full fine-tuning: every parameter of the model is trained. Estimated only."""
+"""Full fine-tuning: every parameter of the model is trained."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from zerolora.methods.base import Method, TrainedParameters, sizes
+from zerolora.architecture import other_parts
+from zerolora.methods.base import TrainableMethod, TrainedParameters, Update, rows_and_columns, sizes
+from zerolora.methods.lora import Replacement
 
 if TYPE_CHECKING:
+    import torch
+
     from zerolora.memory.model_spec import ModelSpec, Module
     from zerolora.memory.projections import Projections
     from zerolora.memory.tracer import Value
+    from zerolora.methods.sections import MethodSections
+
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
-class FullMethod(Method):
+class FullMethod(TrainableMethod):
     """Full fine-tuning."""
 
     name: ClassVar[str] = "full"
     trains_base: ClassVar[bool] = True
 
     def parameters(self, model: "ModelSpec", width: int) -> TrainedParameters:
-        """Return all parameters as trained ones."""
-        largest = max(size for module in model.modules for size in sizes(module))
-        return TrainedParameters(0, model.parameters, 0.0, (), largest)
+        """Return all parameters of the language model as trained ones."""
+        trained = [module for module in model.modules if module.kind != "outside"]
+        frozen = sum(module.parameters * module.count for module in model.modules if module.kind == "outside")
+        largest = max(size for module in trained for size in sizes(module))
+        shapes = [(shape, module.count) for module in trained for _, shape in module.weights]
+        factored = sum(rows_and_columns(shape) * count for shape, count in shapes)
+        return TrainedParameters(frozen, model.parameters - frozen, float(frozen * width), (), largest, factored)
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
         """Trace a linear module whose weight is trained."""
         return layer.linear(value, module.inputs, module.outputs, layer.trained_weight(module.parameters))
+
+    @staticmethod
+    def build(model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
+        """Return the model itself, with all weights of the language model trained, `rows` among them."""
+        parts = tuple(f"{part}." for part in other_parts(model))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(parts))
+        return model
+
+    @staticmethod
+    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """Return the weights, each once: a tied head has none of its own."""
+        return trained
+
+    @staticmethod
+    def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
+        """Return False: a weight starts as the base model's, whatever that is."""
+        return False
+
+    @staticmethod
+    def updates(directory: Path, model: Any) -> dict[str, Update]:
+        """Return the trained weights in the place of the base model's."""
+        from safetensors.torch import load_file
+
+        return FullMethod.updates_of(load_file(directory / WEIGHTS), {}, model)
+
+    @staticmethod
+    def updates_of(tensors: "dict[str, torch.Tensor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
+        """Return a replacement of each weight, and of each copy of one that the model shares."""
+        result: dict[str, Update] = {name: Replacement(name, tensor) for name, tensor in tensors.items()}
+        for copy, name in model.all_tied_weights_keys.items():
+            # A checkpoint may hold the shared weight twice; transformers ties the two only if they are alike.
+            if copy not in tensors and name in tensors:
+                result[copy] = Replacement(copy, tensors[name], optional=True)
+        return result

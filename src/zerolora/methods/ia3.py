@@ -1,31 +1,65 @@
-"""(IA)³ (arXiv 2205.05638): a trained vector for each key, value and MLP module. Estimated only.
+"""(IA)³ (arXiv 2205.05638): a trained vector for each key, value and MLP module.
 
 Sources: peft/tuners/ia3/model.py and layer.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from zerolora.methods.base import ADAPTABLE, Method, TrainedParameters, is_named, named_modules, saved_tensors
+from zerolora.errors import UserError
+from zerolora.methods.base import (
+    ADAPTABLE,
+    TrainableMethod,
+    TrainedParameters,
+    Update,
+    fitting,
+    named_modules,
+    saved_factors,
+    saved_tensors,
+)
+from zerolora.methods.lora import Replacement
+from zerolora.methods.peft_format import (
+    PREFIX,
+    check_names,
+    conv1d_paths,
+    outside,
+    peft_model,
+    peft_state,
+    read_adapter,
+    saved_name,
+)
 
 if TYPE_CHECKING:
+    import torch
+
     from zerolora.memory.model_spec import ModelSpec, Module
     from zerolora.memory.projections import Projections
     from zerolora.memory.tracer import Value
+    from zerolora.methods.sections import MethodSections
 
 # peft/utils/constants.py, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING: keys, values, and the MLP's last module.
 TARGETS = ("k_proj", "v_proj", "query_key_value", "qkv_proj", "c_attn", "k", "v")
+SUFFIX = ".ia3_l"
+NO_DEFAULT = (
+    "train.ia3.targets: this model names its keys, values and MLP in another way; write a list of names of its linear "
+    "modules"
+)
 FEEDFORWARD = ("down_proj", "dense_4h_to_h", "mlp.c_proj", "fc2", "wo")
 
 
 @dataclass(frozen=True)
-class Ia3Method(Method):
+class Ia3Method(TrainableMethod):
     """(IA)³."""
 
     name: ClassVar[str] = "ia3"
+    sections: ClassVar[tuple[str, ...]] = ("ia3",)
+    peft_type: ClassVar[str | None] = "IA3"
+    trains_rows: ClassVar[bool] = False
 
     targets: str | tuple[str, ...] = "all-linear"
-    """all-linear for those that peft takes by default, or names or ends of paths of modules."""
+    """Names or ends of paths of modules; all-linear for those that the paper adapts: keys, values, the MLP's last."""
     modules_to_save: tuple[str, ...] = ()
     """Modules of which a whole copy is trained and saved."""
 
@@ -38,16 +72,21 @@ class Ia3Method(Method):
             for module in adapted
             for _ in range(module.count)
         ]
+        # Of shape [1, inputs] or [outputs, 1].
+        factored = sum(size + 1 for size in tensors) + saved_factors(model, self.modules_to_save)
         tensors += saved_tensors(model, self.modules_to_save)
         ranks = tuple((module.path, 1) for module in adapted)
-        return TrainedParameters(model.parameters, sum(tensors), float(model.parameters * width), ranks, max(tensors))
+        frozen_bytes = float(model.parameters * width)
+        return TrainedParameters(model.parameters, sum(tensors), frozen_bytes, ranks, max(tensors), factored)
 
     def _targets(self, model: "ModelSpec") -> "list[Module]":
         if self.targets == "all-linear":
-            return [each for each in model.linears if each.path.endswith(FEEDFORWARD) or is_named(each, TARGETS)]
+            if found := [each for each in model.linears if _by_default(each.path)]:
+                return found
+            raise UserError(NO_DEFAULT)
         names = (self.targets,) if isinstance(self.targets, str) else self.targets
         adaptable = [module for module in model.modules if module.kind in ADAPTABLE]
-        return named_modules(model, names, "train.lora.targets", adaptable)
+        return named_modules(model, names, "train.ia3.targets", adaptable)
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
         """Trace the input of the MLP's last module, or another module's result, times a vector."""
@@ -60,3 +99,88 @@ class Ia3Method(Method):
             return layer.cast(layer.mul(result, layer.broadcast(vector, result)), before)
         value = layer.cast(value, width)
         return layer.frozen(layer.cast(layer.mul(value, vector), before), module)
+
+    @classmethod
+    def of(cls, settings: "MethodSections") -> Self:
+        ia3 = settings.ia3
+        targets = ia3.targets if isinstance(ia3.targets, str) else tuple(ia3.targets)
+        return cls(targets="all-linear" if targets == "auto" else targets, modules_to_save=tuple(ia3.modules_to_save))
+
+    @staticmethod
+    def build(model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
+        from peft import IA3Config
+
+        assert not rows, "config/rules.py refuses added tokens with ia3"
+
+        ia3 = settings.ia3
+        targets = default_targets(model) if isinstance(ia3.targets, str) else list(ia3.targets)
+        config = IA3Config(
+            task_type="CAUSAL_LM",
+            target_modules=targets,
+            feedforward_modules=[name for name in targets if name.endswith(FEEDFORWARD)],
+            exclude_modules=outside(model),
+            modules_to_save=list(ia3.modules_to_save) or None,
+        )
+        wrapped = peft_model(model, config, "train.ia3", targets)
+        check_names(wrapped, "train.ia3", targets, ia3.modules_to_save)
+        return wrapped
+
+    @staticmethod
+    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        return peft_state(model, trained)
+
+    @staticmethod
+    def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
+        return name.endswith(SUFFIX) and bool((tensor == 1).all())
+
+    @staticmethod
+    def updates(directory: Path, model: Any) -> dict[str, Update]:
+        return Ia3Method.updates_of(*read_adapter(directory), model)
+
+    @staticmethod
+    def updates_of(tensors: "dict[str, torch.Tensor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
+        """Return the update of each weight and bias that an adapter in peft's format scales."""
+        feedforward, transposed = tuple(config["feedforward_modules"] or ()), conv1d_paths(model)
+        result: dict[str, Update] = {}
+        for name, tensor in tensors.items():
+            module = name.removeprefix(PREFIX).removesuffix(SUFFIX)
+            if not name.endswith(SUFFIX):
+                result[saved_name(name)] = Replacement(saved_name(name), tensor)
+                continue
+            vector = tensor.T if module in transposed else tensor
+            result[f"{module}.weight"] = Scaled(f"{module}.weight", vector)
+            if not any(module == end or module.endswith(f".{end}") for end in feedforward):
+                result[f"{module}.bias"] = Scaled(f"{module}.bias", tensor.flatten(), optional=True)
+        return result
+
+
+@dataclass(frozen=True)
+class Scaled(Update):
+    """A weight or bias times a trained vector."""
+
+    name: str
+    vector: "torch.Tensor"
+    """[outputs, 1] or [1, inputs] for a weight, [outputs] for a bias; of a Conv1D transposed."""
+    optional: bool = False
+    """A bias, which not every module has."""
+
+    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
+        """Return the product. Raises UserError if the shapes differ."""
+        shape = [given if own == 1 else own for own, given in zip(self.vector.shape, weight.shape, strict=True)]
+        return fitting(self.name, weight, tuple(shape)) * self.vector.float()
+
+
+def default_targets(model: Any) -> list[str]:
+    """Return the names of the modules that the paper adapts. Raises UserError if the model has none of these names."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+    ends = [end for end in (*TARGETS, *FEEDFORWARD) if any(name.endswith(f".{end}") for name in linear)]
+    if ends:
+        return ends
+    raise UserError(NO_DEFAULT)
+
+
+def _by_default(path: str) -> bool:
+    return path.endswith(tuple(f".{end}" for end in (*TARGETS, *FEEDFORWARD)))

@@ -4,33 +4,53 @@ Sources: section 4.1 of the paper; which modules a name means and what of them i
 layer.py.
 """
 
-import logging
-import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.methods.base import (
     ADAPTABLE,
+    SHARED,
     Method,
     TrainableMethod,
     TrainedParameters,
     Update,
-    named_modules,
+    check_untied,
+    fitting,
+    is_named,
+    saved_factors,
     saved_tensors,
 )
+from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_linear, check_expression, split_targets
+from zerolora.methods.lora_init import DEFAULT, is_start
+from zerolora.methods.peft_format import (
+    ADAPTER,
+    PREFIX,
+    adapted_paths,
+    check_names,
+    check_pattern,
+    conv1d_paths,
+    outside,
+    peft_model,
+    peft_state,
+    peft_targets,
+    read_adapter,
+    saved_name,
+)
+from zerolora.methods.token_rows import SUFFIX, check_targets, row_options, row_tensors, row_update
 
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.config.schema import Lora as LoraSettings
     from zerolora.memory.model_spec import ModelSpec, Module
     from zerolora.memory.projections import Projections
     from zerolora.memory.tracer import Value
+    from zerolora.methods.sections import MethodSections
 
-PREFIX = "base_model.model."  # peft's, of every tensor's name
+PARTS = ("A", "B", "embedding_A", "embedding_B", "magnitude_vector")
 
 
 @dataclass(frozen=True)
@@ -40,61 +60,185 @@ class LowRank(Method):
     r: int = 8
     """Rank of the two factors."""
     targets: str | tuple[str, ...] = "all-linear"
-    """all-linear, or names or ends of paths of modules."""
+    """all-linear, a regular expression of whole paths, or names or ends of paths of modules."""
     dropout: float = 0.0
     """Dropout before the first factor."""
     rank_pattern: tuple[tuple[str, int], ...] = ()
     """Other ranks for modules by name, path or regular expression, as in peft's rank_pattern."""
+    alpha_pattern: tuple[str, ...] = ()
+    """Modules with another alpha, likewise; only that they exist matters here."""
     modules_to_save: tuple[str, ...] = ()
     """Modules of which a whole copy is trained and saved."""
+    init: str = DEFAULT
+    """What the factors start with (lora_init.py)."""
+    added_tokens: int = 0
+    """Tokens whose rows of embedding and head are trained."""
 
     @property
     def drops(self) -> bool:
         """Whether dropout is applied to the adapter's input."""
         return self.dropout > 0
 
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding, and of a head of its own, that are trained: one for each added token."""
+        return self.added_tokens
+
     def parameters(self, model: "ModelSpec", width: int) -> TrainedParameters:
         """Return the factors as trained, the base model as frozen."""
+        tensors, factored, ranks = self.adapted(model)
+        return TrainedParameters(
+            model.parameters,
+            sum(tensors),
+            self.frozen_bytes(model, width),
+            tuple(ranks.items()),
+            max(tensors),
+            factored,
+        )
+
+    def adapted(self, model: "ModelSpec") -> tuple[list[int], int, dict[str, int]]:
+        """Return the elements of each trained tensor, their rows and columns, and r by the path of each adapted module
+        or parameter."""
         tensors: list[int] = []
         ranks: dict[str, int] = {}
-        for module in self._targets(model):
-            for layer in range(module.count):
-                r = self._rank(module.path.format(layer))
+        factored = saved_factors(model, self.modules_to_save)
+        modules, parameters = self._targets(model)
+        for module in modules:
+            for path, copies in self._copies(module, module.path):
+                if not self._is_target(path):  # a layer that the targets leave out
+                    continue
+                r = self._rank(path, self.r)
+                self._check_init(module, path, r)
                 ranks.setdefault(module.path, r)
-                tensors += self.tensors(module, r)
-        if self.targets == "all-linear" and (experts := _expert_parameters(model, self.r)):
-            tensors.append(experts)
-        tensors += saved_tensors(model, self.modules_to_save)
-        return TrainedParameters(
-            model.parameters, sum(tensors), self.frozen_bytes(model, width), tuple(ranks.items()), max(tensors)
-        )
+                tensors += self.tensors(module, r) * copies
+                factored += self.factored(module, r) * copies
+        for each in parameters:
+            for path, copies in self._copies(each.module, each.path):
+                if each.module.kind == "linear" and not self._is_target(path.removesuffix(".weight")):
+                    continue
+                r = self._rank(path, self._parameter_rank(each))
+                ranks.setdefault(each.path, r)
+                tensors += self.parameter_tensors(each, r) * copies
+                factored += each.factored(r) * copies
+        rows = row_tensors(model, self.added_tokens, modules, self.modules_to_save)
+        factored += sum(self.added_tokens + size // self.added_tokens for size in rows)
+        return tensors + saved_tensors(model, self.modules_to_save) + rows, factored, ranks
+
+    def _copies(self, module: "Module", path: str) -> Iterator[tuple[str, int]]:
+        """Yield the path of each copy of a module, or of a parameter of it, and 1; or all copies, if they are alike."""
+        if not self.rank_pattern and self.targets == "all-linear":
+            yield path, module.count
+            return
+        yield from ((each, 1) for each in _paths(module, path))
+
+    def _check_init(self, module: "Module", path: str, r: int) -> None:
+        """Raise UserError if the factors of a module cannot start with a part of its weight."""
+        if self.init == DEFAULT:
+            return
+        smaller = min(module.inputs, module.outputs)
+        if not smaller:
+            problem, remedy = "is an embedding, whose factors have no other start", "leave it out of train.lora.targets"
+        elif r > smaller:
+            problem, remedy = f"has {smaller} singular values, fewer than r {r}", f"write an r of at most {smaller}"
+        else:
+            return
+        raise UserError(f"train.lora.init is {self.init}, and {path} {problem}; {remedy}, or init: {DEFAULT}")
 
     def tensors(self, module: "Module", r: int) -> list[int]:
         """Return the elements of each tensor added to one copy of a module."""
         inputs, outputs = (module.inputs, module.outputs) if module.inputs else module.weights[0][1]
         return [inputs * r, outputs * r]
 
+    def factored(self, module: "Module", r: int) -> int:
+        """Return the rows and columns of the matrices added to one copy of a module; each has r of one of them."""
+        return sum(r + size // r for size in self.tensors(module, r))
+
+    def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
+        """Return the elements of each tensor added to one copy of an expert's or a router's parameter.
+
+        Raises UserError if peft cannot adapt it (peft/tuners/lora/layer.py, ParamWrapper).
+        """
+        if self.init != DEFAULT:
+            raise UserError(
+                f"train.lora.init is {self.init}, and {parameter.path} is a parameter, whose factors have no other "
+                f"start in peft; write init: {DEFAULT}, or targets without the experts and their router, as in q_proj"
+            )
+        if self.drops:
+            raise UserError(
+                f"train.lora.dropout is {self.dropout:g}, and {parameter.path} is a parameter, which peft adapts "
+                "without dropout only; write 0, or targets without the experts and their router, as in q_proj"
+            )
+        return parameter.tensors(r)
+
     def frozen_bytes(self, model: "ModelSpec", width: int) -> float:
         """Return the bytes of the base model; `width` is the bytes of a weight."""
         return float(model.parameters * width)
 
-    def _targets(self, model: "ModelSpec") -> "list[Module]":
-        if self.targets == "all-linear":
-            return list(model.linears)
-        names = (self.targets,) if isinstance(self.targets, str) else self.targets
-        adaptable = [module for module in model.modules if module.kind in ADAPTABLE]
-        return named_modules(model, names, "train.lora.targets", adaptable)
+    def replaced(self, model: "ModelSpec") -> int:
+        """Return the parameters of the modules whose factors start with a part of their weight, which is taken out."""
+        if self.init == DEFAULT:
+            return 0
+        adapted = self.adapted(model)[2]
+        return sum(each.inputs * each.outputs * each.count for each in model.modules if each.path in adapted)
 
-    def _rank(self, path: str) -> int:
+    def _targets(self, model: "ModelSpec") -> "tuple[list[Module], list[AdaptedParameter]]":
+        """Return the adapted modules and parameters. Raises UserError if a name or a pattern fits none."""
+        if self.targets == "all-linear":
+            modules, parameters = all_linear(model)
+            if not (modules or parameters):
+                raise UserError(
+                    f"train.lora.targets is all-linear, and a {model.family} has no linear module that can be adapted; "
+                    "write names of other modules, as of an embedding, or method: full"
+                )
+        else:
+            check_expression(model.family, self.targets)
+            adaptable = [module for module in model.modules if module.kind in ADAPTABLE]
+            paths = {module: _paths(module, module.path) for module in adaptable}
+            if isinstance(self.targets, str):
+                modules = [each for each in adaptable if any(map(self._is_target, paths[each]))]
+                parameters = []
+                unfit = [] if modules else [self.targets]
+            else:
+                names, parameters = split_targets(model, self.targets)
+                modules = [each for each in adaptable if any(is_named(path, names) for path in paths[each])]
+                every = [path for module in adaptable for path in paths[module]]
+                unfit = [name for name in names if not any(is_named(path, (name,)) for path in every)]
+            if unfit:
+                known = ", ".join(sorted({module.name for module in model.linears}))
+                raise UserError(
+                    f"train.lora.targets: {shown(unfit[0])} is not in the model; write all-linear, some of {known}, or "
+                    "a regular expression of whole paths"
+                )
+        if self.rank_pattern or self.alpha_pattern:
+            found = [path for module in modules for path in _paths(module, module.path)]
+            found += [path for each in parameters for path in _paths(each.module, each.path)]
+            check_pattern(found, "train.lora.rank_pattern", [key for key, _ in self.rank_pattern])
+            check_pattern(found, "train.lora.alpha_pattern", self.alpha_pattern)
+        check_untied(model.tied, "train.lora.targets", [module.path for module in modules if module.kind in SHARED])
+        return modules, parameters
+
+    def _is_target(self, path: str) -> bool:
+        if isinstance(self.targets, str):
+            return self.targets == "all-linear" or re.fullmatch(self.targets, path) is not None
+        return is_named(path, self.targets)
+
+    def _parameter_rank(self, parameter: AdaptedParameter) -> int:
+        """Return r of a parameter of experts: as much more as it holds former modules, if it was named by theirs."""
+        named = not isinstance(self.targets, str) and is_named(parameter.path, self.targets)
+        return self.r if named else self.r * FUSED.get(parameter.name, 1)
+
+    def _rank(self, path: str, default: int) -> int:
         """Return r of a module (peft/utils/other.py, get_pattern_key)."""
         for key, r in self.rank_pattern:
             if re.fullmatch(rf"(.*\.)?({key})", path):
                 return r
-        return self.r
+        return default
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
         """Trace result + B(A(x))·scale (peft/tuners/lora/layer.py, Linear.forward)."""
-        result = layer.frozen(value, module)
+        if r := layer.ranks.get(f"{module.path}.weight", 0):
+            return adapted_weight(layer, module, value, r)
+        result = self.base(layer, module, value)
         r = layer.ranks.get(module.path, 0)
         if not r:
             return result
@@ -103,6 +247,10 @@ class LowRank(Method):
         update = layer.unary(factors(layer, value, module, r))
         return layer.cast(layer.add(result, update), before)
 
+    def base(self, layer: "Projections", module: "Module", value: "Value") -> "Value":
+        """Trace the frozen module."""
+        return layer.frozen(value, module)
+
     def dropped_input(self, layer: "Projections", value: "Value") -> "Value":
         """Trace the adapter's input, cast to the adapter's width."""
         value = layer.cast(value, layer.trained.width)
@@ -110,85 +258,249 @@ class LowRank(Method):
 
 
 @dataclass(frozen=True)
-class LoraMethod(LowRank, TrainableMethod):
+class TrainedLowRank(LowRank, TrainableMethod):
+    """How LoRA, DoRA and QLoRA are built by peft and merged."""
+
+    sections: ClassVar[tuple[str, ...]] = ("lora",)
+    peft_type: ClassVar[str | None] = "LORA"
+    options: ClassVar[dict[str, Any]] = {}
+    """Further arguments of peft's LoraConfig."""
+
+    @classmethod
+    def of(cls, settings: "MethodSections") -> Self:
+        lora = settings.lora
+        return cls(
+            r=lora.r,
+            targets=lora.targets if isinstance(lora.targets, str) else tuple(lora.targets),
+            dropout=lora.dropout,
+            rank_pattern=tuple(lora.rank_pattern.items()),
+            alpha_pattern=tuple(lora.alpha_pattern),
+            modules_to_save=tuple(lora.modules_to_save),
+            init=lora.init,
+        )
+
+    @classmethod
+    def build(cls, model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
+        from peft import LoraConfig
+
+        lora = settings.lora
+        targets, parameters = peft_targets(model, lora.targets)
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=lora.r,
+            lora_alpha=lora.alpha,  # type: ignore[arg-type]  # annotated as int, used as a factor
+            lora_dropout=lora.dropout,
+            use_rslora=lora.rank_stabilized,
+            target_modules=targets,
+            target_parameters=parameters or None,
+            exclude_modules=outside(model),
+            rank_pattern=dict(lora.rank_pattern),
+            alpha_pattern=dict(lora.alpha_pattern),
+            modules_to_save=list(lora.modules_to_save) or None,
+            bias="none",
+            **row_options(model, rows, lora.modules_to_save),
+            **cls.options,
+        )
+        check_targets(model, config)
+        wrapped = peft_model(model, config, "train.lora", lora.targets)
+        former = FAMILIES.get(model.config.get_text_config().model_type, {})
+        named = [name for name in targets if name.rpartition(".")[2] not in former]
+        check_names(wrapped, "train.lora", named if isinstance(lora.targets, list) else "", lora.modules_to_save)
+        adapted = adapted_paths(wrapped)
+        for key, pattern in (("rank_pattern", lora.rank_pattern), ("alpha_pattern", lora.alpha_pattern)):
+            check_pattern(adapted, f"train.lora.{key}", pattern)
+        return wrapped
+
+    @staticmethod
+    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        return peft_state(model, trained)
+
+    @staticmethod
+    def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
+        return "lora_B" in name and (not bool(tensor.any()) or is_start(tensor))
+
+    @staticmethod
+    def updates(directory: Path, model: Any) -> dict[str, Update]:
+        return low_rank_updates(*read_adapter(directory), model)
+
+    @staticmethod
+    def updates_of(tensors: "dict[str, torch.Tensor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
+        return low_rank_updates(tensors, config, model)
+
+
+@dataclass(frozen=True)
+class LoraMethod(TrainedLowRank):
     """LoRA."""
 
     name: ClassVar[str] = "lora"
 
-    @staticmethod
-    def build(model: Any, settings: "LoraSettings") -> Any:
-        """Return peft's model around a transformers model, with a fresh adapter in the model's own type.
 
-        Raises UserError if a target is not in the model.
-        """
-        import torch
-        from peft import LoraConfig, get_peft_model
+def low_rank_updates(tensors: "dict[str, torch.Tensor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
+    """Return the update of each weight of an adapter in peft's format: LoRA, rsLoRA, DoRA.
 
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=settings.r,
-            lora_alpha=settings.alpha,  # type: ignore[arg-type]
-            lora_dropout=settings.dropout,
-            use_rslora=settings.rank_stabilized,
-            target_modules=settings.targets,
-            bias="none",
-        )
-        # peft warns of a missing cast on the meta device, where there is nothing to cast.
-        logging.getLogger("peft").setLevel(logging.ERROR)
-        try:
-            # In the base's type: stage 3 leaves it as it is, and has a loss scale only if it is fp16; stages 0 to 2
-            # would cast it; DDP and FSDP hold it in fp32, and cast it themselves.
-            return get_peft_model(model, config, autocast_adapter_dtype=False)
-        except ValueError as error:
-            linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
-            names = sorted({name.rpartition(".")[2] for name in linear})
-            raise UserError(
-                f"train.lora.targets {settings.targets!r} does not fit the model ({str(error).splitlines()[0]:.120}); "
-                f"write all-linear or some of {', '.join(names)}"
-            ) from None
-
-    @staticmethod
-    def updates(weights: Path, config: dict[str, Any]) -> dict[str, Update]:
-        """Return what an adapter adds to each base weight, by the weight's name.
-
-        Raises UserError if a tensor is no LoRA factor.
-        """
-        from safetensors.torch import load_file
-
+    `model` is the base on the meta device. Raises UserError if a tensor is none of theirs.
+    """
+    result: dict[str, Update] = {}
+    modules: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
+        part = rest.removesuffix(".weight")
+        if part in PARTS:
+            modules.setdefault(module, {})[part] = tensor
+        elif name.endswith(SUFFIX):
+            result |= row_update(name, tensor, config, model)
+        elif not rest:
+            result[saved_name(name)] = Replacement(saved_name(name), tensor)
+        else:
+            raise UserError(f"{ADAPTER}: {name} is no LoRA factor; merge it with peft's merge_and_unload")
+    experts = _expert_parameters_of(model, config) if config.get("target_parameters") else {}
+    transposed_paths = conv1d_paths(model)
+    for module, parts in modules.items():
+        r = next(iter(_matching(config.get("rank_pattern"), module)), config["r"])
+        alpha = next(iter(_matching(config.get("alpha_pattern"), module)), config["lora_alpha"])
         # rsLoRA scales by alpha / sqrt(r) (arXiv 2312.03732), LoRA by alpha / r.
-        scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
-        # GPT-2's Conv1D keeps its weight as [inputs, outputs].
-        transposed = bool(config.get("fan_in_fan_out"))
-        products: dict[str, Product] = {}
-        for name, tensor in load_file(weights).items():
-            module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
-            factor = rest.split(".")[0]
-            if factor not in ("A", "B"):
-                raise UserError(f"{weights}: {name} is no LoRA factor; merge it with peft's merge_and_unload")
-            weight = f"{module}.weight"
-            products.setdefault(weight, Product(weight, {}, scale, transposed)).factors[factor] = tensor
-        return dict(products)
+        scale = alpha / (r**0.5 if config.get("use_rslora") else r)
+        if module in experts:
+            weight, shape, transposed, scale = experts[module]
+            result[weight] = ExpertProducts(weight, parts["A"], parts["B"], scale, shape, transposed)
+            continue
+        update = Product(f"{module}.weight", parts, scale, module in transposed_paths)
+        result[update.weight] = update
+    return result
+
+
+def _expert_parameters_of(model: Any, config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...], bool, float]]:
+    """Return (parameter, its shape, whether an expert's weight is [inputs, outputs], scale) by the path of the adapter.
+
+    Several parameters of one module are adapted by nested wrappers, whose order is peft's.
+    """
+    import copy
+
+    from zerolora.compat import bitsandbytes
+
+    bitsandbytes.load()
+    from peft import LoraConfig
+    from peft.tuners.lora.layer import ParamWrapper
+
+    known = {key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__}
+    wrapped = peft_model(copy.deepcopy(model), LoraConfig(**known), "the adapter", config["target_parameters"])
+    return {
+        path: (
+            f"{path.replace('.base_layer', '')}.{module.parameter_name}",
+            tuple(module.get_param().shape),  # type: ignore[no-untyped-call]  # peft's
+            not module._did_swap_in_out_features and module.num_experts > 1,  # of one, A is [r, inputs] either way
+            module.scaling["default"],
+        )
+        for path, module in wrapped.get_base_model().named_modules()
+        if isinstance(module, ParamWrapper)
+    }
+
+
+@dataclass(frozen=True)
+class ExpertProducts(Update):
+    """B·A·scale of each expert is added to its part of a parameter that holds the weights of all experts."""
+
+    weight: str
+    first: "torch.Tensor"
+    """[experts x r, inputs]"""
+    second: "torch.Tensor"
+    """[outputs, r x experts]"""
+    scale: float
+    shape: tuple[int, ...]
+    transposed: bool
+    """An expert's weight is [inputs, outputs]."""
+
+    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
+        """Return the weights with the products added (peft/tuners/lora/layer.py, ParamWrapper.get_delta_weight)."""
+        total = fitting(self.weight, weight, self.shape).clone()
+        experts = self.shape[0] if len(self.shape) == 3 else 1
+        first = self.first.float().reshape(experts, -1, self.first.shape[-1])
+        second = self.second.float().reshape(self.second.shape[0], -1, experts)
+        for expert in range(experts):
+            product = second[:, :, expert] @ first[expert] * self.scale
+            part = total[expert] if len(self.shape) == 3 else total
+            part.add_(product.T if self.transposed else product)
+        return total
 
 
 @dataclass(frozen=True)
 class Product(Update):
-    """B·A·scale, multiplied out when it is asked for."""
+    """B·A·scale is added to a weight; with DoRA the rows of the sum are then scaled to trained norms."""
 
     weight: str
     """Name of the base weight."""
-    factors: "dict[str, torch.Tensor]"
-    """A: [r, inputs], B: [outputs, r]."""
+    parts: "dict[str, torch.Tensor]"
+    """A: [r, inputs], B: [outputs, r], magnitude_vector: [outputs]; of an embedding [r, rows] and [width, r]."""
     scale: float
     transposed: bool
     """The weight is [inputs, outputs]."""
 
-    def tensor(self) -> "torch.Tensor":
-        """Return it in fp32, in the shape of the weight. Raises UserError if a factor is missing."""
-        for factor in ("A", "B"):
-            if factor not in self.factors:
+    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
+        """Return weight + B·A·scale. Raises UserError if a factor is missing or the shapes differ."""
+        embedding = "embedding_A" in self.parts
+        names = ("embedding_A", "embedding_B") if embedding else ("A", "B")
+        for factor in names:
+            if factor not in self.parts:
                 raise UserError(f"the adapter has no lora_{factor} for {self.weight}; train it again")
-        product = self.factors["B"].float() @ self.factors["A"].float() * self.scale
-        return product.T if self.transposed else product
+        first, second = (self.parts[factor].float() for factor in names)
+        product = second @ first * self.scale
+        product = product.T if self.transposed or embedding else product
+        total = fitting(self.weight, weight, tuple(product.shape)) + product
+        import torch
+
+        magnitude = self.parts.get("magnitude_vector")
+        if magnitude is None:
+            return total
+        # arXiv 2402.09353, section 4.1; peft/tuners/lora/variants.py: a norm for each output.
+        along = 0 if self.transposed or embedding else 1
+        scaled: torch.Tensor = magnitude.float() / torch.linalg.vector_norm(total, dim=along)
+        return total * scaled.unsqueeze(along)
+
+
+@dataclass(frozen=True)
+class Replacement(Update):
+    """A weight of which a whole copy was trained."""
+
+    weight: str
+    trained: "torch.Tensor"
+    optional: bool = False
+    """A second name of a shared weight, which few checkpoints have."""
+
+    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
+        """Return the trained copy. Raises UserError if the shapes differ."""
+        fitting(self.weight, weight, tuple(self.trained.shape))
+        trained = self.trained.float()
+        # Two tensors of a file may not share memory.
+        return trained.clone() if self.optional else trained
+
+
+def _matching(pattern: dict[str, Any] | None, module: str) -> Iterator[Any]:
+    """Yield the values whose key matches a module's path (peft/utils/other.py, get_pattern_key)."""
+    for key, value in (pattern or {}).items():
+        if re.fullmatch(rf"(.*\.)?({key})", module):
+            yield value
+
+
+def _paths(module: "Module", path: str) -> list[str]:
+    """Return the path of each copy of a module, or of a parameter of it."""
+    return [path.format(layer) for layer in module.numbers]
+
+
+def adapted_weight(layer: "Projections", module: "Module", value: "Value", r: int) -> "Value":
+    """Trace a linear module whose weight is adapted as a parameter: B·A, and its sum with the weight, which is kept for
+    the backward pass (peft/tuners/lora/layer.py, ParamWrapper and _LoraParameterProxy)."""
+    new, count, width = layer.tracer.new, value.count, value.width
+    size = module.inputs * module.outputs
+    pair = layer.cast(layer.of(layer.adapter_weight(r * (module.inputs + module.outputs))), width)
+    small = pair.count
+    product, total = new(size, width), new(size, width)
+    total.source = layer.tracer.node([pair], [pair], lambda gradient: [new(small, width)])
+    result = new(count / module.inputs * module.outputs, width)
+    result.source = layer.tracer.node(
+        [value, total], [value, total], lambda gradient: [new(count, width), new(size, width)]
+    )
+    del product
+    return result
 
 
 def factors(layer: "Projections", value: "Value", module: "Module", r: int) -> "Value":
@@ -196,20 +508,3 @@ def factors(layer: "Projections", value: "Value", module: "Module", r: int) -> "
     first = layer.adapter_weight(module.inputs * r)
     second = layer.adapter_weight(module.outputs * r)
     return layer.linear(layer.linear(value, module.inputs, r, first), r, module.outputs, second)
-
-
-def _expert_parameters(model: "ModelSpec", r: int) -> int:
-    """Return what peft's all-linear adds to a Mixtral beside its linears: adapters on the router and on each expert.
-
-    In transformers 5 they are no nn.Linear, but peft adapts them as in version 4: gate and up, which are one parameter,
-    with twice the rank (peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe).
-    """
-    if model.family != "mixtral":
-        return 0
-    total = 0
-    for module in model.modules:
-        if module.kind in ("router", "experts"):
-            for name, (*experts, outputs, inputs) in module.weights:
-                rank = 2 * r if name == "gate_up_proj" else r
-                total += rank * math.prod(experts) * (inputs + outputs) * module.count
-    return total

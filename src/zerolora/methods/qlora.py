@@ -1,60 +1,163 @@
-"""QLoRA (arXiv 2305.14314): LoRA on a base model whose linear modules are quantized to 4 bits. Estimated only."""
+"""QLoRA (arXiv 2305.14314): LoRA on a base model whose linear modules are quantized."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from zerolora.methods.lora import LowRank, factors
+from zerolora.errors import UserError
+from zerolora.methods.experts import AdaptedParameter
+from zerolora.methods.lora import TrainedLowRank, factors
+from zerolora.methods.peft_format import quantizable_paths
 
 if TYPE_CHECKING:
     from zerolora.memory.model_spec import ModelSpec, Module
     from zerolora.memory.projections import Projections
     from zerolora.memory.tracer import Value
+    from zerolora.methods.sections import MethodSections
 
 # bitsandbytes: one absmax a block in fp32; double quantization keeps those as int8 with an fp32 a second block, a
 # mean, and their table of 256 numbers (QLoRA section 3, bitsandbytes/functional.py quantize_4bit).
 BLOCK, SECOND_BLOCK = 64, 256
+LIFTED = 4  # bytes of a weight that peft lifts to fp32
+NOT_QUANTIZED = ("falcon",)
+"""Families with a subclass of nn.Linear, which transformers leaves as it is (integrations/bitsandbytes.py,
+replace_with_bnb_linear)."""
 
 
 @dataclass(frozen=True)
-class QloraMethod(LowRank):
+class QloraMethod(TrainedLowRank):
     """QLoRA."""
 
     name: ClassVar[str] = "qlora"
+    sections: ClassVar[tuple[str, ...]] = ("lora", "quantization")
 
-    quantization: Literal["nf4", "fp4"] = "nf4"
-    """The 4-bit type; both take the same memory."""
+    quantization: Literal["nf4", "fp4", "int8"] = "nf4"
+    """Type of a weight; both 4-bit types take the same memory."""
     double_quantization: bool = True
     """The constants of the first quantization are quantized too."""
     quantization_block: int = BLOCK
     """Weights of one quantization constant."""
+    prepared_by: Literal["zerolora", "peft"] = "zerolora"
+    """Weights that are not quantized (embeddings, head, norms) stay in the run's precision, as `zerolora train` leaves
+    them, or are lifted to fp32 by peft's prepare_model_for_kbit_training (peft/utils/other.py); activations follow."""
+
+    def under(self, engine: str) -> "QloraMethod":
+        """Return the method as it is under an engine: DeepSpeed brings every weight to its own precision
+        (deepspeed/runtime/engine.py, _configure_distributed_model), lifted or not."""
+        return replace(self, prepared_by="zerolora") if engine == "deepspeed" else self
+
+    def activation_width(self, width: int) -> int:
+        """Return the bytes of an activation: the embedding's and the norms' results have their weights' width, and a
+        4-bit module returns its input's."""
+        return LIFTED if self.prepared_by == "peft" else width
+
+    @property
+    def frozen_type(self) -> str | None:
+        """The type of a weight."""
+        return self.quantization
+
+    @classmethod
+    def of(cls, settings: "MethodSections") -> Self:
+        quantization = settings.quantization
+        return replace(super().of(settings), quantization=quantization.type, double_quantization=quantization.double)
+
+    @classmethod
+    def build(cls, model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
+        if ends := tuple(settings.lora.modules_to_save):
+            # A part of a saved module is saved with it.
+            parts = quantizable_paths(model)
+            inside = [path for name, _ in model.named_modules() if name.endswith(ends) for path in _within(name, parts)]
+            cls._check_not_saved(inside)
+        return super().build(model, settings, rows)
+
+    def adapted(self, model: "ModelSpec") -> tuple[list[int], int, dict[str, int]]:
+        if ends := self.modules_to_save:
+            saved = [module for module in model.linears if module.path.endswith(ends)]
+            self._check_not_saved([module.path.format(module.numbers[0]) for module in saved])
+        return super().adapted(model)
+
+    @classmethod
+    def _check_not_saved(cls, paths: list[str]) -> None:
+        """Raise UserError if quantized modules, `paths`, are to be trained as a whole: codes have no gradient."""
+        if paths:
+            raise UserError(
+                f"train.lora.modules_to_save: {paths[0]} is quantized with method: {cls.name}, and cannot be trained "
+                f"as a whole; leave it out, or write method: {cls.name.removeprefix('q')}"
+            )
+
+    def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
+        """Raise UserError for the weight of a linear module, which is quantized (peft/tuners/lora/layer.py)."""
+        if parameter.module.kind == "linear":
+            raise UserError(
+                f"train.lora.targets: {parameter.path} would be adapted as a parameter, which peft cannot where it is "
+                "quantized; write the last word of its path, which means the experts too, or method: lora"
+            )
+        return super().parameter_tensors(parameter, r)
 
     def frozen_bytes(self, model: "ModelSpec", width: int) -> float:
-        """Return the bytes of the base model, its linear modules in 4 bits and the rest in `width` bytes a weight."""
-        quantized = sum(module.inputs * module.outputs * module.count for module in model.linears)
-        return model.parameters * width + quantized * (self._bytes_of_a_weight() - width)
+        """Return the bytes of the base model: linear modules in 4 bits, the rest in `width` bytes a weight or fp32.
+
+        Raises UserError if transformers quantizes none of the model's modules.
+        """
+        if model.family in NOT_QUANTIZED:
+            raise UserError(
+                f"qlora: transformers quantizes none of a {model.family}'s modules, which are of a class of their own; "
+                "write another method, such as lora"
+            )
+        width = self.activation_width(width)
+        quantized = self.replaced(model)
+        scales = 4 * sum(each.outputs * each.count for each in _quantized(model)) if self.quantization == "int8" else 0
+        return model.parameters * width + quantized * (self._bytes_of_a_weight() - width) + scales
+
+    def replaced(self, model: "ModelSpec") -> int:
+        """Return the parameters of the quantized modules."""
+        return sum(module.inputs * module.outputs * module.count for module in _quantized(model))
 
     def _bytes_of_a_weight(self) -> float:
-        """Return the bytes of one 4-bit weight with its share of the constants."""
+        """Return the bytes of one quantized weight with its share of the constants; int8 has one for each output."""
+        if self.quantization == "int8":
+            return 1.0
         if not self.double_quantization:
             return 0.5 + 4 / self.quantization_block
         return 0.5 + 1 / self.quantization_block + 4 / (self.quantization_block * SECOND_BLOCK)
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
-        """Trace a 4-bit module with its adapter (peft/tuners/lora/bnb.py)."""
-        result = _unpacked(layer, module, value)
+        """Trace a quantized module with its adapter (peft/tuners/lora/bnb.py)."""
+        result = self.base(layer, module, value)
         r = layer.ranks.get(module.path, 0)
         if not r:
             return result
-        result = layer.unary(result)  # bnb.py clones it
         before = result.width
         value = self.dropped_input(layer, value)
         update = layer.unary(factors(layer, value, module, r))
         # Unlike LoRA's, the sum is in the result's width.
         return layer.cast(layer.add(result, layer.cast(update, before)), before)
 
+    def base(self, layer: "Projections", module: "Module", value: "Value") -> "Value":
+        """Trace the quantized module. The result of an adapted one of 4 bits is cloned (peft/tuners/lora/bnb.py)."""
+        if self.quantization == "int8":
+            return _in_8_bits(layer, module, value)
+        result = _unpacked(layer, module, value)
+        return layer.unary(result) if layer.ranks.get(module.path) else result
+
+
+def _quantized(model: "ModelSpec") -> "list[Module]":
+    """Return the modules that transformers quantizes: all linear ones but the output head, a vision tower's too."""
+    return [*model.linears, *(module for module in model.modules if module.kind == "outside" and module.inputs)]
+
+
+def _within(name: str, paths: list[str]) -> list[str]:
+    """Return those of `paths` that are a module or lie in it."""
+    return [path for path in paths if path == name or path.startswith(f"{name}.")]
+
 
 def _unpacked(layer: "Projections", module: "Module", value: "Value") -> "Value":
-    """Trace a 4-bit module: its weight is unpacked for as long as it is multiplied, forward and backward."""
+    """Trace a 4-bit module: its weight is unpacked for as long as it is multiplied, forward and backward.
+
+    It computes in the run's precision and returns the width of its input (bitsandbytes/nn/modules.py, Linear4bit).
+    """
+    before = value.width
+    value = layer.cast(value, layer.step.weight_width or before)
     new, count, width = layer.tracer.new, value.count, value.width
     unpacked = new(module.inputs * module.outputs, width)
     result = new(count / module.inputs * module.outputs, width)
@@ -64,6 +167,38 @@ def _unpacked(layer: "Projections", module: "Module", value: "Value") -> "Value"
         again = new(module.inputs * module.outputs, width)
         found = [new(count, width)]
         del again
+        return found
+
+    result.source = layer.tracer.node([value], [], backward)
+    del value
+    return layer.cast(result, before)
+
+
+def _in_8_bits(layer: "Projections", module: "Module", value: "Value") -> "Value":
+    """Trace an int8 module: CUDA multiplies its input in int8, a CPU unpacks the weight; both unpack it in the backward
+    pass. Columns of outliers are few, and are not counted.
+
+    The input is kept as an attribute of the node, not as a saved tensor, so it is freed with the whole graph
+    (bitsandbytes/autograd/_functions.py, MatMul8bitLt and MatMul8bitFp; backends/default/ops.py, int8_scaled_mm).
+    """
+    new, count, width = layer.tracer.new, value.count, value.width
+    weights, outputs = module.inputs * module.outputs, count / module.inputs * module.outputs
+    if layer.step.on_cpu:
+        during = [new(weights, width)]
+    else:
+        narrow = None if layer.step.half else new(count, 2)
+        codes = new(count, 1)
+        del narrow
+        during = [codes, new(outputs, 4), *(() if layer.step.half else (new(outputs, 2),))]
+    result = new(outputs, width)
+    del during
+    kept = [value.storage]
+
+    def backward(gradient: "Value") -> "list[Value]":
+        assert kept
+        unpacked = new(weights, width)
+        found = [new(count, width)]
+        del unpacked
         return found
 
     result.source = layer.tracer.node([value], [], backward)

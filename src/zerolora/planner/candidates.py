@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from zerolora.config.settings import RenderSettings
-from zerolora.memory.estimate import Capacity, attentions, impossible, masked, too_large, training_spec
+from zerolora.memory.estimate import Capacity, impossible, masked, open_attentions, too_large, training_spec
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.predict import predict, sized
 from zerolora.memory.row_statistics import RowStatistics
@@ -27,7 +27,7 @@ from zerolora.strategies.buckets import Buckets
 from zerolora.strategies.traffic import StepWork
 from zerolora.types import Attention
 
-ATTENTIONS = ("flash", "sdpa", "eager")  # the fastest first, as attentions() has them
+ATTENTIONS = ("flash", "sdpa", "eager")  # the fastest first, as a ModelSpec has them
 WORTH_MORE = 1.1
 """Keeping more weights gathered is a candidate if their number is at least this many times the minimum."""
 IN_A_LAYER = re.compile(r"\.(\{\}|\d+)\.")  # of a module's path: model.layers.{}.mlp.up_proj
@@ -105,13 +105,13 @@ def open_specs(planning: Planning) -> Iterator[TrainingSpec]:
     """Yield every training spec that the settings leave open."""
     model, settings, user = planning.model, planning.settings, planning.user
     base = training_spec(model, settings, planning.rows)
-    per_rank = settings.global_batch // base.ranks
-    saving, attention = settings.activation_checkpointing, settings.attention
+    per_rank = settings.global_batch // settings.data_ranks
+    saving = settings.activation_offload or settings.activation_checkpointing  # only checkpoints are offloaded
     for name, micro_batch, checkpointing, kind in itertools.product(
         _names(settings),
         [settings.micro_batch] if settings.micro_batch else divisors(per_rank),
         (False, True) if saving is None else (saving,),
-        attentions(model) if attention is None else (attention,),
+        open_attentions(model, settings),
     ):
         spec = replace(
             base,
@@ -140,7 +140,7 @@ def open_buckets(model: ModelSpec, spec: TrainingSpec, hardware: HardwareRates) 
     """Return the bucket sizes to choose from: at stage 3, gathered weights of two layers at a time, or of all layers,
     which are then gathered half as often."""
     least = sized(model, spec)
-    if not least.live:
+    if not least.prefetch:  # below stage 3, and with weights on NVMe
         return [least]
     everything = model.parameters + spec.parameters(model).trained
     # Prefetch enough to make the link's latency a small part of the time; prefetched weights count as live too.
@@ -175,17 +175,14 @@ def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
         gpu=prediction.gpu["total"],
         host=prediction.host["total"],
         cost=step_seconds(step_work(model, spec, planning.rows), spec.layout, planning.hardware),
-        fault=impossible(spec) or _unwanted(planning, spec) or too_large(prediction, capacity),
+        fault=impossible(spec, planning.model) or _unwanted(planning, spec) or too_large(prediction, capacity),
     )
 
 
 def _unwanted(planning: Planning, spec: TrainingSpec) -> str | None:
     # The user's own JSON names its disk itself; planner/user_config.py checks it.
-    if spec.own is None and (conflict := spec.layout.conflict(target_of(planning.settings))):
-        return conflict.problem
-    if planning.model.counted == "config.json" and spec.attention not in attentions(planning.model):
-        return f"the model has no {spec.attention} attention; write {' or '.join(attentions(planning.model))}"
-    return None
+    conflict = None if spec.own else spec.layout.conflict(target_of(planning.settings))
+    return conflict.problem if conflict else None
 
 
 def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> StepWork:
@@ -196,6 +193,8 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
     if model.tied:
         matmul += model.vocabulary * model.hidden
     mean = max(1, round(rows.tokens / rows.packed_rows))
+    merged, merging = merged_factors(model, parameters.ranks)
+    on_cpu = spec.on_cpu or spec.layout.optimizer != "gpu"
     return StepWork(
         length=mean,
         micro_batch=spec.micro_batch,
@@ -215,8 +214,30 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         attention=spec.attention,
         width=cast(Literal[2, 4], spec.width),
         live=spec.buckets.live if spec.buckets and spec.buckets.live else 0,
+        key_heads=model.key_heads,
+        sequence_parallel=spec.sequence_parallel,
+        idle=model.parameters - model.active_parameters,
+        merged=merged,
+        merging=merging,
+        offloads_inputs=spec.offloads_inputs,
+        update_traffic=spec.optimizer.traffic(on_cpu),
+        update_states=spec.optimizer.state_bytes(parameters) / parameters.trained,
         outside=sum(module.parameters for module in model.modules if not IN_A_LAYER.search(module.path)),
     )
+
+
+def merged_factors(model: ModelSpec, ranks: tuple[tuple[str, int], ...]) -> tuple[int, int]:
+    """Return the elements of the factors of experts' weights, and the multiplications of both factors of each, which
+    peft adds to the weights before they are used (peft/tuners/lora/layer.py, ParamWrapper)."""
+    of, factors, multiplications = dict(ranks), 0, 0
+    for module in model.modules:
+        for name, shape in module.weights:
+            r = of.get(f"{module.path}.{name}", 0)
+            if r and len(shape) == 3:
+                experts, outputs, inputs = shape
+                factors += r * experts * (outputs + inputs) * module.count
+                multiplications += r * experts * outputs * inputs * module.count
+    return factors, multiplications
 
 
 def divisors(number: int) -> list[int]:

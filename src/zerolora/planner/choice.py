@@ -98,6 +98,7 @@ def refusal(every: list[Candidate], planning: Planning, instead: Candidate | Non
         f"render.strategy is {settings.strategy} and nothing fits, not even with the smallest that "
         "train.micro_batch, activation_checkpointing and attention allow:",
         *_indented(memory_table(needed, capacity)),
+        *(f"  {entry['strategy']}: {entry['why']}" for entry in needed),
     ]
     if instead is None:
         lines.append(

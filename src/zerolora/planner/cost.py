@@ -7,11 +7,12 @@ collectives are defined by each strategy (strategies/engines/).
 
 from dataclasses import dataclass, fields
 
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import HardwareRates
 from zerolora.strategies.base import Strategy
-from zerolora.strategies.traffic import REDUCE, Collective, StepWork
+from zerolora.strategies.traffic import EXCHANGE, REDUCE, Collective, StepWork, exchanges
 
-MASTER, MOMENTS = 4, 8  # bytes of an fp32 master weight, and of Adam's two fp32 moments
+MASTER = 4  # bytes of an fp32 master weight
 
 # The work of one layer of transformers 5.23 beside its matrix products, counted operation by operation in a two-layer
 # and a four-layer Llama (multi-head, MLP 2.75 x hidden), with and without peft 0.21's adapters on every linear module:
@@ -35,9 +36,10 @@ ATTENTION_BACKWARD = {"eager": 2.0, "sdpa": 2.5, "flash": 2.5}
 TENSOR_OPERATIONS = 15
 """Host time of a step for each trained tensor (hooks, buckets, clipping, AdamW), in operations: 0.14 and 0.22 ms in the
 same two models at stage 0."""
-ADAM_BYTES = 100
-"""Bytes that torch's AdamW moves on a GPU for each parameter: eight passes over states (torch/optim/adamw.py, foreach),
-and unscaling, clipping and the copy to the working weights."""
+CLIPPING_BYTES = 20
+"""Bytes that a step moves on a GPU for each trained parameter beside its optimizer: unscaling, clipping and the copy to
+the working weights."""
+ADAMW_TRAFFIC = OPTIMIZERS["adamw"].traffic(on_cpu=True)  # of the optimizer whose rate a probe measures
 BATCH_BYTES = 4 * 8
 """Bytes of a token in a batch: ids, labels, positions and mask as int64."""
 
@@ -83,7 +85,7 @@ def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) ->
     computing = forward + backward + recompute
     issuing = _operations(work, strategy) * hardware.kernel_seconds
     overhead = issuing if _host_waits(strategy, hardware) else max(0.0, issuing - computing)
-    collectives = list(strategy.collectives(work, hardware.ranks_per_node))
+    collectives = [*strategy.collectives(work, hardware.ranks_per_node), *exchanges(work, hardware.ranks_per_node)]
     node, network, hidden = _communication(collectives, strategy, hardware, computing + overhead)
     moved: dict[str, float] = {}
     for each in collectives:
@@ -112,9 +114,9 @@ def useful_flops(work: StepWork) -> dict[str, float]:
     its own (see `_passes`).
     """
     head = work.vocabulary * work.hidden
-    base, adapters = (4, work.trainable) if work.frozen else (6, 0)
+    base, adapters = (4, work.trainable - work.merged) if work.frozen else (6, 0)
     return {
-        "token": float(base * (work.matmul - head) + 6 * adapters),
+        "token": float(base * (work.matmul - work.idle - head) + 6 * adapters),
         "squared_token": float(12 * work.heads * work.head_dim * work.layers),
         "supervised_token": float(base * head),
     }
@@ -126,24 +128,26 @@ def useful_flops(work: StepWork) -> dict[str, float]:
 def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, float]:
     """Return the seconds of forward, backward and recompute of one micro-step."""
     tokens, head = work.tokens, work.vocabulary * work.hidden
-    body, adapters = work.matmul - head, work.trainable if work.frozen else 0
+    body, adapters = work.matmul - work.idle - head, work.trainable - work.merged if work.frozen else 0
     logits = tokens * work.supervised
     # 2 for each parameter and token (arXiv 2001.08361, 2.1); q·k and scores·v: 4 · attended · heads · head_dim a token.
     attention = 4 * work.attended * tokens * work.heads * work.head_dim * work.layers
-    products = 2 * tokens * (body + adapters)
+    products = 2 * tokens * (body + adapters) + 2 * work.merging
     # Backward has one product for the input and one for the weight; a frozen weight needs none (arXiv 2106.09685).
     per_weight = 1 if work.frozen else 2
     forward_flops = products + attention + 2 * logits * head
     backward_flops = (
         per_weight * (2 * tokens * body + 2 * logits * head)
         + 2 * 2 * tokens * adapters
+        + 2 * 2 * work.merging
         + ATTENTION_BACKWARD[work.attention] * attention
     )
     layer_forward, layer_backward = _traffic(work)
     unembedding = logits * work.vocabulary * (work.width + LOGITS)
     forward = _roofline(forward_flops, work.matmul * work.width, layer_forward + unembedding, hardware)
     backward = _roofline(backward_flops, work.matmul * work.width, layer_backward + unembedding, hardware)
-    recompute = _roofline(products + attention, body * work.width, layer_forward, hardware)
+    # Of many tokens each expert gets some, so all weights are read.
+    recompute = _roofline(products + attention, (work.matmul - head) * work.width, layer_forward, hardware)
     return forward, backward, recompute if work.checkpointing else 0.0
 
 
@@ -182,8 +186,8 @@ def _host_waits(strategy: Strategy, hardware: HardwareRates) -> bool:
 def _optimizer(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
     updated = work.trainable / strategy.owners(hardware.ranks, hardware.ranks_per_node)
     if hardware.cpu or strategy.optimizer != "gpu":
-        return updated / hardware.cpu_adam
-    return updated * ADAM_BYTES / hardware.memory_bandwidth
+        return updated / hardware.cpu_adam * work.update_traffic / ADAMW_TRAFFIC
+    return updated * (work.update_traffic + CLIPPING_BYTES) / hardware.memory_bandwidth
 
 
 # Communication
@@ -191,7 +195,8 @@ def _optimizer(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> f
 
 def members(collective: Collective, hardware: HardwareRates) -> int:
     """Return the number of ranks that take part in a collective."""
-    return {"all": hardware.ranks, "node": hardware.ranks_per_node, "across": hardware.nodes}[collective.scope]
+    of_scope = {"all": hardware.ranks, "node": hardware.ranks_per_node, "across": hardware.nodes}[collective.scope]
+    return collective.ranks or of_scope
 
 
 def sent_bytes(collective: Collective, hardware: HardwareRates) -> float:
@@ -217,7 +222,7 @@ def collective_seconds(collective: Collective, hardware: HardwareRates) -> tuple
 def _latency(collective: Collective, hardware: HardwareRates) -> float:
     """Return the seconds of one call's hops (NCCL, src/graph/tuning.cc, ncclTopoTuneModel: nsteps, nInterSteps)."""
     hops = members(collective, hardware) - 1
-    far = 0 if collective.scope == "node" else hardware.nodes - 1
+    far = 0 if collective.scope == "node" else min(hops, hardware.nodes - 1)
     once = (hops - far) * hardware.node.latency + far * hardware.network.latency
     return (2 if collective.kind == REDUCE else 1) * once
 
@@ -226,21 +231,38 @@ def _communication(
     collectives: list[Collective], strategy: Strategy, hardware: HardwareRates, computing: float
 ) -> tuple[float, float, float]:
     """Return the seconds of communication inside nodes, between nodes, and overlapped with `computing` seconds."""
-    pairs = [collective_seconds(each, hardware) for each in collectives]
-    node, network = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+
+    def seconds(of: list[Collective]) -> tuple[float, float]:
+        pairs = [collective_seconds(each, hardware) for each in of]
+        return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+
+    # Attention waits for what ranks exchange.
+    node_waited, network_waited = seconds([each for each in collectives if each.kind == EXCHANGE])
+    node, network = seconds([each for each in collectives if each.kind != EXCHANGE])
     # Gathers are prefetched on a separate stream (overlap_comm, rendered on GPUs; FSDP always).
     # The adapter's gradients at stages 0 to 2 are reduced after the backward pass.
     overlaps = strategy.stage == 3 and not hardware.cpu
     hidden = min(node + network, computing) if overlaps else 0.0
     shown = 1 - hidden / (node + network) if hidden else 1.0
-    return node * shown, network * shown, hidden
+    return node * shown + node_waited, network * shown + network_waited, hidden
 
 
 # Offload
 
 
 def _offload(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
-    return _optimizer_offload(work, strategy, hardware) + _parameter_offload(work, strategy, hardware)
+    moved = _optimizer_offload(work, strategy, hardware) + _parameter_offload(work, strategy, hardware)
+    return moved + _activation_offload(work, hardware)
+
+
+def _activation_offload(work: StepWork, hardware: HardwareRates) -> float:
+    if not work.offloads_inputs:
+        return 0.0
+    # Each layer's input goes to the host and comes back, on the stream that computes (torch/autograd/graph.py,
+    # save_on_cpu), so there is no overlap.
+    transfers = 2 * work.accumulation * work.layers
+    each = work.tokens * work.hidden * work.width
+    return transfers * (each / hardware.host.bandwidth + hardware.host.latency)
 
 
 def _optimizer_offload(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
@@ -251,11 +273,14 @@ def _optimizer_offload(work: StepWork, strategy: Strategy, hardware: HardwareRat
     # host at every micro-step that reduces and come back at the next to be added to. At the step's end they go as
     # fp32, and step() brings the weights back.
     reducing = work.accumulation if strategy.stage >= 2 else 1
+    # FSDP reduces at the last micro-step only, and copies the weights at their next use (_parameter_offload).
+    if strategy.engine == "fsdp":
+        return share * MASTER / hardware.host.bandwidth
     to_and_fro = (2 * reducing - 1) * work.width if work.accumulation > 1 else 0
     seconds = share * (to_and_fro + MASTER + work.width) / hardware.host.bandwidth
     if strategy.optimizer == "nvme":
         # stage3.py, _optimizer_states_and_gradient_swap_in and _out; all ranks of a node share the disk.
-        states = share * (MASTER + MOMENTS) * hardware.ranks_per_node
+        states = share * (MASTER + work.update_states) * hardware.ranks_per_node
         seconds += states / hardware.disk.read + states / hardware.disk.write
     return seconds
 
@@ -264,7 +289,7 @@ def _parameter_offload(work: StepWork, strategy: Strategy, hardware: HardwareRat
     if strategy.parameters == "gpu":
         return 0.0
     # A rank copies its shard to the GPU before each gather and waits for it (_host_waits), so there is no overlap.
-    share = strategy.gathered(work) / hardware.ranks * work.width
+    share = strategy.gathered(work) / strategy.owners(hardware.ranks, hardware.ranks_per_node) * work.width
     seconds = share / hardware.host.bandwidth
     if strategy.parameters == "nvme":
         # _ensure_availability_of_partitioned_params reads; stage3.py, _partitioned_params_swap_out writes trained ones.

@@ -44,6 +44,11 @@ class Gpu:
     capability: float
     """CUDA compute capability; the matrix cores support bf16 from 8.0 on."""
 
+    @property
+    def supports_bf16(self) -> bool:
+        """Whether its matrix cores compute in bf16."""
+        return self.capability >= 8.0
+
 
 def named(
     gpu: str,
@@ -62,7 +67,7 @@ def named(
     that does not support it.
     """
     datasheet = known("GPU", gpu, GPUS)
-    if precision == "bf16" and datasheet.capability < 8.0:
+    if precision == "bf16" and not datasheet.supports_bf16:
         raise UserError(
             f"precision is bf16, but {gpu} has compute capability {datasheet.capability}, and bf16 begins at 8.0; "
             "write fp16"

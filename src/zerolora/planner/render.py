@@ -8,19 +8,20 @@ import shutil
 from pathlib import Path
 from typing import Any, TypedDict
 
-from zerolora.config.settings import RenderSettings, TrainingChoice, UsefulFlops
+from zerolora.config.settings import Canary, RenderSettings, TrainingChoice, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.estimate import training_spec
 from zerolora.memory.model_spec import ModelSpec, from_json
 from zerolora.memory.predict import predict
 from zerolora.memory.row_statistics import RowStatistics
+from zerolora.planner.canary import due, risks, safe_choice
 from zerolora.planner.candidates import Candidate, Choice, Planning, step_work
 from zerolora.planner.choice import choose
 from zerolora.planner.cost import useful_flops
 from zerolora.planner.run_hardware import hardware_of, peak_of, target_of
 from zerolora.planner.slurm_resources import TrainingResources, training
-from zerolora.planner.summary import Summary, summary, table
+from zerolora.planner.summary import Summary, steps_of, summary, table
 from zerolora.planner.user_config import UserLayout, check_user_config, filled, layout_of
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.base import Target
@@ -46,6 +47,8 @@ class Rendered(TypedDict):
     strategy: str
     hardware: str
     """Source of the hardware's figures."""
+    canary: str
+    """Whether the first losses are compared with those of a safe setting, and why."""
     overrides: list[Override]
     reasons: list[JsonObject]
     """One entry for each value of the engine's options: key, value, reason, source."""
@@ -73,14 +76,35 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[JsonObject, Render
     work = step_work(planning.model, training_spec(planning.model, settings, planning.rows), planning.rows)
     flops = UsefulFlops(**useful_flops(work), peak=peak_of(settings))
     chosen = training_choice(choice, settings.precision, flops)
+    canary, compared = _canary(choice, options, chosen, planning)
+    chosen = chosen.model_copy(update={"canary": canary})
     return {**options, "zerolora": chosen.model_dump(mode="json")}, {
         "strategy": _described(choice, settings),
         "hardware": source,
+        "canary": compared,
         "overrides": overrides,
         "reasons": [entry._asdict() for entry in reasons],
         "choice": summary(candidates, settings, planning.rows),
-        "slurm_resources": training(candidates[0], planning),
+        "slurm_resources": training(candidates[0], planning, canary.steps if canary else 0),
     }
+
+
+def _canary(
+    choice: Choice, options: JsonObject, chosen: TrainingChoice, planning: Planning
+) -> tuple[Canary | None, str]:
+    """Return the canary of a run, None if it needs none or nothing safe fits; and what is compared, and why."""
+    settings = planning.settings
+    reasons, count = list(risks(choice, options, settings)), due(settings, steps_of(settings, planning.rows))
+    if not reasons or not count:
+        return None, f"none: {'the run is too short, or train.canary is off' if reasons else 'nothing is risky'}"
+    safe = safe_choice(planning)
+    if safe is None:
+        return None, f"none, as no safe setting fits: {'; '.join(reasons)}"
+    safe_options, _ = rendered(safe, target_of(settings), settings.gradient_clipping)
+    safe_chosen = training_choice(safe, settings.precision, chosen.flops)
+    zero = {**safe_options, "zerolora": safe_chosen.model_dump(mode="json")}
+    compared = f"{count} steps, compared with {safe.strategy} with {safe.attention} attention: {'; '.join(reasons)}"
+    return Canary(steps=count, reasons=reasons, zero=zero), compared
 
 
 def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str]:
@@ -89,9 +113,10 @@ def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str
     Raises UserError if the estimate is missing or out of date, or if the strategy cannot run.
     """
     predicted = read_json(estimate, "zerolora estimate")
-    if not {"shape", "data"} <= predicted.keys():
-        raise UserError(f"{estimate}: is of another version; run `zerolora estimate` again")
-    model, rows = from_json(predicted["shape"]), RowStatistics(**predicted["data"])
+    try:
+        model, rows = from_json(predicted["shape"]), RowStatistics(**predicted["data"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{estimate}: is of another version; run `zerolora estimate` again") from None
     hardware, source = hardware_of(settings)
     user: UserLayout | None = None
     if settings.user_config is not None:
@@ -140,7 +165,7 @@ def rendered_user_config(choice: Choice, settings: RenderSettings, hidden: int) 
     overrides = _override(options, _from_training(choice, target_of(settings), settings.gradient_clipping))
     for key in ("optimizer", "scheduler"):
         if key in options:
-            overrides.append({"key": key, "json": options.pop(key), "training": "AdamW and train.schedule"})
+            overrides.append({"key": key, "json": options.pop(key), "training": "train.optimizer and train.schedule"})
     overrides += _override(options, nested(torch_optimizer_options()))
     return options, overrides
 
@@ -194,5 +219,10 @@ def lines(explained: Rendered) -> str:
         f"  {entry['key'].removeprefix(f'{ZERO}.')} = {entry['value']}: {entry['reason']}"
         for entry in explained["reasons"]
     ]
-    chosen = [f"strategy: {explained['strategy']}", f"hardware: {explained['hardware']}", table(explained["choice"])]
+    chosen = [
+        f"strategy: {explained['strategy']}",
+        f"hardware: {explained['hardware']}",
+        f"canary: {explained['canary']}",
+        table(explained["choice"]),
+    ]
     return "\n".join([*chosen, *overrides, *values])

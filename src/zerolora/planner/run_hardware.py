@@ -5,6 +5,7 @@ from typing import Any
 
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
+from zerolora.methods.registry import create
 from zerolora.planner.datasheets import DISKS, GPUS, named
 from zerolora.planner.hardware import KERNEL_SECONDS, HardwareRates, Link
 from zerolora.planner.probe_file import checked, measured
@@ -62,12 +63,15 @@ def hardware_of(settings: RenderSettings) -> tuple[HardwareRates, str]:
 
 def target_of(settings: RenderSettings) -> Target:
     """Return the target that a run's strategy must support."""
+    method = create(settings.method.name, **settings.method.settings)
     return Target(
         device=settings.device,
         precision=settings.precision,
         nodes=settings.nodes,
         ranks_per_node=settings.ranks_per_node,
         nvme=settings.nvme,
+        frozen_type=method.frozen_type,
+        unpacks=method.unpacks,
     )
 
 

@@ -22,6 +22,7 @@ from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.predict import predict
 from zerolora.memory.projections import NOTHING, ForwardSpec
 from zerolora.memory.read_spec import read_model_spec
+from zerolora.memory.reserve import CONTEXT, UNUSED
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.memory.states import BYTES
 from zerolora.planner.candidates import Candidate, Planning, step_work
@@ -67,15 +68,17 @@ class TrainingResources(Resources):
     """Predicted peak of torch's allocator on a GPU; 0 on CPU."""
 
 
-def training(candidate: Candidate, planning: Planning) -> TrainingResources:
-    """Return the resources of training: every step, every validation, weights read and checkpoints written."""
+def training(candidate: Candidate, planning: Planning, canary: int = 0) -> TrainingResources:
+    """Return the resources of training: every step, every validation, weights read and checkpoints written; and those
+    of a canary, `canary` steps made twice, by trainings that each read the weights."""
     settings, rows = planning.settings, planning.rows
     steps = steps_of(settings, rows)
     # Validating a row takes less time than training on it.
     validations = 1 + (steps // settings.validation_steps if settings.validation_steps else 0)
-    stepping = candidate.seconds * (steps + validations * rows.validation_rows / settings.global_batch)
+    stepping = candidate.seconds * (steps + 2 * canary + validations * rows.validation_rows / settings.global_batch)
     prediction = predict(planning.model, candidate.spec)
-    moved = prediction.disk["model"] * settings.nodes + prediction.disk["adapter"] + prediction.disk["checkpoints"]
+    loads = settings.nodes * (3 if canary else 1)
+    moved = prediction.disk["model"] * loads + prediction.disk["adapter"] + prediction.disk["checkpoints"]
     on_gpu = settings.device == "cuda"
     gpus = settings.ranks_per_node if on_gpu else 0
     seconds = stepping + moved / SHARED_DISK
@@ -117,7 +120,8 @@ def evaluating(settings: EvaluateSettings, model: Path, data: Path, run: RenderS
     rows, longest = statistics[f"{settings.split}_rows"], max(1, statistics[f"{settings.split}_longest_row"])
     rows = min(rows, settings.rows or rows)
     half = _answering(spec, settings, longest, BYTES["bf16"])
-    free = (run.gpu_memory or 0) - run.reserve if run.device == "cuda" else 0
+    reserve = CONTEXT + int(UNUSED * (stored + half)) if run.reserve is None else run.reserve
+    free = (run.gpu_memory or 0) - reserve if run.device == "cuda" else 0
     on_gpu = stored + half <= free
     # A model for a GPU is loaded to host memory first; a model on a CPU is in fp32.
     held = stored if on_gpu else spec.parameters * BYTES["fp32"] + _answering(spec, settings, longest, BYTES["fp32"])

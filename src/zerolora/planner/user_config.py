@@ -114,8 +114,11 @@ class UserLayout(NamedTuple):
     buckets: Buckets
 
 
-def check_user_config(path: str, user: Any, target: Target) -> None:
-    """Raise UserError, with one line for each mistake, if a JSON is invalid by itself or on a run's `target`."""
+def check_user_config(path: str, user: Any, target: Target, key: str = "render.strategy") -> None:
+    """Raise UserError, with one line for each mistake, if a JSON is invalid by itself or on a run's `target`.
+
+    `key` is the setting or option that names the file.
+    """
     mistakes = list(faults(user))
     if not mistakes:
         mistakes += _batch_faults(user, target.ranks)
@@ -126,7 +129,7 @@ def check_user_config(path: str, user: Any, target: Target) -> None:
             mistakes.append(f"{strategy.name}: {conflict.problem}; {conflict.remedy}")
         mistakes += _partition_faults(zero, strategy, target.ranks)
     if mistakes:
-        raise UserError("\n".join(f"render.strategy: {path}: {mistake}" for mistake in mistakes))
+        raise UserError("\n".join(f"{key}: {path}: {mistake}" for mistake in mistakes))
 
 
 def faults(user: Any) -> Iterator[str]:
@@ -148,7 +151,7 @@ def faults(user: Any) -> Iterator[str]:
         yield from _contradictions(zero)
 
 
-def filled(user: dict[str, Any], hidden: int) -> dict[str, Any]:
+def filled(user: dict[str, Any], hidden: int, key_of_file: str = "render.strategy") -> dict[str, Any]:
     """Return a JSON with "auto" in its stage-3 sizes replaced for a model of width `hidden`, and with stage 0 if it
     names none. Raises UserError for an "auto" without a meaning, which DeepSpeed would silently drop."""
     zero = {"stage": 0, **user.get(ZERO, {})}
@@ -156,7 +159,7 @@ def filled(user: dict[str, Any], hidden: int) -> dict[str, Any]:
     for key, value in zero.items():
         if value == "auto":
             if key not in known:
-                raise UserError(f"render.strategy: {ZERO}.{key} is 'auto' in your JSON; write its value")
+                raise UserError(f"{key_of_file}: {ZERO}.{key} is 'auto' in your JSON; write its value")
             zero[key] = known[key]
     copied = {key: dict(value) if isinstance(value, dict) else value for key, value in user.items()}
     return {**copied, ZERO: zero}
@@ -242,6 +245,11 @@ def _unknown(zero: dict[str, Any]) -> Iterator[str]:
             yield f"{ZERO}.{key} is deprecated; write {RENAMED[key]}"
         elif key == "aio":
             yield f"{ZERO}.aio belongs to the top level (DeepSpeed#2721); move it there"
+        elif key.startswith("mics_"):
+            yield (
+                f"{ZERO}.{key} is of MiCS, which DeepSpeed 0.19.8 no longer has (DeepSpeed#8489); write "
+                "zero_hpz_partition_size (hpZ), or render.strategy: fsdp_hybrid"
+            )
         elif key not in known_keys():
             yield f"{ZERO}.{key} is no key of DeepSpeed; {_nearest(key, known_keys())}"
     for section, known in OFFLOADS.items():
@@ -330,6 +338,13 @@ def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[str]:
             )
         if device == "nvme" and not zero[key].get("nvme_path"):
             yield f"{key}.device is nvme without nvme_path (DeepSpeed#5124); write the folder of a local disk"
+    prefetch = next((zero[key] for key in aliases("stage3_prefetch_bucket_size") if key in zero), "not 0")
+    if devices["offload_param"] == "nvme" and stage == 3 and prefetch != 0:
+        # partitioned_param_swapper.py: "already assigned swap buffer id"
+        yield (
+            f"offload_param.device is nvme and stage3_prefetch_bucket_size is {prefetch}, with which DeepSpeed reads "
+            "frozen weights twice and fails; write 0"
+        )
     if devices["offload_param"] != "gpu" and stage != 3:
         yield f"offload_param with stage {stage}, where parameters are not sharded; write stage 3 or remove it"
     if devices["offload_optimizer"] != "gpu" and stage == 0:

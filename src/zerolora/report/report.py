@@ -99,10 +99,24 @@ def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, 
         **{f"base {name} sha256": digest for name, digest in weights.items()},
         **{f"data file {path} sha256": digest for path, digest in prepared["read"].items()},
         **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
-        "adapter sha256": sha256(results / "adapter" / "adapter_model.safetensors"),
+        **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora train")),
         "config sha256": sha256(config),
         "lock file sha256": sha256(lock),
     }
+
+
+def _of_adapter(manifest: dict[str, Any]) -> dict[str, str]:
+    """Return the hashes of what was trained, and of each adapter that training went on from, the last one first."""
+    found = {
+        f"{name} sha256": file["sha256"] for name, file in manifest["files"].items() if name.endswith(".safetensors")
+    }
+    origin, before = manifest.get("from_adapter"), "goes on from"
+    while origin:
+        source = "".join(f", {key} {value}" for key, value in origin.get("source", {}).items())
+        licence = f", {origin['license']}" if "license" in origin else ""
+        found[before] = f"{origin['directory']} (sha256 {origin['sha256']}{source}{licence})"
+        origin, before = origin.get("from_adapter"), f"{before}, which goes on from"
+    return found
 
 
 def _commit() -> str:

@@ -24,11 +24,19 @@ class Target:
     ranks_per_node: int
     nvme: str | None
     """Directory on a local disk for offloaded states."""
+    unpacks: bool = False
+    """The method computes with the unpacked weights of quantized modules, outside of their forward pass."""
+    frozen_type: str | None = None
+    """The type that the frozen base model is quantized to: nf4, fp4, int8, or None."""
 
     @property
     def ranks(self) -> int:
         """Ranks on all nodes."""
         return self.nodes * self.ranks_per_node
+
+
+INT8_WHOLE = "train.quantization.type is int8, of which bitsandbytes keeps a whole copy on every rank"
+"""Why int8 does not go with sharded weights (bitsandbytes/nn/modules.py, Linear8bitLt: state.CB)."""
 
 
 class Conflict(NamedTuple):
@@ -59,6 +67,10 @@ class Strategy(ABC):
     """What is sharded or offloaded, for the table in docs/choice.md."""
     costs: str = field(compare=False)
     """What it costs, for the same table."""
+
+    risk: str | None = field(default=None, compare=False)
+    """Why the first losses of a run are compared with those of a safe strategy (planner/canary.py); None if it is safe
+    itself."""
 
     stage: int
     """What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP counts as 3)."""

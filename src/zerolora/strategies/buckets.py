@@ -5,6 +5,7 @@ from dataclasses import dataclass
 # Below this a collective's time is mostly latency: at 10 GB/s and 20 us, 5e6 elements of 2 bytes are 1 ms.
 SMALLEST_BUCKET = 5_000_000
 LARGEST_BUCKET = 200_000_000
+ALIGNMENT = 2  # elements
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def deepspeed_buckets(stage: int, model: ModelSizes, on_gpu: bool) -> Buckets:
     # A bucket larger than all gradients would be unused memory.
     reduce = max(1, min(model.trained, LARGEST_BUCKET))
     if stage < 3:
-        return Buckets(reduce=reduce, allgather=reduce)
+        # DeepSpeed aligns what it gathers to 4 bytes (stage_1_and_2.py, nccl_start_alignment_factor).
+        return Buckets(reduce=reduce, allgather=reduce + reduce % ALIGNMENT)
     return Buckets(
         reduce=min(reduce, max(model.hidden * model.hidden, SMALLEST_BUCKET)),
         # Prefetch one layer: gathering it takes as long as computing the one before.

@@ -1,5 +1,6 @@
 """The collectives of an optimizer step, and the sizes that they depend on."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -8,7 +9,8 @@ from zerolora.types import Attention
 GATHER: Final = "all_gather"
 SCATTER: Final = "reduce_scatter"
 REDUCE: Final = "all_reduce"
-Kind = Literal["all_gather", "reduce_scatter", "all_reduce"]
+EXCHANGE: Final = "all_to_all"
+Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 Scope = Literal["all", "node", "across"]
 
 
@@ -48,11 +50,27 @@ class StepWork:
     """stage3_max_live_parameters; DeepSpeed's default."""
     outside: int = 0
     """Parameters outside the layers: embedding, head, last norm."""
+    key_heads: int = 0
+    """Key-value heads."""
+    sequence_parallel: int = 1
+    """Ranks that share each row."""
+    idle: int = 0
+    """Of `matmul`: weights of experts that a token is not routed to."""
+    merged: int = 0
+    """Of `trainable`: factors that are multiplied and added to the experts' weights, in place of every token's."""
+    merging: int = 0
+    """Multiplications that this takes in a pass, whatever the tokens."""
+    update_traffic: float = 80.0
+    """Bytes that the optimizer reads and writes for each trained parameter; AdamW's."""
+    update_states: float = 8.0
+    """Bytes of the optimizer's states for each trained parameter; AdamW's."""
+    offloads_inputs: bool = False
+    """Whether the inputs of checkpointed layers are moved to the host and back."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-step."""
-        return self.micro_batch * self.length
+        """Tokens that the rank computes in a micro-step."""
+        return self.micro_batch * -(-self.length // self.sequence_parallel)
 
     @property
     def kind(self) -> Literal["lora", "full"]:
@@ -71,3 +89,18 @@ class Collective:
     size: float
     """Bytes."""
     calls: float
+    ranks: int | None = None
+    """Ranks that take part, if they are fewer than those of the scope."""
+
+
+def exchanges(work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
+    """Yield what ranks that share rows exchange in one step: query, key and value before attention, its result behind
+    it, and their gradients (train/sequence_parallel.py). Counted."""
+    ranks = work.sequence_parallel
+    if ranks == 1:
+        return
+    heads = 2 * (work.heads + work.key_heads)
+    passes = work.accumulation * work.layers * (3 if work.checkpointing else 2)
+    scope: Scope = "node" if ranks_per_node % ranks == 0 else "all"
+    size = passes * work.tokens * heads * work.head_dim * work.width
+    yield Collective("all_to_all heads and tokens", EXCHANGE, scope, size, 2 * passes, ranks)

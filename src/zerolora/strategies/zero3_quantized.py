@@ -9,4 +9,5 @@ STRATEGY = DeepSpeed(
     costs="precision: never chosen by `auto`",
     stage=3,
     quantized=True,
+    risk="weights are gathered as int8 (qwZ)",
 )

@@ -1,47 +1,84 @@
-"""The adapter: added to the base model, gathered whole from any engine, checked on disk."""
+"""What is trained, an adapter or all weights: built into the base model, gathered whole from any engine, checked."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from zerolora.config import schema
+from zerolora.added_tokens import AddedToken, add_rows, write
+from zerolora.architecture import built_on_meta, config_of
+from zerolora.config.schema import TrainSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
-from zerolora.methods.lora import LoraMethod
-from zerolora.train import base_model
+from zerolora.methods import lora_init
+from zerolora.methods.base import TrainableMethod
+from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
+from zerolora.methods.lora_init import DEFAULT
+from zerolora.methods.peft_format import ADAPTER, CONFIG
+from zerolora.methods.registry import TRAINABLE
+from zerolora.train import base_model, earlier_adapter
+from zerolora.train.activation_offload import offload_inputs
 from zerolora.train.dropout import make_sparse
 from zerolora.train.engines import engine_class
-from zerolora.train.engines.base import WEIGHT, Engine
+from zerolora.train.engines.base import WEIGHT, Engine, Tensors, trained
 from zerolora.train.loss import make_chunked
 from zerolora.train.neftune import add_noise
 from zerolora.train.plan import TrainingPlan
-
-WEIGHTS = "adapter_model.safetensors"
-CONFIG = "adapter_config.json"
+from zerolora.train.token_rows import train_rows
 
 
-def adapt(weights: Path, plan: TrainingPlan, config: dict[str, Any], device: torch.device) -> Any:
-    """Return the base model of directory `weights` with a fresh LoRA adapter; only the adapter is trainable.
+def adapt(
+    weights: Path,
+    plan: TrainingPlan,
+    config: dict[str, Any],
+    device: torch.device,
+    tokens: Sequence[AddedToken] = (),
+) -> Any:
+    """Return the base model of directory `weights` with what the method adds; only what the method trains is trainable.
 
-    `config` holds the engine's options. Raises UserError if the model lacks a target module or the attention that the
-    plan names.
+    `config` holds the engine's options, `tokens` are those that the data adds. Raises UserError if the model lacks a
+    target module or the attention that the plan names.
     """
-    model = prepared(weights, plan, config, device)
+    model, rows = prepared(weights, plan, config, device, tokens)
     torch.manual_seed(plan.seed)  # the same adapter on every rank, at every stage
-    model = LoraMethod.build(model, plan.lora)
+    gathering = base_model.sharded(plan, config, engine_class(plan.engine))
+    model = method_of(plan).build(model, plan, rows)
+    del gathering
+    train_rows(model)
     make_sparse(model)
     return model
 
 
-def prepared(weights: Path, plan: TrainingPlan, config: dict[str, Any], device: torch.device) -> Any:
-    """Return the base model ready for training: its loss, noise and activation checkpointing as the plan says. Where
-    the weights go is the engine's choice (base_model.py)."""
+def takes_out(settings: TrainSettings) -> bool:
+    """Tell whether factors start with a part of the base weights."""
+    return "lora" in method_of(settings).sections and settings.lora.init != DEFAULT
+
+
+def method_of(settings: TrainSettings) -> type[TrainableMethod]:
+    """Return the training method of a run."""
+    return TRAINABLE[settings.method]
+
+
+def base_of(model: Any) -> Any:
+    """Return the transformers model in what was built: peft's wraps it, full fine-tuning is of the model itself."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def prepared(
+    weights: Path, plan: TrainingPlan, config: dict[str, Any], device: torch.device, tokens: Sequence[AddedToken]
+) -> tuple[Any, list[int]]:
+    """Return the base model ready for training, and the numbers of the rows that `tokens` add to it.
+
+    Its loss, noise and activation checkpointing are as the plan says. Where the weights go is the engine's choice
+    (base_model.py).
+    """
     engine = engine_class(plan.engine)
     model = base_model.load(weights, plan, config, engine, device)
+    gathering = base_model.sharded(plan, config, engine)
+    rows = add_rows(model, tokens)
+    del gathering
     model.config.use_cache = False
     make_chunked(model)
     if plan.neftune_alpha:
@@ -50,69 +87,96 @@ def prepared(weights: Path, plan: TrainingPlan, config: dict[str, Any], device: 
         model.gradient_checkpointing_enable({"use_reentrant": engine.reentrant})
         if engine.reentrant:
             model.enable_input_require_grads()
-    return model
+        if plan.activation_offload:
+            offload_inputs(model, device)
+    return model, rows
 
 
 def save(
-    engine: Engine, directory: Path, rank: int, expected: dict[str, torch.Size], best: dict[str, torch.Tensor]
+    engine: Engine,
+    settings: TrainSettings,
+    directory: Path,
+    rank: int,
+    expected: dict[str, torch.Size],
+    best: Tensors,
+    start: Tensors,
+    origin: dict[str, Any] | None = None,
+    tokens: Sequence[AddedToken] = (),
 ) -> None:
-    """Write the adapter in peft's file format: fp32 tensors and a config with no path of this machine.
+    """Write what was trained: an adapter in peft's file format, fp32 tensors and a config with no path of this machine,
+    or with full fine-tuning all weights in fp32; and the tokens that were added, if any.
 
-    That is `best`, if rank 0 has one, else the engine's current adapter. Collective: every rank takes part in the
-    gathering, rank 0 writes. What was written is read back and compared with `expected` before it appears; raises
-    UserError if it is not whole, finite and trained.
+    That is `best`, if rank 0 has one, else what the engine holds; `start` was taken out of the base weights before;
+    `origin` says what training went on from, if it did (earlier_adapter.py, provenance). Collective: every rank takes
+    part in the gathering, rank 0 writes. What was written is read back and compared with `expected` before it appears;
+    raises UserError if it is not whole, finite and trained.
     """
     state = engine.part(WEIGHT)
     if rank == 0:
-        state = best or state
-        adapter = get_peft_model_state_dict(engine.module, state_dict=state)
+        method = method_of(settings)
+        tensors = lora_init.published(method.published(engine.module, best or state), start)
         with staged_directory(directory) as staged:
-            save_file(
-                {name: tensor.contiguous() for name, tensor in adapter.items()},
-                staged / WEIGHTS,
-                {"format": "pt"},
-            )
-            _check(staged / WEIGHTS, expected)
-            write_json(staged / CONFIG, _portable(engine.module.peft_config["default"]))
-            write_json(staged / MANIFEST, {"files": describe(staged)})
+            path = staged / (ADAPTER if method.peft_type else FULL_WEIGHTS)
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+            _check(path, expected, method, Path(settings.from_adapter) if settings.from_adapter else None)
+            if method.peft_type:
+                peft_config = _portable(engine.module.peft_config["default"])
+                write_json(staged / CONFIG, lora_init.doubled(peft_config) if start else peft_config)
+            write(staged, tokens)
+            manifest: dict[str, Any] = {"files": describe(staged)}
+            if origin:
+                manifest["from_adapter"] = origin
+            write_json(staged / MANIFEST, manifest)
 
 
-def expected_tensors(weights: Path, lora: schema.Lora) -> dict[str, torch.Size]:
-    """Return name and shape of every tensor that an adapter on this base must have.
+def expected_tensors(
+    weights: Path, settings: TrainSettings, tokens: Sequence[AddedToken] = ()
+) -> dict[str, torch.Size]:
+    """Return name and shape of every tensor that training on this base must publish.
 
-    Computed from the base model's config.json and the LoRA settings alone, not from the engine that trained it: under
-    ZeRO-3 the engine's own view can be empty (trl#4416, peft#2892).
+    Computed from the base model's config.json, the method's settings and the added tokens alone, not from the engine
+    that trained it: under ZeRO-3 the engine's own view can be empty (trl#4416, peft#2892).
     """
-    config = AutoConfig.from_pretrained(weights, local_files_only=True, trust_remote_code=False)
+    method, model = method_of(settings), built_on_meta(config_of(weights))
+    rows = add_rows(model, tokens)
     with torch.device("meta"):
-        model = LoraMethod.build(AutoModelForCausalLM.from_config(config, trust_remote_code=False), lora)
-    return {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
+        model = method.build(model, settings, rows)
+    tensors = method.published(model, trained(model))
+    if takes_out(settings):
+        factors = {name: tensor for name, tensor in tensors.items() if ".lora_A." in name or ".lora_B." in name}
+        tensors = lora_init.published(tensors, factors)
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
-def faults_of(adapter: dict[str, torch.Tensor], expected: dict[str, torch.Size]) -> list[str]:
-    """Return what is wrong with an adapter's tensors, one text a fault; empty if nothing is."""
-    faults = [f"{name} is missing" for name in expected if name not in adapter]
-    faults += [f"{name} does not belong there" for name in adapter if name not in expected]
-    for name, tensor in adapter.items():
+def faults_of(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Size], method: type[TrainableMethod]
+) -> list[str]:
+    """Return what is wrong with published tensors, one text a fault; empty if nothing is."""
+    faults = [f"{name} is missing" for name in expected if name not in found]
+    faults += [f"{name} does not belong there" for name in found if name not in expected]
+    for name, tensor in found.items():
         if name in expected and tensor.shape != expected[name]:
             faults.append(f"{name} has shape {list(tensor.shape)}, not {list(expected[name])}")
         elif not bool(torch.isfinite(tensor).all()):
             faults.append(f"{name} is not finite")
-        elif "lora_B" in name and not bool(tensor.any()):
-            faults.append(f"{name} is all zero, so it was never trained")
+        elif method.is_untrained(name, tensor):
+            faults.append(f"{name} is as training starts with it, so it was never trained")
     return faults
 
 
-def _check(path: Path, expected: dict[str, torch.Size]) -> None:
-    faults = faults_of(load_file(path), expected)
+def _check(path: Path, expected: dict[str, torch.Size], method: type[TrainableMethod], origin: Path | None) -> None:
+    tensors = load_file(path)
+    faults = faults_of(tensors, expected, method)
+    if origin and not faults and earlier_adapter.is_unchanged(tensors, origin, method):
+        faults = [f"it is {origin} as training began with it"]
     if faults:
         shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-        raise UserError(f"the adapter is not whole: {shown}; nothing was published")
+        raise UserError(f"what was trained is not whole: {shown}; nothing was published")
 
 
-def _portable(config: LoraConfig) -> dict[str, Any]:
+def _portable(config: Any) -> dict[str, Any]:
     """Return an adapter's config that is the same on every machine: sets sorted, no local path, no version."""
-    value = {key: sorted(item) if isinstance(item, set) else item for key, item in config.to_dict().items()}  # type: ignore[no-untyped-call]
+    value = {key: sorted(item) if isinstance(item, set) else item for key, item in config.to_dict().items()}
     value.update(base_model_name_or_path=None, inference_mode=True, revision=None)
     value.pop("peft_version", None)
     return {key: getattr(item, "value", item) for key, item in value.items()}

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from zerolora.architecture import model_class, takes_own_attention
 from zerolora.errors import UserError
 from zerolora.train import short_rows
+from zerolora.train.sequence_parallel import sequence
 
 # As transformers knows it; a name with "flash" in it would make it look for the flash-attn package.
 NAME = "each_row"
@@ -24,6 +26,28 @@ HALF = (torch.float16, torch.bfloat16)
 VARLEN_HEAD = 256  # the largest head size of flash attention's kernels
 VARLEN_CAPABILITY = (8, 0)
 REFUSED = ("softcap", "s_aux", "position_bias")  # of a model that adds something to its scores
+
+
+def no_attention(name: str, error: ValueError) -> UserError:
+    """Return the error of a model that transformers does not build with an attention of the config."""
+    return UserError(
+        f"train.attention is {name}, which this model does not have ({str(error).splitlines()[0]:.120}); write "
+        "attention: eager"
+    )
+
+
+def check_attention(name: str, config: Any) -> None:
+    """Raise UserError if an attention of the config cannot replace that of a model's class.
+
+    Some classes would end with a KeyError while they are built, others would keep an attention of their own.
+    """
+    model = model_class(config)
+    if name == "flash" and not takes_own_attention(model):
+        why = "needs a mask for its attention" if model._supports_attention_backend else "has its attention built in"
+        others = "sdpa or eager" if model._supports_sdpa else "eager"
+        raise UserError(
+            f"train.attention is flash, but transformers' {model.__name__} {why}; write attention: {others}"
+        )
 
 
 class Lengths:
@@ -48,9 +72,11 @@ class Lengths:
 
     def of_tokens(self, embedded: torch.Tensor) -> torch.Tensor:
         """Return the length of the row that each token is in, fp32: [batch, tokens] of `embedded`'s."""
-        batch, tokens = embedded.shape[:2]
+        batch, tokens = len(embedded), embedded.shape[1] * sequence.size
         found = [length for row in self.of_rows or [[tokens]] * batch for length in row for _ in range(length)]
-        return torch.tensor(found, dtype=torch.float32, device=embedded.device).view(batch, tokens)
+        of_tokens = torch.tensor(found, dtype=torch.float32, device=embedded.device).view(batch, tokens)
+        part: torch.Tensor = sequence.own_part(of_tokens)
+        return part
 
     def longest(self, tokens: int) -> int:
         """Return the tokens of the longest row."""
@@ -81,19 +107,34 @@ def each_row(
         raise UserError(
             f"train.attention is flash, which does not know the {found[0]} of this model; write attention: eager"
         )
+    if sequence.size == 1:
+        return _each_row(query, key, value, dropout, scaling, sliding_window), None
+    query, key, value = sequence.by_heads(query, key, value)
+    attended = _each_row(query, key, value, dropout, scaling, sliding_window)
+    return sequence.by_tokens(attended), None
+
+
+def _each_row(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout: float,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
     if _has_varlen(query, dropout):
-        return _varlen(query, key, value, scaling, sliding_window), None
+        return _varlen(query, key, value, scaling, sliding_window)
 
     def alone(*row: torch.Tensor) -> torch.Tensor:
         return _alone(*row, dropout=dropout, scaling=scaling, window=sliding_window).transpose(1, 2)
 
     if lengths.of_rows is None:
-        return alone(query, key, value).contiguous(), None
+        return alone(query, key, value).contiguous()
     packed_rows = []
     for number, of_rows in enumerate(lengths.of_rows):
         rows = zip(*(each[number : number + 1].split(of_rows, 2) for each in (query, key, value)), strict=True)
         packed_rows.append(torch.cat([alone(*row) for row in rows], 1))
-    return torch.cat(packed_rows) if len(packed_rows) > 1 else packed_rows[0], None
+    return torch.cat(packed_rows) if len(packed_rows) > 1 else packed_rows[0]
 
 
 def _alone(

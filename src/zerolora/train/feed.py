@@ -10,6 +10,7 @@ from zerolora.data.rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.order import assign, global_batches, spread
 from zerolora.train.plan import TrainingPlan
+from zerolora.train.sequence_parallel import sequence
 
 PackedRow = list[dict[str, Any]]
 """The rows that share a packed row, each with input_ids, labels, source."""
@@ -19,8 +20,9 @@ class Batches:
     """The packed rows of every optimizer step, in an order that depends on seed and global batch only (order.py)."""
 
     def __init__(self, rows: Any, packing: PackingPlan, plan: TrainingPlan, rank: int, world: int) -> None:
-        """`rows` is a split of the data, `packing` says which of them share a packed row. Raises UserError if they do
-        not belong together, or are fewer than a global batch."""
+        """`rows` is a split of the data, `packing` says which of them share a packed row; `rank` is one of `world` that
+        get rows of their own. Raises UserError if rows and packing do not belong together, or are fewer than a global
+        batch."""
         self.rows, self.packing, self.rank, self.world = rows, packing, rank, world
         self.micro_batch = plan.micro_batch
         if len(packing.members) != len(rows):
@@ -41,7 +43,7 @@ class Batches:
                 f"{len(self.work) * plan.epochs} rows; lower it"
             )
         self.order = self.order[: plan.max_steps]
-        self.steps = len(self.order)
+        self.planned = self.steps = len(self.order)
         self._tokens_until = self.tokens[self.order].sum(1).cumsum()
         self._length, self._supervised_of_row, self._source = length, supervised, source
 
@@ -61,7 +63,7 @@ class Batches:
         return int(self.tokens[batch].sum()), int(self.work[batch].sum()), int(self._supervised[batch].sum())
 
     def end_after(self, steps: int) -> None:
-        """Drop the steps after the first `steps`, which were not made."""
+        """Drop the steps after the first `steps`, which were not made. The schedule is of those that were planned."""
         self.order, self.steps = self.order[:steps], steps
 
     def tokens_until(self, steps: int) -> int:
@@ -82,7 +84,8 @@ class Batches:
             assigned = assign(self.work[batch], self.world, self.micro_batch)
             spreads["tokens"].append(spread(self.tokens[batch], assigned))
             spreads["attention"].append(spread(self.work[batch], assigned))
-            computed += self.tokens[batch][assigned].max(2).sum() * self.micro_batch
+            longest = self.tokens[batch][assigned].max(2)
+            computed += (longest + -longest % sequence.size).sum() * self.micro_batch
         result = {"padding_share": 1 - self.tokens_until(self.steps) / computed}
         for name, values in spreads.items():
             result[f"rank_{name}_spread_mean"] = sum(values) / len(values)
@@ -120,9 +123,14 @@ def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -
     Without packing attention_mask marks the padding. With packing there is none, as models take it for all that a token
     may attend to; position_ids that restart at every row, and at the padding, keep rows apart, and no row's first token
     is a target. `lengths` are for attention that computes a row at a time.
+
+    Where ranks share rows, the batch is this rank's part of the tokens: the longest is a multiple of their number, and
+    rows are kept apart as with packing, since a part of a row does not show its positions.
     """
     longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
+    longest += -longest % sequence.size
     shape = (len(packed_rows), longest)
+    packing = packing or sequence.size > 1
     names = ("input_ids", "labels", "source", "position_ids" if packing else "attention_mask")
     batch: dict[str, Any] = {name: np.zeros(shape, dtype=np.int64) for name in names}
     batch["labels"].fill(IGNORED)
@@ -142,9 +150,14 @@ def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -
         if packing:
             batch["position_ids"][index, start:] = np.arange(longest - start)
         of_rows.append([len(row["input_ids"]) for row in packed] + [longest - start] * (start < longest))
-    labels, source = batch.pop("labels").ravel(), batch.pop("source").ravel()
-    targets = np.flatnonzero(labels != IGNORED)
-    batch |= {"supervised": targets - 1, "targets": labels[targets], "source": source[targets]}
+    # By the position that predicts them; no row's first token is a target, so nothing leaves its packed row.
+    labels, source = np.roll(batch.pop("labels"), -1), np.roll(batch.pop("source"), -1)
+    if sequence.size > 1:
+        batch = {name: np.ascontiguousarray(sequence.own_part(values)) for name, values in batch.items()}
+        labels, source = sequence.own_part(labels), sequence.own_part(source)
+    labels, source = labels.ravel(), source.ravel()
+    supervised = np.flatnonzero(labels != IGNORED)
+    batch |= {"supervised": supervised, "targets": labels[supervised], "source": source[supervised]}
     return {name: torch.from_numpy(values).to(device) for name, values in batch.items()} | {"lengths": of_rows}
 
 

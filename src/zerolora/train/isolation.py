@@ -16,6 +16,7 @@ from zerolora.errors import UserError
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import PackedRow, collate
 from zerolora.train.loss import logits_of, losses, make_whole
+from zerolora.train.sequence_parallel import sequence
 
 LENGTHS = (7, 9)
 """Tokens of the two rows: short, and of different lengths, so that a shift of one row against the other shows."""
@@ -59,6 +60,26 @@ def check_isolation(model: Any, config: Any, device: torch.device) -> None:
         )
 
 
+def check_sequence_parallel(model: Any, config: Any, device: torch.device) -> None:
+    """Raise UserError if ranks that share a row compute other logits of it than a rank alone.
+
+    They do if a model mixes tokens elsewhere than in the attention that `train.attention: flash` replaces, as in a
+    convolution or a recurrent layer. Collective, like check_isolation.
+    """
+    row = _row(config.get_text_config().vocab_size, sum(LENGTHS), torch.Generator().manual_seed(0))
+    with _evaluating(model, device):
+        shared = _logits(model, [[row]], False, device)[0]
+        with sequence.off():
+            alone = _logits(model, [[row]], False, device)[0]
+    difference = ((shared - alone).square().mean().sqrt() / alone.std()).item()
+    if not difference <= _rounding(model):
+        raise UserError(
+            f"train.sequence_parallel is {sequence.size}, but in {_name(config)} a row that ranks share has other "
+            f"logits than in one rank: they differ by {difference:.2g} of their standard deviation; write "
+            "sequence_parallel: 1"
+        )
+
+
 def check_loss(model: Any, base: Any, device: torch.device) -> bool:
     """Return whether the chunked loss (loss.py) equals that of the model's own logits. If not, as with a model that
     scales its logits, the model's own logits are used from here on.
@@ -69,9 +90,11 @@ def check_loss(model: Any, base: Any, device: torch.device) -> bool:
     tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), draw)["input_ids"]
     batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
     with _evaluating(model, device):
-        ours = losses(model, batch)
-        logits = logits_of(model, batch)[0, :-1].float()
-    theirs = torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="none")
+        ours = torch.zeros_like(batch["input_ids"], dtype=torch.float32)
+        ours[0, batch["supervised"]] = losses(model, batch)
+        ours = sequence.whole(ours)[0, : len(tokens) - 1]
+        logits = logits_of(model, batch)[0, : len(tokens) - 1].float()
+    theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:], device=device), reduction="none")
     same = bool((ours - theirs).square().mean().sqrt() <= _rounding(model) * theirs.std())
     if not same:
         make_whole(base)
@@ -84,7 +107,8 @@ def _row(vocabulary: int, length: int, draw: torch.Generator) -> dict[str, Any]:
 
 
 def _logits(model: Any, packed_rows: list[PackedRow], packing: bool, device: torch.device) -> torch.Tensor:
-    return logits_of(model, collate(packed_rows, packing, device)).float()
+    longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
+    return logits_of(model, collate(packed_rows, packing, device))[:, :longest].float()
 
 
 def _largest(values: torch.Tensor) -> float:

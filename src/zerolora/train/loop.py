@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed
 
-from zerolora.compat.torch import MOMENTS
 from zerolora.data.plan import PackingPlan
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
@@ -50,6 +49,8 @@ class Loop:
         self.sources, self.device, self.checkpoints = sources, device, checkpoints
         self.telemetry, self.stop, self.heartbeat = telemetry, stop, heartbeat
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        # Ranks that share rows count as one.
+        self.data_rank, self.data_ranks = self.rank // plan.sequence_parallel, self.world // plan.sequence_parallel
         self.step = 0
         """Optimizer steps made."""
         self.losses: list[float] = []
@@ -65,10 +66,7 @@ class Loop:
         """Go on from a checkpoint, if there is one. Raises UserError if the config names one of another config."""
         chosen: Path | None = None
         if self.rank == 0:
-            if self.engine.resumable:
-                chosen, lines = self.checkpoints.choose(self.plan.resume)
-            else:
-                lines = ["no checkpoints are written: moments on NVMe are not gathered from there"]
+            chosen, lines = self.checkpoints.choose(self.plan.resume)
             for line in lines:
                 LOGGER.info(line)
         name = broadcast_json(chosen and str(chosen), self.device)
@@ -134,7 +132,8 @@ class Loop:
             batch = collate(micro_batch, self.packed, self.device)
             self.telemetry.lap("data")
             self.heartbeat.step(self.step + 1, "forward")
-            loss, parts = loss_sum(self.engine, batch, self.sources)
+            with self.telemetry.routers.watched(micro_batch, batch):
+                loss, parts = loss_sum(self.engine, batch, self.sources)
             self.telemetry.lap("forward")
             self.heartbeat.step(self.step + 1, "backward")
             # Whatever the engine divides by, a token must count the same in every batch.
@@ -146,7 +145,8 @@ class Loop:
             sums[3:] += parts.cpu()
         self.heartbeat.step(self.step + 1, "sum of the losses")
         sums[1], sums[2] = self.stop.asked, due
-        sums = self._summed(sums)
+        sums, routed = self._summed(torch.cat([sums, self.telemetry.routers.sums()])).tensor_split([len(sums)])
+        self.telemetry.routers.take(routed)
         self.telemetry.lap("communication")
         self.loss_by_source += sums[3:]
         return sums[0].item() / tokens, bool(sums[1]), bool(sums[2])
@@ -161,9 +161,9 @@ class Loop:
         count, size = len(packing.starts) - 1, self.plan.micro_batch
         with torch.no_grad():
             # Every rank makes as many forward passes (stage 3 gathers in each); a rank out of rows repeats one.
-            for start in range(0, count, size * self.world):
+            for start in range(0, count, size * self.data_ranks):
                 self.heartbeat.at(f"validation from row {start}", "step")
-                first = start + self.rank * size
+                first = start + self.data_rank * size
                 numbers = range(first, min(first + size, count)) if first < count else [0]
                 batch = collate([packed_row(rows, packing, number) for number in numbers], self.packed, self.device)
                 loss, _ = loss_sum(self.engine, batch, self.sources)
@@ -188,13 +188,12 @@ class Loop:
         ]
 
     def _learning_rate(self, step: int) -> float:
-        return schedule.learning_rate(self.plan, step, self.batches.steps)
+        return schedule.learning_rate(self.plan, step, self.batches.planned)
 
     def _save(self) -> None:
-        if not self.engine.resumable:
-            return
         self.heartbeat.at(f"the checkpoint of step {self.step}")
-        parts = {part: self.engine.part(part) for part in (WEIGHT, *MOMENTS)}
+        self.checkpoints.wait()  # two at once may be more than the host holds
+        parts = {part: self.engine.part(part) for part in (WEIGHT, *self.engine.recipe.states)}
         if self.rank == 0:
             loop = {
                 "loss": torch.tensor(self.losses, dtype=torch.float64),
@@ -219,8 +218,8 @@ class Loop:
         self.heartbeat.at("the end")
         self.checkpoints.wait()
         torch.distributed.barrier()
-        state = f"is saved in {self.checkpoints.folder}" if self.engine.resumable else "is lost"
-        raise Stopped(f"training was asked to stop; step {self.step} of {self.batches.steps} {state}")
+        step = f"step {self.step} of {self.batches.steps}"
+        raise Stopped(f"training was asked to stop; {step} is saved in {self.checkpoints.folder}")
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sums over all ranks, on the host."""

@@ -3,16 +3,20 @@
 Logits are the widest tensor of a step: [tokens, vocabulary], in the model's precision and again in fp32. Here they are
 computed for the positions before supervised tokens only, and never all at once: with a frozen output head a chunk's
 gradient is known as soon as its logits are, so the gradient, [tokens, hidden], is kept and the logits are freed
-(arXiv 2410.10989, 3.2).
+(arXiv 2410.10989, 3.2). With a trained head they are computed again in the backward pass, as its gradient depends on
+what the losses are multiplied by.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 
+from zerolora.compat.peft import without_rows
 from zerolora.compat.transformers import replace_forward
 from zerolora.logit_chunks import chunk_size
 from zerolora.train.attention import lengths
+from zerolora.train.sequence_parallel import sequence
 
 
 def loss_sum(model: Any, batch: dict[str, Any], sources: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,10 +35,10 @@ def losses(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """Return the logits of a batch, [packed rows, longest, vocabulary]."""
+    """Return the logits of a batch, [packed rows, longest, vocabulary]. Collective among ranks that share rows."""
     logits = model(**_inputs(batch), use_cache=False).logits
     assert isinstance(logits, torch.Tensor)
-    return logits
+    return sequence.whole(logits)
 
 
 def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -64,7 +68,8 @@ def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets:
     if supervised is None:
         return type(model).forward(model, *arguments, **inputs)
     head = model.get_output_embeddings()
-    if not model.logits_are_plain or not isinstance(head, torch.nn.Linear) or head.weight.requires_grad:
+    linear = without_rows(head)
+    if not model.logits_are_plain or not isinstance(linear, torch.nn.Linear):
         logits = type(model).forward(model, *arguments, **inputs).logits
         chosen = logits.flatten(0, 1).index_select(0, supervised).float()
         return torch.nn.functional.cross_entropy(chosen, targets, reduction="none")
@@ -72,15 +77,38 @@ def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets:
     hidden = model.get_decoder()(*arguments, **inputs).last_hidden_state
     chosen = hidden.flatten(0, 1).index_select(0, supervised)
     del hidden
-    return head(chosen, targets, _softcap(model.config))
+    # Looked at before the head is called, which makes stage 3 count its weight as used by the model as well, and fetch
+    # fewer layers ahead while it is gathered (deepspeed/runtime/zero/parameter_offload.py, ZeROOrderedDict).
+    trained = linear.weight.requires_grad
+    return head(chosen, targets, _softcap(model.config), trained)
 
 
-def _head_forward(head: Any, hidden: torch.Tensor, targets: Any = None, softcap: float | None = None) -> torch.Tensor:
-    # Inside the head's own call, so that stage 3 has gathered its weight.
+def _head_forward(
+    head: Any,
+    hidden: torch.Tensor,
+    targets: Any = None,
+    softcap: float | None = None,
+    trained: bool = False,
+    numbers: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    # Inside the head's own call, so that stage 3 has gathered its weight. `rows` are those of added tokens, trained in
+    # the place of the weight's own (token_rows.py).
     if targets is None:
         logits: torch.Tensor = type(head).forward(head, hidden)
-        return logits
-    losses = ChunkedLoss.apply(hidden, head.weight, head.bias, targets, softcap)  # type: ignore[no-untyped-call]
+        if numbers is None or rows is None:
+            return logits
+        return logits.index_copy(-1, numbers, torch.nn.functional.linear(hidden, rows.to(hidden.dtype)))
+    if rows is not None:
+        rows = rows.to(hidden.dtype)
+    if trained:
+        losses = TrainedHeadLoss.apply(  # type: ignore[no-untyped-call]
+            hidden, head.weight, head.bias, targets, softcap
+        )
+    else:
+        losses = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+            hidden, head.weight, head.bias, targets, softcap, numbers, rows
+        )
     assert isinstance(losses, torch.Tensor)
     return losses
 
@@ -88,6 +116,15 @@ def _head_forward(head: Any, hidden: torch.Tensor, targets: Any = None, softcap:
 def _softcap(config: Any) -> float | None:
     """Return the bound of a model's logits, as Gemma's have one."""
     return getattr(config.get_text_config(), "final_logit_softcapping", None)
+
+
+class Added(NamedTuple):
+    """Rows that stand in the place of some of a head's, and where the gradient of their logits goes."""
+
+    numbers: torch.Tensor
+    rows: torch.Tensor
+    changes: torch.Tensor
+    """[tokens, added tokens]"""
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -101,24 +138,103 @@ class ChunkedLoss(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         softcap: float | None,
+        numbers: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the losses [tokens] of hidden states [tokens, hidden] and targets [tokens]."""
+        """Return the losses [tokens] of hidden states [tokens, hidden] and targets [tokens].
+
+        `rows`, [added tokens, hidden], stand in the place of those rows of the weight that `numbers` names. They are
+        trained: the gradient of their logits, [tokens, added tokens], is kept, and the hidden states.
+        """
         losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        size = chunk_size(len(targets), hidden.shape[1], len(weight))
-        for start in range(0, len(targets), size):
-            part = slice(start, start + size)
+        changes = None if rows is None else hidden.new_empty(len(hidden), len(rows))
+        for part in _chunks(hidden, weight):
             into = None if gradient is None else gradient[part]
-            losses[part] = _chunk(hidden[part], weight, bias, targets[part], softcap, into)
+            added = None
+            if numbers is not None and rows is not None and changes is not None:
+                added = Added(numbers, rows, changes[part])
+            losses[part] = _chunk(hidden[part], weight, bias, targets[part], softcap, into, added)
         if gradient is not None:
-            ctx.save_for_backward(gradient)
+            ctx.save_for_backward(gradient, *(() if changes is None else (changes, hidden)))
         return losses
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradient of the hidden states."""
-        (gradient,) = ctx.saved_tensors
-        return gradient * outputs[0].unsqueeze(1).to(gradient.dtype), None, None, None, None
+        """Return the gradient of the hidden states, and of the rows of added tokens."""
+        gradient, *added = ctx.saved_tensors
+        each = outputs[0].unsqueeze(1).to(gradient.dtype)
+        of_rows = (added[0] * each).T @ added[1] if added else None
+        return gradient * each, None, None, None, None, None, of_rows
+
+
+class TrainedHeadLoss(torch.autograd.Function):
+    """Cross-entropy behind a trained linear head, whose logits are computed again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Return the losses [tokens] of hidden states [tokens, hidden] and targets [tokens]."""
+        losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        for part in _chunks(hidden, weight):
+            losses[part] = _chunk(hidden[part], weight, bias, targets[part], softcap, None)
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.softcap = softcap
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of the hidden states, the weight and the bias."""
+        hidden, weight, bias, targets = ctx.saved_tensors
+        of_hidden, of_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        of_bias = None if bias is None else torch.zeros_like(bias)
+        for part in _chunks(hidden, weight):
+            logits, slope = _logits(hidden[part], weight, bias, ctx.softcap, True)
+            logits.sub_(logits.amax(1, keepdim=True)).exp_()
+            logits.div_(logits.sum(1, keepdim=True))  # the probabilities
+            of_target = targets[part].unsqueeze(1)
+            logits.scatter_add_(1, of_target, logits.new_full((1, 1), -1.0).expand_as(of_target))
+            if slope is not None:
+                logits.mul_(slope)
+            change = logits.mul_(outputs[0][part].unsqueeze(1)).to(weight.dtype)
+            torch.mm(change, weight, out=of_hidden[part])
+            of_weight.addmm_(change.T, hidden[part])
+            if of_bias is not None:
+                of_bias.add_(change.sum(0))
+        return of_hidden, of_weight, of_bias, None, None
+
+
+def _chunks(hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
+    """Yield the parts of tokens whose logits are computed at once."""
+    size = chunk_size(len(hidden), hidden.shape[1], len(weight))
+    for start in range(0, len(hidden), size):
+        yield slice(start, start + size)
+
+
+def _logits(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    softcap: float | None,
+    slopes: bool,
+    added: Added | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the logits of a chunk in fp32, and the slope of their cap if there is one and it is asked for."""
+    logits = torch.nn.functional.linear(hidden, weight, bias).float()
+    if added is not None:
+        logits[:, added.numbers] = torch.nn.functional.linear(hidden, added.rows).float()
+    slope = None
+    if softcap:
+        logits.div_(softcap).tanh_()
+        slope = logits.square().neg_().add_(1) if slopes else None
+        logits.mul_(softcap)
+    return logits, slope
 
 
 def _chunk(
@@ -128,14 +244,10 @@ def _chunk(
     targets: torch.Tensor,
     softcap: float | None,
     gradient: torch.Tensor | None,
+    added: Added | None = None,
 ) -> torch.Tensor:
     """Return the losses of a chunk, and write the gradient of its hidden states."""
-    logits = torch.nn.functional.linear(hidden, weight, bias).float()
-    slope = None
-    if softcap:
-        logits.div_(softcap).tanh_()
-        slope = logits.square().neg_().add_(1) if gradient is not None else None
-        logits.mul_(softcap)
+    logits, slope = _logits(hidden, weight, bias, softcap, gradient is not None, added)
     of_target = targets.unsqueeze(1)
     logits.sub_(logits.amax(1, keepdim=True))
     wanted = logits.gather(1, of_target)
@@ -145,5 +257,12 @@ def _chunk(
         logits.scatter_add_(1, of_target, logits.new_full((1, 1), -1.0).expand_as(of_target))
         if slope is not None:
             logits.mul_(slope)
-        torch.mm(logits.to(weight.dtype), weight, out=gradient)
+        change = logits.to(weight.dtype)
+        if added is not None:
+            torch.index_select(change, 1, added.numbers, out=added.changes)
+            change.index_fill_(1, added.numbers, 0)
+        torch.mm(change, weight, out=gradient)
+        del change
+        if added is not None:
+            gradient.addmm_(added.changes, added.rows)
     return (total.log() - wanted).squeeze(1)

@@ -19,9 +19,10 @@ import torch
 import torch.distributed
 import transformers
 from pydantic import ValidationError
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from zerolora import cpu_matmul
+from zerolora import added_tokens, cpu_matmul
+from zerolora.compat import bitsandbytes
+from zerolora.compat.transformers import compile_conversions
 from zerolora.config.settings import TrainingChoice, TrainSettings
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
@@ -30,18 +31,22 @@ from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import LOGGER, result, set_up
 from zerolora.manifest import located
 from zerolora.peak_memory import PeakMemory
-from zerolora.train.adapter import adapt, expected_tensors, save
+from zerolora.train import earlier_adapter, schedule
+from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, takes_out
+from zerolora.train.base_model import loading_of
 from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines import engine_class
-from zerolora.train.engines.base import Engine
+from zerolora.train.engines.base import Engine, Tensors
 from zerolora.train.feed import Batches
-from zerolora.train.isolation import check_isolation, check_loss
+from zerolora.train.isolation import check_isolation, check_loss, check_sequence_parallel
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
 from zerolora.train.loop import Loop
 from zerolora.train.plan import TrainingPlan
+from zerolora.train.sequence_parallel import sequence
+from zerolora.train.starting_factors import take_out
 from zerolora.train.telemetry.collectives import Collectives
 from zerolora.train.telemetry.stopwatch import Stopwatch
 from zerolora.train.telemetry.trackers import TrackedRun
@@ -64,56 +69,96 @@ class Paths:
 
 
 def train(
-    settings: TrainSettings, data: Path, packing: Path, zero: Path, weights: Path, checkpoints: Path, output: Path
+    settings: TrainSettings,
+    data: Path,
+    packing: Path,
+    zero: Path,
+    weights: Path,
+    checkpoints_of_run: Path,
+    output: Path,
+    losses_only: bool = False,
 ) -> None:
     """Train one adapter and write `output`/adapter, metrics/train.json, train_resources.json, loss.csv, telemetry.csv.
 
-    Goes on from the newest checkpoint of the same run in `checkpoints`, if there is one. Collective: every rank calls
-    it; rank 0 writes. Raises Stopped when asked to stop, with everything saved, and UserError if the device is not what
-    the config says, packed rows would see each other, a loss is not finite, or the finished adapter is not whole.
+    Goes on from the newest checkpoint of the same run in `checkpoints_of_run`, if there is one. Collective: every rank
+    calls it; rank 0 writes. With `losses_only` it writes `output`/telemetry.csv alone, and validates nothing. Raises
+    Stopped when asked to stop, with everything saved, and UserError if the device is not what the config says, packed
+    rows would see each other, a loss is not finite, or the finished adapter is not whole.
     """
     started = time.monotonic()
     stop, heartbeat = Stop(), Heartbeat()
-    paths = Paths(data, packing, zero, weights, checkpoints, output)
+    paths = Paths(data, packing, zero, weights, checkpoints_of_run, output)
     plan, config = read_plan(settings, zero)
+    _own_folders(config, paths.checkpoints.name)
     device = claim_device(plan)
     times = Stopwatch(device)
     sent = Collectives(times)
     sent.watch()  # before the engines keep torch's functions
     engine_class(plan.engine).connect(config, device)
+    sequence.set(plan.sequence_parallel)
     memory = PeakMemory(device)
 
     heartbeat.at("loading")
-    model = adapt(located(weights), plan, config, device)
+    batches, checkpoints = _run(paths, plan, config)
+    if not losses_only:  # a canary makes the first steps of a run
+        schedule.check(plan, batches.steps)
+    tokens = added_tokens.of_data(data)
+    model = adapt(located(weights), plan, config, device, tokens)
+    start = {}
+    if takes_out(plan):
+        sharded = loading_of(plan, config, engine_class(plan.engine)) == "sharded"
+        start = take_out(model, plan, checkpoints, sharded, device)
+    earlier = Path(plan.from_adapter) if plan.from_adapter else None
+    origin = earlier_adapter.load(model, earlier, method_of(plan), tokens) if earlier else None
     engine = engine_class(plan.engine)(model, config, plan, device)
     _collect_garbage()
     heartbeat.follow(engine.module, device)
 
-    loop = _loop(paths, plan, config, engine, device, times, sent, stop, heartbeat)
+    loop = _loop(paths, plan, batches, checkpoints, engine, device, times, sent, stop, heartbeat)
     loop.resume()
     split, of_split = open_split(data, "validation"), open_plan(packing / "validation.arrow")
     with loop.telemetry as telemetry:
         if loop.rank == 0:
             # work/checkpoints/<run> has its tracker in work/tracking/<run>.
-            folder = checkpoints.parent.parent / "tracking" / checkpoints.name
+            folder = paths.checkpoints.parent.parent / "tracking" / paths.checkpoints.name
             tracker = TrackedRun(plan.tracker, folder, plan.model_dump(mode="json"))
-            telemetry.open(loop.checkpoints.folder / FILE, loop.history(), tracker)
+            telemetry.open(checkpoints.folder / FILE, loop.history(), tracker)
         loop.run(split, of_split)
-        if not loop.validations.has(loop.step):
+        if not losses_only and not loop.validations.has(loop.step):
             loop.validate(split, of_split)
     loop.batches.end_after(loop.step)
-
-    heartbeat.at("writing the adapter")
-    expected = expected_tensors(located(weights), plan.lora)
-    save(engine, output / "adapter", loop.rank, expected, loop.validations.best)
-    peaks = memory.of_all_ranks()
-    if loop.rank == 0:
-        trainable = sum(shape.numel() for shape in expected.values())
-        _write_metrics(output / "metrics", loop, trainable, paths, peaks, time.monotonic() - started)
-        loop.checkpoints.mark_finished()
+    if losses_only:
+        checkpoints.wait()
+        if loop.rank == 0:
+            loop.telemetry.publish(output / FILE)
+    else:
+        _publish(loop, paths, plan, start, origin, memory, started)
     torch.distributed.barrier()
     heartbeat.close()
     engine.close()
+
+
+def _publish(
+    loop: Loop,
+    paths: Paths,
+    plan: TrainingPlan,
+    start: Tensors,
+    origin: dict[str, Any] | None,
+    memory: PeakMemory,
+    started: float,
+) -> None:
+    """Write adapter and metrics of a finished loop. Collective. Raises UserError if the adapter is not whole."""
+    loop.heartbeat.at("writing the adapter")
+    tokens = added_tokens.of_data(paths.data)
+    expected = expected_tensors(located(paths.weights), plan, tokens)
+    output, best = paths.output / "adapter", loop.validations.best
+    save(loop.engine, plan, output, loop.rank, expected, best, start, origin, tokens)
+    peaks = memory.of_all_ranks()
+    if loop.rank == 0:
+        published = sum(shape.numel() for shape in expected.values())
+        trainable = published - sum(tensor.numel() for tensor in start.values())
+        _write_metrics(paths.output / "metrics", loop, trainable, paths, peaks, time.monotonic() - started)
+        loop.checkpoints.mark_finished()
 
 
 def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, dict[str, Any]]:
@@ -127,10 +172,34 @@ def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, dict[s
     return TrainingPlan.of(settings, choice), config
 
 
+def _own_folders(config: dict[str, Any], run: str) -> None:
+    """Give a run its own folder on the disk that states are moved to: DeepSpeed names files by rank alone, so two runs
+    on one machine would read each other's."""
+    for section in ("offload_param", "offload_optimizer"):
+        options = config.get("zero_optimization", {}).get(section) or {}
+        if options.get("nvme_path"):
+            options["nvme_path"] = str(Path(options["nvme_path"]) / run)
+
+
+def _run(paths: Paths, plan: TrainingPlan, config: dict[str, Any]) -> tuple[Batches, Checkpoints]:
+    """Return a run's batches, those of this rank, and its checkpoints."""
+    rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
+    rows, packing = open_split(paths.data, "train"), open_plan(paths.packing / "train.arrow")
+    batches = Batches(rows, packing, plan, rank // shared, world // shared)
+    return batches, Checkpoints(
+        paths.checkpoints,
+        resume_key(plan, config, paths.data, paths.packing, paths.weights),
+        run_fingerprint(plan, config, batches.steps),
+        every_steps=plan.checkpoint_steps,
+        every_minutes=plan.checkpoint_minutes,
+    )
+
+
 def _loop(
     paths: Paths,
     plan: TrainingPlan,
-    config: dict[str, Any],
+    batches: Batches,
+    checkpoints: Checkpoints,
     engine: Engine,
     device: torch.device,
     times: Stopwatch,
@@ -138,15 +207,16 @@ def _loop(
     stop: Stop,
     heartbeat: Heartbeat,
 ) -> Loop:
-    """Return the loop of a run whose model was tested. Raises UserError if its packed rows would see each other."""
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    """Return the loop of a run whose model was tested. Raises UserError if its packed rows would see each other, or its
+    ranks compute something else of shared rows than of their own."""
     packed = read_json(paths.packing / "stats.json", "zerolora pack")["packing"]
-    base = engine.module.get_base_model()
-    if not check_loss(engine, base, device) and rank == 0:
+    base = base_of(engine.module)
+    if not check_loss(engine, base, device) and torch.distributed.get_rank() == 0:
         LOGGER.info("this model computes its logits in a way of its own, so all of them are made at once")
+    if plan.sequence_parallel > 1:
+        check_sequence_parallel(engine, base.config, device)
     if packed:
         check_isolation(engine, base.config, device)
-    batches = Batches(open_split(paths.data, "train"), open_plan(paths.packing / "train.arrow"), plan, rank, world)
     return Loop(
         engine,
         batches,
@@ -154,13 +224,7 @@ def _loop(
         packed=packed,
         sources=len(_sources(paths.data)),
         device=device,
-        checkpoints=Checkpoints(
-            paths.checkpoints,
-            resume_key(plan, config, paths.data, paths.packing, paths.weights),
-            run_fingerprint(plan, config, batches.steps),
-            every_steps=plan.checkpoint_steps,
-            every_minutes=plan.checkpoint_minutes,
-        ),
+        checkpoints=checkpoints,
         telemetry=TelemetryWriter(engine, batches, times, sent, plan),
         stop=stop,
         heartbeat=heartbeat,
@@ -218,6 +282,7 @@ def _write_metrics(
         "loss_validation": published[1],
         "published_step": published[0],
         **batches.balance(),
+        **loop.telemetry.routed(),
         **_by_source(_sources(paths.data), loop.loss_by_source.tolist(), batches),
     }
     # What differs between two equal runs is a file of its own, so that their train.json are the same bytes.
@@ -256,17 +321,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--settings", type=TrainSettings.model_validate_json, required=True)
     for name in ("data", "packing", "zero", "weights", "checkpoints", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--losses-only", action="store_true")
     return parser.parse_args()
 
 
 def _load(arguments: argparse.Namespace) -> None:
     """Import what is only needed later: the ranks of a node share what is loaded before they are forked."""
+    bitsandbytes.load()
     with contextlib.suppress(UserError):  # the rank itself says what is missing
         plan, _ = read_plan(arguments.settings, arguments.zero)
         engine_class(plan.engine).load_library()
         for architecture in read_json(located(arguments.weights) / "config.json", "the model").get("architectures", []):
             getattr(transformers, architecture, None)
-    get_checkpoint_conversion_mapping("")  # the patterns of all models, compiled at the first call: 0.3 CPU-seconds
+        compile_conversions()
 
 
 def main() -> None:
@@ -284,6 +351,7 @@ def main() -> None:
             arguments.weights,
             arguments.checkpoints,
             arguments.output,
+            arguments.losses_only,
         )
     except Stopped as stopped:
         if os.environ["RANK"] == "0":

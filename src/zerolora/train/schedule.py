@@ -1,19 +1,21 @@
 """The learning rate of each step."""
 
-import math
-
 from zerolora.config.settings import TrainSettings
+from zerolora.errors import UserError
+from zerolora.schedules import SCHEDULES, too_short, warmup_of
 
 
 def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
-    """Return the learning rate of `step` (from 0) of `steps`: linear warm-up, then cosine, linear or constant.
-
-    As transformers.optimization: the rate reaches its peak after ceil(warmup_ratio x steps) steps and, but for
-    "constant", zero after the last. Step 0 of the warm-up already has a rate above zero, so no step is wasted.
-    """
-    warmup = math.ceil(settings.warmup_ratio * steps)
+    """Return the learning rate of `step` (from 0) of `steps`: the warm-up, then the schedule (schedules.py)."""
+    warmup = warmup_of(settings.warmup_steps, settings.warmup_ratio, steps)
+    schedule, peak = SCHEDULES[settings.schedule].model_validate(settings.schedule_options), settings.learning_rate
     if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    factors = {"cosine": (1 + math.cos(math.pi * progress)) / 2, "linear": 1 - progress, "constant": 1.0}
-    return settings.learning_rate * factors[settings.schedule]
+        return schedule.rising(step, warmup, peak)
+    return peak * schedule.factor(step, warmup, steps, peak)
+
+
+def check(settings: TrainSettings, steps: int) -> None:
+    """Raise UserError if a run of so many steps is too short for its schedule."""
+    fault = too_short(settings.schedule, settings.schedule_options, settings.warmup_steps, settings.warmup_ratio, steps)
+    if fault:
+        raise UserError(f"train.{fault[0]}: {fault[1]}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Form, Row
+from zerolora.data.formats.values import MEDIA, media_of
 
 
 def _registered() -> dict[str, Form]:
@@ -30,6 +31,7 @@ def detect(value: dict[str, Any], columns: dict[str, str]) -> str:
     Raises BadRow if no form matches, or more than one.
     """
     row = Row(value, columns)
+    _check_media(row)
     fitting = [name for name, form in FORMS.items() if form.detected(row)]
     if len(fitting) == 1:
         return fitting[0]
@@ -49,7 +51,16 @@ def parse(value: dict[str, Any], format: str, columns: dict[str, str]) -> Exampl
 
     Raises BadRow, naming the column, its value and what to write instead.
     """
+    row = Row(value, columns)
+    _check_media(row)
     try:
-        return FORMS[format].convert(Row(value, columns))
+        return FORMS[format].convert(row)
     except RecursionError:
         raise BadRow("is nested too deep; flatten it") from None
+
+
+def _check_media(row: Row) -> None:
+    """Raise BadRow for a column of images, videos or audio, which would be ignored, unless it is mapped to a field."""
+    for column in sorted(MEDIA.keys() & row.value.keys()):
+        if row.value[column] not in (None, "", [], "[]") and column not in row.columns.values():
+            raise media_of(column, column)

@@ -4,7 +4,7 @@ from typing import Any
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Row
-from zerolora.data.formats.values import encodable, filled, json_of, objects_of, text_of
+from zerolora.data.formats.values import MEDIA, encodable, filled, json_of, media_of, objects_of, text_of
 from zerolora.errors import shown
 
 ROLES = {
@@ -86,6 +86,8 @@ def _content(value: Any, name: str, optional: bool) -> str:
         return text_of(value, name)
     texts = []
     for number, part in enumerate(value):
+        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in MEDIA:
+            raise media_of(part["type"], f"{name}[{number}]")
         if not isinstance(part, dict) or part.get("type") != "text":
             raise BadRow(
                 f'{name}[{number}] is {shown(part)}; only text can be trained on: write {{"type": "text", "text": ...}}'

@@ -8,6 +8,21 @@ from typing import Any
 from zerolora.data.example import BadRow
 from zerolora.errors import shown
 
+MEDIA = {
+    **dict.fromkeys(("image", "images", "image_url", "input_image"), "images"),
+    **dict.fromkeys(("video", "videos", "video_url"), "videos"),
+    **dict.fromkeys(("audio", "audios", "audio_url", "input_audio"), "audio"),
+}
+"""What a column or a part of a message of this name or type holds, beside text."""
+
+
+def media_of(kind: str, name: str) -> BadRow:
+    """Return the error of a column, or a part of a message, that holds no text; `kind` is of MEDIA."""
+    return BadRow(
+        f"{name} holds {MEDIA[kind]}, which are not supported: only text can be trained on, of a vision-language model "
+        "too; leave it out of the row, or write bad_row: drop to leave out such rows"
+    )
+
 
 def list_of(value: Any, name: str) -> list[Any]:
     """Return a list, which may be given as JSON text, as in a cell of CSV."""

@@ -36,6 +36,7 @@ def _bloom(keys: Keys) -> ModelSpec:
         tied=tied,
         norm="layer",
         norms_per_layer=2,
+        attentions=("eager",),
         # BloomGelu is the tanh approximation in an autograd function of its own: it saves its input only.
         activation="gelu_tanh",
         attention_dropout=keys.rate("attention_dropout", 0.0),

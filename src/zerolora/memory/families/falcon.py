@@ -40,6 +40,10 @@ def _falcon(keys: Keys) -> ModelSpec:
         tied=tied,
         norm="layer",
         norms_per_layer=len(norms),
+        softmax_in_fp32=False,
+        attentions=("sdpa", "eager"),
+        # The new architecture repeats the keys of a group itself.
+        fused_attention=new or key_heads == heads,
         activation=keys.text("activation", "gelu"),
         parallel=new or parallel,
         rotary=0.0 if alibi else 1.0,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from zerolora.memory.families.keys import Keys
 from zerolora.memory.families.llama import FOUR_NORMS, basics, llama_like
-from zerolora.memory.model_spec import ModelSpec
+from zerolora.memory.model_spec import ModelSpec, supported_attentions
 
 
 def _gemma(keys: Keys) -> ModelSpec:
@@ -24,7 +24,9 @@ def _gemma(keys: Keys) -> ModelSpec:
 
 
 def _gemma2(keys: Keys) -> ModelSpec:
-    return _gemma_with_four_norms(keys, qk_norm=False, capped=True)
+    spec = _gemma_with_four_norms(keys, qk_norm=False, capped=True)
+    found = supported_attentions(flash=True, sdpa=False, softcap=spec.softcap_attention, sinks=False)
+    return replace(spec, attentions=found)
 
 
 def _gemma3(keys: Keys) -> ModelSpec:

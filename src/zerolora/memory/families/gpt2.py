@@ -37,6 +37,7 @@ def _gpt2(keys: Keys) -> ModelSpec:
         tied=tied,
         norm="layer",
         norms_per_layer=2,
+        softmax_in_fp32=False,
         activation=keys.text("activation_function", "gelu_new"),
         attention_dropout=keys.rate("attn_pdrop", 0.1),
         hidden_dropout=keys.rate("resid_pdrop", 0.1),

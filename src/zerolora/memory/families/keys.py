@@ -6,6 +6,23 @@ from typing import Any
 
 from zerolora.errors import UserError, shown
 
+LARGEST = 2**31 - 1
+"""Of a size. A file with a larger one is damaged, and its estimate would be a number of no use."""
+MOST_LAYERS = 1000
+"""Of a stack. Models of 100 to 200 layers are published; what is counted layer by layer would take minutes."""
+LAYERS = (
+    *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers"),
+    *("encoder_layers", "decoder_layers", "depth"),
+)
+"""The keys by which architectures call a number of layers."""
+ACTIVATIONS = (
+    *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
+    *("gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu"),
+    *("relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu"),
+)
+"""The names that an activation may have: transformers/activations.py, ACT2FN. A test keeps the two equal."""
+ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation", "feed_forward_proj")
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -19,7 +36,8 @@ class Keys:
     family: str
 
     def size(self, *names: str, default: int | None = None, null: int | None = None) -> int:
-        """Return a number of at least 1; `default` if the key is missing, `null` if it is null.
+        """Return a number from 1 to LARGEST, of layers MOST_LAYERS; `default` if the key is missing, `null` if it is
+        null.
 
         Without a default the key is required, even if the config class has one: a file without the model's sizes would
         be counted as a model of another size.
@@ -37,6 +55,8 @@ class Keys:
         # true in JSON becomes bool, a subclass of int.
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(name, "a whole number of at least 1, without quotes")
+        if value > (most := most_of(name)):
+            raise self.wrong(name, f"a whole number of at most {most:,}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -58,12 +78,14 @@ class Keys:
         value = self.config.get(name, default)
         if not isinstance(value, str):
             raise self.wrong(name, f"a name such as {default}")
+        if name in ACTIVATION_KEYS and value.rpartition("-")[2] not in ACTIVATIONS:
+            raise self.wrong(name, f"an activation that transformers has, such as {default}")
         return value
 
     def capped(self, name: str, default: bool) -> bool:
         """Return whether attention scores or logits are capped."""
         value = self.config.get(name, 1.0 if default else None)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
             raise self.wrong(name, "a number above 0, or null")
         return value is not None
 
@@ -89,3 +111,8 @@ class Keys:
 
     def _name(self, names: tuple[str, ...]) -> str | None:
         return next((name for name in names if name in self.config), None)
+
+
+def most_of(name: str) -> int:
+    """Return the largest value that a size may have."""
+    return MOST_LAYERS if name in LAYERS else LARGEST

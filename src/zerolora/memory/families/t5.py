@@ -50,6 +50,8 @@ def _t5(keys: Keys) -> ModelSpec:
         tied=True,
         norm="rms",
         norms_per_layer=3,
+        attentions=("sdpa", "eager"),
+        softmax_in_fp32=False,
         activation=activation,
         gated=gated,
         attention_dropout=dropout,

@@ -6,9 +6,10 @@ means counted in a run of two ranks with a small Llama.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
-from zerolora.strategies.base import Conflict, Placement, Strategy, Target
+from zerolora.strategies.base import INT8_WHOLE, Conflict, Placement, Strategy, Target
 from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
 from zerolora.strategies.reasons import Reason
 from zerolora.strategies.traffic import GATHER, REDUCE, SCATTER, Collective, StepWork
@@ -19,6 +20,14 @@ CONFIG = "deepspeed/runtime/zero/config.py"
 ENGINE = "deepspeed/runtime/engine.py"
 OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
 NEVER = 10**9  # steps between DeepSpeed's own progress lines
+
+RISKY = {
+    "overlap_comm": "overlap_comm has raced several times, and given NaN (DeepSpeed#5545, #7188, #7965, #8061)",
+    "zero_quantized_weights": "weights are gathered as int8 (zero_quantized_weights)",
+    "zero_quantized_gradients": "gradients are reduced as int4 (zero_quantized_gradients)",
+    "zero_quantized_nontrainable_weights": "frozen weights are kept as int8 (zero_quantized_nontrainable_weights)",
+}
+"""Keys of zero_optimization that have given wrong results, or change numbers, with the reason to compare losses."""
 
 HOOK_OPERATIONS = 100
 """Host time of stage 3's hooks for each linear module and pass, in operations: 90 without and 115 with checkpointing.
@@ -36,20 +45,23 @@ class DeepSpeed(Strategy):
         if self.quantized and target.device == "cpu":
             # deepspeed/runtime/zero/partition_parameters.py, CUDAQuantizer: its kernels are written for CUDA only.
             return Conflict("hardware.device is cpu, which has no kernels for quantized gathering", "write zero3")
+        if target.frozen_type and self.quantized:
+            return Conflict("the base model is quantized already (train.quantization)", "write zero3")
+        if target.unpacks and self.stage == 3:
+            # partitioned_param_coordinator.py, record_parameters: the copy that peft unpacks is no parameter of its.
+            return Conflict("train.method is qdora, which unpacks weights that are not gathered", "write fsdp or zero2")
+        if target.frozen_type == "int8" and self.stage == 3:
+            return Conflict(INT8_WHOLE, "write type: nf4, or strategy zero2")
         if self.on_disk and not target.nvme:
             return Conflict(
                 "hardware.nvme names no directory to move states to", "write hardware.nvme: /path/on/a/local/nvme"
-            )
-        if self.on_disk and target.precision == "fp32":
-            # Seen: stage 3 swaps 16-bit tensors only (swap_tensor/partitioned_param_swapper.py, invalid_buffer).
-            return Conflict(
-                "train.precision is fp32, which DeepSpeed cannot swap to disk", "write bf16, or strategy zero3_offload"
             )
         return None
 
     def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
         """Return the sizes that are rendered for a model."""
-        return deepspeed_buckets(self.stage, model, on_gpu)
+        sizes = deepspeed_buckets(self.stage, model, on_gpu)
+        return replace(sizes, prefetch=0) if self.parameters == "nvme" else sizes
 
     def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
         """Yield the values of the DeepSpeed JSON with their reasons, without those that training's settings define."""
@@ -90,7 +102,7 @@ class DeepSpeed(Strategy):
         why = "weights and gradients move during computation" if buckets.overlap else "a CPU has no second stream"
         yield Reason(f"{ZERO}.overlap_comm", buckets.overlap, why, CONFIG)
         yield size("reduce_bucket_size", buckets.reduce, "elements of gradients reduced together; more is never used")
-        yield size("stage3_prefetch_bucket_size", buckets.prefetch, "elements gathered ahead: about one layer")
+        yield prefetch_size(buckets)
         yield size(
             "stage3_param_persistence_threshold", buckets.persistence, "smaller weights stay gathered on every rank"
         )
@@ -215,11 +227,21 @@ def aio_options() -> Iterator[Reason]:
 
 
 def torch_optimizer_options() -> Iterator[Reason]:
-    """Yield the options that make DeepSpeed use torch's AdamW."""
-    compiled = "training uses torch's AdamW; DeepSpeed's would be compiled for minutes, and often fails to compile"
-    yield Reason("zero_allow_untested_optimizer", True, compiled, "DeepSpeed#1127, #5677")
+    """Yield the options that make DeepSpeed use the optimizer of train.optimizer."""
+    compiled = "training has its own optimizer; DeepSpeed's would be compiled for minutes, and often fails to compile"
+    untested = "DeepSpeed knows torch's AdamW, and refuses those of bitsandbytes and transformers without this"
+    yield Reason("zero_allow_untested_optimizer", True, untested, "deepspeed/runtime/zero/utils.py; DeepSpeed#1127")
     yield Reason("zero_force_ds_cpu_optimizer", False, compiled, f"DeepSpeed#1127; {ENGINE}")
     yield Reason("steps_per_print", NEVER, "training shows its own progress", ENGINE)
+
+
+def prefetch_size(buckets: Buckets) -> Reason:
+    """Return the size of prefetching; 0 with weights on NVMe."""
+    key = "stage3_prefetch_bucket_size"
+    if buckets.prefetch:
+        return size(key, buckets.prefetch, "elements gathered ahead: about one layer")
+    why = "prefetching fails with frozen weights on NVMe: 'already assigned swap buffer id'"
+    return Reason(f"{ZERO}.{key}", 0, why, "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py")
 
 
 def size(key: str, elements: int, reason: str, source: str = CONFIG) -> Reason:
@@ -230,7 +252,7 @@ def size(key: str, elements: int, reason: str, source: str = CONFIG) -> Reason:
 
 def _nvme_buffers(key: str, buckets: Buckets, ranks_per_node: int) -> Iterator[Reason]:
     if key == "offload_optimizer":
-        yield Reason(f"{ZERO}.{key}.buffer_count", 4, "Adam's weight, gradient and two moments", OFFLOAD)
+        yield Reason(f"{ZERO}.{key}.buffer_count", 4, "AdamW's weight, gradient and two moments", OFFLOAD)
         return
     yield Reason(
         f"{ZERO}.{key}.buffer_count",

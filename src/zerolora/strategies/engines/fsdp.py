@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from zerolora.strategies.base import Conflict, Strategy, Target
+from zerolora.strategies.base import INT8_WHOLE, Conflict, Strategy, Target
 from zerolora.strategies.buckets import Buckets
 from zerolora.strategies.engines.ddp import FP32_BYTES, needs_loss_scaling
 from zerolora.strategies.reasons import Reason
@@ -24,6 +24,8 @@ class FullyShard(Strategy):
 
     def conflict(self, target: Target) -> Conflict | None:
         """Return why the strategy cannot run on a target, None if it can."""
+        if target.frozen_type == "int8":
+            return Conflict(INT8_WHOLE, "write type: nf4, or strategy ddp")
         return needs_loss_scaling(target)
 
     def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
@@ -43,6 +45,13 @@ class FullyShard(Strategy):
             target.precision,
             "adapter weights are kept in fp32 and gathered in this; a unit's trained weights must be of one dtype",
             "accelerate#3985",
+        )
+        where = "on the host between uses, pinned where there is a GPU" if self.offloads else "on the device"
+        yield Reason(
+            "fsdp.offload",
+            self.offloads,
+            f"shards, gradients and optimizer are {where}",
+            "torch/distributed/fsdp/_fully_shard/_fsdp_api.py, CPUOffloadPolicy",
         )
         yield Reason("fsdp.reduce_dtype", "fp32", "the adapter's gradients are small, so fp32 costs little", SOURCE)
 

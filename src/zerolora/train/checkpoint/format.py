@@ -170,4 +170,4 @@ def _sync(path: Path) -> None:
 
 
 def _sha256(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.numpy().data).hexdigest()
+    return hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).hexdigest()  # NumPy has no bf16

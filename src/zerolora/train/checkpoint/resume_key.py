@@ -1,11 +1,15 @@
 """Which runs are the same: what a run's losses depend on, and what makes two finished runs the very same."""
 
 import hashlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from zerolora.added_tokens import of_data
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.fingerprint import of_stage
+from zerolora.methods.registry import TRAINABLE
+from zerolora.train.earlier_adapter import provenance
 from zerolora.train.plan import TrainingPlan
 
 # Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
@@ -13,9 +17,11 @@ FREE = frozenset(
     {
         "nodes",
         "ranks_per_node",
+        "sequence_parallel",
         "micro_batch",
         "accumulation",
         "activation_checkpointing",
+        "activation_offload",
         "attention",
         "device",
         "engine",
@@ -25,10 +31,12 @@ FREE = frozenset(
         "resume",
         "tracker",
         "flops",
+        "canary",
+        "from_adapter",  # its content binds
     }
 )
 # Those that change nothing of what is trained or measured either.
-SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker"})
+SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker", "canary"})
 
 
 def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: Path, weights: Path) -> dict[str, Any]:
@@ -38,8 +46,15 @@ def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: 
     """
     settings = plan.model_dump(mode="json")
     rows = ("train.arrow", "validation.arrow")
+    origin = {}
+    if plan.from_adapter:
+        found = provenance(Path(plan.from_adapter), TRAINABLE[plan.method])
+        origin = {"adapter that training goes on from": found["sha256"]}
+    added = [asdict(token) for token in of_data(data)]
     return {
+        **origin,
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
+        **({"added_tokens": _hash(added)} if added else {}),
         "train.gradient_clipping": config["gradient_clipping"],
         "model": _hash(read_json(weights, "zerolora weights")["files"]),
         "data": _hash({name: read_json(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),

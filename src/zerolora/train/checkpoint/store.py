@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import torch
 from safetensors import SafetensorError
 
 from zerolora.errors import UserError, shown
@@ -48,32 +49,40 @@ class Checkpoints:
         self._last = time.monotonic()
         self.folder = of_run / hashlib.sha256(canonical(resume_key).encode()).hexdigest()[:16]
         self._finished = self.folder / FINISHED
+        self._named: Path | None = None
+        self._lock: IO[str] | None = None
         self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     def choose(self, resume: str) -> tuple[Path | None, list[str]]:
         """Return the checkpoint to resume, None to start anew, and lines about others that are not resumed.
 
-        `resume`: auto = the newest whole one of this run and config; never; or a file. Raises UserError if that file
-        is no checkpoint of this config, or the folder cannot be written.
+        `resume`: auto = the newest whole one of this run and config; never; or a file where the run begins, from which
+        a newer one of this run may go on. Raises UserError if that file is no checkpoint of this config, or the folder
+        cannot be written.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.of_run / "lock").open("a+")
-        except OSError as error:
-            raise UserError(f"{self.folder}: cannot be made ({error.strerror}); checkpoints go there") from None
-        self._take_lock()
+        self.claim()
         path, lines = self.newest() if resume == "auto" else (None, [])
         if resume not in ("auto", "never"):
-            path = self.named(Path(resume))
+            path, lines = self.onward(Path(resume))
         if path is None:
             self._finished.unlink(missing_ok=True)
             for old in newest_first(self.folder):
                 old.unlink(missing_ok=True)
         return path, lines
 
-    def _take_lock(self) -> None:
-        """Keep others from training the same run, until this process ends. Raises UserError if another one does."""
+    def claim(self) -> None:
+        """Keep others from training the same run, until this process ends. Whoever writes into the folder calls it.
+
+        Raises UserError if another one does, or the folder cannot be written.
+        """
+        if self._lock:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.of_run / "lock").open("a+")
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot be made ({error.strerror}); checkpoints go there") from None
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             try:
@@ -106,21 +115,53 @@ class Checkpoints:
         strategy, is to be measured anew.
         """
         lines: list[str] = []
-        for path in newest_first(self.folder):
-            try:
-                _, manifest = read(path)
-            except CorruptCheckpoint as error:
-                lines.append(f"{path} is passed over: {error}")
-                continue
-            if self._finished.exists() and manifest["run_fingerprint"] != self.run_fingerprint:
+        for path, _, manifest in self._whole(lines):
+            if self._of_other_finished(manifest):
                 return None, [*lines, f"{path} is of a finished run; training starts anew"]
             return path, lines
         return None, [*lines, *self._of_other_configs()]
 
-    def named(self, path: Path) -> Path:
-        """Return `path`, a checkpoint that the config names. Raises UserError if training cannot go on from it."""
+    def onward(self, named: Path) -> tuple[Path, list[str]]:
+        """Return the newest whole checkpoint that goes on from `named`, or that one itself, and lines about others.
+
+        A preempted run starts again with the same command, and must not go back to where it began. `named` is kept
+        from now on. Raises UserError if training cannot go on from it.
+        """
+        begin = self._begin(named)
+        self._named = named.resolve()
+        lines: list[str] = []
+        for path, state, manifest in self._whole(lines, after=begin.step):
+            if self._of_other_finished(manifest):
+                lines.append(f"{path} is of a finished run; training starts anew from {named}")
+                self._finished.unlink()
+                for newer in newest_first(self.folder):
+                    if newer > path_of(self.folder, begin.step):
+                        newer.unlink()
+                break
+            # Their losses tell: all checkpoints of a folder have one resume key, but not one line of steps.
+            if torch.equal(state.loop["loss"][: begin.step], begin.loop["loss"]):
+                return path, [*lines, f"{path} goes on from {named}, which train.resume names"]
+            lines.append(f"{path} is passed over: it does not go on from {named}, which train.resume names")
+        return named, lines
+
+    def _whole(self, lines: list[str], after: int = 0) -> Iterator[tuple[Path, State, dict[str, Any]]]:
+        """Yield the whole checkpoints of more than `after` steps, the newest first, and add lines about others."""
+        for path in newest_first(self.folder):
+            if path <= path_of(self.folder, after):
+                return
+            try:
+                yield path, *read(path)
+            except CorruptCheckpoint as error:
+                lines.append(f"{path} is passed over: {error}")
+
+    def _of_other_finished(self, manifest: dict[str, Any]) -> bool:
+        """Tell whether this run is finished, and something has changed since the checkpoint of this manifest."""
+        return self._finished.exists() and bool(manifest["run_fingerprint"] != self.run_fingerprint)
+
+    def _begin(self, path: Path) -> State:
+        """Return the state in a checkpoint that the config names. Raises UserError if training cannot go on from it."""
         try:
-            _, manifest = read(path)
+            state, manifest = read(path)
         except CorruptCheckpoint as error:
             raise UserError(f"train.resume: {path}: {error}; name another checkpoint, or write auto") from None
         faults = differences(manifest["resume_key"], self.resume_key)
@@ -129,7 +170,7 @@ class Checkpoints:
                 f"train.resume: {path} cannot be resumed, since {'; '.join(faults)}; put it back as it was, or write "
                 "resume: auto to start anew"
             )
-        return path
+        return state
 
     def write(self, state: State) -> None:
         """Write `state` in a thread, and remove all but the last checkpoints. Waits for the one before."""
@@ -160,7 +201,8 @@ class Checkpoints:
             kept = [path for path in others if path < written][: KEPT - 1]
             kept += [path_of(self.folder, state.best_step)] if state.best_step else []
             for path in set(others) - set(kept):
-                path.unlink(missing_ok=True)
+                if path.resolve() != self._named:
+                    path.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:
             self._failure = error
 

@@ -1,13 +1,15 @@
 """What the loop sees of an engine, and what engines share: the optimizer, its states and their names."""
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 import torch.distributed
 from torch.distributed.tensor import DTensor
 
-from zerolora.compat.torch import fresh_state
 from zerolora.config.settings import TrainSettings
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.launch.rendezvous import rendezvous
 from zerolora.train.plan import TrainingPlan
 
@@ -27,14 +29,13 @@ class Engine(torch.nn.Module):
     optimizer: Any
     divisor: int
     """By what the engine divides gradients: ranks, and accumulation if it divides by that."""
-    resumable = True
-    """Whether `part` and `restore` work."""
     reentrant = False
     """Which kind of activation checkpointing the engine works with (torch.utils.checkpoint)."""
 
     def __init__(self, model: Any, config: dict[str, Any], plan: TrainingPlan, device: torch.device) -> None:
         """Make `model` ready to be trained as `config`, results/<run>/zero.json, says. Collective."""
         super().__init__()
+        self.recipe = OPTIMIZERS[plan.optimizer]
 
     @staticmethod
     def load_library() -> None:
@@ -69,18 +70,25 @@ class Engine(torch.nn.Module):
         return 0, 0, 0.0
 
     def part(self, part: str) -> Tensors:
-        """Return master weights (WEIGHT) or one of AdamW's moments (compat.torch.MOMENTS): whole fp32 tensors on the
-        host of rank 0, nothing on other ranks. Collective; moments exist after the first step."""
+        """Return master weights (WEIGHT) or one of the optimizer's states (optimizers/base.py, `states`): whole fp32
+        tensors on the host of rank 0, nothing on other ranks. Collective; states exist after the first step."""
         first = torch.distributed.get_rank() == 0
         tensors = {}
-        for name, parameter in trained(self.module).items():
-            whole = self.whole(parameter, part)  # one at a time, so that little is held on a GPU
-            if first:
-                tensors[plain(name)] = whole.detach().float().cpu().clone()
+        with self.unpacked([part]):
+            for name, parameter in trained(self.module).items():
+                if part != WEIGHT and part not in self.recipe.parts(parameter.shape):
+                    continue
+                whole = self.whole(parameter, part)  # one at a time, so that little is held on a GPU
+                if first:
+                    tensors[plain(name)] = whole.detach().float().cpu().clone()
         return tensors
 
+    def unpacked(self, parts: Iterable[str], write: bool = False) -> AbstractContextManager[None]:
+        """Hold the optimizer's states as fp32 tensors meanwhile, by their names in checkpoints (optimizers/base.py)."""
+        return self.recipe.unpacked(self.inner, list(parts), write)
+
     def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:
-        """Set weights and moments to whole tensors that `part` returned, here or under another engine, after `updates`
+        """Set weights and states to whole tensors that `part` returned, here or under another engine, after `updates`
         updates of the optimizer. Collective; every rank passes the same."""
         raise NotImplementedError
 
@@ -90,12 +98,11 @@ class Engine(torch.nn.Module):
 
     def updates(self) -> int:
         """Return how often the optimizer has updated the adapter; fewer than steps if fp16 overflowed."""
-        states = self.inner.state.values()
-        return int(next(iter(states))["step"]) if states else 0
+        return max((int(state["step"]) for state in self.inner.state.values()), default=0)
 
     @property
-    def inner(self) -> torch.optim.AdamW:
-        """torch's own optimizer, which holds the moments."""
+    def inner(self) -> torch.optim.Optimizer:
+        """The library's own optimizer, which holds the states."""
         raise NotImplementedError
 
     def whole(self, parameter: Any, part: str) -> torch.Tensor:
@@ -118,7 +125,10 @@ class TorchEngine(Engine):
         self.micro_step = 0
         self.norm: torch.Tensor | None = None
         self.module = self.wrap(model, config, DTYPES[plan.precision], device)
-        self.optimizer = adamw(model, plan)
+        self.held = {parameter: self.updated(parameter) for parameter in trained(self.module).values()}
+        """What the optimizer updates, by parameter."""
+        adapter = {name: self.held[parameter] for name, parameter in trained(self.module).items()}
+        self.optimizer = build_optimizer(adapter, plan)
 
     def wrap(self, model: Any, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
         """Return the model on its device, ready to be called on every rank; it computes in `dtype`."""
@@ -130,19 +140,26 @@ class TorchEngine(Engine):
         return bool(self.micro_step == self.accumulation - 1)
 
     @property
-    def inner(self) -> torch.optim.AdamW:
-        optimizer: torch.optim.AdamW = self.optimizer
+    def inner(self) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = self.optimizer
         return optimizer
 
-    def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:
-        for name, parameter in trained(self.module).items():
-            self.optimizer.state[parameter] = fresh_state(parameter, updates)
-            for part, tensors in parts.items():
-                held = parameter if part == WEIGHT else self.optimizer.state[parameter][part]
-                held.data.copy_(self.distributed(tensors[plain(name)], held))
+    def updated(self, parameter: Any) -> Any:
+        """Return the tensor that the optimizer updates for a parameter."""
+        return parameter
 
-    def distributed(self, value: torch.Tensor, held: Any) -> torch.Tensor:
-        """Return a whole tensor as this rank holds `held`."""
+    def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:
+        for held in self.held.values():
+            self.recipe.start(self.optimizer, held, updates)
+        with self.unpacked(parts, write=True):
+            for name, parameter in trained(self.module).items():
+                for part, tensors in parts.items():
+                    if plain(name) in tensors:
+                        held = parameter if part == WEIGHT else self.optimizer.state[self.held[parameter]][part]
+                        held.data.copy_(self.distributed(tensors[plain(name)], parameter, held))
+
+    def distributed(self, value: torch.Tensor, parameter: Any, held: Any) -> torch.Tensor:
+        """Return a whole tensor of a parameter as this rank holds `held`: the parameter, or a state of it."""
         return value
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -152,9 +169,13 @@ class TorchEngine(Engine):
         if self.last:
             if self.clipping:
                 self._clip(list(trained(self.module).values()))
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            self.update()
         self.micro_step = (self.micro_step + 1) % self.accumulation
+
+    def update(self) -> None:
+        """Update the adapter with the gradients of a step."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def gradient_norm(self) -> float | None:
         norm = self.norm.to_local() if isinstance(self.norm, DTensor) else self.norm
@@ -176,15 +197,24 @@ def backend(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def adamw(model: Any, settings: TrainSettings) -> torch.optim.AdamW:
-    """Return the optimizer. With LoRA+ the second factors are a group of their own, `ratio` times faster."""
-    adapter, ratio = trained(model), settings.lora.plus_ratio
+def build_optimizer(adapter: dict[str, Any], settings: TrainSettings) -> torch.optim.Optimizer:
+    """Return the optimizer of trained tensors by name. With LoRA+ the second factors are a group of their own, `ratio`
+    times faster."""
+    ratio = settings.lora.plus_ratio
     groups: list[dict[str, Any]] = [{"params": list(adapter.values()), "ratio": 1.0}]
     if ratio != 1:
         second = [name for name in adapter if "lora_B" in name]
         groups[0]["params"] = [parameter for name, parameter in adapter.items() if name not in second]
         groups.append({"params": [adapter[name] for name in second], "ratio": ratio})
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    recipe = OPTIMIZERS[settings.optimizer]
+    betas = settings.betas and (settings.betas[0], settings.betas[1])
+    return recipe.build(
+        groups,
+        settings.learning_rate,
+        settings.weight_decay,
+        betas or recipe.betas,
+        recipe.epsilon if settings.epsilon is None else settings.epsilon,
+    )
 
 
 def trained(model: Any) -> dict[str, Any]:

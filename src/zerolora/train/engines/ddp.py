@@ -35,7 +35,7 @@ class DDP(TorchEngine):
         return ddp_reductions(self.engine)
 
     def whole(self, parameter: Any, part: str) -> torch.Tensor:
-        tensor: torch.Tensor = parameter if part == WEIGHT else self.optimizer.state[parameter][part]
+        tensor: torch.Tensor = parameter if part == WEIGHT else self.inner.state[parameter][part]
         return tensor
 
 
@@ -54,6 +54,15 @@ def _compute_in(dtype: torch.dtype, model: Any) -> None:
     if dtype == torch.float32:
         return
     for module in list(model.modules()):
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.requires_grad:
-                parametrize.register_parametrization(module, name, _Cast(dtype), unsafe=True)
+        names = [name for name, parameter in module.named_parameters(recurse=False) if parameter.requires_grad]
+        for name in names:
+            parametrize.register_parametrization(module, name, _Cast(dtype), unsafe=True)
+        if names:
+            module.register_state_dict_post_hook(_name_plainly)
+
+
+def _name_plainly(module: Any, state: dict[str, torch.Tensor], prefix: str, _: Any) -> None:
+    """Name a module's weights in its state_dict as before: peft looks there for what it publishes of a saved module
+    (peft/utils/other.py, ModulesToSaveWrapper.adapter_state_dict)."""
+    for name in module.parametrizations:
+        state[f"{prefix}{name}"] = state.pop(f"{prefix}parametrizations.{name}.original")

@@ -1,13 +1,15 @@
 """DeepSpeed's engine, at any ZeRO stage. What it needs beyond DeepSpeed's public API is in compat/deepspeed.py."""
 
+import contextlib
 import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed
 
 from zerolora.compat import deepspeed as compat
-from zerolora.train.engines.base import WEIGHT, Engine, Loading, Tensors, adamw, backend, trained
+from zerolora.train.engines.base import WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
 from zerolora.train.plan import TrainingPlan
 
 
@@ -38,7 +40,8 @@ class DeepSpeedEngine(Engine):
         super().__init__(model, config, plan, device)
         import deepspeed
 
-        self.engine, self.optimizer, *_ = deepspeed.initialize(model=model, optimizer=adamw(model, plan), config=config)
+        self.client = build_optimizer(trained(model), plan)
+        self.engine, self.optimizer, *_ = deepspeed.initialize(model=model, optimizer=self.client, config=config)
         if config["zero_optimization"].get("zero_quantized_nontrainable_weights"):
             # Weights were sharded while they still counted as trained, so none is quantized yet (DeepSpeed#3954).
             self.optimizer.quantize_nontrainable_params()
@@ -51,16 +54,15 @@ class DeepSpeedEngine(Engine):
             compat.keep_clipped_norm(self.engine)
         elif self.stage == 0:
             self.masters = compat.stage0_masters(self.optimizer)
-            compat.undo_first_step(self.optimizer, self.masters)
+            compat.undo_first_step(self.optimizer, self.masters, self._start(0))
         self._scale = 1.0  # of the gradients whose norm DeepSpeed reports
         self._grow = compat.grow_scale_after_step(self.optimizer) if self.engine.fp16_enabled() else None
         if len(self.inner.param_groups) > 1:
             # Stages 1 and 2 look for all states after the step of the first group (stage_1_and_2.py, step).
-            compat.make_states(self.optimizer, self.inner, 0)
+            compat.make_states(self.optimizer, self.inner, self._start(0))
         if self.stage == 3:
             compat.release_by_current_trace(self.optimizer)
         self.divisor = torch.distributed.get_world_size() * plan.accumulation
-        self.resumable = config["zero_optimization"].get("offload_optimizer", {}).get("device") != "nvme"
 
     def forward(self, **inputs: Any) -> Any:
         return self.engine(**inputs)
@@ -90,8 +92,23 @@ class DeepSpeedEngine(Engine):
         return None if norm is None or overflowed else float(norm) / self._scale
 
     @property
-    def inner(self) -> torch.optim.AdamW:
-        return self.optimizer if isinstance(self.optimizer, torch.optim.AdamW) else self.optimizer.optimizer
+    def inner(self) -> torch.optim.Optimizer:
+        return self.client
+
+    def _start(self, updates: int) -> Callable[[torch.Tensor], None]:
+        """Return what makes the state of a tensor that of so many updates."""
+        return lambda tensor: self.recipe.start(self.inner, tensor, updates)
+
+    @contextlib.contextmanager
+    def unpacked(self, parts: Iterable[str], write: bool = False) -> Iterator[None]:
+        with super().unpacked(parts, write):
+            compat.link_states(self.optimizer)
+            yield
+        compat.link_states(self.optimizer)
+
+    def part(self, part: str) -> Tensors:
+        with compat.read_from_nvme_once(self.optimizer):
+            return super().part(part)
 
     def whole(self, parameter: Any, part: str) -> torch.Tensor:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
@@ -113,13 +130,16 @@ class DeepSpeedEngine(Engine):
         import deepspeed
 
         compat.set_scale(self.engine, self.optimizer, loss_scale)
-        compat.make_states(self.optimizer, self.inner, updates)
+        compat.make_states(self.optimizer, self.inner, self._start(updates))
         for name, parameter in trained(self.module).items():
             # Not only the master: the copy that computes is renewed in a step only.
             with deepspeed.zero.GatheredParameters([parameter] if self.stage == 3 else [], modifier_rank=0):
                 parameter.data.copy_(parts[WEIGHT][name])
-            for part, tensors in parts.items():
-                self._set(parameter, part, tensors[name])
+        with self.unpacked(parts, write=True), compat.read_from_nvme_once(self.optimizer, write=True):
+            for name, parameter in trained(self.module).items():
+                for part, tensors in parts.items():
+                    if name in tensors:
+                        self._set(parameter, part, tensors[name])
 
     def _set(self, parameter: Any, part: str, value: torch.Tensor) -> None:
         from deepspeed.utils import (

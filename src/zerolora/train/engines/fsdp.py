@@ -5,16 +5,22 @@ from typing import Any
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from zerolora.errors import UserError
-from zerolora.train.engines.base import DTYPES, WEIGHT, Loading, Tensors, TorchEngine
-from zerolora.train.launch.rendezvous import broadcast_json
+from zerolora.train.engines.base import DTYPES, WEIGHT, Loading, Tensors, TorchEngine, backend
+from zerolora.train.launch.rendezvous import broadcast_json, rendezvous
 
 
 class FSDP(TorchEngine):
     """torch's fully_shard."""
+
+    @staticmethod
+    def connect(config: dict[str, Any], device: torch.device) -> None:
+        # What is offloaded is clipped, gathered and saved by collectives among hosts.
+        both = _offloads(config) and device.type == "cuda"
+        rendezvous("cpu:gloo,cuda:nccl" if both else backend(device))
 
     @staticmethod
     def loading(config: dict[str, Any]) -> Loading:
@@ -25,15 +31,17 @@ class FSDP(TorchEngine):
         shape = tuple(options["mesh"])
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         policy = MixedPrecisionPolicy(DTYPES[options["param_dtype"]], DTYPES[options["reduce_dtype"]])
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if _offloads(config) else OffloadPolicy()
+        rules: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
         source = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        layers = model.get_base_model()._no_split_modules
+        layers = model._no_split_modules  # of the transformers model, also through peft's
         for module in model.modules():
             if type(module).__name__ in layers:
-                fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=options["reshard_after_forward"])
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+                fully_shard(module, reshard_after_forward=options["reshard_after_forward"], **rules)
+        fully_shard(model, **rules)
         for unit in _units(model):
             unit.set_force_sum_reduction_for_comms(device.type == "cpu")  # gloo knows no average
-        _fill(model, source, device)
+        _fill(model, source, device, torch.device("cpu") if _offloads(config) else device)
         return model
 
     def forward(self, **inputs: Any) -> Any:
@@ -44,33 +52,78 @@ class FSDP(TorchEngine):
         # Reduced here, once: as it comes, each gradient that it clips, and each look at it, would reduce it again.
         return norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)
 
+    def updated(self, parameter: Any) -> Any:
+        return parameter if self.recipe.dtensors else torch.nn.Parameter(_shard(parameter))
+
+    def update(self) -> None:
+        if self.recipe.dtensors:
+            super().update()
+            return
+        for parameter, held in self.held.items():
+            held.data = _shard(parameter)  # the first forward pass has moved those of unequal shards
+            held.grad = None if parameter.grad is None else parameter.grad.to_local()
+            if held.numel() == 0:
+                # More ranks than rows: nothing to update, but states to be gathered.
+                held.grad = None
+                if not self.optimizer.state[held]:
+                    self.recipe.start(self.optimizer, held, 0)
+            parameter.grad = None
+        super().update()
+
     def part(self, part: str) -> Tensors:
-        for unit in _units(self.module):  # the last one to be used is still gathered, and no part of the mesh
-            unit.reshard()
+        self._reshard()
         return super().part(part)
 
+    def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:
+        self._reshard()
+        super().restore(parts, updates, loss_scale)
+
+    def _reshard(self) -> None:
+        """Have every parameter sharded: the unit that was used last is still gathered, and no part of the mesh."""
+        for unit in _units(self.module):
+            unit.reshard()
+
     def whole(self, parameter: Any, part: str) -> torch.Tensor:
-        whole: torch.Tensor = (parameter if part == WEIGHT else self.optimizer.state[parameter][part]).full_tensor()
+        held = parameter if part == WEIGHT else self.optimizer.state[self.held[parameter]][part]
+        if not isinstance(held, DTensor):
+            shape, stride = parameter.shape, parameter.stride()
+            held = held.to(parameter.device)  # paged states count as the host's
+            held = DTensor.from_local(held, parameter.device_mesh, parameter.placements, shape=shape, stride=stride)
+        whole: torch.Tensor = held.full_tensor()
         return whole
 
-    def distributed(self, value: torch.Tensor, held: Any) -> torch.Tensor:
-        return distribute_tensor(value.to(held.device), held.device_mesh, held.placements)
+    def distributed(self, value: torch.Tensor, parameter: Any, held: Any) -> torch.Tensor:
+        shards = distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+        return shards if isinstance(held, DTensor) else shards.to_local()
+
+
+def _shard(parameter: Any) -> torch.Tensor:
+    """Return this rank's part of a sharded parameter, sharing its memory."""
+    shard: torch.Tensor = parameter.detach().to_local()
+    return shard
+
+
+def _offloads(config: dict[str, Any]) -> bool:
+    options = config["fsdp"]
+    return bool(options["offload"])
 
 
 def _units(model: Any) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _fill(model: Any, source: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Give every rank its shards of the weights that rank 0 read; the other ranks' `source` has only shapes.
+def _fill(model: Any, source: dict[str, torch.Tensor], device: torch.device, home: torch.device) -> None:
+    """Give every rank its shards of the weights that rank 0 read; the other ranks' `source` has only shapes. Shards are
+    kept on `home`, everything else on `device`.
 
     Raises UserError if ranks built different models.
     """
     # What a model computes by itself, as rotary frequencies, is there on every rank.
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
-    model.to_empty(device=device)
-    for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])
+    model.to_empty(device=home)
+    for name, buffer in buffers.items():
+        owner, _, own = name.rpartition(".")
+        model.get_submodule(owner)._buffers[own] = buffer
     first = torch.distributed.get_rank() == 0
     _check_same(source, device)
     with torch.no_grad():

@@ -7,6 +7,7 @@ Linux's prctl is missing.
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import subprocess
@@ -17,12 +18,15 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from zerolora.errors import UserError
+from zerolora.log import PREFIX
 from zerolora.train.launch.fork import REQUEST, Request
 from zerolora.train.launch.stop_signals import STOPPED
 from zerolora.train.launch.topology import Topology
 
 POLL_SECONDS = 0.1
 TAIL_LINES = 20
+MISTAKE = 2
+"""Exit code of a rank that ended with UserError."""
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER (man 2 prctl)
 Codes = dict[int, int | None]
 """Exit code by rank; minus the number of the signal that ended it; None of one that runs."""
@@ -166,11 +170,15 @@ def failed(codes: Codes) -> list[int]:
 
 
 def check(codes: Codes, logs: Logs, what: str = "rank") -> None:
-    """Raise UserError with the last lines of the first rank that failed, if one did."""
+    """Raise UserError for the first rank that failed, if one did: with the user's mistake that it named, else with its
+    last lines."""
     for rank in failed(codes)[:1]:
         code, log = codes[rank] or 0, logs(rank)
         reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log and log.is_file() else []
+        mistake = list(itertools.takewhile(lambda line: line.startswith(PREFIX), reversed(lines)))
+        if code == MISTAKE and mistake:
+            raise UserError("\n".join(line.removeprefix(PREFIX) for line in reversed(mistake)))
         first = f"{what} {rank} failed with {reason}" + ("; its last lines:" if lines else "")
         raise UserError("\n".join([first, *lines]))
 

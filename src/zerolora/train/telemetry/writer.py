@@ -20,6 +20,7 @@ from zerolora.train.feed import Batches
 from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.collectives import Collectives, Counts
 from zerolora.train.telemetry.health import Health
+from zerolora.train.telemetry.routers import AUXILIARY, LOAD, Routers
 from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
 from zerolora.train.telemetry.system_monitor import SystemMonitor
 from zerolora.train.telemetry.trackers import TrackedRun
@@ -43,6 +44,8 @@ COLUMNS = (
     "gpu_percent",
     "gpu_memory_bytes",
 )
+ROUTED = ((), LOAD, (*LOAD, AUXILIARY))
+"""The further columns of a mixture of experts."""
 FILE = "telemetry.csv"
 
 
@@ -63,6 +66,8 @@ class TelemetryWriter:
         self.totals: Counts = {}
         """Collectives of those steps."""
         self.system = SystemMonitor(self.device)
+        self.routers = Routers(engine.module)
+        self.columns = (*COLUMNS, *self.routers.columns)
         self._file: Any = None
         self._tracker: TrackedRun | None = None
 
@@ -70,13 +75,13 @@ class TelemetryWriter:
         """Write to `path` from here on, after its lines of the steps `known`, whose loss and learning rate are given;
         other columns of theirs that are not on disk stay empty. Rank 0 only."""
         on_disk = {row["step"]: row for row in read(path)}
-        self.rows = [{**dict.fromkeys(COLUMNS), **on_disk.get(row["step"], {}), **row} for row in known]
+        self.rows = [{**dict.fromkeys(self.columns), **on_disk.get(row["step"], {}), **row} for row in known]
         self._tracker = tracker
         for row in self.rows:
             self.health.judge(row)  # what was reported is not reported again
             tracker.log(row)
         try:
-            write_text(path, text(self.rows))
+            write_text(path, text(self.rows, self.columns))
             self._file = path.open("a", encoding="utf-8", newline="")
         except OSError as error:
             self._without(path, error)
@@ -121,6 +126,7 @@ class TelemetryWriter:
             "between_seconds": self.times.between,
             "communication_bytes": sum(counted["bytes"] for counted in self.sent.counts().values()),
             **self.system.now(),
+            **self.routers.figures(),
         }
         self._put(row)
         for line in self.health.judge(row):
@@ -129,7 +135,16 @@ class TelemetryWriter:
 
     def publish(self, path: Path) -> None:
         """Write all lines to `path`, whole or not at all."""
-        write_text(path, text(self.rows))
+        write_text(path, text(self.rows, self.columns))
+
+    def routed(self) -> dict[str, float]:
+        """Return the mean over all steps of each figure of the routers; empty without routers. Of the digits that are
+        on disk, so that a resumed run has the same."""
+        means = {}
+        for name in self.routers.columns:
+            known = [float(_cell(name, row[name])) for row in self.rows if row[name] is not None]
+            means[name] = sum(known) / max(1, len(known))
+        return means
 
     def summary(self) -> dict[str, float]:
         """Return figures of the whole run: FLOP/s, shares of the time, faults, and what a step sends."""
@@ -163,7 +178,7 @@ class TelemetryWriter:
             self._tracker.log(row)
         if self._file:
             try:
-                self._file.write(text([row], header=False))
+                self._file.write(text([row], self.columns, header=False))
                 self._file.flush()  # for readers while training runs
             except OSError as error:
                 self._without(Path(self._file.name), error)
@@ -182,10 +197,10 @@ class TelemetryWriter:
                 total[what] += number
 
 
-def text(rows: list[Row], header: bool = True) -> str:
+def text(rows: list[Row], columns: tuple[str, ...] = COLUMNS, header: bool = True) -> str:
     """Return lines of telemetry as CSV. What was measured has six digits."""
     table = io.StringIO()
-    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(table, columns, lineterminator="\n")
     if header:
         writer.writeheader()
     writer.writerows({name: _cell(name, value) for name, value in row.items()} for row in rows)
@@ -198,11 +213,12 @@ def read(path: Path) -> list[Row]:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except OSError:
         return []
-    if not lines or tuple(lines[0].strip().split(",")) != COLUMNS:
+    columns = tuple(lines[0].strip().split(",")) if lines else ()
+    if columns not in [(*COLUMNS, *routed) for routed in ROUTED]:
         return []
     # A process that was killed may have left half a line.
     whole = [line.rstrip("\n").split(",") for line in lines[1:] if line.endswith("\n")]
-    return [dict(zip(COLUMNS, map(_value, cells), strict=True)) for cells in whole if len(cells) == len(COLUMNS)]
+    return [dict(zip(columns, map(_value, cells), strict=True)) for cells in whole if len(cells) == len(columns)]
 
 
 def _cell(name: str, value: Any) -> Any:

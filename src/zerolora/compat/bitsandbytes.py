@@ -1,0 +1,72 @@
+"""bitsandbytes: imported without compilers, and what its kernels for CPUs get wrong in training."""
+
+import functools
+import importlib.util
+import logging
+import sys
+from typing import Any
+
+from zerolora.compat.versions import patch
+
+VERSION = "0.50.2"
+_ABSENT: Any = object()
+
+
+def load() -> None:
+    """Import bitsandbytes, if it is installed, before peft does: peft imports it even if no base is quantized."""
+    if importlib.util.find_spec("bitsandbytes"):
+        load_without_compilers()
+
+
+@functools.cache
+@patch(
+    "bitsandbytes",
+    VERSION,
+    upstream="none found",
+    untested=("0.48", "0.49", "0.50", "0.51"),
+    features=("torch:compile",),
+)
+def load_without_compilers() -> None:
+    """Import bitsandbytes with a torch.compile that does nothing.
+
+    Its fallbacks for devices without kernels of their own are decorated with torch.compile (backends/default/ops.py),
+    which loads torch's compiler, 1.4 CPU-seconds in every process, and would run a C++ compiler at their first call.
+    Nor does it fetch a kernel from the hub, as it does where the package kernels is installed (backends/cpu/ops.py).
+    """
+    import torch
+
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # says that there is no such kernel
+    compile_, kernels = torch.compile, sys.modules.get("kernels", _ABSENT)
+    torch.compile, sys.modules["kernels"] = _as_it_is, None  # type: ignore[assignment]  # None: not to be had
+    try:
+        importlib.import_module("bitsandbytes")
+    finally:
+        torch.compile = compile_
+        del sys.modules["kernels"]
+        if kernels is not _ABSENT:
+            sys.modules["kernels"] = kernels
+
+
+@patch(
+    "bitsandbytes",
+    VERSION,
+    upstream="none found",
+    untested=("0.48", "0.49", "0.50", "0.51"),
+    features=("bitsandbytes.nn:Linear4bit",),
+)
+def keep_layout(model: Any) -> None:
+    """Keep 4-bit weights as they are stored, in place.
+
+    On CPUs with AVX512-BF16 a forward pass in evaluation mode packs them for a kernel of its own (nn/modules.py,
+    Linear4bit.forward), after which gradients are wrong.
+    """
+    from bitsandbytes.nn.modules import Linear4bit
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
+def _as_it_is(function: Any = None, **_: Any) -> Any:
+    """Return a function as torch.compile would return it compiled, also when called as a decorator with options."""
+    return function if function is not None else _as_it_is

@@ -1,0 +1,122 @@
+"""The tokens that a prompt format relies on: those it writes, those that end an answer, and padding.
+
+Each must be one token of the tokenizer, with a row in the model's embeddings.
+"""
+
+import json
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+from zerolora.config.settings import PrepareSettings
+from zerolora.data.prompt_formats import PROMPT_FORMATS
+from zerolora.errors import UserError, shown
+
+SHOWN = 8  # tokens that a message names
+
+
+def embedding_rows(model: Path | None, tokenizer: Any, settings: PrepareSettings) -> int | None:
+    """Return the number of rows of the embeddings, by the config.json in a model's directory; None if it is unknown.
+
+    With those that training adds for the tokens of `settings`, which `tokenizer` has already.
+    """
+    if model is None or not (path := model / "config.json").is_file():
+        return None
+    config = json.loads(path.read_text(encoding="utf-8"))
+    rows = (config.get("text_config") or {}).get("vocab_size") or config.get("vocab_size")
+    if not isinstance(rows, int):
+        return None
+    added: list[int] = tokenizer.convert_tokens_to_ids([*settings.add_special_tokens, *settings.add_tokens])
+    return max([rows, *(number + 1 for number in added)])
+
+
+class SpecialTokens:
+    """What a tokenizer, its model and the settings `stop_tokens` and `pad_token` say about special tokens.
+
+    `known` are the tokens that a template can rely on: they are never split, and have a row in the embeddings. `end` is
+    the token that stands for `eos_token` in a template. `stops` are the tokens that end an answer by the settings, or
+    else by the tokenizer and the model's generation_config.json. `given`: the settings name them.
+
+    Raises UserError, with what to write in the config, if there is no end of an answer, or if one of these tokens is
+    not known.
+    """
+
+    def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None) -> None:
+        self.rows = embedding_rows(model, tokenizer, settings)
+        self.known = [
+            token.content
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if self.rows is None or number < self.rows
+        ]
+        self.given = bool(settings.stop_tokens)
+        if settings.stop_tokens:
+            for token in settings.stop_tokens:
+                self._check("stop_tokens", token)
+            self.end, self.stops = settings.stop_tokens[0], set(settings.stop_tokens)
+            return
+        if tokenizer.eos_token is None:
+            raise UserError(
+                "the model's tokenizer has no eos_token, so nothing would end an answer; write stop_tokens: [TOKEN], "
+                f"{self._some()}"
+            )
+        self.end = tokenizer.eos_token
+        self.stops = {self.end, *generation_stops(tokenizer, model)}
+
+    def padding(self, tokenizer: Any, pad_token: str | None, stops: set[str]) -> str:
+        """Return the token that fills batches of prompts: `pad_token`, or the tokenizer's own, or the end of an answer.
+
+        Padding is masked, so any token does here. Raises UserError if `pad_token` is one of `stops`, or if the token
+        has no row in the embeddings.
+        """
+        if pad_token is not None:
+            self._check("pad_token", pad_token)
+            if pad_token in stops:
+                raise UserError(
+                    f"pad_token: {pad_token} ends an answer; a tool that takes padding out of the loss would take the "
+                    f"end of every answer with it, so write another, {self._some(stops)}"
+                )
+            return pad_token
+        own: str | None = tokenizer.pad_token
+        if own is None:
+            return self.end
+        if self.rows is not None and tokenizer.pad_token_id >= self.rows:
+            raise UserError(
+                f"the tokenizer's pad_token {own} is token {tokenizer.pad_token_id}, but the model's embeddings have "
+                f"{self.rows} rows; write pad_token: TOKEN, {self._some(stops)}"
+            )
+        return own
+
+    def check_format(self, name: str) -> None:
+        """Raise UserError, naming the formats that the model could use instead, if a format needs a token it lacks."""
+        for token in PROMPT_FORMATS[name].tokens:
+            if token not in self.known:
+                raise UserError(
+                    f"template: {name} writes {token}, which the model does not have as one token; write a format "
+                    f"whose tokens it has: {', '.join(self.fitting())}; or add_special_tokens: {self._lacking(name)}"
+                )
+
+    def fitting(self) -> list[str]:
+        """Return the names of the formats whose tokens the model has."""
+        return ["plain", *(name for name, each in PROMPT_FORMATS.items() if set(each.tokens) <= set(self.known))]
+
+    def _lacking(self, name: str) -> str:
+        return json.dumps([token for token in PROMPT_FORMATS[name].tokens if token not in self.known])
+
+    def _check(self, key: str, token: str) -> None:
+        if token not in self.known:
+            raise UserError(
+                f"{key}: {shown(token)} is not a token that the model has as one; write {self._some()}, or add it with "
+                "add_special_tokens"
+            )
+
+    def _some(self, less: Set[str] = frozenset()) -> str:
+        names = [token for token in self.known if token not in less]
+        return f"one of {', '.join(names[:SHOWN])}{', ...' * (len(names) > SHOWN)}"
+
+
+def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
+    """Return the end-of-sequence tokens of the generation_config.json in a model's directory."""
+    if model is None or not (path := model / "generation_config.json").is_file():
+        return set()
+    found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
+    return set(filter(None, tokenizer.convert_ids_to_tokens(found if isinstance(found, list) else [found])))

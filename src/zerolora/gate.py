@@ -1,0 +1,151 @@
+"""What a run's model cannot do, said before a queue: training and merge, tried on shapes alone.
+
+The real class is built on the meta device with the attention that was chosen, the method is put on it as training does,
+and what it would publish is merged into tensors that have the names and shapes of the base model's files. That takes
+torch, some seconds and no weights.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zerolora.architecture import built_on_meta, config_of
+from zerolora.compat import bitsandbytes
+from zerolora.compat.transformers import stored_names
+from zerolora.config.settings import RenderSettings
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, read_json
+from zerolora.log import LOGGER
+from zerolora.manifest import WEIGHTS, check_not_quantized
+from zerolora.merge.merge import UpdatedWeights
+from zerolora.methods.base import Update
+from zerolora.methods.registry import TRAINABLE
+from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
+from zerolora.types import Attention
+
+TOKENS = 8
+"""Of the row that the attention is tried with."""
+
+
+def check(settings: RenderSettings, attention: Attention, model: Path, weights: Path) -> None:
+    """Raise UserError if the model of directory `model`, as fetch wrote it, cannot be trained as a run's settings say,
+    or what is trained could not be merged into its files.
+
+    `weights` is the directory of downloaded weights. Where they are not on this machine, names are not checked.
+    """
+    check_not_quantized(model)
+    bitsandbytes.load()
+    config = config_of(model)
+    updates = _updates(_attending(config, attention), settings)
+    directory = Path(read_json(model / MANIFEST, "zerolora fetch")["source"].get("path", weights))
+    paths = sorted(directory.glob(WEIGHTS))
+    if not paths:
+        LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
+        return
+    built = built_on_meta(config)
+    stored = StoredShapes(paths, stored_names(built), updates)
+    _check_shared(stored, built.all_tied_weights_keys, model)
+    _merge(stored, updates, model)
+
+
+def _attending(config: Any, attention: Attention) -> Any:
+    """Return the model on the meta device. Raises UserError if it has not this attention."""
+    check_attention(attention, config)
+    try:
+        model = built_on_meta(config, IMPLEMENTATIONS.get(attention, attention))
+    except ValueError as error:
+        raise no_attention(attention, error) from None
+    if attention != "flash":
+        return model
+    torch_log = logging.getLogger("torch._subclasses.fake_tensor")
+    torch_log.disabled = True  # it logs the end of the pass with a traceback
+    try:
+        # Fake tensors, as transformers asks no values of these when it looks for packed rows.
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            model(input_ids=torch.zeros((1, TOKENS), dtype=torch.int64, device="meta"), use_cache=False)
+    except UserError:
+        raise
+    # Shapes are not enough for all that comes after the first layer's attention: experts are chosen by values.
+    except Exception as error:
+        LOGGER.debug("on shapes alone, a forward pass ends with %s", error)
+    finally:
+        torch_log.disabled = False
+    return model
+
+
+def _updates(model: Any, settings: RenderSettings) -> dict[str, Update]:
+    """Return what merge would be given after training, on the meta device. Raises UserError if the method cannot be put
+    on the model."""
+    base = built_on_meta(model.config)
+    method = TRAINABLE[settings.method.name]
+    with torch.device("meta"):
+        built = method.build(model, settings.sections)
+        trained = {name: parameter for name, parameter in built.named_parameters() if parameter.requires_grad}
+        published = {name: tensor.detach() for name, tensor in method.published(built, trained).items()}
+        config = built.peft_config["default"].to_dict() if method.peft_type else {}
+        return method.updates_of(published, config, base)
+
+
+def _check_shared(stored: "StoredShapes", shared: dict[str, str], model: Path) -> None:
+    """Raise UserError if the files hold two different tensors of a weight that the model shares.
+
+    transformers then reads two, but not where weights are sharded while they are read: engines would train different
+    models. `shared` has the name of the weight by that of its copy.
+    """
+    for copy, name in shared.items():
+        one, other = stored.values(copy), stored.values(name)
+        if one is not None and other is not None and not torch.equal(one, other):
+            raise UserError(
+                f"{model / 'config.json'}: tie_word_embeddings is true, but {copy} and {name} differ in the files; "
+                "write false, or save the model with one of them"
+            )
+
+
+def _merge(stored: "StoredShapes", updates: dict[str, Update], model: Path) -> None:
+    """Merge shapes. Raises UserError if a weight that is trained is in no file, has another shape there, or is stored
+    in a form that it cannot be brought back to."""
+    for names in stored.files.values():
+        for name in names:
+            try:
+                stored.tensor(name)
+            except UserError as error:
+                raise UserError(f"{model}: training would end in what its files cannot take: {error}") from None
+            # transformers' conversions raise different errors for what they cannot convert, or convert back.
+            except Exception as error:
+                why = " ".join(str(error).split())
+                raise UserError(
+                    f"{model}: {name} is stored in a form that merge cannot bring back ({type(error).__name__}: "
+                    f"{why:.160}); write targets without it, or save the model with save_pretrained"
+                ) from None
+    missing = sorted(name for name in updates.keys() - stored.updated if not updates[name].optional)
+    if missing:
+        raise UserError(
+            f"{model}: its files hold no {missing[0]}, which would be trained and could not be merged; fetch the whole "
+            "model in a type that is not quantized, or write targets without it"
+        )
+
+
+class StoredShapes(UpdatedWeights):
+    """The tensors of a base model's files on the meta device, read from the files' headers."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._shapes: dict[str, list[int]] = {}
+        for path in self.files:
+            with path.open("rb") as file:  # https://github.com/huggingface/safetensors#format
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            self._shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+    def values(self, weight: str) -> torch.Tensor | None:
+        """Return a weight of the model as it is stored; None if it is not, by itself."""
+        shape = list(self._names.shapes[weight])
+        alike = (name for name, found in self._shapes.items() if found == shape)
+        stored = next((name for name in alike if self._names.of_model(name) == (weight, False)), None)
+        return None if stored is None else super()._read(stored)
+
+    def _read(self, name: str) -> torch.Tensor:
+        return torch.empty(self._shapes[name], device="meta")

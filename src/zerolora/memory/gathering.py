@@ -1,0 +1,267 @@
+"""The weights that DeepSpeed's stage 3 holds gathered, found by running its coordinator on sizes alone.
+
+It gathers the weights of a module when the module is reached, and those of the modules that follow until a bucket is
+full or the limit of live weights is reached. The last weight of a bucket is taken whole, however large it is, and so
+are all weights of one module, such as the experts of a layer. Weights that are gathered together arrive in one buffer,
+from which each is copied; the buffer is freed when the last of them is used, so most are held twice for a while.
+Experts' weights are multiplied as transposed views, which are saved for the backward pass: what the forward pass
+gathered stays until then, beside what is gathered again (transformers/integrations/moe.py, _grouped_linear).
+Sources: deepspeed/runtime/zero/partitioned_param_coordinator.py, fetch_sub_module and release_sub_module;
+partition_parameters.py, all_gather_coalesced and AllGatherCoalescedHandle.
+"""
+
+import functools
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from zerolora.memory.model_spec import ModelSpec, Module
+from zerolora.methods.base import SHARED
+from zerolora.strategies.buckets import Buckets
+
+Ranks = tuple[tuple[str, int], ...]
+"""Path and r of each adapted module or parameter, as in TrainedParameters."""
+
+
+TRANSPOSED = ("aria", "aria_text", "gpt_oss")
+"""Families whose experts' weights are multiplied as they are."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The most elements of gathered weights that a rank holds in each part of a step."""
+
+    forward: tuple[tuple[str, int, int], ...]
+    """From each module of a layer on until the next one: the module's path, how many layers follow, and elements. Left
+    out if a later layer holds as much there."""
+    loss: int
+    backward: int
+    """Until the last layer's backward pass is over."""
+    before_last: int
+    """In the backward pass of the layer before."""
+    backward_end: int
+    """From there on."""
+
+
+@functools.lru_cache(maxsize=8192)
+def gathered(
+    model: ModelSpec, ranks: Ranks, buckets: Buckets, checkpointing: bool, keeps_head: bool, together: bool
+) -> Gathered:
+    """Return what a rank holds gathered. `ranks` is empty in full fine-tuning.
+
+    `keeps_head`: the head's weight counts as one of the model's own, which uses it from beginning to end; this is so
+    with a fused loss (train/loss.py). `together`: weights that are gathered at once arrive in one buffer, as among
+    several ranks.
+    """
+    before, layers, after = _modules(model, dict(ranks))
+    every = [*before, *(owner for layer in layers for owner in layer), *after]
+    backward: list[list[_Owner]] = [after[::-1], [], []]
+    for number, layer in enumerate(reversed(layers)):
+        backward[min(number, 2)] += [*(layer if checkpointing else ()), *reversed(layer)]
+    if checkpointing or not ranks:  # checkpointing makes the embedding's result need a gradient
+        backward[2] += before[::-1]
+    # Small weights stay gathered after their first use.
+    limit = buckets.persistence
+    small = sum(each.size for each in {each for owner in every for each in owner.weights} if each.size <= limit)
+    parts = [[each for owner in part if (each := owner.without(limit))] for part in (every, *backward)]
+    if keeps_head:
+        heads = {module.path for module in model.modules if module.kind == "head"}
+        parts[0][:0] = [owner for owner in parts[0] if owner.path in heads]
+        for owner in parts[0]:
+            for weight in owner.weights:
+                weight.kept = weight.kept or owner.path in heads
+    coordinator = _Coordinator([owner.weights for part in parts for owner in part], buckets, together)
+    forward: dict[tuple[str, int], int] = defaultdict(int)
+    loss, at = 0, ("", len(layers))
+    for owner in parts[0]:
+        arriving, most = coordinator.use(not checkpointing)
+        # What is copied for a module arrives before anything is computed with it.
+        if owner.layer is None:
+            forward[at] = max(forward[at], small + arriving)
+            loss = small + most
+        else:
+            at = owner.path, len(layers) - 1 - owner.layer
+            forward[at] = max(forward[at], small + arriving, small + most)
+    rest = [small + max((each for _ in part for each in coordinator.use(False)), default=0) for part in parts[1:]]
+    return Gathered(tuple(_growing(forward)), loss, *rest)
+
+
+def _growing(forward: dict[tuple[str, int], int]) -> Iterator[tuple[str, int, int]]:
+    """Yield what is held from each module on, the last layer first, where it is more than in all later layers."""
+    most: dict[str, int] = defaultdict(int)
+    for (path, later), size in reversed(forward.items()):
+        if size > most[path]:
+            most[path] = size
+            yield path, later, size
+
+
+@dataclass(eq=False)
+class _Weight:
+    """A weight, in elements."""
+
+    size: int
+    available: bool = False
+    """Whether it is gathered, or on its way."""
+    buffer: "_Buffer | None" = None
+    """The buffer with which it arrives, until it is used."""
+    kept_until: int = -1
+    """The last use, by the number of its module, that was looked ahead to."""
+    kept: bool = False
+    """Whether it is used until the end."""
+    viewed: bool = False
+    """Whether a view of it is kept for the backward pass."""
+    saved: int = 0
+    """Elements of it that such a view keeps after its release."""
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """Weights that are gathered together."""
+
+    size: int
+    unused: int
+    """Weights of it that are still to be used."""
+    copied: bool = False
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """A module and its own weights."""
+
+    path: str
+    layer: int | None
+    """Number of its layer; None outside the layers."""
+    weights: list[_Weight]
+
+    def without(self, limit: int) -> "_Owner | None":
+        """Return it without weights that are not larger, None if none is left."""
+        large = [weight for weight in self.weights if weight.size > limit]
+        return _Owner(self.path, self.layer, large) if large else None
+
+
+class _Coordinator:
+    """One step of a recorded order of modules, each a list of weights."""
+
+    def __init__(self, modules: list[list[_Weight]], buckets: Buckets, together: bool) -> None:
+        self.modules, self.buckets, self.together = modules, buckets, together
+        self.queue = deque((weight, number) for number, module in enumerate(modules) for weight in module)
+        self.number = 0  # of the next module
+        self.live = 0  # as DeepSpeed counts, without buffers
+        self.held = self.peak = 0
+
+    def use(self, saves: bool) -> tuple[int, int]:
+        """Use the next module; return the most elements held until its weights are there, and from then on.
+
+        `saves`: its backward pass is still to come.
+        """
+        number, module = self.number, self.modules[self.number]
+        self.peak = self.held
+        self.gather(weight for weight in module if not weight.available)
+        for weight in module:
+            self.wait(weight)
+        arriving, self.peak = self.peak, self.held
+        self.look_ahead(number, module)
+        self.prefetch()
+        for weight in module:
+            if weight.kept_until <= number and not weight.kept:
+                self.release(weight, weight.viewed and saves)
+            if not saves:
+                self.hold(-weight.saved)
+                weight.saved = 0
+        self.number += 1
+        return arriving, self.peak
+
+    def gather(self, weights: Iterable[_Weight]) -> None:
+        """Begin to gather weights."""
+        wanted = list(weights)
+        size = sum(weight.size for weight in wanted)
+        buffer = _Buffer(size, len(wanted)) if len(wanted) > 1 and self.together else None
+        for weight in wanted:
+            weight.available, weight.buffer = True, buffer
+        self.live += size
+        self.hold(size)
+
+    def wait(self, weight: _Weight) -> None:
+        """Copy everything from the buffer that a weight arrives with; free the buffer with the last of its weights."""
+        buffer, weight.buffer = weight.buffer, None
+        if buffer is None:
+            return
+        if not buffer.copied:
+            buffer.copied = True
+            self.hold(buffer.size)
+        buffer.unused -= 1
+        if not buffer.unused:
+            self.hold(-buffer.size)
+
+    def look_ahead(self, number: int, module: list[_Weight]) -> None:
+        """Take what a module uses off the queue."""
+        waiting = {weight for weight in module if weight.kept_until < number}
+        while self.queue and waiting:
+            weight, step = self.queue.popleft()
+            weight.kept_until = step
+            waiting.discard(weight)
+
+    def prefetch(self) -> None:
+        """Gather what comes next, as far as a bucket and the limit of live weights allow."""
+        room, size = min(self.buckets.live - self.live, self.buckets.prefetch), 0
+        found: dict[_Weight, None] = {}
+        while self.queue and size < room:
+            weight, number = self.queue.popleft()
+            weight.kept_until = max(weight.kept_until, number)
+            if not weight.available and weight not in found:
+                found[weight] = None
+                size += weight.size
+        if found:
+            self.gather(found)
+
+    def release(self, weight: _Weight, saved: bool) -> None:
+        """Drop a weight, of which a view may be saved."""
+        weight.available = False
+        self.live -= weight.size
+        if saved:
+            weight.saved += weight.size
+        else:
+            self.hold(-weight.size)
+
+    def hold(self, size: int) -> None:
+        """Hold so many elements more."""
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+
+def _modules(model: ModelSpec, ranks: dict[str, int]) -> tuple[list[_Owner], list[list[_Owner]], list[_Owner]]:
+    """Return what owns weights before the layers, in each layer, and after the layers."""
+    shared = _Weight(model.vocabulary * model.hidden)  # by embedding and head, if they are tied
+    in_layers = set(model.in_layers)
+    layers: list[list[_Owner]] = [[] for _ in range(1 + max(max(module.numbers) for module in in_layers))]
+    before: list[_Owner] = []
+    after: list[_Owner] = []
+    for module in model.modules:
+        if module in in_layers:
+            for number in module.numbers:
+                layers[number] += _owners(module, ranks, number, model.family not in TRANSPOSED)
+        elif module.kind != "outside" and not module.stack:
+            tied = model.tied and module.kind in SHARED and module.parameters in (0, shared.size)
+            found = [_Owner(module.path, None, [shared])] if tied else _owners(module, ranks, None)
+            (before if module.kind == "embedding" else after).extend(found)
+    return before, layers, after
+
+
+def _owners(module: Module, ranks: dict[str, int], layer: int | None, viewed: bool = False) -> Iterator[_Owner]:
+    """Yield a module and what adapts it, each with its weights."""
+    yield _Owner(
+        module.path,
+        layer,
+        [
+            _Weight(math.prod(shape), viewed=viewed and len(shape) == 3 and f"{module.path}.{name}" not in ranks)
+            for name, shape in module.weights
+        ],
+    )
+    if r := ranks.get(module.path):
+        yield _Owner(module.path, layer, [_Weight(r * module.inputs)])
+        yield _Owner(module.path, layer, [_Weight(r * module.outputs)])
+    for name, shape in module.weights:
+        if len(shape) > 1 and (r := ranks.get(f"{module.path}.{name}")):
+            *experts, outputs, inputs = shape
+            yield _Owner(module.path, layer, [_Weight(r * math.prod(experts) * size) for size in (inputs, outputs)])

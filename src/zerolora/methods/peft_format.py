@@ -1,0 +1,192 @@
+"""What the methods that peft builds share: its model, its adapter files, and settings that fit no module."""
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerolora.architecture import other_parts
+from zerolora.errors import UserError, shown
+from zerolora.files import read_object
+from zerolora.methods.base import check_untied
+from zerolora.methods.experts import FAMILIES, ROUTER, check_expression, paths_named
+
+if TYPE_CHECKING:
+    import torch
+
+ADAPTER = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+PREFIX = "base_model.model."
+"""Of the name of every tensor of an adapter."""
+
+
+def peft_model(model: Any, config: Any, section: str, targets: str | list[str]) -> Any:
+    """Return peft's model around a transformers model, with a fresh adapter in the model's own type.
+
+    Raises UserError, which names `section`.targets, if peft finds no target.
+    """
+    from peft import get_peft_model
+
+    # peft warns of a missing cast on the meta device, where there is nothing to cast.
+    logging.getLogger("peft").setLevel(logging.ERROR)
+    try:
+        # In the base's type: stage 3 leaves it as it is, and has a loss scale only if it is fp16; stages 0 to 2
+        # would cast it; DDP and FSDP hold it in fp32, and cast it themselves.
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise UserError(
+            f"{section}.targets {targets!r} does not fit the model ({str(error).splitlines()[0]:.120}); "
+            f"write all-linear or some of {_linear_names(model)}"
+        ) from None
+
+
+def peft_state(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """Return trained parameters by their names in an adapter file."""
+    from peft import get_peft_model_state_dict
+
+    # By default peft adds embeddings that were resized, which is what it finds of them among the trained parameters.
+    return dict(get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False))
+
+
+def read_adapter(directory: Path) -> "tuple[dict[str, torch.Tensor], dict[str, Any]]":
+    """Return the tensors of an adapter directory by name, and its adapter_config.json."""
+    from safetensors.torch import load_file
+
+    return load_file(directory / ADAPTER), read_config(directory)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return the adapter_config.json of an adapter directory. Raises UserError if it is none."""
+    return read_object(directory / CONFIG, "zerolora train")
+
+
+def peft_targets(model: Any, targets: str | list[str]) -> tuple[str | list[str], list[str]]:
+    """Return the modules and the parameters to adapt.
+
+    A name in a list may be that of a parameter which holds all experts of a layer, as experts.gate_up_proj. all-linear
+    means them too where peft knows them, but not the router. A module whose name peft would take for that of experts,
+    as shared_experts.up_proj, is adapted as a parameter, its weight.
+    """
+    family = model.config.get_text_config().model_type
+    check_expression(family, targets)
+    if targets == "all-linear":
+        former = FAMILIES.get(family, {})
+        experts = [name for name, parameter in former.items() if parameter != ROUTER]
+        return (sorted({*_leaf_names(model), *experts}) if experts else targets), []
+    if isinstance(targets, str):
+        return targets, []
+    parameters = [name for name, parameter in model.named_parameters() if len(_shape(parameter)) == 3]
+    stacked = [name for name in targets if any(f".{path}".endswith(f".{name}") for path in parameters)]
+    weights = paths_named(family, targets, linear_paths(model))
+    modules = [name for name in targets if name not in (*stacked, *weights)]
+    return modules, stacked + [f"{name}.weight" for name in weights]
+
+
+def outside(model: Any) -> str | None:
+    """Return a regular expression of all modules beside the language model, as peft's exclude_modules takes it; None if
+    there are none."""
+    parts = other_parts(model)
+    return "|".join(rf"{re.escape(part)}(\..*)?" for part in parts) or None
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    """Return the shape of a parameter, which stage 3 may have sharded."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def linear_paths(model: Any) -> list[str]:
+    """Return the paths of the linear modules."""
+    import torch
+
+    return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+
+
+def quantizable_paths(model: Any) -> list[str]:
+    """Return the paths of the modules that transformers quantizes, or has quantized: linear ones, but not the head
+    (transformers/quantizers/base.py, get_keys_to_not_convert)."""
+    conv1d, head = conv1d_paths(model), model.get_output_embeddings()
+    return [path for path in (*linear_paths(model), *conv1d) if model.get_submodule(path) is not head]
+
+
+def _leaf_names(model: Any) -> list[str]:
+    """Return the names of the linear modules but the output head."""
+    import torch
+
+    head = model.get_output_embeddings()
+    found = (
+        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head
+    )
+    return sorted({name.rpartition(".")[2] for name in found})
+
+
+def saved_name(name: str) -> str:
+    """Return the base model's name of a tensor of which an adapter holds a whole copy."""
+    return name.removeprefix(PREFIX)
+
+
+def conv1d_paths(model: Any) -> set[str]:
+    """Return the paths of the modules that keep their weight as [inputs, outputs]: GPT-2's Conv1D.
+
+    fan_in_fan_out of an adapter's config says no more than what the last module was that peft built
+    (peft/tuners/lora/layer.py, dispatch_default; peft/tuners/ia3/model.py).
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    return {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+
+
+def check_names(model: Any, section: str, targets: str | list[str], modules_to_save: Iterable[str]) -> None:
+    """Raise UserError if a name in `targets` or `modules_to_save` is no module of the base model."""
+    paths = [name for name, _ in model.get_base_model().named_modules()]
+    named = [] if isinstance(targets, str) else list(targets)
+    unfit = [f"targets: {shown(name)}" for name in named if not any(f".{path}".endswith(f".{name}") for path in paths)]
+    # peft takes the end of a name as well: norm means input_layernorm too.
+    unfit += [f"modules_to_save: {shown(name)}" for name in modules_to_save if not any(p.endswith(name) for p in paths)]
+    if unfit:
+        raise UserError(f"{section}.{unfit[0]} is not in the model; write some of {_linear_names(model)}")
+    base, adapted, ends = model.get_base_model(), adapted_paths(model), tuple(modules_to_save)
+    tied = bool(base.config.tie_word_embeddings)
+    shared = (base.get_input_embeddings(), base.get_output_embeddings())
+    for path in (name for name, module in base.named_modules() if any(module is each for each in shared)):
+        if path in adapted:
+            check_untied(tied, f"{section}.targets", [path])
+        if ends and path.endswith(ends):
+            check_untied(tied, f"{section}.modules_to_save", [path])
+
+
+def adapted_paths(model: Any) -> list[str]:
+    """Return the paths of the modules and parameters that peft has adapted, in the base model."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = ((name, each) for name, each in model.get_base_model().named_modules() if isinstance(each, BaseTunerLayer))
+    return [
+        f"{name.replace('.base_layer', '')}.{each.parameter_name}" if hasattr(each, "parameter_name") else name
+        for name, each in layers
+        if not name.endswith(".token_adapter")  # of which rows are trained
+    ]
+
+
+def check_pattern(adapted: list[str], key: str, pattern: Iterable[str]) -> None:
+    """Raise UserError if a key is no regular expression, or fits no adapted module's path: peft would ignore it."""
+    for expression in pattern:
+        try:
+            re.compile(expression)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UserError(
+                f"{key}: {shown(expression)} is no regular expression ({error}); write one, as in q_proj"
+            ) from None
+        if not any(re.fullmatch(rf"(.*\.)?({expression})", path) for path in adapted):
+            raise UserError(
+                f"{key}: {shown(expression)} matches no adapted module; write the name, the end of the path or a "
+                f"regular expression of one, as in {adapted[0]}"
+            )
+
+
+def _linear_names(model: Any) -> str:
+    """Return the names of a model's linear modules, with commas between."""
+    import torch
+
+    linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    names = {name.removesuffix(".base_layer").rpartition(".")[2] for name in linear}
+    return ", ".join(sorted(name for name in names if name != "default"))

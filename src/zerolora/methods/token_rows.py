@@ -1,0 +1,123 @@
+"""Rows of embedding and head that are trained for added tokens, in peft's format (LoraConfig.trainable_token_indices).
+
+Source: peft/tuners/trainable_tokens/layer.py. The trained rows replace the base model's, and are shared where embedding
+and head share their weight.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerolora.errors import UserError
+from zerolora.methods.base import SHARED, Update, check_apart
+from zerolora.methods.peft_format import PREFIX
+
+if TYPE_CHECKING:
+    import torch
+
+    from zerolora.memory.model_spec import ModelSpec, Module
+
+SUFFIX = ".token_adapter.trainable_tokens_delta"
+INDICES = "trainable_token_indices"
+
+
+def row_options(model: Any, numbers: Iterable[int], modules_to_save: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of LoraConfig with which these rows of a model's embedding and head are trained.
+
+    Raises UserError if one of the two is trained as a whole too, or the head has a bias, which peft leaves out of what
+    it computes with trained rows.
+    """
+    from zerolora.compat.peft import gather_rows_anywhere
+
+    rows = list(numbers)
+    if not rows:
+        return {}
+    check_head(model.get_output_embeddings().bias is not None)
+    paths, whole = _paths(model), tuple(modules_to_save)
+    check_apart("train.lora.modules_to_save", [path for path in paths if path.endswith(whole)])
+    gather_rows_anywhere()
+    return {INDICES: {path: rows for path in paths if path != _tied(model)}}
+
+
+def check_targets(model: Any, config: Any) -> None:
+    """Raise UserError if a LoraConfig adapts an embedding or a head of which it trains rows as well."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    if config.trainable_token_indices and config.target_modules != "all-linear":
+        adapted = [path for path in _paths(model) if check_target_module_exists(config, path)]
+        check_apart("train.lora.targets", adapted)
+
+
+def row_tensors(
+    model: "ModelSpec", tokens: int, adapted: "Iterable[Module]", modules_to_save: tuple[str, ...]
+) -> list[int]:
+    """Return the elements of the rows that are trained for so many tokens, of the embedding and of a head of its own.
+
+    `adapted`: modules with an adapter. Raises UserError if one of these two is trained in another way too, or the head
+    has a bias.
+    """
+    if not tokens:
+        return []
+    tables = [each for each in model.modules if each.kind in SHARED]
+    check_apart("train.lora.targets", [each.path for each in tables if each in adapted])
+    check_apart("train.lora.modules_to_save", [each.path for each in tables if each.path.endswith(modules_to_save)])
+    check_head(any(name == "bias" for each in tables for name, _ in each.weights))
+    shapes = [shape for each in tables for _, shape in each.weights]
+    return [tokens * shape[1] for shape in shapes if shape[0] == model.vocabulary]
+
+
+def check_head(biased: bool) -> None:
+    """Raise UserError if rows cannot be trained of a model's head."""
+    if biased:
+        raise UserError(
+            "prepare: add_tokens and add_special_tokens: this model's head has a bias, with which peft cannot train "
+            "rows; write method: full, or leave the tokens out"
+        )
+
+
+def row_update(name: str, tensor: "torch.Tensor", config: dict[str, Any], model: Any) -> dict[str, Update]:
+    """Return what an adapter's tensor of trained rows makes of the weights that have them."""
+    path = name.removeprefix(PREFIX).removesuffix(SUFFIX)
+    result: dict[str, Update] = {f"{path}.weight": Rows(f"{path}.weight", tuple(config[INDICES][path]), tensor)}
+    if head := _tied(model):
+        # A checkpoint may hold the shared weight twice.
+        result[f"{head}.weight"] = Rows(f"{head}.weight", tuple(config[INDICES][path]), tensor, optional=True)
+    return result
+
+
+@dataclass(frozen=True)
+class Rows(Update):
+    """A weight some rows of which were trained."""
+
+    weight: str
+    numbers: tuple[int, ...]
+    trained: "torch.Tensor"
+    """[rows, width]"""
+    optional: bool = False
+    """A tied head, of which few checkpoints have a copy."""
+
+    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
+        """Return the weight with the trained rows. Raises UserError if it is too small, or has another width."""
+        if weight.shape[1] != self.trained.shape[1] or len(weight) <= max(self.numbers):
+            raise UserError(
+                f"{self.weight} is {list(weight.shape)} in the base, and the adapter has rows up to "
+                f"{max(self.numbers)} of width {self.trained.shape[1]}; this adapter was trained on another model"
+            )
+        result = weight.float().clone()
+        result[list(self.numbers)] = self.trained.float()
+        return result
+
+
+def _paths(model: Any) -> list[str]:
+    """Return the paths of a transformers model's embedding and head."""
+    shared = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [name for name, module in model.named_modules() if any(module is each for each in shared)]
+
+
+def _tied(model: Any) -> str | None:
+    """Return the path of a head that shares the embedding's weight; None if it has its own."""
+    head = model.get_output_embeddings()
+    if head.weight is not model.get_input_embeddings().weight:
+        return None
+    path: str = next(name for name, module in model.named_modules() if module is head)
+    return path

@@ -1,0 +1,167 @@
+"""What the optimizers of bitsandbytes share. Their kernels take plain tensors of one device, on CUDA and on CPU.
+
+Sources: bitsandbytes/optim/optimizer.py; backends/cpu/ops.py and backends/cuda/ops.py.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from zerolora.optimizers.base import FP32_BYTES, Optimizer
+from zerolora.strategies.base import Conflict, Strategy, Target
+
+if TYPE_CHECKING:
+    import torch
+
+    from zerolora.methods.base import TrainedParameters
+
+BLOCK = 256  # elements with a scale of their own, which is fp32 (Optimizer2State.init_state)
+SMALLEST = 4096
+"""Elements of the smallest tensor with 8-bit states, min_8bit_size; smaller ones have fp32 states. Under DeepSpeed's
+stages 1 to 3 the tensor is a rank's whole partition."""
+LOWEST = 0.99296875  # of the signed map, whose highest code is 1 (functional.py, create_dynamic_map)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bitsandbytes(Optimizer):
+    """An optimizer of bitsandbytes. Its states are named state1 and state2 there."""
+
+    bits: int = 32
+    """Bits of a state."""
+    paged: bool = False
+    """States are in CUDA's unified memory, which moves to the host when the GPU has none left."""
+    on_cpu: int = field(default=3, compare=False)
+    """fp32 copies of a tensor that a step on a CPU allocates (backends/cpu/ops.py); CUDA's kernels allocate none."""
+    cpu_traffic: float = field(default=108.0, compare=False)
+    """Bytes that a step on a CPU reads and writes for each trained parameter (backends/cpu/ops.py). Counted."""
+
+    def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
+        """Return the conflict of paging with what is not on a GPU, and of all with NVMe."""
+        if self.paged and target.device == "cpu":
+            # get_state_buffer warns, and goes on without paging.
+            return Conflict(
+                "hardware.device is cpu, where bitsandbytes pages nothing", f"write {self.name.removeprefix('paged_')}"
+            )
+        if self.paged and strategy.optimizer != "gpu":
+            return Conflict(
+                f"render.strategy is {strategy.name}, which keeps the optimizer off the GPU, so nothing is paged",
+                f"write {self.name.removeprefix('paged_')}, or a strategy without optimizer offload",
+            )
+        if strategy.optimizer == "nvme":
+            return Conflict(
+                f"render.strategy is {strategy.name}, which swaps torch's AdamW only",
+                "write adamw, or strategy zero3_offload",
+            )
+        return None
+
+    def state_bytes(self, parameters: "TrainedParameters") -> float:
+        """Return the bytes of the states; with 8 bits, one scale for each block included."""
+        each = FP32_BYTES if self.bits == 32 else 1 + FP32_BYTES / BLOCK
+        return len(self.states) * each * parameters.trained
+
+    def step_bytes(self, elements: float, largest: float, on_cpu: bool) -> float:
+        """Return the bytes of the copies of one tensor; tensors are updated one after the other."""
+        return self.on_cpu * FP32_BYTES * largest if on_cpu else 0.0
+
+    def traffic(self, on_cpu: bool) -> float:
+        """Return the bytes of the CPU's passes, or of CUDA's one kernel, which reads weight, gradient and states, and
+        writes weight and states (csrc/kernels.cu)."""
+        states = len(self.states) * (FP32_BYTES if self.bits == 32 else 1 + FP32_BYTES / BLOCK)
+        return self.cpu_traffic if on_cpu else 3 * FP32_BYTES + 2 * states
+
+    def unpacked_bytes(self, elements: float) -> float:
+        """Return the bytes of an fp32 copy of an 8-bit state."""
+        return FP32_BYTES * elements if self.bits == 8 else 0.0
+
+    def build(
+        self,
+        groups: list[dict[str, Any]],
+        learning_rate: float,
+        weight_decay: float,
+        betas: tuple[float, float] | None,
+        epsilon: float | None,
+    ) -> "torch.optim.Optimizer":
+        """Return bitsandbytes' optimizer."""
+        import bitsandbytes
+
+        assert betas is not None
+        settings: dict[str, Any] = {} if epsilon is None else {"eps": epsilon}
+        kind = getattr(bitsandbytes.optim, self.built.rpartition(".")[2])
+        optimizer: torch.optim.Optimizer = kind(
+            groups,
+            lr=learning_rate,
+            betas=betas,
+            weight_decay=weight_decay,
+            optim_bits=self.bits,
+            is_paged=self.paged,
+            **settings,
+        )
+        return optimizer
+
+    def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:
+        """Let bitsandbytes create the states, or set them to zero, and set the number of updates."""
+        state = inner.state[tensor]
+        if not state:
+            # It looks its settings up by the place of the tensor, and DeepSpeed's stage 3 empties the groups.
+            group: Any = inner.param_groups[0]
+            kept, group["params"] = group["params"], [tensor]
+            try:
+                inner.init_state(group, tensor, 0, 0)  # type: ignore[attr-defined]
+            finally:
+                group["params"] = kept
+        for number in range(1, len(self.states) + 1):
+            # With 8 bits a scale of zero makes every code zero.
+            state.get(f"absmax{number}", state[f"state{number}"]).zero_()
+        state["step"] = updates
+
+    @contextlib.contextmanager
+    def unpacked(self, inner: "torch.optim.Optimizer", parts: Sequence[str], write: bool = False) -> Iterator[None]:
+        """Hold fp32 states under their names too, and 8-bit ones as fp32 copies."""
+        numbers = {name: number for number, name in enumerate(self.states, 1) if name in parts}
+        for state in inner.state.values():
+            for name, number in numbers.items():
+                state[name] = decoded(state, number)
+        try:
+            yield
+        finally:
+            for state in inner.state.values():
+                for name, number in numbers.items():
+                    value = state.pop(name)
+                    if write and f"absmax{number}" in state:
+                        encode(state, number, value)
+
+
+def decoded(state: dict[str, Any], number: int) -> "torch.Tensor":
+    """Return state1 or state2 in fp32: itself if it is, else a copy."""
+    import torch
+    from bitsandbytes.functional import dequantize_blockwise
+
+    codes: torch.Tensor = state[f"state{number}"]
+    if codes.dtype == torch.float32:
+        return codes
+    scales, codebook = state[f"absmax{number}"], state[f"qmap{number}"]
+    # Paged codes count as the host's, where the kernel would write its result.
+    on_device = codes.to(scales.device)
+    value: torch.Tensor = dequantize_blockwise(on_device, absmax=scales, code=codebook, blocksize=BLOCK)
+    return value.reshape(codes.shape)
+
+
+def encode(state: dict[str, Any], number: int, value: "torch.Tensor") -> None:
+    """Write fp32 values to an 8-bit state, so that those which `decoded` gave get the codes that they had.
+
+    bitsandbytes scales a block by its largest magnitude. The signed map has no code for -1, so that a block whose
+    largest is negative would get other codes each time that it is read and written.
+    """
+    import torch
+
+    codes, scales, codebook = (state[f"{name}{number}"] for name in ("state", "absmax", "qmap"))
+    blocks = torch.nn.functional.pad(value.flatten(), (0, len(scales) * BLOCK - value.numel())).view(-1, BLOCK)
+    largest = blocks.amax(1)
+    if float(codebook.min()) < 0:
+        largest = torch.maximum(largest, -blocks.amin(1) / LOWEST)
+    scales.copy_(largest)
+    relative = blocks / torch.where(largest > 0, largest, 1.0).unsqueeze(1)
+    ordered, places = codebook.sort()
+    nearest = places[torch.bucketize(relative, (ordered[1:] + ordered[:-1]) / 2)]
+    codes.copy_(nearest.flatten()[: value.numel()].view(codes.shape).to(codes.dtype))

@@ -1,0 +1,165 @@
+"""Training goes on from what an earlier one published: an adapter in peft's format, or all weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from zerolora.added_tokens import AddedToken, of_directory
+from zerolora.errors import UserError, shown
+from zerolora.files import MANIFEST, read_object, sha256
+from zerolora.methods.base import TrainableMethod
+from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
+from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
+from zerolora.train.engines.base import trained
+
+WRITTEN_BY = "zerolora train"
+# What of peft's config decides what the tensors mean, with the key of ours. (IA)³ has none but its targets.
+MEANING = {
+    "peft_type": "method",
+    "use_dora": "method",
+    "r": "lora.r",
+    "lora_alpha": "lora.alpha",
+    "use_rslora": "lora.rank_stabilized",
+    "rank_pattern": "lora.rank_pattern",
+    "alpha_pattern": "lora.alpha_pattern",
+}
+# What of it does not: where the adapter comes from, how it began and was trained; and what decides which tensors there
+# are, and their shapes, which are compared themselves.
+HARMLESS = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "inference_mode",
+        "peft_version",
+        "revision",
+        "task_type",
+        "fan_in_fan_out",
+        "init_ia3_weights",
+        "loftq_config",  # read with init_lora_weights: loftq alone
+        "lora_dropout",
+        "megatron_core",
+        "qalora_group_size",  # read with use_qalora alone
+        "runtime_config",
+        "exclude_modules",
+        "feedforward_modules",
+        "layers_pattern",
+        "layers_to_transform",
+        "modules_to_save",
+        "target_modules",
+        "target_parameters",
+    }
+)
+HARMLESS_INITS = (True, False, "gaussian", "orthogonal")
+"""Of init_lora_weights: the base stays as it is. Others change it (peft/tuners/lora/layer.py), so the factors as they
+are saved are of another base."""
+
+
+def load(
+    model: Any, directory: Path, method: type[TrainableMethod], tokens: Sequence[AddedToken] = ()
+) -> dict[str, Any]:
+    """Set what is trained of a built model to what `directory` holds, and return its provenance.
+
+    Every rank reads the files; where the first rank alone has the weights, the others' are left as they are. Raises
+    UserError if the tensors are not, by name, shape and scale, those that the method has built, or the data adds other
+    tokens than `tokens`.
+    """
+    path = weights_of(directory, method)
+    if (theirs := of_directory(directory)) != list(tokens):
+        added = ", ".join(shown(each.token) for each in theirs) or "none"
+        raise UserError(
+            f"train.from_adapter: {directory}: was trained with other tokens than the data adds; write {added} in "
+            "add_special_tokens and add_tokens of the data set, in that order"
+        )
+    if method.peft_type:
+        check_meaning(directory, model.peft_config["default"])
+    parameters = method.published(model, trained(model))
+    try:
+        with safe_open(path, "pt") as file:
+            _check_tensors(path, {name: file.get_slice(name).get_shape() for name in file.keys()}, parameters)  # noqa: SIM118
+            for name, parameter in parameters.items():
+                _set(parameter, file.get_tensor(name))
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); write another") from None
+    return provenance(directory, method)
+
+
+def weights_of(directory: Path, method: type[TrainableMethod]) -> Path:
+    """Return the file with the weights. Raises UserError if there is none of the method."""
+    path = directory / (ADAPTER if method.peft_type else FULL_WEIGHTS)
+    if not path.is_file():
+        wanted = "an adapter in peft's format" if method.peft_type else "all weights, as method: full publishes them"
+        raise UserError(f"train.from_adapter: {path}: there is no such file; name a directory with {wanted}")
+    return path
+
+
+def provenance(directory: Path, method: type[TrainableMethod]) -> dict[str, Any]:
+    """Return what a directory holds: its path, the sha256 of the weights, and where they come from, if it says so."""
+    path = weights_of(directory, method)
+    manifest = read_object(directory / MANIFEST, WRITTEN_BY) if (directory / MANIFEST).exists() else {}
+    known = manifest.get("files", {}).get(path.name, {}).get("sha256")
+    found = {"directory": str(directory), "sha256": known or sha256(path)}
+    return found | {key: manifest[key] for key in ("source", "license", "from_adapter") if key in manifest}
+
+
+def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type[TrainableMethod]) -> bool:
+    """Tell whether published tensors are those that training went on from, if those are still there."""
+    path = directory / (ADAPTER if method.peft_type else FULL_WEIGHTS)
+    if not path.is_file():
+        return False
+    with safe_open(path, "pt") as file:
+        return all(torch.equal(tensor.float(), file.get_tensor(name).float()) for name, tensor in tensors.items())
+
+
+def check_meaning(directory: Path, config: Any) -> None:
+    """Raise UserError if the tensors of an adapter mean something else than those of peft's `config`."""
+    ours, theirs = config.to_dict(), read_config(directory)
+    for key, setting in MEANING.items():
+        here = getattr(ours.get(key), "value", ours.get(key))
+        there = theirs.get(key)  # absent in files of an older peft, which had not the variant
+        if key in ours and (there or None) != (here or None):
+            raise UserError(
+                f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, and this run's is {shown(here)}; "
+                f"write train.{setting} as that adapter has it"
+            )
+    plain = type(config)().to_dict()
+    for key, there in theirs.items():
+        if key in MEANING or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
+            continue
+        if key != "init_lora_weights" or there not in HARMLESS_INITS:
+            raise UserError(
+                f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, with which its tensors mean "
+                "something else than this run's; name an adapter without it, or merge it into its base with peft and "
+                "train on that"
+            )
+
+
+def _check_tensors(path: Path, found: dict[str, list[int]], expected: dict[str, Any]) -> None:
+    shapes = {name: list(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in expected.items()}
+    faults = [f"{name} is missing" for name in shapes if name not in found]
+    faults += [f"{name} is not trained by this run" for name in found if name not in shapes]
+    faults += [
+        f"{name} is {found[name]}, and this run's is {shape}"
+        for name, shape in shapes.items()
+        if name in found and found[name] != shape
+    ]
+    if faults:
+        more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
+        raise UserError(
+            f"train.from_adapter: {path}: {faults[0]}{more}; write the method, r and targets of that adapter, and its "
+            "base model"
+        )
+
+
+def _set(parameter: Any, value: torch.Tensor) -> None:
+    if parameter.is_meta:
+        return
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            parameter.data.copy_(value)
+    else:
+        parameter.data = value.to(parameter.device, parameter.dtype, copy=True)

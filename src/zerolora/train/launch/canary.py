@@ -1,0 +1,135 @@
+"""The canary: two short trainings before a run under risky settings, one of them under safe ones, must agree.
+
+They make the same first optimizer steps, with the same seed and data. What they found is kept, so that a resumed run
+does not repeat it:
+
+    work/canary/<run>/<key>.json
+"""
+
+import csv
+import hashlib
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from zerolora.config.settings import Canary, TrainSettings
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, canonical, read_json, write_json
+from zerolora.log import LOGGER
+from zerolora.train.telemetry.trackers import NONE
+
+TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
+"""Relative, of a loss, by precision: some ten times by how much strategies may differ in this project's own tests."""
+NORM_TOLERANCE = 10
+"""Of a gradient's norm, in tolerances of a loss. It shows what AdamW hides: gradients of another scale."""
+Curves = dict[str, list[float]]
+"""Loss and norm of the gradient of each step."""
+Start = Callable[[int, list[str], Path], None]
+"""Runs the ranks of training number n with these arguments and this directory for logs, and waits for them."""
+
+
+def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: Path, start: Start) -> None:
+    """Run the canary that zero.json asks for, if it has not run before. Raises UserError if the two trainings differ.
+
+    `paths` are the arguments of training by option. Called by the launcher of every node: all make both trainings, and
+    read what rank 0 wrote.
+    """
+    zero = read_json(paths["zero"], "zerolora render")
+    chosen = zero.get("zerolora", {})
+    if not chosen.get("canary"):
+        return
+    canary = Canary.model_validate(chosen["canary"])
+    found = (
+        paths["checkpoints"].parent.parent
+        / "canary"
+        / paths["checkpoints"].name
+        / f"{_key(settings, zero, paths)}.json"
+    )
+    if not found.exists():
+        started = time.monotonic()
+        LOGGER.info(f"canary: the first {canary.steps} steps, twice: {'; '.join(canary.reasons)}")
+        work = found.with_suffix("")
+        curves = {}
+        for number, (name, options) in enumerate(_pair(zero, canary).items()):
+            curves[name] = _short_run(
+                settings, canary, paths, options, work / name, logs / "canary" / name, number, start
+            )
+        seconds = time.monotonic() - started
+        write_json(found, {"reasons": canary.reasons, "curves": curves, "seconds": seconds})
+        shutil.rmtree(work, ignore_errors=True)
+        LOGGER.info(f"canary: took {seconds:.0f} s, which training's own times do not count")
+    _check(read_json(found, "zerolora train")["curves"], chosen, canary, found)
+
+
+def _pair(zero: dict[str, Any], canary: Canary) -> dict[str, dict[str, Any]]:
+    chosen = {name: value for name, value in zero["zerolora"].items() if name != "canary"}
+    return {"risky": {**zero, "zerolora": chosen}, "safe": canary.zero}
+
+
+def _short_run(
+    settings: TrainSettings,
+    canary: Canary,
+    paths: dict[str, Path],
+    options: dict[str, Any],
+    work: Path,
+    logs: Path,
+    number: int,
+    start: Start,
+) -> Curves:
+    short = settings.model_copy(
+        update={
+            "max_steps": canary.steps,
+            "validation_steps": None,
+            "patience": None,
+            "checkpoint_steps": None,
+            "checkpoint_minutes": 1e6,
+            "resume": "never",
+            "tracker": NONE,
+        }
+    )
+    write_json(work / "zero.json", options)
+    own = {
+        **paths,
+        "zero": work / "zero.json",
+        "checkpoints": work / "checkpoints" / paths["checkpoints"].name,
+        "output": work,
+    }
+    arguments = [text for name, path in own.items() for text in (f"--{name}", str(path))]
+    start(number, ["--settings", canonical(short.model_dump(mode="json")), *arguments, "--losses-only"], logs)
+    with (work / "telemetry.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name] or "nan") for row in rows] for name in ("loss", "gradient_norm")}
+
+
+def _check(curves: dict[str, Curves], chosen: dict[str, Any], canary: Canary, found: Path) -> None:
+    tolerance = TOLERANCE[chosen["precision"]]
+    risky, safe = curves["risky"], curves["safe"]
+    same = _agree(risky["loss"], safe["loss"], tolerance)
+    if same and _agree(risky["gradient_norm"], safe["gradient_norm"], NORM_TOLERANCE * tolerance):
+        return
+    what = "gradient_norm" if same else "loss"
+    told = {name: ", ".join(f"{value:.5g}" for value in curve[what]) for name, curve in curves.items()}
+    name, instead = chosen["strategy"], canary.zero["zerolora"]
+    raise UserError(
+        f"train.canary: the first {canary.steps} steps under {name} ({'; '.join(canary.reasons)}) are not those of a "
+        f"safe setting: {what.replace('_', ' ')} {told['risky']} instead of {told['safe']}; write render.strategy: "
+        f"{instead['strategy']} and train.attention: {instead['attention']}, or train.canary: off (kept in {found})"
+    )
+
+
+def _agree(risky: list[float], safe: list[float], tolerance: float) -> bool:
+    """Tell whether each value is the other's; one that neither has is (a norm that nothing needed)."""
+    return len(risky) == len(safe) and all(
+        math.isclose(one, other, rel_tol=tolerance) or (math.isnan(one) and math.isnan(other))
+        for one, other in zip(risky, safe, strict=True)
+    )
+
+
+def _key(settings: TrainSettings, zero: dict[str, Any], paths: dict[str, Path]) -> str:
+    inputs = [read_json(paths[name] / MANIFEST, "zerolora prepare")["files"] for name in ("data", "packing")]
+    inputs.append(read_json(paths["weights"], "zerolora weights")["files"])
+    what = {"settings": settings.model_dump(mode="json", exclude={"resume", "tracker"}), "zero": zero, "inputs": inputs}
+    return hashlib.sha256(canonical(what).encode()).hexdigest()[:16]

@@ -1,0 +1,112 @@
+"""PiSSA and OLoRA: the factors that are taken out of the base weights, the same ones whenever a run goes on.
+
+A decomposition is not the same on another machine, so rank 0 makes it once, and what it found lies beside the run's
+checkpoints, in the form of one.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from zerolora.errors import UserError
+from zerolora.log import LOGGER
+from zerolora.methods.lora_init import first_factors, residual
+from zerolora.methods.peft_format import PREFIX
+from zerolora.train.checkpoint.format import CorruptCheckpoint, State, newest_first, path_of, read, write
+from zerolora.train.checkpoint.store import Checkpoints
+from zerolora.train.engines.base import Tensors
+from zerolora.train.launch.rendezvous import broadcast_json
+from zerolora.train.plan import TrainingPlan
+
+FOLDER = "start"
+"""Beside a run's checkpoints."""
+
+
+def take_out(model: Any, plan: TrainingPlan, checkpoints: Checkpoints, sharded: bool, device: torch.device) -> Tensors:
+    """Set the factors of peft's model to the ones that its run starts with, take their product out of the base weights,
+    and return them by their published names.
+
+    `sharded` tells whether the weights are sharded by DeepSpeed. Collective. Raises UserError if another process trains
+    the run, or it has checkpoints, but what it started with is gone.
+    """
+    folder = (checkpoints.folder if plan.resume in ("auto", "never") else Path(plan.resume).parent) / FOLDER
+    path = path_of(folder, 0)
+    here = torch.distributed.get_rank() == 0
+    if here:
+        checkpoints.claim()
+    if broadcast_json(here and _is_missing(path, plan.resume), device):
+        if here:
+            LOGGER.info("decomposing the base weights for %s", plan.lora.init)
+        found = _decomposed(model, plan.lora.init, sharded)
+        if here:
+            folder = checkpoints.folder / FOLDER
+            state = State(step=0, parts={FOLDER: found}, updates=0, loop={}, seconds=0.0)
+            write(folder, state, checkpoints.resume_key, checkpoints.run_fingerprint)
+        path = path_of(checkpoints.folder / FOLDER, 0)
+        torch.distributed.barrier()
+    start = read(path)[0].parts[FOLDER]
+    for name, layer in _layers(model):
+        weight = layer.get_base_layer().weight
+        with _gathered(weight, sharded, write=True):
+            if weight.is_meta:
+                continue
+            first, second = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+            for part, factor in (("A", first), ("B", second)):
+                factor.data = start[f"{name}.lora_{part}.weight"].to(factor.device, factor.dtype, copy=True)
+            weight.data = residual(weight, first, second, layer.scaling["default"], layer.fan_in_fan_out)
+    return start
+
+
+def _is_missing(path: Path, resume: str) -> bool:
+    """Tell whether the factors are still to be computed. Raises UserError if they are gone, but needed."""
+    try:
+        read(path)
+    except CorruptCheckpoint as error:
+        if resume != "never" and newest_first(path.parent.parent):
+            raise UserError(
+                f"{path}: {error}; the checkpoints beside it go on from what it held: put it back, or write "
+                "train.resume: never to start anew"
+            ) from None
+        return True
+    return False
+
+
+def _decomposed(model: Any, init: str, sharded: bool) -> Tensors:
+    """Return the factors by their published names, in the type that they are trained in; none on other ranks than 0."""
+    found: Tensors = {}
+    for name, layer in _layers(model):
+        weight = layer.get_base_layer().weight
+        with _gathered(weight, sharded):
+            if torch.distributed.get_rank():
+                continue
+            whole = weight.T if layer.fan_in_fan_out else weight
+            factors = first_factors(whole, layer.r["default"], layer.scaling["default"], init)
+            for part, factor in zip("AB", factors, strict=True):
+                parameter = getattr(layer, f"lora_{part}")["default"].weight
+                found[f"{name}.lora_{part}.weight"] = factor.to(parameter.dtype).cpu().contiguous()
+    return found
+
+
+def _layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the adapted modules by the beginning of their factors' published names."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in model.get_base_model().named_modules():
+        if isinstance(module, LoraLayer):
+            yield f"{PREFIX}{name}", module
+
+
+def _gathered(weight: Any, sharded: bool, write: bool = False) -> AbstractContextManager[Any]:
+    """Hold a weight whole meanwhile; with `write` what rank 0 makes of it is kept."""
+    if not sharded:
+        return nullcontext()
+    import deepspeed
+
+    context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
+        [weight], modifier_rank=0 if write else None
+    )
+    return context

@@ -1,0 +1,128 @@
+"""What the routers of a mixture of experts do in a step: the tokens of each expert, and the auxiliary loss.
+
+The auxiliary loss is reported and never added to the loss, since it is there to train routers, which are frozen.
+Hooks see what routers return, in the forward passes of training alone: not what activation checkpointing computes
+again, nor validation. Padding does not count.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from zerolora.train.feed import PackedRow
+from zerolora.train.sequence_parallel import sequence
+
+LOAD = ("router_imbalance", "router_idle_share")
+AUXILIARY = "router_aux_loss"
+
+
+class Routers:
+    """The routers of a model, and what they did in this step on this rank."""
+
+    def __init__(self, model: Any) -> None:
+        found = list(_routers(model))
+        has_loss = any(_has_loss(module) for module in model.modules())
+        self.columns = (*LOAD, AUXILIARY)[: 3 if has_loss else 2] if found else ()
+        """Of telemetry.csv; none for a model without routers."""
+        self._size = len(found)
+        self._real: torch.Tensor | None = None  # which tokens of a forward pass are no padding; None outside of one
+        self._counts: torch.Tensor | None = None  # [routers, experts], tokens x experts of a token
+        self._shares: torch.Tensor | None = None  # [experts], probabilities summed over tokens and routers
+        self._tokens = 0
+        self._experts = 0
+        self._figures: dict[str, float] = {}
+        for number, (module, index) in enumerate(found):
+            module.register_forward_hook(functools.partial(self._record, number, index))
+
+    @contextlib.contextmanager
+    def watched(self, packed_rows: list[PackedRow], batch: dict[str, Any]) -> Iterator[None]:
+        """Count the tokens of a forward pass on a batch of packed rows."""
+        if not self._size:
+            yield
+            return
+        tokens = batch["input_ids"]
+        lengths = torch.tensor([sum(len(row["input_ids"]) for row in packed) for packed in packed_rows])
+        real = torch.arange(tokens.shape[1] * sequence.size) < lengths.unsqueeze(1)
+        self._real = sequence.own_part(real).flatten().to(tokens.device)
+        self._tokens += int(sequence.own_part(real).sum())
+        try:
+            yield
+        finally:
+            self._real = None
+
+    def sums(self) -> torch.Tensor:
+        """Return what is to be summed over all ranks after a step, on the host, and begin anew; empty without routers.
+
+        Its length is the same on every rank.
+        """
+        if self._counts is None or self._shares is None:
+            return torch.empty(0, dtype=torch.float64)
+        parts = (self._counts.flatten(), self._shares, torch.tensor([float(self._tokens)]))
+        self._experts = len(self._shares)
+        self._counts = self._shares = None
+        self._tokens = 0
+        return torch.cat([part.cpu().double() for part in parts])
+
+    def take(self, sums: torch.Tensor) -> None:
+        """Keep a step's figures, from the sums over all ranks."""
+        self._figures = {}
+        if not len(sums):
+            return
+        experts, tokens = self._experts, sums[-1]
+        counts, shares = sums[: -experts - 1].view(-1, experts), sums[-experts - 1 : -1]
+        imbalance = (counts.amax(1) / counts.mean(1)).mean()
+        # transformers' load_balancing_loss_func (arXiv 2101.03961, 2.2), of all tokens of the step at once.
+        loss = experts * (counts.sum(0) * shares).sum() / (len(counts) * tokens) ** 2
+        found = (imbalance.item(), (counts == 0).double().mean().item(), loss.item())
+        self._figures = {
+            name: value for name, value in zip((*LOAD, AUXILIARY), found, strict=True) if name in self.columns
+        }
+
+    def figures(self) -> dict[str, float]:
+        """Return the step's figures by column of telemetry.csv; empty without routers."""
+        return dict(self._figures)
+
+    @torch.no_grad()
+    def _record(self, number: int, index: int, module: Any, _: Any, output: Any) -> None:
+        if self._real is None:
+            return
+        logits = output[index].detach().flatten(0, -2)
+        whole = (each for each in output if isinstance(each, torch.Tensor) and not each.is_floating_point())
+        chosen = next(whole, None)
+        if chosen is None:
+            chosen = logits.topk(module.top_k, -1).indices
+        chosen = chosen.flatten(0, -2)
+        assert len(chosen) == len(self._real), "a router sees every token"
+        if self._counts is None:
+            self._counts = torch.zeros(self._size, logits.shape[-1], dtype=torch.int64, device=logits.device)
+            self._shares = torch.zeros(logits.shape[-1], dtype=torch.float64, device=logits.device)
+        real = self._real.unsqueeze(1)
+        self._counts[number].scatter_add_(0, chosen.flatten(), real.expand_as(chosen).flatten().long())
+        if AUXILIARY in self.columns:
+            assert self._shares is not None
+            self._shares += (logits.float().softmax(-1) * real).sum(0, dtype=torch.float64)
+
+
+def _routers(model: Any) -> Iterator[tuple[Any, int]]:
+    """Yield each router of a model, and the place of the logits in what it returns, as transformers would record them
+    (utils/output_capturing.py, OutputRecorder)."""
+    recorders = {}
+    for module in model.modules():
+        outputs = getattr(type(module), "_can_record_outputs", None)
+        recorder = outputs.get("router_logits") if isinstance(outputs, dict) else None
+        if recorder is not None and getattr(recorder, "target_class", None):
+            recorders[recorder.target_class] = recorder.index
+    for module in model.modules():
+        # FSDP puts classes of its own in front of those of modules that it shards.
+        index = next((place for kind, place in recorders.items() if isinstance(module, kind)), None)
+        if index is not None:
+            yield module, index
+
+
+def _has_loss(module: Any) -> bool:
+    """Tell whether transformers has a load-balancing loss for the model that a module is of."""
+    return hasattr(sys.modules.get(type(module).__module__), "load_balancing_loss_func")

@@ -1,0 +1,70 @@
+"""The canary: a setting that computes something else is stopped before the run, a sound one goes on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, metrics
+
+from zerolora.strategies import STRATEGIES
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # real ranks, seconds each
+
+# In the process that forks the ranks: gradients of this strategy are twice as large, which AdamW hides in the losses.
+SCALED = """
+from zerolora.train.engines import base
+def init(self, model, config, plan, device, init=base.TorchEngine.__init__):
+    init(self, model, config, plan, device)
+    if plan.strategy == "ddp_risky":
+        self.divisor *= 2
+base.TorchEngine.__init__ = init
+"""
+
+
+@pytest.fixture
+def risky(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a strategy that is DDP, and says that it is risky."""
+    strategy = replace(STRATEGIES["ddp"], name="ddp_risky", risk="a test says so")
+    monkeypatch.setitem(STRATEGIES, strategy.name, strategy)
+    return strategy.name
+
+
+def kept(bench: Bench, name: str) -> Path:
+    (found,) = (bench.folder / "canary" / name).glob("*.json")
+    return found
+
+
+def test_a_strategy_that_scales_gradients_is_stopped_with_both_curves(bench: Bench, risky: str) -> None:
+    command = bench.command("scaled", risky, canary=3)
+    result = bench.server.run(command, bench.folder, bench.environment, SCALED)
+    assert result.returncode == 2, result.stderr[-2000:]
+    curves = json.loads(kept(bench, "scaled").read_text())["curves"]
+    assert curves["risky"]["loss"] == pytest.approx(curves["safe"]["loss"], rel=1e-4)
+    assert curves["risky"]["gradient_norm"] == pytest.approx(
+        [2 * norm for norm in curves["safe"]["gradient_norm"]], rel=1e-3
+    )
+    last = result.stderr.splitlines()[-1]
+    assert "train.canary: the first 3 steps under ddp_risky (a test says so) are not those of a safe setting" in last
+    for curve in curves.values():
+        assert ", ".join(f"{norm:.5g}" for norm in curve["gradient_norm"]) in last
+    assert "write render.strategy: ddp " in last and "Traceback" not in result.stderr
+    assert not (bench.folder / "scaled/adapter").exists()
+    again = bench.server.run(command, bench.folder, bench.environment, SCALED)
+    assert again.returncode == 2 and again.stderr.splitlines()[-1] == last
+    assert "twice" in result.stderr and "twice" not in again.stderr
+
+
+def test_a_sound_strategy_goes_on_and_is_not_compared_again(
+    bench: Bench, reference: dict[str, Any], risky: str
+) -> None:
+    command = bench.command("sound", risky, canary=2)
+    result = bench.server.run(command, bench.folder, bench.environment)
+    assert result.returncode == 0 and "canary: the first 2 steps, twice: a test says so" in result.stderr
+    found = json.loads(kept(bench, "sound").read_text())
+    assert len(found["curves"]["risky"]["loss"]) == 2 and found["seconds"] > 0
+    assert metrics(bench.folder / "sound")["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+    assert not kept(bench, "sound").with_suffix("").exists()
+    again = bench.server.run(command, bench.folder, bench.environment)
+    assert again.returncode == 0 and "canary" not in again.stderr

@@ -1,0 +1,349 @@
+"""Every method: trained as peft would train it, by every engine, resumed under another one, and merged."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from bench import Bench, metrics
+from conftest import TINY_CONFIG
+from safetensors.torch import load_file
+from training_plan import training_plan
+
+from zerolora.config.file import load
+from zerolora.config.settings import EvaluateSettings
+from zerolora.data.plan import open_plan
+from zerolora.data.rows import open_split
+from zerolora.errors import UserError
+from zerolora.evaluate.evaluate import evaluate
+from zerolora.merge.merge import merge
+from zerolora.strategies import STRATEGIES
+from zerolora.strategies.base import Target
+from zerolora.train.feed import Batches
+from zerolora.train.quantized import config_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PATTERNS = {"r": 4, "targets": r".*_proj", "rank_pattern": {"q_proj": 8}, "alpha_pattern": {r"layers\.1\..*": 3.0}}
+QUANTIZED = {kind: {"method": "qlora", "quantization": {"type": kind}} for kind in ("nf4", "fp4", "int8")}
+RUNS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "patterns": {"lora": PATTERNS},
+    "saved": {"lora": {"r": 4, "modules_to_save": ["norm"]}},
+    "plus": {"lora": {"r": 4, "rank_stabilized": True, "plus_ratio": 4.0}},
+    "dora": {"method": "dora"},
+    "pissa": {"lora": {"r": 4, "init": "pissa", "rank_stabilized": True, "rank_pattern": {"q_proj": 8}}},
+    "olora": {"method": "dora", "lora": {"r": 4, "init": "olora", "alpha_pattern": {"q_proj": 8.0}}},
+    "ia3": {"method": "ia3"},
+    "full": {"method": "full"},
+    **QUANTIZED,
+    "qdora": {"method": "qdora", "quantization": {"type": "nf4"}},
+    "single": {"method": "qlora", "quantization": {"double": False}},
+    "tokens": {"data": "marked", "packing": "marked-packing"},
+    "tokens dora": {"data": "marked", "packing": "marked-packing", "method": "dora"},
+    "tokens full": {"data": "marked", "packing": "marked-packing", "method": "full"},
+    "tokens nf4": {"data": "marked", "packing": "marked-packing", **QUANTIZED["nf4"]},
+}
+NUMBERS = [259, 260, 261]
+"""Of the tokens that the data "marked" adds."""
+STEPS = 20
+FROZEN = {"nf4": "nf4", "qdora": "nf4", "int8": "int8"}
+
+
+def adapter_of(run: Path) -> dict[str, torch.Tensor]:
+    (path,) = (run / "adapter").glob("*.safetensors")
+    return load_file(path)
+
+
+def peft_config(settings: dict[str, Any]) -> Any:
+    """Return what somebody who knows peft would write for the same training."""
+    from peft import IA3Config, LoraConfig
+
+    lora = {"r": 4} | settings.get("lora", {})
+    match settings.get("method", "lora"):
+        case "ia3":
+            return IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"])
+        case method:
+            return LoraConfig(
+                r=lora["r"],
+                lora_alpha=16,
+                target_modules=lora.get("targets", "all-linear"),
+                rank_pattern=lora.get("rank_pattern", {}),
+                alpha_pattern=lora.get("alpha_pattern", {}),
+                modules_to_save=lora.get("modules_to_save"),
+                use_rslora=lora.get("rank_stabilized", False),
+                use_dora=method in ("dora", "qdora"),
+                init_lora_weights=lora.get("init", True),
+                trainable_token_indices=NUMBERS if "data" in settings else None,
+                task_type="CAUSAL_LM",
+            )
+
+
+def base_of(model: Path, settings: dict[str, Any]) -> Any:
+    """Return the base model as transformers reads it, quantized if the training is to be."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    if settings.get("method") not in ("qlora", "qdora"):
+        return with_rows(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), settings)
+    kind = settings["quantization"].get("type", "nf4")
+    four = {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": settings["quantization"].get("double", True),
+        "bnb_4bit_compute_dtype": torch.float32,
+    }
+    quantization = BitsAndBytesConfig(load_in_8bit=True) if kind == "int8" else BitsAndBytesConfig(**four)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, quantization_config=quantization, device_map={"": "cpu"}
+    )
+    return with_rows(loaded, settings)
+
+
+def with_rows(model: Any, settings: dict[str, Any]) -> Any:
+    """Return a model with the rows of the data's tokens, which start as the mean of the others."""
+    if "data" in settings:
+        model.resize_token_embeddings(max(NUMBERS) + 1, mean_resizing=False)
+        weight = model.get_input_embeddings().weight.data
+        weight[NUMBERS] = weight[: min(NUMBERS)].double().mean(0).float()
+    return model
+
+
+def answer_of(model: Any) -> torch.Tensor:
+    found: torch.Tensor = model.eval()(input_ids=torch.arange(1, 30)[None]).logits
+    return found
+
+
+def long_run(bench: Bench, name: str) -> Path:
+    """Return the directory of one of RUNS after 20 steps on one rank at stage 0, trained by the first who asks."""
+    run = bench.folder / f"long-{name}"
+    # At ten times the rate Adam makes more than 1e-5 of rounding in these steps.
+    whole = {"max_steps": STEPS, "epochs": 10, "ranks_per_node": 1, "checkpoint_steps": None, "learning_rate": 1e-3}
+    return run if run.exists() else trained(bench, run.name, "zero0", **whole, **RUNS[name])
+
+
+def short_run(bench: Bench, name: str, strategy: str) -> Path:
+    """Return the directory of one of RUNS after three steps on two ranks, trained by the first who asks."""
+    run = bench.folder / f"{name}-{strategy}"
+    return run if run.exists() else trained(bench, run.name, strategy, **RUNS[name])
+
+
+def trained(bench: Bench, name: str, strategy: str, **settings: Any) -> Path:
+    """Return the directory of a run, on data that is made by the first who asks."""
+    if settings.get("data") == "marked" and not (bench.folder / "marked").exists():
+        bench.mark()
+    return bench.run(name, strategy, **settings)
+
+
+def train_plainly(
+    model: Any, groups: list[dict[str, Any]], bench: Bench, run: Path, steps: int, **settings: Any
+) -> None:
+    """Train a model on the rows of a run, at its learning rates, and compare each step's loss."""
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    plan = training_plan(global_batch=4, epochs=10, max_steps=steps, accumulation=4)
+    data, packing = (bench.folder / settings.get(*each) for each in (("data", "data"), ("packing", "unpacked")))
+    batches = Batches(open_split(data, "train"), open_plan(packing / "train.arrow"), plan, 0, 1)
+    lines = (run / "metrics/loss.csv").read_text().splitlines()[1:]
+    model.train()
+    for step in range(steps):
+        micro_batches, tokens = batches.at(step)
+        total = 0.0
+        for row in (row for micro_batch in micro_batches for packed in micro_batch for row in packed):
+            logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1]
+            labels = torch.tensor(row["labels"][1:])
+            loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / tokens
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_([value for group in groups for value in group["params"]], 1.0)
+        _, loss_text, rate, *_ = lines[step].split(",")
+        assert float(loss_text) == pytest.approx(total, rel=1e-5)
+        for group in optimizer.param_groups:
+            group["lr"] = group["ratio"] * float(rate)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_is_pefts_own_after_20_steps(name: str, bench: Bench, tiny_model: Path) -> None:
+    """A loop of one's own over the same rows, with transformers, peft and torch alone: the same adapter in fp32."""
+    from peft import get_peft_model, get_peft_model_state_dict
+
+    settings, run = RUNS[name], long_run(bench, name)
+    model = base_of(tiny_model, settings)
+    torch.manual_seed(42)
+    full = settings.get("method") == "full"
+    model = model if full else get_peft_model(model, peft_config(settings), autocast_adapter_dtype=False)
+    trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
+    taken = "init" in settings.get("lora", {})
+    start = {key: tensor.clone() for key, tensor in get_peft_model_state_dict(model).items()} if taken else {}
+    ratio = settings.get("lora", {}).get("plus_ratio", 1.0)
+    groups = [{"params": [value], "ratio": ratio if "lora_B" in key else 1.0} for key, value in trained.items()]
+    train_plainly(model, groups, bench, run, STEPS, **settings)
+    theirs = dict(trained) if full else get_peft_model_state_dict(model, save_embedding_layers=False)
+    for key, before in start.items():  # as peft converts it to an adapter of the original base (subtract_mutated_init)
+        if "lora_A" in key or "lora_B" in key:
+            both = (theirs[key].detach(), before) if "lora_A" in key else (theirs[key].detach(), -before)
+            theirs[key] = torch.cat(both, dim=int("lora_B" in key))
+    ours = adapter_of(run)
+    assert ours.keys() == theirs.keys()
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor.detach(), rtol=1e-5, atol=1e-5, msg=key)
+    if taken:  # and plain peft puts it on the original base
+        from peft import PeftModel
+
+        published = PeftModel.from_pretrained(base_of(tiny_model, settings), str(run / "adapter"))
+        torch.testing.assert_close(answer_of(published), answer_of(model), rtol=1e-4, atol=1e-4)
+
+
+PARALLEL = ("dora", "ia3", "full", "nf4", "int8")
+# Quantizing gradients needs a GPU's kernels; tests/train/test_nvme.py is about NVMe.
+ON_CPU = [name for name in STRATEGIES if name not in ("zero0", "zero3_quantized", "zero3_nvme")]
+
+
+CELLS = [(name, strategy) for name in PARALLEL for strategy in ON_CPU]
+# What is taken out of the base weights depends on how they are read alone.
+# And qdora is dora on qlora's base.
+CELLS += [("qdora", strategy) for strategy in ("ddp", "zero3", "zero3_offload", "fsdp")]
+CELLS += [("pissa", strategy) for strategy in ("ddp", "zero3", "zero3_offload", "fsdp")]
+# Of the engines that hold embedding and head in another way, and that the next test resumes.
+CELLS += [("tokens", strategy) for strategy in ("zero2", "zero3", "ddp", "fsdp")]
+CELLS += [("tokens full", "zero3"), ("tokens full", "fsdp")]
+
+
+@pytest.mark.parametrize(("name", "strategy"), CELLS)
+def test_every_strategy_trains_it_alike_or_refuses_it(name: str, strategy: str, bench: Bench) -> None:
+    """Each cell of the table in docs/methods.md that a CPU can run."""
+    target = Target(
+        device="cpu", precision="fp32", nodes=1, ranks_per_node=2, nvme=None, frozen_type=FROZEN.get(name),
+        unpacks=name == "qdora",
+    )  # fmt: skip
+    if conflict := STRATEGIES[strategy].conflict(target):
+        config = json.loads(json.dumps(TINY_CONFIG)) | {"render": {"strategy": strategy}}
+        config["train"] |= RUNS[name] | {"ranks_per_node": 2, "micro_batch": 1}
+        (bench.folder / "refused.yaml").write_text(yaml.safe_dump(config))
+        with pytest.raises(UserError) as raised:
+            load(bench.folder / "refused.yaml")
+        assert conflict.problem in str(raised.value)
+        assert len(str(raised.value).splitlines()) == 1
+        return
+    run, reference = short_run(bench, name, strategy), short_run(bench, name, "zero0")
+    found, expected = metrics(run), metrics(reference)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
+    ours, theirs = adapter_of(run), adapter_of(reference)
+    assert ours.keys() == theirs.keys()
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=1e-4, msg=key)
+
+
+@pytest.mark.parametrize("name", ["saved", "pissa", "tokens", *(name for name in PARALLEL if name != "int8")])
+@pytest.mark.parametrize(("before", "after"), [("zero2", "fsdp"), ("ddp", "zero3")])
+def test_it_resumes_under_another_engine(name: str, before: str, after: str, bench: Bench) -> None:
+    """What one engine had trained two steps of, another one finishes."""
+    begun, resumed = short_run(bench, name, before).name, f"{name}-{before}-{after}"
+    shutil.copytree(bench.folder / "checkpoints" / begun, bench.folder / "checkpoints" / resumed)
+    for last in (bench.folder / "checkpoints" / resumed).glob("*/step-00000003.safetensors"):
+        last.unlink()
+        (last.parent / "finished").unlink(missing_ok=True)
+    result = bench.start(resumed, after, **RUNS[name])
+    assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    expected = metrics(short_run(bench, name, "zero0"))["losses"]
+    assert metrics(bench.folder / resumed)["losses"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_in_bf16_saved_modules_and_what_was_taken_out_are_published_and_resumed(
+    bench: Bench, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Where ddp keeps a saved module's weight under another name, and the first factors have the model's own type."""
+    settings = {"precision": "bf16", "lora": {"r": 4, "init": "pissa", "modules_to_save": ["norm"]}}
+    run = bench.run("bf16-ddp", "ddp", **settings)
+    shutil.copytree(bench.folder / "checkpoints/bf16-ddp", bench.folder / "checkpoints/bf16-zero3")
+    (last,) = (bench.folder / "checkpoints/bf16-zero3").glob("*/step-00000003.safetensors")
+    last.unlink()
+    (last.parent / "finished").unlink(missing_ok=True)
+    result = bench.start("bf16-zero3", "zero3", **settings)
+    assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    found = metrics(run)
+    for name in (run, bench.folder / "bf16-zero3"):
+        assert metrics(name)["losses"] == pytest.approx(found["losses"], rel=2e-4)
+        merge(tiny_model, name / "adapter", tmp_path / name.name, tmp_path / name.name)
+        assert validation_loss(bench, tmp_path / name.name) == pytest.approx(found["loss_validation"], rel=3e-4)
+    saved = adapter_of(run)["base_model.model.model.norm.weight"]
+    assert saved.dtype == torch.float32
+    assert not torch.equal(saved, load_file(tiny_model / "model.safetensors")["model.norm.weight"])
+
+
+@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if run.get("method") not in ("qlora", "qdora")])
+def test_merged_it_is_what_was_trained(name: str, bench: Bench, tiny_model: Path, tmp_path: Path) -> None:
+    """The merged model has the validation loss that training reports."""
+    run = long_run(bench, name)
+    merge(tiny_model, run / "adapter", tmp_path / "merged", tmp_path / "merged")
+    found = validation_loss(bench, tmp_path / "merged", RUNS[name].get("data", "data"))
+    assert found == pytest.approx(metrics(run)["loss_validation"], rel=1e-5)
+
+
+def validation_loss(bench: Bench, model: Path, data: str = "data") -> float:
+    """Return the loss of a model's directory, read by transformers alone, on the validation rows."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for row in open_split(bench.folder / data, "validation"):
+            logits = loaded(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1]
+            labels = torch.tensor(row["labels"][1:])
+            total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+            tokens += int((labels != -100).sum())
+    return total / tokens
+
+
+def test_a_run_goes_on_with_the_factors_that_it_started_with_or_not_at_all(bench: Bench) -> None:
+    """Its checkpoints hold what was trained of them; without what was taken out of the base they mean another model."""
+    begun, lost = short_run(bench, "pissa", "zero0").name, "pissa-lost"
+    shutil.copytree(bench.folder / "checkpoints" / begun, bench.folder / "checkpoints" / lost)
+    (start,) = (bench.folder / "checkpoints" / lost).glob("*/start/step-00000000.safetensors")
+    start.write_bytes(start.read_bytes()[:-1])
+    for step in start.parent.parent.glob("step-00000003*"):
+        step.unlink()
+    result = bench.start(lost, "zero0", **RUNS["pissa"])
+    assert result.returncode == 2
+    assert f"{start}: not a whole" in result.stderr
+    assert "put it back, or write train.resume: never to start anew" in result.stderr
+    assert "Traceback" not in result.stderr
+    bench.run(lost, "zero0", **RUNS["pissa"], resume="never")
+    assert metrics(bench.folder / lost)["losses"] == metrics(bench.folder / begun)["losses"]
+
+
+def test_added_tokens_are_in_the_merged_model_as_in_plain_pefts(bench: Bench, tiny_model: Path, tmp_path: Path) -> None:
+    """Its tokenizer has them, its logits are those of peft's on a resized base, and a base can be asked with them."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run, data = long_run(bench, "tokens"), bench.folder / "marked"
+    merge(tiny_model, run / "adapter", tmp_path / "merged", tmp_path / "merged", data)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    row = open_split(data, "test")[0]
+    ids = torch.tensor([row["input_ids"]])
+    assert set(NUMBERS) <= set(row["input_ids"])
+    assert tokenizer(tokenizer.decode(row["input_ids"]))["input_ids"] == row["input_ids"]
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert merged.config.vocab_size == merged.get_input_embeddings().num_embeddings == max(NUMBERS) + 1
+    assert merged.generation_config.eos_token_id == [2, 260]
+    base = with_rows(AutoModelForCausalLM.from_pretrained(tiny_model), RUNS["tokens"])
+    theirs = PeftModel.from_pretrained(base, run / "adapter")
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
+    for name, weights in (("base", tiny_model), ("merged", tmp_path / "merged")):
+        settings = EvaluateSettings(split="test", rows=2, batch=2, max_new_tokens=4, check="sum")
+        evaluate(settings, data, weights, tmp_path / name, tmp_path / name / "answers.json")
+    before, after = (json.loads((tmp_path / name / "evaluate.json").read_text())["loss"] for name in ("base", "merged"))
+    assert after < before
+
+
+def test_qlora_without_bitsandbytes_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="which needs the package bitsandbytes; install it, or write lora"):
+        config_of(training_plan(method="qlora"), False)
+    assert config_of(training_plan(), False) is None

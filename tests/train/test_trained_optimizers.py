@@ -1,0 +1,189 @@
+"""Every optimizer in real training: as its library's own, by every engine that can hold its states, and resumed."""
+
+import functools
+import importlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench import Bench, metrics
+from safetensors.torch import load_file
+
+from zerolora import cpu_matmul
+from zerolora.config.settings import TrainSettings
+from zerolora.data.plan import open_plan
+from zerolora.data.rows import open_split
+from zerolora.manifest import located
+from zerolora.train.adapter import adapt
+from zerolora.train.checkpoint.store import FINISHED
+from zerolora.train.engines.base import plain, trained
+from zerolora.train.feed import Batches, collate
+from zerolora.train.loss import loss_sum
+from zerolora.train.plan import TrainingPlan
+from zerolora.train.rank import read_plan
+from zerolora.train.schedule import learning_rate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# Factors of 4,096 elements and more, which have 8-bit states.
+WIDE: dict[str, Any] = {"lora": {"r": 128, "plus_ratio": 4.0}, "weight_decay": 0.1, "learning_rate": 1e-3}
+ADAPTER = "adapter/adapter_model.safetensors"
+
+
+def _own(name: str) -> Callable[..., Any]:
+    """Return the library's own class, with what training leaves at its default."""
+    from transformers.optimization import Adafactor
+
+    bitsandbytes: Any = importlib.import_module("bitsandbytes")
+    classes: dict[str, Callable[..., Any]] = {
+        "adamw": torch.optim.AdamW,
+        "adamw_8bit": bitsandbytes.optim.AdamW8bit,
+        "lion": bitsandbytes.optim.Lion,
+        "adafactor": functools.partial(Adafactor, scale_parameter=False, relative_step=False),
+    }
+    return classes[name]
+
+
+def by_hand(bench: Bench, plan: TrainingPlan, config: dict[str, Any]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train by a plain loop around the library's own optimizer; return the losses and the adapter."""
+    model = adapt(located(bench.folder / "w/tiny.json"), plan, config, torch.device("cpu"))
+    adapter = trained(model)
+    second = [parameter for name, parameter in adapter.items() if "lora_B" in name]
+    first = [parameter for name, parameter in adapter.items() if "lora_B" not in name]
+    optimizer = _own(plan.optimizer)([{"params": first}, {"params": second}], lr=1.0, weight_decay=plan.weight_decay)
+    packing = open_plan(bench.folder / "unpacked/train.arrow")
+    batches = Batches(open_split(bench.folder / "data", "train"), packing, plan, 0, 1)
+    losses = []
+    model.train()
+    for step in range(batches.steps):
+        micro_batches, tokens = batches.at(step)
+        total = 0.0
+        for rows in micro_batches:
+            loss, _ = loss_sum(model, collate(rows, False, torch.device("cpu")), 1)
+            (loss * (1 / tokens)).backward()
+            total += float(loss.detach())
+        losses.append(total / tokens)
+        torch.nn.utils.clip_grad_norm_(adapter.values(), config["gradient_clipping"])
+        for group, ratio in zip(optimizer.param_groups, (1.0, plan.lora.plus_ratio), strict=True):
+            group["lr"] = ratio * learning_rate(plan, step, batches.steps)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, {plain(name): parameter.detach() for name, parameter in adapter.items()}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "lion", "adafactor"])
+def test_20_steps_are_those_of_the_librarys_own(bench: Bench, optimizer: str) -> None:
+    """On one rank, in fp32."""
+    train = WIDE | {"optimizer": optimizer, "ranks_per_node": 1, "max_steps": 20, "epochs": 5, "warmup_steps": 4}
+    run = bench.run(f"own-{optimizer}", "ddp", **train)
+    settings = TrainSettings.model_validate(bench.resolved("ddp", **train)["runs"]["default"]["train"])
+    plan, config = read_plan(settings, run / "zero.json")
+    assert plan.optimizer == optimizer
+    before = torch.get_float32_matmul_precision()
+    cpu_matmul.choose()  # the same kernels round the same
+    losses, adapter = by_hand(bench, plan, config)
+    torch.set_float32_matmul_precision(before)
+    assert len(losses) == 20
+    assert metrics(run)["losses"] == pytest.approx(losses, rel=1e-6)
+    found = load_file(run / ADAPTER)
+    whole = {name.replace(".default.", "."): tensor for name, tensor in adapter.items()}
+    assert found.keys() == whole.keys()
+    for name, tensor in whole.items():
+        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6), name
+
+
+# By optimizer: its strategies, the first as reference. States of 8 bits are quantized in blocks of what a rank holds,
+# so they are the same only where ranks hold the same.
+STRATEGIES: dict[str, tuple[str, ...]] = {
+    "lion": ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "ddp", "fsdp"),
+    "adamw_8bit": ("zero0", "zero1", "zero2", "zero3", "ddp", "fsdp"),
+    "adafactor": ("zero0", "ddp"),
+}
+SAME: dict[str, tuple[str, ...]] = {"adamw_8bit": ("zero0", "ddp")}
+BLOCKS = 1e-4  # what other blocks change in the losses of four steps; 5e-5 was seen
+
+
+def of(bench: Bench, optimizer: str, strategy: str) -> Path:
+    """Return a run of four steps on two ranks, made once."""
+    name = f"{optimizer}-{strategy}"
+    if not (bench.folder / name / "metrics").exists():
+        bench.run(name, strategy, optimizer=optimizer, **WIDE, max_steps=4)
+    return bench.folder / name
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "strategy"), [(name, each) for name, strategies in STRATEGIES.items() for each in strategies[1:]]
+)
+def test_every_engine_that_can_learns_the_same(bench: Bench, optimizer: str, strategy: str) -> None:
+    reference, run = of(bench, optimizer, STRATEGIES[optimizer][0]), of(bench, optimizer, strategy)
+    close = 1e-5 if strategy in SAME.get(optimizer, STRATEGIES[optimizer]) else BLOCKS
+    found, expected = metrics(run), metrics(reference)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=close)
+    assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=close)
+    adapter, whole = load_file(run / ADAPTER), load_file(reference / ADAPTER)
+    for name, tensor in whole.items():
+        assert torch.allclose(adapter[name], tensor, rtol=1e-4, atol=1e-4 if close < BLOCKS else 1e-2), name
+
+
+def handed_on(bench: Bench, run: Path, name: str) -> None:
+    """Give a run's checkpoints to another, as if it had been killed after its third step."""
+    shutil.copytree(bench.folder / "checkpoints" / run.name, bench.folder / "checkpoints" / name)
+    (folder,) = (bench.folder / "checkpoints" / name).glob("*/")
+    (folder / "step-00000004.safetensors").unlink()
+    (folder / FINISHED).unlink()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "before", "after"),
+    [
+        *((name, *pair) for name in ("lion", "adamw_8bit") for pair in (("zero2", "ddp"), ("zero3", "zero1"))),
+        ("lion", "fsdp", "zero3"),
+        ("adamw_8bit", "zero1", "fsdp"),
+        ("adamw_8bit", "zero2", "zero2"),
+        ("adafactor", "zero0", "ddp"),
+        ("adafactor", "ddp", "zero0"),
+    ],
+)
+def test_a_run_resumes_under_another_strategy(bench: Bench, optimizer: str, before: str, after: str) -> None:
+    whole, name = of(bench, optimizer, before), f"{optimizer}-{before}-{after}"
+    handed_on(bench, whole, name)
+    result = bench.start(name, after, optimizer=optimizer, **WIDE, max_steps=4)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "goes on after step 3 of 4" in result.stderr
+    close = BLOCKS if optimizer == "adamw_8bit" and before != after else 1e-5
+    found, expected = metrics(bench.folder / name), metrics(whole)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=close)
+    assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=close)
+
+
+def test_the_number_of_ranks_changes_nothing_for_lion(bench: Bench) -> None:
+    """Four ranks of FSDP, some of which hold no row of a factor of rank 2, resumed by one."""
+    small = WIDE | {"lora": {"r": 2}, "optimizer": "lion", "max_steps": 4}
+    whole = bench.run("lion-four", "fsdp", ranks_per_node=4, **small)
+    handed_on(bench, whole, "lion-one")
+    result = bench.start("lion-one", "zero0", ranks_per_node=1, **small)
+    assert "goes on after step 3 of 4" in result.stderr, result.stderr[-2000:]
+    assert metrics(bench.folder / "lion-one")["losses"] == pytest.approx(metrics(whole)["losses"], rel=1e-5)
+
+
+def test_another_optimizer_starts_anew(bench: Bench) -> None:
+    whole = of(bench, "lion", "zero2")
+    handed_on(bench, whole, "other")
+    result = bench.start("other", "zero2", optimizer="adamw", **WIDE, max_steps=1)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "train.optimizer was 'lion' and is 'adamw'" in result.stderr
+    assert "training starts anew" in result.stderr
+
+
+@pytest.mark.parametrize(("optimizer", "strategy"), [("adafactor", "zero0"), ("adamw_8bit", "zero3")])
+def test_16_bits_train_and_resume(bench: Bench, optimizer: str, strategy: str) -> None:
+    """Stage 0 creates the states by a step of its own, which is undone."""
+    train = WIDE | {"optimizer": optimizer, "precision": "bf16", "max_steps": 4}
+    whole = bench.run(f"bf16-{optimizer}", strategy, **train)
+    assert metrics(whole)["losses"] == pytest.approx(metrics(of(bench, optimizer, strategy))["losses"], rel=2e-2)
+    handed_on(bench, whole, f"bf16-{optimizer}-resumed")
+    resumed = bench.run(f"bf16-{optimizer}-resumed", strategy, **train)
+    assert metrics(resumed)["losses"] == pytest.approx(metrics(whole)["losses"], rel=1e-5)

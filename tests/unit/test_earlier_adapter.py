@@ -1,0 +1,96 @@
+"""Which adapters of peft training goes on from: by what of its config decides what their tensors mean."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import IA3Config, LoraConfig
+
+from zerolora.errors import UserError
+from zerolora.methods import lora_init
+from zerolora.methods.peft_format import CONFIG
+from zerolora.train.adapter import _portable
+from zerolora.train.earlier_adapter import HARMLESS, MEANING, check_meaning
+
+OURS = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj"], task_type="CAUSAL_LM")
+
+
+def written(folder: Path, config: Any, **changed: Any) -> Path:
+    (folder / CONFIG).write_text(json.dumps(_portable(config) | changed))
+    return folder
+
+
+# Each as peft writes it: the tensors are of another base, of some positions only, or combined in another way.
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("init_lora_weights", each) for each in ("pissa", "pissa_niter_4", "olora", "corda", "lora_ga", "loftq")),
+        ("init_lora_weights", "PiSSA"),
+        ("alora_invocation_tokens", [5]),
+        ("use_qalora", True),
+        ("use_bdlora", {"nblocks": 2}),
+        ("kasa_config", {"beta": 1e-4}),
+        ("monteclora_config", {"num_samples": 8}),
+        ("velora_config", {"num_groups": 2}),
+        ("arrow_config", {"top_k": 3}),
+        ("corda_config", {"corda_method": "ipm"}),
+        ("eva_config", {"rho": 2.0}),
+        ("lora_ga_config", {"scale": "unit"}),
+        ("layer_replication", [[0, 2], [1, 2]]),
+        ("lora_bias", True),
+        ("bias", "all"),
+        ("megatron_config", {"a": 1}),
+        ("ensure_weight_tying", True),
+        ("trainable_token_indices", {"embed_tokens": [5]}),
+        ("of_a_newer_peft", "x"),
+    ],
+)
+def test_an_adapter_whose_tensors_mean_something_else_is_one_line(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(UserError) as raised:
+        check_meaning(written(tmp_path, OURS, **{key: value}), OURS)
+    (line,) = str(raised.value).splitlines()
+    assert f"{CONFIG}: {key} is {value!r}, with which its tensors mean" in line
+
+
+@pytest.mark.parametrize("config", [LoraConfig, IA3Config])
+def test_every_key_of_peft_is_compared_harmless_or_refused(tmp_path: Path, config: type[Any]) -> None:
+    """So that a key that a later peft adds is refused where it is set."""
+    ours = config(task_type="CAUSAL_LM")
+    for key in {field.name for field in dataclasses.fields(config)} - HARMLESS - MEANING.keys():
+        with pytest.raises(UserError, match=f"{key} is 'other'"):
+            check_meaning(written(tmp_path, ours, **{key: "other"}), ours)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"init_lora_weights": "gaussian"},
+        {"init_lora_weights": False},
+        {"init_lora_weights": "orthogonal"},
+        {"lora_dropout": 0.3, "base_model_name_or_path": "someone/model", "peft_version": "0.21.2"},
+        {"of_a_newer_peft": None, "another": False},
+    ],
+)
+def test_an_adapter_that_means_the_same_is_accepted(tmp_path: Path, changed: dict[str, Any]) -> None:
+    check_meaning(written(tmp_path, OURS, **changed), OURS)
+
+
+def test_what_training_with_pissa_publishes_is_accepted_at_twice_its_rank(tmp_path: Path) -> None:
+    published = lora_init.doubled(_portable(OURS))
+    (tmp_path / CONFIG).write_text(json.dumps(published))
+    check_meaning(tmp_path, LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    with pytest.raises(UserError, match="r is 8, and this run's is 4"):
+        check_meaning(tmp_path, OURS)
+
+
+def test_the_rows_of_the_same_tokens_are_accepted(tmp_path: Path) -> None:
+    ours = LoraConfig(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [258, 259]})
+    check_meaning(written(tmp_path, ours), ours)
+
+
+def test_ia3_is_accepted(tmp_path: Path) -> None:
+    ours = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
+    check_meaning(written(tmp_path, ours), ours)

@@ -1,0 +1,731 @@
+"""The command `zerolora memory`: what it prints, its exit codes, its options, and every mistake as one line.
+
+The first test that runs a real model imports transformers, which takes some seconds.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, served
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loopback_hub import REPOSITORY, REVISION, Hub, serving
+
+from zerolora.errors import UserError
+from zerolora.memory import meta_guards
+from zerolora.memory.decoder import evaluation
+from zerolora.memory.estimate import Capacity, fault_of
+from zerolora.memory.families.keys import ACTIVATIONS
+from zerolora.memory.inference import cache_bytes, evaluated, generated
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.memory.projections import NOTHING, ForwardSpec
+from zerolora.memory.read_spec import from_config, read_model_spec
+from zerolora.memory.remedy import remedy
+from zerolora.memory.reserve import UNUSED
+from zerolora.memory.search import largest, max_micro_batch, max_sequence_length
+from zerolora.memory.training_spec import TrainingSpec
+from zerolora.methods.lora import LoraMethod
+from zerolora.planner.datasheets import GPUS
+from zerolora.strategies import STRATEGIES
+from zerolora.units import GIB
+
+RANKS = ("--rank-pattern", "q_proj=4", "--rank-pattern")
+NF4, INT8 = ("--method", "qlora"), ("--method", "qlora", "--quantization", "int8")
+
+MODELS = ROOT / "config/recipes/models"
+LLAMA, SMALL_LLAMA, MIXTRAL = (str(MODELS / f"{name}.json") for name in ("llama-3-8b", "llama-3.2-1b", "mixtral-8x7b"))
+LIMIT = 10
+"""Seconds after which a command counts as hanging."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> None:
+    """Start the server of commands, which takes longer than any of them."""
+    run("--help")
+
+
+def run(*options: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
+    return served("zerolora", "memory", *options, **keywords)
+
+
+def objects(*options: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run(*options, "--json").stdout.splitlines()]
+
+
+# --- for people ---
+
+
+def rows_of(output: str) -> dict[str, list[str]]:
+    """Return the cells of each strategy's row in the table."""
+    lines = [line.split() for line in output.splitlines()]
+    start = next(number for number, cells in enumerate(lines) if cells[:1] == ["GiB"])
+    end = lines.index([], start)
+    return {cells[0]: cells[1:] for cells in lines[start + 1 : end]}
+
+
+def told(output: str, label: str) -> str:
+    """Return the text behind a label, in one line."""
+    lines = output.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"{label} "))
+    end = next((number for number in range(start + 1, len(lines)) if not lines[number].startswith(" ")), len(lines))
+    return " ".join(" ".join(lines[start:end]).split()).removeprefix(f"{label} ")
+
+
+def test_the_output_names_the_model_what_was_assumed_and_what_fits() -> None:
+    result = run("--model", LLAMA, "--gpus-per-node", "8", "--lora-r", "16", "--micro-batch", "2")
+    assert result.returncode == 0
+    assert told(result.stdout, "model").startswith("llama-3-8b: llama, 8,030,261,248 parameters 32 layers")
+    assert told(result.stdout, "trained").startswith("41,943,040 parameters, 0.52%, by lora (r 16, targets all-linear)")
+    assert told(result.stdout, "hardware") == "1 node with 8 GPUs of 80.00 GiB and 512.00 GiB of host memory"
+    step = told(result.stdout, "step")
+    for part in ("2 x 4,096 tokens a GPU", "bf16", "attention sdpa", "checkpointing: off", "logits of all positions"):
+        assert part in step
+    assert "the reserve stands for" in told(result.stdout, "counted")
+    assert list(rows_of(result.stdout)) == list(STRATEGIES)
+    entries = objects("--model", LLAMA, "--gpus-per-node", "8", "--lora-r", "16", "--micro-batch", "2")
+    fitting = [entry["strategy"] for entry in entries if entry["fits"]]
+    assert fitting and len(fitting) < len(STRATEGIES)
+    fits = told(result.stdout, "fits")
+    assert fits.startswith(f"{len(fitting)} of {len(STRATEGIES)} strategies: {', '.join(fitting)}. Activations are")
+    assert f"with {fitting[0]}, which of these shards and moves least" in fits
+
+
+def test_experts_that_a_token_is_not_routed_to_are_not_active() -> None:
+    """Mixtral 8x7B: 46.7 B parameters, of which 12.9 B compute a token (arXiv 2401.04088, section 1: 47 B and 13 B)."""
+    model = read_model_spec(Path(MIXTRAL))
+    assert (round(model.parameters / 1e9, 1), round(model.active_parameters / 1e9, 1)) == (46.7, 12.9)
+    assert read_model_spec(Path(LLAMA)).active_parameters == 8_030_261_248
+    model_line = told(run("--model", MIXTRAL, "--strategy", "zero3").stdout, "model")
+    assert "12,879,925,248 of them for a token (2 of 8 experts)" in model_line
+
+
+EXTREMES: list[list[str]] = [
+    ["--model", LLAMA, "--max-micro-batch", "--max-sequence-length"],
+    ["--model", MIXTRAL, "--micro-batch", "1000000000", "--sequence-length", "1000000000", "--nodes", "1000000000"],
+    ["--model", LLAMA, "--method", "qlora", "--rank-pattern", "q_proj=9", "--modules-to-save", "lm_head,embed_tokens"],
+    ["--model", LLAMA, "--host-memory", "10GiB", "--gpus-per-node", "2", "--evaluation-batch", "9"],
+]
+
+
+@pytest.mark.parametrize("options", EXTREMES, ids=lambda options: options[-1])
+def test_no_line_is_wider_than_a_terminal(options: list[str]) -> None:
+    result = run(*options)
+    assert result.returncode in (0, 3), result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 120
+
+
+def test_long_names_are_wrapped_or_cut(tmp_path: Path) -> None:
+    folder = tmp_path / ("model-" * 30)
+    folder.mkdir()
+    (folder / "config.json").write_bytes(Path(SMALL_LLAMA).read_bytes())
+    own = tmp_path / ("x" * 200 + ".json")
+    own.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    result = run("--model", str(folder), "--deepspeed", str(own), "--max-micro-batch", "--max-sequence-length")
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 120
+    assert folder.name in "".join(result.stdout.split())
+
+
+NOTHING_FITS = ["--model", LLAMA, "--gpu-memory", "40GiB"]
+
+
+def test_the_exit_code_is_3_when_nothing_fits() -> None:
+    assert run(*NOTHING_FITS, "--strategy", "zero2").returncode == 3
+    as_json = run(*NOTHING_FITS, "--strategy", "zero2", "--json")
+    assert as_json.returncode == 3 and not json.loads(as_json.stdout)["fits"]
+    assert run(*NOTHING_FITS, "--strategy", "zero2", "--activation-checkpointing", "--json").returncode == 0
+
+
+REMEDIES: list[tuple[list[str], str]] = [
+    (["--strategy", "zero2"], "with activation checkpointing it fits: "),
+    (
+        ["--strategy", "zero2", "--gpu-memory", "24GiB"],
+        "with activation checkpointing, attention flash and a fused loss it fits: ",
+    ),
+    (["--strategy", "zero2", "--sequence-length", "300000"], " tokens fit: "),
+    (["--strategy", "zero3", "--method", "full", "--gpus-per-node", "2", "--gpu-memory", "24GiB"], " nodes: "),
+    (["--strategy", "ddp", "--method", "full", "--gpu-memory", "24GiB"], " it still does not: needs "),
+]
+
+
+@pytest.mark.parametrize(("options", "remedy"), REMEDIES, ids=[text for _, text in REMEDIES])
+def test_what_would_make_the_nearest_fit_is_said(options: list[str], remedy: str) -> None:
+    result = run(*NOTHING_FITS, *options)
+    fits = told(result.stdout, "fits")
+    assert result.returncode == 3
+    assert fits.startswith(f"none of 1 strategy. {options[1]} comes nearest: needs ")
+    assert remedy in fits, fits
+
+
+def test_a_remedy_really_fits() -> None:
+    """The longest row that the summary names fits, when the command is asked about it."""
+    options = [*NOTHING_FITS, "--strategy", "zero2", "--attention", "flash"]
+    fits = told(run(*options, "--sequence-length", "300000").stdout, "fits")
+    length = int(fits.split("rows of up to ")[1].split()[0].replace(",", ""))
+    changed = [*options, "--activation-checkpointing", "--loss", "fused", "--sequence-length"]
+    assert run(*changed, str(length)).returncode == 0
+    assert run(*changed, str(length + 1)).returncode == 3
+
+
+def test_offloaded_layer_inputs_are_on_the_host() -> None:
+    options = ["--model", LLAMA, "--strategy", "zero2", "--gpus-per-node", "8", "--sequence-length", "32768"]
+    (kept,) = objects(*options, "--activation-checkpointing")
+    (moved,) = objects(*options, "--activation-offload")
+    size = 32768 * 4096 * 2
+    assert moved["host"]["layer_inputs"] == 8 * 31 * size
+    assert kept["host"]["layer_inputs"] == 0
+    # Logits set the peak, when of 32 inputs the GPU holds the first one only.
+    states = ("activations", "logits", "buffers")
+    assert sum(kept["gpu"][name] - moved["gpu"][name] for name in states) == 31 * size
+    step = told(run(*options, "--activation-offload").stdout, "step")
+    assert "only each layer's input is saved, on the host" in step
+
+
+def test_ranks_that_share_rows_hold_a_part_of_each() -> None:
+    """The longest row grows with the ranks that share it; attention is the one that can be shared."""
+    options = [
+        "--model",
+        LLAMA,
+        "--strategy",
+        "zero3",
+        "--gpus-per-node",
+        "8",
+        "--loss",
+        "fused",
+        "--attention",
+        "flash",
+    ]
+    alone, shared = (
+        objects(*options, "--sequence-parallel", ranks, "--max-sequence-length")[0]["max_sequence_length"]
+        for ranks in ("1", "8")
+    )
+    assert 7 * alone < shared < 8.1 * alone
+    step = told(run(*options[:-2], "--sequence-parallel", "8").stdout, "step")
+    assert "1 x 4,096 tokens shared by 8 GPUs" in step
+    assert "attention flash" in step
+
+
+def test_what_cannot_run_or_exceeds_the_host_is_listed_with_its_reason() -> None:
+    result = run("--model", SMALL_LLAMA, "--precision", "fp16")
+    reasons = " ".join(result.stdout.split())
+    assert "train.precision is fp16, which needs DeepSpeed's loss scaling" in reasons
+    assert "not zero3_hpz: a node has one rank" in reasons
+    assert rows_of(result.stdout)["zero3_hpz"][-1] == "-"
+    small_host = run("--model", SMALL_LLAMA, "--host-memory", "3GiB").stdout
+    assert "more than a host's 3.00 GiB, headroom included" in " ".join(small_host.split())
+    assert rows_of(small_host)["ddp"][-1] == "host"
+
+
+def test_the_keys_of_an_object_do_not_depend_on_what_was_asked() -> None:
+    more = ["--max-micro-batch", "--max-sequence-length", "--evaluation-batch", "4"]
+    more += ["--prompt-length", "100", "--answer-length", "10"]
+    plain, all_asked = (objects("--model", SMALL_LLAMA, "--strategy", "zero1", *each)[0] for each in ([], more))
+    assert plain.keys() == all_asked.keys()
+    searched = ("max_micro_batch", "max_sequence_length", "evaluation", "generation")
+    assert [plain[key] for key in searched] == [None] * 4 and plain["notes"] == []
+    assert None not in [all_asked[key] for key in searched]
+
+
+def test_an_adapter_whose_activations_are_not_counted_is_noted() -> None:
+    options = ["--model", LLAMA, "--strategy", "zero1", "--lora-targets"]
+    assert "note" not in run(*options, "q_proj").stdout
+    assert told(run(*options, "q_proj,lm_head").stdout, "note").startswith("the adapters of lm_head: weights and")
+
+
+def test_attention_is_what_training_has_for_the_model(tmp_path: Path) -> None:
+    """Gemma 2 caps scores, which only eager attention does; that of Falcon and GPT-J is built in."""
+    gemma, falcon = str(MODELS / "gemma-2-9b.json"), str(MODELS / "falcon-7b.json")
+    gptj = tmp_path / "gptj.json"
+    gptj.write_text(json.dumps({"model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 99}))
+    by_default = run("--model", gemma, "--strategy", "zero2")
+    assert "attention eager" in told(by_default.stdout, "step")
+    assert by_default.returncode == 3
+    for model, attention, why in (
+        (gemma, "flash", "a gemma2 has no flash attention; write eager"),
+        (gemma, "sdpa", "a gemma2 has no sdpa attention; write eager"),
+        (falcon, "flash", "a falcon has no flash attention; write sdpa or eager"),
+        (str(gptj), "flash", "a gptj has no flash attention; write eager"),
+    ):
+        (entry,) = objects("--model", model, "--strategy", "zero2", "--attention", attention)
+        assert (entry["fits"], entry["why"]) == (False, why)
+
+
+# --- hardware by name ---
+
+
+def test_a_gpu_by_name_has_the_memory_of_its_datasheet() -> None:
+    result = run("--model", SMALL_LLAMA, "--gpu", "A100-40GB-SXM", "--strategy", "ddp")
+    assert "1 GPU (A100-40GB-SXM) of 40.00 GiB" in told(result.stdout, "hardware")
+    fits = {name: run("--model", LLAMA, "--gpu", name, "--strategy", "zero1").returncode for name in ("L4", "H100-SXM")}
+    assert fits == {"L4": 3, "H100-SXM": 0}
+
+
+# --- the hub ---
+
+
+@pytest.fixture
+def hub() -> Any:
+    with serving(Hub({"config.json": Path(SMALL_LLAMA).read_bytes(), "model.py": b"raise SystemExit"})) as server:
+        yield server
+
+
+def from_hub(name: str, endpoint: str, cache: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, since the client reads its address when it is imported."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    return subprocess.run(
+        [sys.executable, "-m", "zerolora", "memory", "--hub", name, "--strategy", "zero2", *options],
+        env={**inherited, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_model_of_the_hub_is_estimated_from_its_config_alone(hub: Hub, tmp_path: Path) -> None:
+    result = from_hub(f"{REPOSITORY}@{REVISION}", hub.endpoint, tmp_path, "--json")
+    assert result.returncode == 0, result.stderr
+    (expected,) = objects("--model", SMALL_LLAMA, "--strategy", "zero2")
+    assert json.loads(result.stdout) == expected
+    assert {asked.path for asked in hub.asked} == {f"/{REPOSITORY}/resolve/{REVISION}/config.json"}
+    hub.files = {}
+    assert from_hub(f"{REPOSITORY}@{REVISION}", hub.endpoint, tmp_path).returncode == 0  # from the client's cache
+
+
+HUB_MISTAKES: list[tuple[str, str]] = [
+    (f"{REPOSITORY}@{'f' * 40}", "the repository has no such commit"),
+    (f"no/where@{REVISION}", "no such model, or a private one"),
+    (f"{REPOSITORY}@main", "write NAME@REVISION, a repository and the 40 digits"),
+    (REPOSITORY, "write NAME@REVISION, a repository and the 40 digits"),
+    (f"a--b@{REVISION}", "is no name of a repository"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), HUB_MISTAKES, ids=[name for name, _ in HUB_MISTAKES])
+def test_what_is_not_on_the_hub_is_one_line(hub: Hub, tmp_path: Path, name: str, message: str) -> None:
+    result = from_hub(name, hub.endpoint, tmp_path)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
+def test_a_repository_without_a_config_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {}
+    result = from_hub(f"{REPOSITORY}@{REVISION}", hub.endpoint, tmp_path)
+    (line,) = result.stderr.splitlines()
+    assert line.endswith(
+        f"model {REPOSITORY} at {REVISION}: has no config.json; write the repository of a transformers model"
+    )
+
+
+def test_no_network_is_one_line(tmp_path: Path) -> None:
+    with serving(Hub({})) as server:
+        endpoint = server.endpoint
+    begun = time.monotonic()
+    result = from_hub(f"{REPOSITORY}@{REVISION}", endpoint, tmp_path)
+    assert result.returncode == 2 and time.monotonic() - begun < 2 * LIMIT  # the client's own retries take longer
+    (line,) = result.stderr.splitlines()
+    assert f"model {REPOSITORY} at {REVISION} cannot be downloaded" in line and "check the network" in line
+
+
+# --- the largest that fits ---
+
+
+@given(st.integers(0, 10**12))
+def test_a_search_finds_the_limit(limit: int) -> None:
+    assert largest(lambda number: number <= limit) == min(limit, 2**31 - 1)
+
+
+@given(
+    st.sampled_from([read_model_spec(Path(each)) for each in (SMALL_LLAMA, MODELS / "gpt2.json")]),
+    st.sampled_from(list(STRATEGIES)),
+    st.integers(1, 4),
+    st.sampled_from(["eager", "sdpa", "flash"]),
+    st.booleans(),
+    st.sampled_from(["full", "supervised", "fused"]),
+    st.integers(1, 64),
+)
+@settings(max_examples=30)
+def test_the_largest_fits_and_one_more_does_not(
+    model: ModelSpec, strategy: str, ranks: int, attention: Any, checkpointing: bool, loss: Any, gpu: int
+) -> None:
+    spec = TrainingSpec(strategy, LoraMethod(), 1, ranks, 2, 1, 300, checkpointing, attention, "bf16", loss=loss)
+    capacity = Capacity(gpu * GIB, 512 * GIB)
+
+    def fits(**changes: Any) -> bool:
+        return fault_of(model, replace(spec, **changes), capacity) is None
+
+    rows, length = max_micro_batch(model, spec, capacity), max_sequence_length(model, spec, capacity)
+    assert rows == 0 or fits(micro_batch=rows)
+    assert not fits(micro_batch=rows + 1)
+    assert length == 0 or fits(length=length)
+    assert not fits(length=length + 1)
+
+
+def test_the_largest_of_each_strategy_is_a_column() -> None:
+    options = ["--model", LLAMA, "--gpus-per-node", "8", "--max-micro-batch", "--max-sequence-length"]
+    entries, cells = objects(*options), rows_of(run(*options).stdout)
+    for entry in entries:
+        found = [f"{entry[key]:,}" if entry[key] else "none" for key in ("max_micro_batch", "max_sequence_length")]
+        assert cells[entry["strategy"]][7:9] == found
+    assert len({entry["max_sequence_length"] for entry in entries}) > 3
+
+
+# --- evaluation and generation ---
+
+CACHED: list[dict[str, Any]] = [
+    {"model_type": "llama", "num_key_value_heads": 2},
+    {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16},
+    {"model_type": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6},
+    {"model_type": "olmo2", "num_key_value_heads": 3},
+    {"model_type": "t5", "d_model": 48, "num_layers": 3, "num_heads": 6, "d_ff": 80},
+]
+SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 80}
+TOKENS = {"vocab_size": 99, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": None}
+
+
+@pytest.mark.parametrize("config", CACHED, ids=lambda config: config["model_type"])
+def test_the_cache_has_the_bytes_of_a_real_one(config: dict[str, Any]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = config | TOKENS | ({} if config["model_type"] in ("gpt2", "t5") else SIZES)
+    both = config["model_type"] == "t5"
+    config |= {"is_encoder_decoder": True, "decoder_start_token_id": 0} if both else {}
+    factory: Any = AutoModelForSeq2SeqLM if both else AutoModelForCausalLM
+    model = factory.from_config(CONFIG_MAPPING[config["model_type"]].from_dict(config))
+    rows, prompt, answer = 3, 7, 5
+    ids = torch.ones(rows, prompt, dtype=torch.long)
+    with torch.no_grad():
+        result = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=answer,
+            min_new_tokens=answer,
+            do_sample=False,
+            return_dict_in_generate=True,
+        )
+    cache = result.past_key_values
+    parts = (cache.self_attention_cache, cache.cross_attention_cache) if both else (cache,)
+    layers = [layer for part in parts for layer in part.layers]
+    real = sum(each.numel() * each.element_size() for layer in layers for each in (layer.keys, layer.values))
+    # The start token of an encoder-decoder's answer is one that it does not generate.
+    predicted = cache_bytes(from_config(config, Path("config.json")), rows, prompt + answer - (not both), 4)
+    assert predicted == real
+
+
+def test_the_cache_of_a_token_is_the_published_one() -> None:
+    """OPT-13B in fp16: 800 KB a token (arXiv 2309.06180, section 3)."""
+    opt = {"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "ffn_dim": 20480}
+    model = from_config({"model_type": "opt", "vocab_size": 50272, **opt}, Path("config.json"))
+    assert cache_bytes(model, 1, 1, 2) == 800 * 1024
+
+
+def test_evaluation_and_generation_are_lines_of_their_own() -> None:
+    options = ["--model", LLAMA, "--gpus-per-node", "2", "--evaluation-batch", "14"]
+    options += ["--prompt-length", "1000", "--answer-length", "500"]
+    result, entries = run(*options), objects(*options)
+    model = read_model_spec(Path(LLAMA))
+    for entry in entries:
+        found, made = entry["evaluation"], entry["generation"]
+        assert found["weights"] == made["weights"] == 2 * model.parameters
+        assert made["cache"] == 2 * 32 * 14 * 1499 * 8 * 128 * 2
+        for each in (found, made):
+            assert each["total"] == each["weights"] + each["cache"] + each["working"] + each["reserve"]
+            assert each["fits"] == (each["total"] <= 80 * GIB)
+        assert found["fits_in_training"] == (found["in_training"] <= 80 * GIB) or entry["strategy"].endswith("hybrid")
+    fitting = [entry["strategy"] for entry in entries if entry["evaluation"]["fits_in_training"]]
+    assert 0 < len(fitting) < len(entries)
+    assert told(result.stdout, "evaluation").startswith("14 x 4,096 tokens: forward pass ")
+    assert told(result.stdout, "evaluation").endswith(f"while training it fits with {', '.join(fitting)}")
+    assert told(result.stdout, "generation").startswith("14 x (1,000 + 500) tokens: key-value cache 2.56 GiB, at")
+
+
+@given(st.integers(1, 32), st.integers(1, 4096), st.integers(1, 4096))
+@settings(max_examples=30)
+def test_generation_holds_the_cache_and_the_larger_of_both_passes(rows: int, prompt: int, answer: int) -> None:
+    model = read_model_spec(Path(SMALL_LLAMA))
+    spec = TrainingSpec("ddp", LoraMethod(), 1, 1, 1, 1, prompt, False, "sdpa", "bf16")
+    found = generated(model, spec, rows, prompt, answer)
+    assert found.total >= found.weights + found.cache
+    first = ForwardSpec(rows, prompt, 2, "sdpa", True, False, "supervised", 1)
+    assert found.total >= found.weights + cache_bytes(model, rows, prompt, 2) + evaluation(model, first, NOTHING)
+    assert generated(model, spec, rows + 1, prompt, answer).total > found.total
+    assert generated(model, spec, rows, prompt, answer + 1).total >= found.total
+    assert evaluated(model, spec, rows).cache == 0
+
+
+# --- a DeepSpeed JSON of one's own ---
+
+
+def test_a_json_that_says_what_a_strategy_renders_is_estimated_like_it(tmp_path: Path) -> None:
+    (named,) = objects("--model", LLAMA, "--gpus-per-node", "8", "--strategy", "zero2_offload")
+    path = tmp_path / "own.json"
+    sizes = {"reduce_bucket_size": 20_971_520, "allgather_bucket_size": 20_971_520, "overlap_comm": False}
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}, **sizes}
+    path.write_text(json.dumps({"zero_optimization": zero}))
+    (own,) = objects("--model", LLAMA, "--gpus-per-node", "8", "--deepspeed", str(path))
+    assert own["strategy"] == str(path)
+    assert {**own, "strategy": ""} == {**named, "strategy": ""}
+    path.write_text(json.dumps({"zero_optimization": {**zero, "reduce_bucket_size": 200_971_520}}))
+    (larger,) = objects("--model", LLAMA, "--gpus-per-node", "8", "--deepspeed", str(path))
+    assert max(larger["phases"][name] - own["phases"][name] for name in own["phases"]) == pytest.approx(
+        2 * 180_000_000 * (1 + UNUSED), rel=1e-6
+    )
+
+
+OWN_MISTAKES: list[tuple[str, str]] = [
+    ("[1]", "is not a DeepSpeed config; write an object"),
+    ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4; write 0, 1, 2 or 3"),
+    ('{"zero_optimisation": {}}', "is no key of DeepSpeed, which ignores it; write zero_optimization"),
+    ('{"zero_optimization": {"allgather_bucket_size": "auto"}}', "allgather_bucket_size is 'auto' in your JSON"),
+    ("{", "not JSON"),
+    ("[" * 100_000, "nested too deep"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), OWN_MISTAKES, ids=[message for _, message in OWN_MISTAKES])
+def test_a_mistake_in_ones_own_json_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(text)
+    line = refused("--model", SMALL_LLAMA, "--deepspeed", str(path))
+    assert str(path) in line and message in line
+
+
+# --- mistakes ---
+
+
+def refused(*options: str, **keywords: Any) -> str:
+    """Return the one line with which a command is refused."""
+    begun = time.monotonic()
+    result = run(*options, **keywords)
+    assert time.monotonic() - begun < LIMIT
+    assert result.returncode == 2, (result.stdout, result.stderr)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("zerolora: ")
+    return line
+
+
+def changed(model: str = "llama-3.2-1b", **values: Any) -> str:
+    config = json.loads((MODELS / f"{model}.json").read_text()) | values
+    return json.dumps({key: value for key, value in config.items() if value is not ...})
+
+
+OLMO: dict[str, Any] = {"model_type": "olmo2", "num_key_value_heads": 8}
+FILES: list[tuple[str, str, str]] = [
+    ("weights.safetensors", "\0" * 100, "is not a config.json; write the path of a model's directory"),
+    ("weights.json", "\0" * 100, "not valid JSON"),
+    ("large.json", " " * (17 * 1024**2), "bytes, too many for a config.json"),
+    ("nested.json", "[" * 100_000, "is nested too deep for a config.json"),
+    ("digits.json", f'{{"model_type": "llama", "hidden_size": {"9" * 5000}}}', "not valid JSON"),
+    ("layers0.json", changed(num_hidden_layers=0), "num_hidden_layers is 0; write a whole number of at least 1"),
+    ("layers9.json", changed(num_hidden_layers=10**9), "num_hidden_layers is 1000000000; write a whole number of at"),
+    ("olmo0.json", changed(**OLMO, num_hidden_layers=0), "num_hidden_layers is 0; write a whole number of at least 1"),
+    ("olmo5.json", changed(**OLMO, num_hidden_layers=10**5), "num_hidden_layers is 100000; write a whole number of at"),
+    ("olmo.json", changed(**OLMO, hidden_size=...), "has no hidden_size, which the architecture olmo2 needs"),
+    ("olmo_heads.json", changed(**OLMO, num_attention_heads=...), "has no num_attention_heads, which the architecture"),
+    ("width.json", changed(hidden_size=10**30), "hidden_size is 1000000000000000000000000000000; write a whole number"),
+    (
+        "activation.json",
+        changed(hidden_act="siluu"),
+        "hidden_act is 'siluu'; write an activation that transformers has",
+    ),
+    ("heads.json", changed(num_key_value_heads=5), "5 key-value heads for 32 attention heads; write"),
+    ("olmo_kv.json", changed(**OLMO | {"num_key_value_heads": 5}), "5 key-value heads for 32 attention heads; write"),
+    (
+        "gemma.json",
+        changed("gemma-2-9b", final_logit_softcapping=float("nan")),
+        "final_logit_softcapping is nan",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), FILES, ids=[name for name, _, _ in FILES])
+def test_a_broken_model_file_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    line = refused("--model", str(path), "--gpus-per-node", "8")
+    assert line.startswith(f"zerolora: {path}: ") and message in line, line
+
+
+@pytest.mark.parametrize(
+    "text", [text for name, text, _ in FILES if name in ("layers9.json", "olmo.json", "heads.json")]
+)
+def test_the_stage_refuses_the_same_files(tmp_path: Path, text: str) -> None:
+    from zerolora.config.settings import EstimateSettings  # noqa: F401 (what the settings below are)
+
+    (tmp_path / "config.json").write_text(text)
+    stats = dict.fromkeys(("longest_packed_row", "most_supervised", "train_packed_rows", "train_tokens"), 1)
+    stats |= {"packing": True, "train_supervised_tokens": 1, "validation_packed_rows": 1}
+    (tmp_path / "stats.json").write_text(json.dumps(stats | {"train_mean_row_of_a_token": 1.0}))
+    result = estimate_stage(tmp_path, SETTINGS)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"zerolora: {tmp_path}/config.json: ")
+
+
+SETTINGS: dict[str, Any] = {
+    **{"device": "cuda", "gpu_memory": 80 * GIB, "host_memory": 512 * GIB, "reserve": GIB, "nodes": 1},
+    **{"ranks_per_node": 8, "global_batch": 16, "micro_batch": 1, "precision": "bf16", "keeps_best": False},
+    **{"activation_checkpointing": True, "attention": None, "method": {"name": "lora", "settings": {"r": 8}}},
+}
+
+
+def estimate_stage(folder: Path, settings: Any) -> subprocess.CompletedProcess[str]:
+    paths = ["--model", str(folder), "--packing", str(folder), "--output", str(folder / "estimate.json")]
+    return served("zerolora", "estimate", "--settings", json.dumps(settings), *paths)
+
+
+@pytest.mark.parametrize("stats", ["[]", "7", '{"most_supervised": 1}', "null"])
+def test_a_damaged_plan_is_one_line(tmp_path: Path, stats: str) -> None:
+    (tmp_path / "config.json").write_bytes(Path(SMALL_LLAMA).read_bytes())
+    (tmp_path / "stats.json").write_text(stats)
+    result = estimate_stage(tmp_path, SETTINGS)
+    assert result.stderr == f"zerolora: {tmp_path}/stats.json: is of another version; run `zerolora pack` again\n"
+
+
+def test_settings_of_another_stage_are_one_line(tmp_path: Path) -> None:
+    for stage in (estimate_stage(tmp_path, {"r": 1}), render_stage(tmp_path, {"r": 1})):
+        assert stage.returncode == 2
+        (line,) = stage.stderr.splitlines()
+        assert line.endswith("write the stage's entry of results/config.json")
+
+
+def render_stage(folder: Path, settings: Any) -> subprocess.CompletedProcess[str]:
+    paths = ["--estimate", str(folder / "estimate.json"), "--output", str(folder / "zero.json")]
+    return served("zerolora", "render", "--settings", json.dumps(settings), *paths, "--reasons", str(folder / "r.json"))
+
+
+OPTIONS: list[tuple[list[str], str]] = [
+    (["--model", "/dev/null"], "/dev/null: is not a config.json; write the path of a model's directory"),
+    (["--model", "nowhere"], "nowhere/config.json: there is no such file"),
+    ([], "write either --model with a path, or --hub with NAME@REVISION"),
+    (["--model", LLAMA, "--hub", "a@b"], "write either --model with a path, or --hub"),
+    (["--model", LLAMA, "--lora-targets", "lm_head"], "lora adapts lm_head, none of which is in the attention"),
+    (["--model", SMALL_LLAMA, "--lora-targets", "lm_head"], "lm_head shares its weight with another module"),
+    (["--model", SMALL_LLAMA, "--lora-targets", "q_proj,nothing"], "'nothing' is not in the model"),
+    (["--model", SMALL_LLAMA, "--lora-targets", ""], "--lora-targets '': a name is empty; write names with one comma"),
+    (["--model", SMALL_LLAMA, "--modules-to-save", "norm,"], "--modules-to-save 'norm,': a name is empty; write names"),
+    (["--model", SMALL_LLAMA, "--lora-dropout", "1"], "--lora-dropout 1: nothing would be left to train; write less"),
+    (["--model", SMALL_LLAMA, "--activation-offload", "--no-activation-checkpointing"], "remove --no-activation"),
+    (["--model", SMALL_LLAMA, *RANKS, "q_proj=8"], "--rank-pattern q_proj=8: q_proj has rank 4 already; write it once"),
+    (
+        ["--model", SMALL_LLAMA, *INT8, "--double-quantization"],
+        "--double-quantization: weights of int8 have one constant",
+    ),
+    (
+        ["--model", SMALL_LLAMA, *INT8, "--quantization-block", "64"],
+        "--quantization-block: weights of int8 have one const",
+    ),
+    (["--model", SMALL_LLAMA, *INT8, "--method", "qdora"], "--quantization int8: qdora needs the norms of unpacked"),
+    (["--model", SMALL_LLAMA, *NF4, "--quantization-block", "1"], "--quantization-block 1: write one of 32, 64, 128"),
+    (["--model", SMALL_LLAMA, "--modules-to-save", "nothing"], "modules_to_save: 'nothing' is not in the model"),
+    (
+        ["--model", SMALL_LLAMA, "--rank-pattern", "q_(=4"],
+        "train.lora.rank_pattern: 'q_(' is no regular expression (missing )",
+    ),
+    (
+        ["--model", SMALL_LLAMA, "--rank-pattern", "nothing=4"],
+        "train.lora.rank_pattern: 'nothing' matches no adapted module; write",
+    ),
+    (["--model", SMALL_LLAMA, "--rank-pattern", "layers.99.*=4"], "'layers.99.*' matches no adapted module"),
+    (["--model", SMALL_LLAMA, "--lora-targets", "v_proj", "--rank-pattern", "q_proj=4"], "matches no adapted module"),
+    (["--model", SMALL_LLAMA, "--rank-pattern", "q_proj=0"], "--rank-pattern q_proj=0: write a module and its rank"),
+    (["--model", SMALL_LLAMA, "--method", "full", "--lora-r", "4"], "--lora-r: full has no such setting; remove it"),
+    (["--model", SMALL_LLAMA, "--method", "lora", "--quantization", "fp4"], "--quantization: lora has no such setting"),
+    (["--model", SMALL_LLAMA, "--method", "ia3", "--added-tokens", "4"], "--added-tokens: ia3 has no such setting"),
+    (["--model", SMALL_LLAMA, "--method", "nothing"], "--method nothing: write one of dora, full"),
+    (["--model", SMALL_LLAMA, "--gpu", "A100"], f"--gpu 'A100': write one of {', '.join(GPUS)}"),
+    (["--model", SMALL_LLAMA, "--gpu", "L4", "--gpu-memory", "24GiB"], "--gpu L4 and --gpu-memory 24GiB: write one of"),
+    (["--model", SMALL_LLAMA, "--gpu", "T4"], "--precision bf16: a T4 does not support it; write fp16"),
+    (["--model", SMALL_LLAMA, "--gpu-memory", "0GiB"], "--gpu-memory 0GiB: write a size with its unit"),
+    (["--model", SMALL_LLAMA, "--reserve", "-1GiB"], "--reserve -1GiB: write a size with its unit"),
+    (["--model", SMALL_LLAMA, "--host-memory", "9" * 400 + "TiB"], "--host-memory 9999"),
+    (["--model", SMALL_LLAMA, "--supervised-span", "9"], "--supervised-span 9: --loss full computes all logits; write"),
+    (
+        ["--model", SMALL_LLAMA, "--supervised-span", "9", "--sequence-length", "8", "--loss", "fused"],
+        "a row has 8",
+    ),
+    (["--model", SMALL_LLAMA, "--prompt-length", "9"], "--prompt-length and --answer-length: write both, or none"),
+    (["--model", SMALL_LLAMA, "--strategy", "zero2", "--deepspeed", "x.json"], "--deepspeed x.json: write one of the"),
+    (["--model", SMALL_LLAMA, "--deepspeed", "nowhere.json"], "nowhere.json: there is no such file"),
+    (
+        ["--model", SMALL_LLAMA, "--sequence-parallel", "2"],
+        "--sequence-parallel 2: it does not divide the number of GPUs, 1",
+    ),
+    (
+        ["--model", SMALL_LLAMA, "--sequence-parallel", "2", "--gpus-per-node", "2", "--attention", "sdpa"],
+        "--sequence-parallel 2: rows are shared with --attention flash only",
+    ),
+    (
+        ["--model", SMALL_LLAMA, "--sequence-parallel", "16", "--gpus-per-node", "16"],
+        "--sequence-parallel is 16, but the model has 32 heads and 8 key-value heads",
+    ),
+    (["--model", SMALL_LLAMA, "--nodes", "0"], "Invalid value for '--nodes'"),
+    (["--model", SMALL_LLAMA, "--sequence-length", "1" + "0" * 30], "Invalid value for '--sequence-length'"),
+    (["--model", SMALL_LLAMA, "--lora-dropout", "nan"], "Invalid value for '--lora-dropout'"),
+    (["--model", SMALL_LLAMA, "--what"], "No such option: --what"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[" ".join(each)[-60:] for each, _ in OPTIONS])
+def test_a_mistake_in_an_option_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+    assert message in refused(*options, directory=tmp_path)
+
+
+def test_a_directory_called_config_json_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "config.json"
+    folder.mkdir()
+    assert f"{folder}: is a directory; write the path" in refused("--model", str(tmp_path))
+    assert f"{folder}/config.json: there is no such file" in refused("--model", str(folder))
+
+
+def test_no_reserve_is_a_reserve() -> None:
+    with_reserve, without = (
+        objects("--model", SMALL_LLAMA, "--strategy", "zero2", "--reserve", size)[0]["gpu"] for size in ("1GiB", "0GiB")
+    )
+    assert with_reserve["total"] - without["total"] == GIB
+
+
+def test_a_part_of_a_composite_model_may_lack_defaults_which_is_said(tmp_path: Path) -> None:
+    """save_pretrained leaves out of a part what is its class's default; published files are like that."""
+    text = {"model_type": "gemma3_text", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 40}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": vision | {"num_attention_heads": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run("--model", str(tmp_path), "--strategy", "ddp", "--lora-targets", "q_proj")
+    assert result.returncode == 0, result.stderr
+    assert "text_config lacks sizes, for which transformers' defaults are taken" in result.stderr
+    assert "num_attention_heads 8" in result.stderr
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "vision_config": vision}))
+    assert "has no vocab_size, which the architecture gemma3 needs" in refused("--model", str(tmp_path))
+
+
+def test_a_model_of_more_modules_than_any_has_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads(changed(**OLMO, num_hidden_layers=4))
+    built = len(from_config(config, Path("config.json")).modules)
+    monkeypatch.setattr(meta_guards, "MOST_MODULES", built)
+    with pytest.raises(
+        UserError, match=f"^config.json: describes a model of more than {built} modules; correct its sizes$"
+    ):
+        from_config(config, Path("config.json"))
+
+
+def test_the_activations_are_those_of_transformers() -> None:
+    from transformers.activations import ACT2FN
+
+    assert set(ACTIVATIONS) == set(ACT2FN)
+
+
+def test_a_remedy_for_what_cannot_run_says_why() -> None:
+    spec = TrainingSpec("zero3_hpz", LoraMethod(), 1, 1, 1, 1, 512, False, "sdpa", "bf16")
+    text = remedy(read_model_spec(Path(SMALL_LLAMA)), spec, Capacity(80 * GIB, 512 * GIB))
+    assert text == "it cannot run here: a node has one rank: there is nothing to shard inside it"

@@ -1,0 +1,394 @@
+"""The registry of optimizers, held against the libraries: states, bytes, settings, and where each works."""
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from bitsandbytes.backends.cpu import ops as cpu_ops
+from conftest import ROOT, TINY_CONFIG
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from training_plan import training_plan
+
+from benchmarks.memory import compare
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
+from zerolora.errors import UserError
+from zerolora.memory.read_spec import read_model_spec
+from zerolora.memory.states import model_states
+from zerolora.methods.base import TrainedParameters
+from zerolora.methods.registry import create
+from zerolora.optimizers import OPTIMIZERS
+from zerolora.optimizers.base import Optimizer
+from zerolora.optimizers.bnb import decoded, encode
+from zerolora.strategies import STRATEGIES
+from zerolora.strategies.base import Target
+from zerolora.train.engines.base import build_optimizer
+
+SHAPES = ((64, 512), (512, 64), (8192,))
+NOT_STATES = ("step", "RMS", "qmap1", "qmap2")  # scalars, and a codebook that all tensors share
+CPU_KERNELS: dict[str, Any] = {
+    "optimizer_update_32bit": cpu_ops._optimizer_update_32bit_cpu,
+    "optimizer_update_8bit_blockwise": cpu_ops._optimizer_update_8bit_blockwise_cpu,
+}
+PARAMETERS = TrainedParameters(0, 2 * 64 * 512 + 8192, 0.0, (), 64 * 512, 2 * (64 + 512) + 8192)
+
+
+def built(name: str, tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return an optimizer as training builds it."""
+    plan = training_plan(optimizer=name, learning_rate=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a CPU pages nothing
+        return build_optimizer({str(number): tensor for number, tensor in enumerate(tensors)}, plan)
+
+
+def trained(shapes: Any = SHAPES) -> list[torch.nn.Parameter]:
+    """Return tensors with gradients."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    for tensor in tensors:
+        tensor.grad = torch.randn(tensor.shape, generator=generator)
+    return tensors
+
+
+def held_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of all states."""
+    states = [state for states in optimizer.state.values() for name, state in states.items() if name not in NOT_STATES]
+    return sum(state.numel() * state.element_size() for state in states if isinstance(state, torch.Tensor))
+
+
+@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
+@pytest.mark.filterwarnings("ignore:Paged")
+def test_its_states_and_their_bytes_are_the_librarys(recipe: Optimizer) -> None:
+    """After a step of the library's own, and when `start` creates them."""
+    tensors = trained()
+    stepped, started = built(recipe.name, tensors), built(recipe.name, trained())
+    stepped.step()
+    fresh = [tensor for group in started.param_groups for tensor in group["params"]]
+    for tensor in fresh:
+        recipe.start(started, tensor, 3)
+    assert held_bytes(stepped) == held_bytes(started) == recipe.state_bytes(PARAMETERS)
+    saved = 0
+    for optimizer, of in ((stepped, tensors), (started, fresh)):
+        with recipe.unpacked(optimizer, recipe.states):
+            for tensor in of:
+                states = [optimizer.state[tensor][name] for name in recipe.parts(tensor.shape)]
+                assert all(state.dtype == torch.float32 for state in states)
+                assert any(bool(state.any()) for state in states) == (optimizer is stepped)
+                saved += sum(state.numel() * 4 for state in states)
+    assert saved == 2 * recipe.saved_bytes(PARAMETERS)
+    assert {int(started.state[tensor]["step"]) for tensor in fresh} == {3}
+    assert stepped.state.keys() == set(tensors)  # nothing is left behind
+
+
+class Moved(TorchDispatchMode):
+    """Counts the bytes that operations read and write; a tensor that is read twice by one of them counts once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kernel := CPU_KERNELS.get(str(function).partition(".")[2].partition(".")[0]):
+            with self:  # what is inside of it
+                return kernel(*args, **kwargs)
+        result = function(*args, **kwargs)
+        read = {id(each): each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        arguments = {**dict(zip((each.name for each in function._schema.arguments), args, strict=False)), **kwargs}
+        changed = [
+            arguments[each.name]
+            for each in function._schema.arguments
+            if each.alias_info is not None and each.alias_info.is_write
+        ]
+        made = [each for each in tree_leaves(changed or result) if isinstance(each, torch.Tensor)]
+        storages = {each.untyped_storage()._cdata for each in read.values()}
+        if not changed and all(each.untyped_storage()._cdata in storages for each in made):
+            return result  # a view
+        self.bytes += sum(each.numel() * each.element_size() for each in [*read.values(), *made])
+        return result
+
+
+@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
+@pytest.mark.filterwarnings("ignore:Paged")
+def test_its_traffic_on_a_cpu_is_what_its_operations_read_and_write(recipe: Optimizer) -> None:
+    tensor = trained([(512, 512)])[0]
+    optimizer = recipe.build([{"params": [tensor]}], 1e-3, 0.1, recipe.betas, recipe.epsilon)
+    optimizer.step()
+    with Moved() as moved:
+        optimizer.step()
+    assert moved.bytes / tensor.numel() == pytest.approx(recipe.traffic(on_cpu=True), rel=0.01)
+
+
+def test_one_kernel_moves_less_than_eight_passes() -> None:
+    """On a GPU: weight and gradient, and each state once in both directions."""
+    on_gpu = {name: recipe.traffic(on_cpu=False) for name, recipe in OPTIMIZERS.items()}
+    assert on_gpu["paged_adamw"] == 4 * (2 + 1 + 2 * 2)
+    assert on_gpu["lion"] == 4 * (2 + 1 + 2)
+    assert on_gpu["adamw_8bit"] == pytest.approx(4 * (2 + 1) + 2 * 2, abs=0.1)
+    assert max(on_gpu["lion"], on_gpu["paged_adamw"]) < on_gpu["adamw"] == OPTIMIZERS["adamw"].traffic(on_cpu=True)
+
+
+@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
+@pytest.mark.filterwarnings("ignore:Paged")
+def test_started_states_make_the_librarys_own_steps(recipe: Optimizer) -> None:
+    """A step from states that `start` created, and from states that were reset, is the first step of the library."""
+    whole, other, reset = trained(), trained(), trained()
+    built(recipe.name, whole).step()
+    optimizer = built(recipe.name, other)
+    for tensor in other:
+        recipe.start(optimizer, tensor, 0)
+    optimizer.step()
+    again = built(recipe.name, reset)
+    again.step()
+    for tensor, fresh in zip(reset, trained(), strict=True):
+        tensor.data.copy_(fresh.data)
+        recipe.start(again, tensor, 0)
+    again.step()
+    for one, two, three in zip(whole, other, reset, strict=True):
+        assert torch.equal(one, two) and torch.equal(one, three)
+
+
+@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
+@pytest.mark.filterwarnings("ignore:Paged")
+def test_second_factors_learn_at_a_rate_of_their_own_and_all_decay(recipe: Optimizer) -> None:
+    """LoRA+: two groups, and the loop's rates, as the library's own optimizer of two rates; decoupled decay."""
+    names = {"q.lora_A.weight": (64, 512), "q.lora_B.weight": (512, 64)}
+    tensors = dict(zip(names, trained(names.values()), strict=True))
+    plan = training_plan(optimizer=recipe.name, learning_rate=0.01, weight_decay=0.5, lora={"plus_ratio": 16.0})
+    optimizer = build_optimizer(tensors, plan)
+    assert [group["ratio"] for group in optimizer.param_groups] == [1.0, 16.0]
+    for group in optimizer.param_groups:
+        group["lr"] = group["ratio"] * 0.01
+    optimizer.step()
+    for (name, rate), apart in zip(
+        (("q.lora_A.weight", 0.01), ("q.lora_B.weight", 0.16)), trained(names.values()), strict=True
+    ):
+        alone = recipe.build([{"params": [apart]}], rate, 0.5, recipe.betas, recipe.epsilon)
+        alone.step()
+        assert torch.equal(tensors[name], apart), name
+    # With no gradient only the decay is left.
+    still = torch.nn.Parameter(torch.ones(64, 64))
+    still.grad = torch.zeros(64, 64)
+    recipe.build([{"params": [still]}], 0.1, 0.5, recipe.betas, recipe.epsilon).step()
+    assert torch.allclose(still, torch.full((64, 64), 0.95))
+
+
+@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
+@pytest.mark.filterwarnings("ignore:Paged")
+def test_settings_reach_the_library(recipe: Optimizer) -> None:
+    """Those of the config; else the defaults of the table, which the library has as well."""
+    settings: dict[str, Any] = {"weight_decay": 0.25, "learning_rate": 0.5}
+    own: dict[str, Any] = {"betas": (0.8, 0.95)} if recipe.betas else {}
+    own |= {"eps": 1e-5} if recipe.epsilon else {}
+    named: dict[str, Any] = {"betas": [0.8, 0.95]} if recipe.betas else {}
+    named |= {"epsilon": 1e-5} if recipe.epsilon else {}
+    for chosen, wanted in ((named, own), ({}, {})):
+        plan = training_plan(optimizer=recipe.name, **settings, **chosen)
+        group = build_optimizer({"a": trained()[0]}, plan).param_groups[0]
+        assert (group["weight_decay"], group["lr"]) == (0.25, 0.5)
+        kind: Any = type(build_optimizer({"a": trained()[0]}, plan))
+        if recipe.name != "adafactor":
+            defaults = kind([trained()[0]]).param_groups[0]
+            for name in ("betas", "eps"):
+                assert group[name] == wanted.get(name, defaults[name])
+
+
+@given(
+    st.lists(st.just(0.0) | st.floats(-8, 0).map(lambda power: 10**power), min_size=1, max_size=20),
+    st.integers(257, 5000),
+    st.integers(0, 2**31),
+    st.booleans(),
+)
+def test_8_bit_states_survive_reading_and_writing(scales: list[float], size: int, seed: int, negative: bool) -> None:
+    """What was read from a state and is written to it gives the same values again, however often."""
+    generator = torch.Generator().manual_seed(seed)
+    tensor = torch.nn.Parameter(torch.zeros(max(size, 4096)))
+    optimizer: Any = built("adamw_8bit", [tensor])
+    OPTIMIZERS["adamw_8bit"].start(optimizer, tensor, 0)
+    state = optimizer.state[tensor]
+    first = torch.randn(len(tensor), generator=generator) * torch.tensor(scales).repeat(len(tensor))[: len(tensor)]
+    encode(state, 1, -first.abs() if negative else first)
+    encode(state, 2, first.square())
+    values = [decoded(state, number).clone() for number in (1, 2)]
+    codes = [state[f"state{number}"].clone() for number in (1, 2)]
+    for _ in range(3):
+        for number in (1, 2):
+            encode(state, number, decoded(state, number))
+    for number in (1, 2):
+        assert torch.equal(state[f"state{number}"], codes[number - 1])
+        assert torch.allclose(decoded(state, number), values[number - 1], rtol=1e-6, atol=0)
+
+
+def test_8_bit_states_are_as_close_as_the_librarys_own() -> None:
+    from bitsandbytes.functional import dequantize_blockwise, quantize_blockwise
+
+    value = torch.randn(8192, generator=torch.Generator().manual_seed(0))
+    tensor = torch.nn.Parameter(torch.zeros(8192))
+    optimizer: Any = built("adamw_8bit", [tensor])
+    OPTIMIZERS["adamw_8bit"].start(optimizer, tensor, 0)
+    state = optimizer.state[tensor]
+    encode(state, 1, value)
+    codes, quantized = quantize_blockwise(value, code=state["qmap1"], blocksize=256)
+    librarys = dequantize_blockwise(codes, quantized)
+    own = (decoded(state, 1) - value).abs().mean()
+    assert 0 < own <= 1.01 * (librarys - value).abs().mean()
+
+
+def test_the_table_of_the_docs_is_the_registrys() -> None:
+    table = ["| optimizer | built as | bytes a parameter | betas | epsilon | works with |", "|---|---|---|---|---|---|"]
+    for each in OPTIMIZERS.values():
+        betas = ", ".join(map(str, each.betas)) if each.betas else "none"
+        table.append(
+            f"| `{each.name}` | `{each.built}` | {each.cost} | {betas} | {each.epsilon or 'none'} | {each.where} |"
+        )
+    assert "\n".join(table) in (ROOT / "docs/optimizers.md").read_text(encoding="utf-8")
+
+
+BYTES = {"adamw": 8.0, "adamw_8bit": 2.03125, "paged_adamw": 8.0, "paged_adamw_8bit": 2.03125, "lion": 4.0}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_a_parameter(name: str) -> None:
+    parameters = TrainedParameters(0, 10**6, 0.0, (), 1, 1)
+    assert OPTIMIZERS[name].state_bytes(parameters) == BYTES[name] * 10**6
+    states = model_states(0.0, 10**6, STRATEGIES["zero2"], 4, 4, "bf16", BYTES[name])
+    assert states.moments == BYTES[name] * 10**6 / 4
+
+
+def test_the_estimate_is_within_two_percent_of_every_trace() -> None:
+    """Of LoRA and of full fine-tuning, where the states are a large part of the bytes."""
+    rows = [row for row in compare.all_compared() if "optimizer" in row]
+    assert {row["optimizer"] for row in rows} == {"lion", "adamw_8bit", "adafactor"}
+    assert len(rows) == len(compare.of_optimizers())
+    for row in rows:
+        assert abs(row["error"]) < 0.02, compare.label(row)
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "ia3", "full"])
+def test_rows_and_columns_are_those_of_the_real_adapter(method: str, tiny_model: Path) -> None:
+    """What Adafactor keeps is counted from config.json; here from peft's own tensors."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model)
+    if method == "ia3":
+        model = peft.get_peft_model(model, peft.IA3Config(task_type="CAUSAL_LM"))
+    elif method != "full":
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear", use_dora=method == "dora"))
+    shapes = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
+    counted = create(method, r=4).parameters(read_model_spec(tiny_model), 4)
+    assert counted.trained == sum(shape.numel() for shape in shapes)
+    assert counted.factored == sum(sum(shape) if len(shape) > 1 else shape.numel() for shape in shapes)
+
+
+# --- the config ---
+
+REFUSED = [
+    ({"optimizer": "sgd"}, "train.optimizer: 'sgd': write one of adamw, adamw_8bit, paged_adamw"),
+    ({"optimizer": "paged_adamw"}, "train.optimizer: paged_adamw, and hardware.device is cpu"),
+    ({"optimizer": "paged_adamw_8bit"}, "pages nothing; write adamw_8bit"),
+    ({"optimizer": "adafactor"}, "train.optimizer: adafactor, and render.strategy is zero2, which holds"),
+    ({"optimizer": "adafactor", "betas": [0.9, 0.99]}, "train.betas: [0.9, 0.99], but adafactor has none; remove it"),
+    ({"optimizer": "lion", "epsilon": 1e-8}, "train.epsilon: 1e-08, but lion has none; remove it"),
+    ({"betas": [0.9]}, "train.betas"),
+    ({"betas": [0.9, 1.0]}, "train.betas"),
+    ({"warmup_steps": 3, "warmup_ratio": 0.1}, "train.warmup_steps: stands beside warmup_ratio; write one of the two"),
+    ({"schedule": "greedy"}, "train.schedule: 'greedy': write one of cosine, linear, constant, constant_with_warmup"),
+    ({"schedule_options": {"power": 2.0}}, "'power' is no option of the schedule; write some of num_cycles"),
+    ({"schedule": "linear", "schedule_options": {"power": 2.0}}, "'power', but the schedule has no options; remove it"),
+    (
+        {"schedule": "polynomial", "schedule_options": {"power": "two"}},
+        "power: 'two' is not valid; write a valid number",
+    ),
+    ({"schedule": "polynomial", "schedule_options": {"lr_end": 1.0}}, "lr_end: 1.0 is not below train.learning_rate"),
+    ({"schedule": "warmup_stable_decay"}, "has no num_decay_steps, which the schedule needs"),
+    (
+        {"warmup_steps": 3},
+        "train.warmup_steps: 3, but the run has 2 steps, so it never reaches its learning rate; write 2",
+    ),
+    (
+        {"schedule": "warmup_stable_decay", "schedule_options": {"num_decay_steps": 2}},
+        "train.schedule_options: num_decay_steps: 2, but 1 of 2 steps are left after the warm-up; write 1 or less",
+    ),
+    ({"schedule": "cosine_with_min_lr"}, "needs one of min_lr and min_lr_rate"),
+]
+
+
+def config_of(folder: Path, train: dict[str, Any], strategy: str = "zero2", **hardware: Any) -> Path:
+    """Write a config and return its path."""
+    config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
+    config["train"] |= train
+    config["hardware"] |= hardware
+    config["render"]["strategy"] = strategy
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return folder / "config.yaml"
+
+
+@pytest.mark.parametrize(("train", "said"), REFUSED, ids=[said for _, said in REFUSED])
+def test_what_cannot_be_is_one_line_before_anything_runs(tmp_path: Path, train: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        load(config_of(tmp_path, train, "ddp" if "betas" in train else "zero2"))
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+GPU = {"device": "cuda", "gpus_per_node": 2, "gpu_memory": "80GiB", "compute_capability": 9.0}
+# By optimizer: the strategies that it is refused under, on GPUs of one node, with an NVMe disk.
+REFUSED_UNDER = {
+    "adamw": set(),
+    "adamw_8bit": {"zero3_nvme"},
+    "lion": {"zero3_nvme"},
+    "paged_adamw": {name for name in STRATEGIES if "offload" in name or "nvme" in name},
+    "paged_adamw_8bit": {name for name in STRATEGIES if "offload" in name or "nvme" in name},
+    "adafactor": set(STRATEGIES) - {"zero0", "ddp"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_where_each_is_refused(tmp_path: Path, name: str) -> None:
+    target = Target(device="cuda", precision="bf16", nodes=1, ranks_per_node=2, nvme="/nvme")
+    refused = {each for each, strategy in STRATEGIES.items() if OPTIMIZERS[name].conflict(strategy, target)}
+    assert refused == REFUSED_UNDER[name]
+    load(config_of(tmp_path, {"optimizer": name}, "auto", **GPU))  # auto leaves out what is refused
+    on_cpu = Target(device="cpu", precision="fp32", nodes=1, ranks_per_node=2, nvme=None)
+    everywhere = all(OPTIMIZERS[name].conflict(strategy, on_cpu) for strategy in STRATEGIES.values())
+    assert everywhere == name.startswith("paged_")
+
+
+def test_auto_never_chooses_what_the_optimizer_cannot(tmp_path: Path, tiny_model: Path) -> None:
+    """The estimate of a strategy that conflicts does not fit, and says why."""
+    from zerolora.memory.estimate import Capacity, estimates
+    from zerolora.memory.training_spec import TrainingSpec
+
+    spec = TrainingSpec(
+        strategy="zero0",
+        method=create("lora", r=4),
+        nodes=1,
+        ranks_per_node=2,
+        micro_batch=1,
+        accumulation=1,
+        length=64,
+        activation_checkpointing=False,
+        attention="sdpa",
+        precision="bf16",
+        optimizer=OPTIMIZERS["adafactor"],
+    )
+    found = estimates(read_model_spec(tiny_model), spec, Capacity(2**36, 2**36), list(STRATEGIES))
+    assert {entry["strategy"] for entry in found if entry["fits"]} == {"zero0", "ddp"}
+    assert "rows and columns" in next(entry["why"] for entry in found if entry["strategy"] == "zero2")
+
+
+def test_a_default_that_is_written_out_changes_no_setting(tmp_path: Path) -> None:
+    """So that nothing runs again, and a checkpoint is still resumed."""
+    written = {"optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8, "warmup_ratio": 0.03}
+    found = [resolve(load(config_of(tmp_path, train))).runs["default"] for train in ({}, written)]
+    assert found[0] == found[1]
+    lion = resolve(load(config_of(tmp_path, {"optimizer": "lion", "warmup_steps": 2}))).runs["default"].train
+    assert (lion.betas, lion.epsilon, lion.warmup_ratio) == ([0.9, 0.99], None, None)

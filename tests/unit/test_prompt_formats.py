@@ -1,0 +1,456 @@
+"""Named prompt formats and templates of one's own: their text, their mask, and the tokens they rely on."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from goldens import CONVERSATIONS, TOOLS, answer, marked, prepare_settings, user
+from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tokenizers_of import FAMILIES, Family, tokenizer_like, tokenizer_of
+
+import zerolora.data.template
+from zerolora import bounded
+from zerolora.config.settings import PrepareSettings
+from zerolora.config.user_template import user_template
+from zerolora.data import prompt_formats
+from zerolora.data.encode import CONTEXT, Encoder
+from zerolora.data.example import BadRow, Example
+from zerolora.data.prompt_formats import PROMPT_FORMATS
+from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.template import Template
+from zerolora.errors import UserError
+
+MINE = "config/templates/mine.jinja"
+SHIPPED = ROOT / "config/templates/question-answer.jinja"
+PLAIN_TEXT = [name for name, each in PROMPT_FORMATS.items() if not each.tokens]
+# The published template of a format, with the tokenizer that goes with it: tests/templates/SOURCES.md.
+PUBLISHED = {
+    "chatml": "chatml",
+    "deepseek": "deepseek-v2",
+    "gemma": "gemma-3",
+    "llama-2": "llama-2",
+    "llama-3": "llama-3",
+    "phi-3": "phi-3",
+    "phi-4": "phi-4",
+    "zephyr": "zephyr",
+}
+TALK = [{"role": "system", "content": "Be brief."}, *CONVERSATIONS["multi"]]
+# By hand from the sources of the others, as base.py's example: LLaMA-Factory, FastChat, DeepSeek-V3.
+TALKS = {
+    "alpaca": "<s>Be brief.\n\n### Instruction:\nWho are you?\n\n### Response:\n«I am Bo.</s>»\n\n"
+    "### Instruction:\nAnd now?\n\n### Response:\n«Now I rest.</s>»",
+    "deepseek-3": "<s>Be brief.<｜User｜>Who are you?<｜Assistant｜>«I am Bo.</s>»"
+    "<｜User｜>And now?<｜Assistant｜>«Now I rest.</s>»",
+    "mistral": "<s>[INST] Be brief.\n\nWho are you?[/INST]« I am Bo.</s>»[INST] And now?[/INST]« Now I rest.</s>»",
+    "vicuna": "<s>Be brief. USER: Who are you? ASSISTANT:« I am Bo.</s>»USER: And now? ASSISTANT:« Now I rest.</s>»",
+}
+CONTENT = st.lists(
+    st.sampled_from(["Hi", " ", "\n", "\n\n", "a  b", "王大", "é", "USER: ", "[/INST]", "### Response:\n", "{{ x }}"]),
+    min_size=1,
+    max_size=5,
+).map("".join)
+
+
+def family_of(each: PromptFormat) -> Family:
+    """Return a family whose tokenizer has the tokens of a format, and <s> and </s> around a text."""
+    return Family("llama3", "<s>", "</s>", ("<s>", "</s>", *each.tokens), opens=True)
+
+
+def template_like(name: str, **changed: Any) -> Template:
+    return Template(tokenizer_like(family_of(PROMPT_FORMATS[name]), None), prepare_settings(template=name, **changed))
+
+
+def own(text: str, **changed: Any) -> PrepareSettings:
+    return prepare_settings(template=MINE, template_text=text, **changed)
+
+
+def plain_model(**changed: Any) -> Any:
+    """Return the tokenizer of a base model: BOS, an end of sequence, no chat template."""
+    return tokenizer_like(Family("legacy", "<s>", "</s>", ("<s>", "</s>"), opens=True)._replace(**changed), None)
+
+
+# What the formats write
+
+
+@pytest.mark.parametrize("name", PROMPT_FORMATS)
+def test_a_format_writes_its_example(name: str) -> None:
+    pieces = template_like(name).pieces(Example(CONVERSATIONS["single"]))
+    assert marked(pieces) == PROMPT_FORMATS[name].example
+
+
+def test_every_format_is_compared_with_its_source() -> None:
+    assert set(PUBLISHED) | set(TALKS) == set(PROMPT_FORMATS)
+
+
+@pytest.mark.parametrize("name", TALKS)
+def test_a_talk_of_several_turns_with_a_system_prompt(name: str) -> None:
+    assert marked(template_like(name).pieces(Example(TALK))) == TALKS[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@given(data=st.data())
+@hypothesis_settings(max_examples=15, deadline=None)
+def test_a_format_is_what_its_model_publishes(name: str, data: st.DataObject) -> None:
+    tokenizer = tokenizer_of(PUBLISHED[name])
+    here = Template(tokenizer, prepare_settings(template=name))
+    there = Template(tokenizer, prepare_settings())
+    messages = [{"role": "system", "content": data.draw(CONTENT)}] if data.draw(st.booleans()) else []
+    for _ in range(data.draw(st.integers(1, 3))):
+        messages += [user(data.draw(CONTENT)), answer(data.draw(CONTENT))]
+    assert here.pieces(Example(messages)) == there.pieces(Example(messages))
+    assert here.stops == there.stops
+
+
+def test_the_table_of_the_docs_is_that_of_the_registry() -> None:
+    assert prompt_formats.table() in (ROOT / "docs/data.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PROMPT_FORMATS)
+def test_tool_calls_have_no_form_in_a_format(name: str) -> None:
+    with pytest.raises(BadRow, match=f"template {name} refuses it: tool calls have no form in it; write template: ch"):
+        template_like(name).pieces(Example(CONVERSATIONS["calls"]))
+    with pytest.raises(BadRow, match=f"template {name} leaves out the tools"):
+        template_like(name).pieces(Example(CONVERSATIONS["single"], TOOLS))
+
+
+@pytest.mark.parametrize("name", [name for name, each in PROMPT_FORMATS.items() if each.alternates])
+def test_turns_that_a_format_cannot_write(name: str) -> None:
+    for conversation in ("insisting", "greeting"):
+        with pytest.raises(BadRow, match=f"template {name} refuses it: user and assistant must take turns"):
+            template_like(name).pieces(Example(CONVERSATIONS[conversation]))
+
+
+# The mask, over the tokenizers of real families
+
+
+def spelt(tokenizer: Any, template: Template, messages: list[dict[str, Any]]) -> tuple[list[str], list[int], Any]:
+    """Return the texts of the supervised turns as the tokens say them, all tokens, and which of them are supervised."""
+    pieces = template.pieces(Example(messages))
+    tokens = Encoder(tokenizer).encode([pieces])
+    assert not tokens.wrong, tokens.wrong
+    ids, supervised = tokens.ids[0], tokens.supervised_role != CONTEXT
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], supervised, [False]]).astype(int)))
+    said = [tokenizer.decode(ids[start:end]) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    return said, ids.tolist(), supervised
+
+
+@pytest.mark.parametrize("name", [*PROMPT_FORMATS, MINE])
+def test_the_mask_of_a_format_on_every_tokenizer(name: str) -> None:
+    """Supervised are the answers with their stop token, token by token; or the model lacks a token of the format."""
+    text = SHIPPED.read_text(encoding="utf-8") if name == MINE else None
+    needed = PROMPT_FORMATS[name].tokens if text is None else ()
+    used = 0
+    for family in FAMILIES:
+        tokenizer = tokenizer_of(family)
+        options = prepare_settings(template=name, template_text=text)
+        missing = [token for token in needed if token not in tokenizer.get_added_vocab()]
+        if missing:
+            with pytest.raises(UserError, match=f"template: {name} writes {re.escape(missing[0])}, which the model"):
+                Template(tokenizer, options)
+            continue
+        used += 1
+        template = Template(tokenizer, options)
+        for conversation in ("single", "multi", "system", "unicode"):
+            messages = CONVERSATIONS[conversation]
+            said, ids, supervised = spelt(tokenizer, template, messages)
+            answers = [message["content"] for message in messages if message["role"] == "assistant"]
+            assert len(said) == len(answers), family
+            for spoken, expected in zip(said, answers, strict=True):
+                (stop,) = (stop for stop in template.stops if spoken.endswith(stop))
+                assert spoken.removesuffix(stop).strip() == expected, family
+            # What comes before the last answer is what generation is asked with.
+            asked = template.write(messages[:-1], prompt=True)
+            last = np.flatnonzero(~supervised)[-1] + 1
+            assert "".join(tokenizer.decode(ids[:last]).split()) == "".join(asked.split()), family
+    assert used >= (len(FAMILIES) if not needed else 1)
+
+
+@pytest.mark.parametrize("name", [*PROMPT_FORMATS, "plain", MINE])
+@pytest.mark.parametrize("stops", [None, "given"])
+def test_what_is_published_writes_the_same_with_plain_transformers(name: str, stops: str | None) -> None:
+    text = "\n  {% if true %}\n  {% endif %}" + SHIPPED.read_text(encoding="utf-8") if name == MINE else None
+    for family in ("smollm2", "llama-2", "llama-3", "phi-4", "gemma-2", "qwen2.5", "deepseek-v3.1", "phi-3"):
+        tokenizer = tokenizer_of(family)
+        if name in PROMPT_FORMATS and not set(PROMPT_FORMATS[name].tokens) <= set(tokenizer.get_added_vocab()):
+            continue
+        template = Template(tokenizer, prepare_settings(template=name, template_text=text))
+        if stops:
+            tokens = [next(iter(tokenizer.get_added_vocab())), *sorted(template.stops)]
+            template = Template(tokenizer, prepare_settings(template=name, template_text=text, stop_tokens=tokens))
+        for messages in CONVERSATIONS["multi"], CONVERSATIONS["system"]:
+            for prompt in (False, True):
+                published: Any = tokenizer.apply_chat_template(
+                    messages, chat_template=template.published(), tokenize=False, add_generation_prompt=prompt
+                )
+                bos = template.bos if name == "plain" else ""  # prepare writes it as a piece of its own
+                assert published == bos + template.write(messages, prompt=prompt), family
+
+
+def test_nothing_is_published_where_the_tokenizer_has_it() -> None:
+    assert Template(tokenizer_of("llama-3"), prepare_settings()).published() is None
+
+
+MARKERS = {name: [*re.findall(r"\[?[^«»\s]+\s*", each.example), "\n", "x "] for name, each in PROMPT_FORMATS.items()}
+
+
+@pytest.mark.parametrize("name", PROMPT_FORMATS)
+@given(data=st.data())
+@hypothesis_settings(max_examples=40, deadline=None)
+def test_markers_in_the_data_are_text(name: str, data: st.DataObject) -> None:
+    """A row that holds the format's own markers is masked as one with other words, or refused for a special token."""
+    evil = st.lists(st.sampled_from(MARKERS[name]), min_size=1, max_size=6).map("".join)
+    contents = [data.draw(evil) for _ in range(4)]
+    assume(all(content.strip() for content in contents))
+    template = template_like(name)
+    tokenizer = template.tokenizer
+    roles = ("user", "assistant", "user", "assistant")
+    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+    special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if held := [content for content in contents if any(token in content for token in special.values())]:
+        with pytest.raises(BadRow, match="holds the special token") as refused:
+            template.pieces(Example(messages))
+        assert f"message {contents.index(held[0]) + 1} holds" in str(refused.value)
+        return
+    words = [f"word{number}" for number in range(4)]
+    innocent = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]
+    expected = template.pieces(Example(innocent))
+    strips = name in ("llama-2", "llama-3", "gemma")
+    filled = dict(zip(words, [content.strip() if strips else content for content in contents], strict=True))
+
+    def with_contents(text: str) -> str:
+        return re.sub(r"word\d", lambda word: filled[word[0]], text)
+
+    pieces = template.pieces(Example(messages))
+    assert pieces == [piece._replace(text=with_contents(piece.text)) for piece in expected]
+    # No token of a turn comes from a content.
+    seen, meant = (spelt(tokenizer, template, each)[1] for each in (messages, innocent))
+    assert [each for each in seen if each in special] == [each for each in meant if each in special]
+
+
+# Tokens
+
+
+def test_a_model_without_a_chat_template_is_told_what_it_can_use() -> None:
+    with pytest.raises(UserError) as told:
+        Template(plain_model(), prepare_settings())
+    assert str(told.value) == (
+        f"the model's tokenizer has no chat template; write template: plain, {', '.join(PLAIN_TEXT)}, "
+        "or a file as in config/templates/mine.jinja"
+    )
+    assert PLAIN_TEXT == ["alpaca", "deepseek", "llama-2", "mistral", "vicuna", "zephyr"]
+
+
+def test_a_format_whose_tokens_the_model_lacks() -> None:
+    with pytest.raises(UserError) as told:
+        Template(plain_model(), prepare_settings(template="chatml"))
+    assert str(told.value) == (
+        "template: chatml writes <|im_start|>, which the model does not have as one token; "
+        f"write a format whose tokens it has: plain, {', '.join(PLAIN_TEXT)}; "
+        'or add_special_tokens: ["<|im_start|>", "<|im_end|>"]'
+    )
+
+
+def rows_of(folder: Path, rows: int, **text: int) -> Path:
+    """Write a model's config.json whose embeddings have this many rows."""
+    (folder / "config.json").write_text(
+        json.dumps({"text_config": {"vocab_size": rows}} if text else {"vocab_size": rows})
+    )
+    return folder
+
+
+@pytest.mark.parametrize("nested", [{}, {"of": 1}])
+def test_a_token_without_a_row_in_the_embeddings_is_none(tmp_path: Path, nested: dict[str, int]) -> None:
+    """A tokenizer to which tokens were added, beside embeddings that were not resized."""
+    tokenizer = tokenizer_of("chatml")
+    first = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    rows_of(tmp_path, first, **nested)
+    with pytest.raises(UserError, match=r"chatml writes <\|im_start\|>, which the model does not have as one token"):
+        Template(tokenizer, prepare_settings(template="chatml"), tmp_path)
+    Template(tokenizer, prepare_settings(template="chatml"), rows_of(tmp_path, len(tokenizer), **nested))
+
+
+def test_stop_tokens_of_a_model_without_end_of_sequence() -> None:
+    tokenizer = plain_model()
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match=r"no eos_token, so nothing would end an answer; write stop_tokens: \[TOKEN\]"):
+        Template(tokenizer, prepare_settings(template="vicuna"))
+    template = Template(tokenizer, prepare_settings(template="vicuna", stop_tokens=["</s>"]))
+    assert marked(template.pieces(Example(TALK))) == TALKS["vicuna"]
+    assert template.stops == {"</s>"}
+
+
+def test_the_first_stop_token_stands_for_the_end_of_sequence() -> None:
+    tokenizer = tokenizer_of("llama-3")
+    template = Template(tokenizer, prepare_settings(template="alpaca", stop_tokens=["<|eot_id|>", "<|end_of_text|>"]))
+    assert marked(template.pieces(Example(CONVERSATIONS["single"]))).endswith("### Response:\n«Hello<|eot_id|>»")
+    assert marked(template.pieces(Example(text="Once"))) == "<|begin_of_text|>«Once<|eot_id|>»"
+    assert template.stops == {"<|eot_id|>", "<|end_of_text|>"}
+
+
+def test_a_stop_token_that_is_not_special_is_refused_in_a_content_too() -> None:
+    template = Template(tokenizer_of("qwen2.5"), prepare_settings(template="vicuna", stop_tokens=["</tool_call>"]))
+    assert marked(template.pieces(Example(TALK))).endswith("« Now I rest.</tool_call>»")
+    with pytest.raises(BadRow, match="user message 1 holds the special token </tool_call>, which would end or begin"):
+        template.pieces(Example([user("Hi </tool_call>"), answer("Hello")]))
+
+
+@pytest.mark.parametrize("key", ["stop_tokens", "pad_token"])
+def test_a_token_that_the_model_does_not_have(key: str) -> None:
+    value = "<pad>" if key == "pad_token" else ["<pad>"]
+    with pytest.raises(UserError) as told:
+        Template(tokenizer_of("llama-3"), prepare_settings(**{key: value}))
+    assert str(told.value).startswith(f"{key}: '<pad>' is not a token that the model has as one; write one of <|begin_")
+
+
+def test_stop_tokens_without_the_one_that_the_template_writes() -> None:
+    with pytest.raises(UserError, match=r"stop_tokens: the chat template ends an answer with <\|eot_id\|>.*; add it"):
+        Template(tokenizer_of("llama-3"), prepare_settings(stop_tokens=["<|end_of_text|>"]))
+
+
+def test_the_end_of_a_turn_is_found_where_it_is_not_the_end_of_sequence() -> None:
+    """As with a base model whose end of sequence ends documents."""
+    tokenizer = tokenizer_of("llama-3")
+    template = Template(tokenizer, prepare_settings(template="llama-3"))
+    assert template.end == "<|end_of_text|>"
+    assert template.stops == {"<|end_of_text|>", "<|eot_id|>"}
+
+
+def test_a_pad_token_that_ends_answers() -> None:
+    with pytest.raises(
+        UserError, match=r"pad_token: <\|eot_id\|> ends an answer; .* so write another, one of <\|begin"
+    ):
+        Template(tokenizer_of("llama-3"), prepare_settings(**{"pad_token": "<|eot_id|>"}))
+
+
+def test_padding_by_default_and_by_name(tmp_path: Path) -> None:
+    tokenizer = plain_model()
+    assert Template(tokenizer, prepare_settings(template="plain")).padding == "<s>"
+    assert Template(tokenizer_of("llama-3"), prepare_settings(**{"pad_token": "<|eom_id|>"})).padding == "<|eom_id|>"
+    tokenizer.pad_token = None
+    assert Template(tokenizer, prepare_settings(template="plain")).padding == "</s>"
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    with pytest.raises(
+        UserError, match=r"pad_token <pad> is token \d+, but the model's embeddings have \d+ rows; write"
+    ):
+        Template(tokenizer, prepare_settings(template="plain"), rows_of(tmp_path, len(tokenizer) - 1))
+
+
+# Templates of one's own
+
+
+def test_the_shipped_template_is_the_example_of_the_docs() -> None:
+    text = SHIPPED.read_text(encoding="utf-8")
+    assert f"```jinja\n{text}```" in (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    template = Template(plain_model(), own(text))
+    assert marked(template.pieces(Example(TALK))) == (
+        "Be brief.\n\nQuestion: Who are you?\nAnswer:« I am Bo.</s>»\nQuestion: And now?\nAnswer:« Now I rest.</s>»"
+    )
+
+
+TURNS = "{% for message in messages %}{{ message.role }}: {{ message.content }}%s\n{% endfor %}"
+
+
+def test_a_template_that_ends_an_answer_with_no_token() -> None:
+    text = TURNS.replace("%s", "<|im_end|>")
+    with pytest.raises(
+        UserError, match=r"mine.jinja: ends an answer with <\|im_end\|>, which .*eos_token.*, here </s>"
+    ):
+        Template(plain_model(), own(text))
+    assert Template(tokenizer_of("chatml"), own(text)).stops == {"<|im_end|>"}
+    assert Template(plain_model(), own(TURNS.replace("%s", "<|im_end|>{{ eos_token }}"))).stops == {"</s>"}
+
+
+def test_a_template_that_ends_earlier_answers_with_nothing() -> None:
+    template = Template(plain_model(), own(TURNS.replace("%s", "")))
+    assert marked(template.pieces(Example(CONVERSATIONS["single"]))).endswith("assistant:« Hello</s>»")
+    with pytest.raises(BadRow, match=r"mine.jinja writes no stop token .* write \{\{ eos_token \}\} there"):
+        template.pieces(Example(CONVERSATIONS["multi"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "{% for message in messages %}\n{{ message.content.nothing.at_all }}{% endfor %}",
+            "mine.jinja:2: .*no attribute",
+        ),
+        ("\n\n{{ raise_exception('no  such\nthing') }}", "mine.jinja:3: no such thing"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "mine.jinja:1: .*unsafe"),
+        ("{{ namespace(__init__=1) }}", "mine.jinja:1: .*underscore"),
+        ("{{ messages.append(1) }}", "mine.jinja:1: .*unsafe"),
+        ("\n{% include '/etc/passwd' %}", "mine.jinja:2: .*loader"),
+        ("{{ open('/etc/passwd') }}", "mine.jinja:1: 'open' is undefined"),
+        ("{{ cycler.__init__.__globals__ }}", "mine.jinja:1: .*unsafe"),
+        (
+            "{% for message in messages[1:] %}{{ message.content }}{{ eos_token }}{% endfor %}",
+            "leaves out the user mes",
+        ),
+    ],
+)
+def test_a_row_that_a_template_fails_at_names_the_line(text: str, said: str) -> None:
+    with pytest.raises(BadRow, match=said) as refused:
+        Template(plain_model(), own(text)).pieces(Example(CONVERSATIONS["single"]))
+    assert MINE in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LOOP, "takes more than 0.2 s for one conversation; shorten its loops"),
+        ("{{ 'a' * 10**10 }}", "takes more than 1 GiB for one conversation; write less"),
+        ("{{ '%10000000000d' % 1 }}", "takes more than 1 GiB for one conversation; write less"),
+        ("{{ 'a'.center(10**10) }}", "takes more than 1 GiB for one conversation; write less"),
+        ("{{ messages[0].content * 2000 }}", "writes 2,000 characters for one conversation; write less"),
+    ],
+)
+def test_a_template_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    monkeypatch.setattr(bounded, "SECONDS", 0.2)
+    monkeypatch.setattr(zerolora.data.template, "LONGEST_WRITTEN", 1000)
+    with pytest.raises(UserError) as refused:
+        Template(plain_model(), own(text))
+    assert str(refused.value) == f"{MINE}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, ": there is no such file; correct the path, or put a chat template there"),
+        (b"", ": is empty; write a chat template, as in docs/data.md"),
+        (b"{{ \xff }}", ": byte 3 is not UTF-8; save the file as UTF-8"),
+        (b"a" * 100_001, ": has 100,001 characters; write at most 100,000"),
+        (b"a\n{% for x in messages %}", ":2: no Jinja template: Unexpected end of template.*; correct that line"),
+        (b"\n{{ x | nothing }}", ":2: no Jinja template: No filter named 'nothing'.*; correct that line"),
+        (b"{% generation %}", ":1: no Jinja template: Unexpected end"),
+        (b"{{ " + b"(" * 9000 + b"1" + b")" * 9000 + b" }}", ": is nested too deep; write fewer blocks inside each"),
+    ],
+)
+def test_a_template_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(MINE).parent.mkdir(parents=True)
+    if content is not None:
+        Path(MINE).write_bytes(content)
+    with pytest.raises(UserError, match=f"^{MINE}{said}") as refused:
+        user_template(MINE)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "tests/templates").glob("*.jinja")))
+def test_every_real_template_can_be_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The syntax that the config is checked for is transformers', with its tags and filters."""
+    monkeypatch.chdir(tmp_path)
+    Path(MINE).parent.mkdir(parents=True)
+    text = (ROOT / "tests/templates" / name).read_bytes()
+    Path(MINE).write_bytes(text)
+    assert user_template(MINE) == text.decode()

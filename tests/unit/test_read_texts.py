@@ -1,0 +1,327 @@
+"""Lines, lists and tables of text come back as they are, cut anywhere, and break where they are broken."""
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from reading import JSON, OBJECTS, ROW_COUNTS, SIZES, file_of, read_all, reasons_of, values_of
+
+from zerolora.data.example import BadRow
+from zerolora.errors import UserError
+
+# JSON lines
+
+
+@given(OBJECTS, st.data(), SIZES, ROW_COUNTS)
+def test_any_lines_read_back(objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int) -> None:
+    text, expected = "", []
+    for value in objects:
+        text += data.draw(st.sampled_from(["", "\n", "  \r\n"]))
+        expected.append((str(1 + text.count("\n")), value))
+        text += json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
+        expected[-1] = (expected[-1][0], json.loads(text.rpartition("\n")[2]))
+        text += data.draw(st.sampled_from(["\n", "\r\n", " \n"]))
+    if text and data.draw(st.booleans()):
+        text = text.removesuffix("\n")
+    with file_of("rows.jsonl", text.encode()) as path:
+        assert read_all(path, rows, size) == expected
+
+
+def test_broken_lines_spoil_only_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(
+        b'{"a": 1}\n{"a": 2\n{"a": "\xe5\xa4\xa7\xff"}\n\n[1]\n"x"\nnull\n{"a": 3} {}\n'
+        b'{"a": "\xe5\xa4"}\n' + b'{"a": ' * 5000 + b'\n{"a": ' + b"1" * 5000 + b'}\n{"a": 4}'
+    )
+    assert [value for _, value in read_all(path) if not isinstance(value, BadRow)] == [{"a": 1}, {"a": 4}]
+    reasons = reasons_of(path)
+    assert list(reasons) == ["2", "3", "5", "6", "7", "8", "9", "10", "11"]
+    assert reasons["2"].startswith("is not JSON: Expecting ',' delimiter at character 8; write one object a line")
+    assert reasons["3"] == "byte 11 of line 3 (0xff) is not UTF-8; save the file as UTF-8"
+    assert reasons["5"].startswith("is a list; write an object, as in")
+    assert reasons["6"].startswith("is 'x'; write an object")
+    assert reasons["7"].startswith("is None; write an object")
+    assert "Extra data at character 10" in reasons["8"]
+    assert reasons["9"].startswith("byte 8 of line 9 (0xe5) is not UTF-8")
+    assert "recursion" in reasons["10"]
+    assert "digits" in reasons["11"]
+
+
+@given(st.binary(max_size=40), SIZES)
+def test_any_bytes_spoil_only_their_own_line(noise: bytes, size: int) -> None:
+    noise = noise.replace(b"\n", b"")
+    with file_of("rows.jsonl", b'{"a": 1}\n' + noise + b'\n{"a": 2}\n') as path:
+        found = read_all(path, size=size)
+    assert (found[0], found[-1]) == (("1", {"a": 1}), ("3", {"a": 2}))
+    assert all(place == "2" for place, _ in found[1:-1])
+
+
+def test_strange_line_separators_are_text(tmp_path: Path) -> None:
+    rows = [{"text": "a\u2028b\x85c\x0bd"}, {"text": "next"}]
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8"
+    )
+    assert values_of(tmp_path / "rows.jsonl") == rows
+    (tmp_path / "rows.txt").write_text("\n".join(row["text"] for row in rows), encoding="utf-8")
+    assert values_of(tmp_path / "rows.txt") == rows
+
+
+def test_lines_of_plain_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_bytes(b"  one \r\n\n \t\ntwo\nthr\xffee\nfour")
+    good = [(place, value) for place, value in read_all(path) if isinstance(value, dict)]
+    assert good == [("1", {"text": "  one "}), ("4", {"text": "two"}), ("6", {"text": "four"})]
+    assert reasons_of(path) == {"5": "byte 4 of line 5 (0xff) is not UTF-8; save the file as UTF-8"}
+
+
+# JSON
+
+
+def _listed(objects: list[Any], data: st.DataObject) -> tuple[str, list[tuple[str, Any]]]:
+    """Return objects as a JSON list with white space anywhere, and each with the line it begins on."""
+    white = st.sampled_from(["", " ", "\n", "\r\n\t", "\n\n"])
+    text, expected = data.draw(white) + "[" + data.draw(white), []
+    for number, value in enumerate(objects):
+        text += ("," if number else "") + data.draw(white)
+        line = 1 + text.count("\n")
+        indent, ascii_only = data.draw(st.sampled_from([None, 0, 2])), data.draw(st.booleans())
+        text += json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode(errors="replace").decode()
+        expected.append((str(line), value))
+        text += data.draw(white)
+    return text + "]" + data.draw(white), expected
+
+
+@given(OBJECTS, st.data(), SIZES, ROW_COUNTS)
+def test_any_list_reads_back(objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int) -> None:
+    text, expected = _listed(objects, data)
+    whole = json.loads(text)
+    with file_of("rows.json", text.encode()) as path:
+        found = read_all(path, rows, size)
+    assert [value for _, value in found] == whole
+    assert [place for place, _ in found] == [place for place, _ in expected]
+
+
+@given(OBJECTS, st.data(), SIZES)
+def test_a_list_that_was_cut_off_is_never_taken_for_a_whole_one(
+    objects: list[dict[str, Any]], data: st.DataObject, size: int
+) -> None:
+    text = _listed(objects, data)[0].strip().encode()
+    cut = text[: data.draw(st.integers(1, len(text) - 1))]
+    with file_of("rows.json", cut) as path, pytest.raises(UserError, match=r"rows.json:\d+: not JSON"):
+        read_all(path, size=size)
+
+
+@given(st.lists(st.dictionaries(st.text(), JSON, min_size=1, max_size=3), min_size=1), st.data(), SIZES, ROW_COUNTS)
+def test_objects_one_behind_the_other(objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int) -> None:
+    """Pretty-printed objects, or one on each line, in a file that is called .json."""
+    indent = data.draw(st.sampled_from([None, 0, 2]))
+    texts = [json.dumps(value, indent=indent) for value in objects]
+    lines = [1]
+    for text in texts:
+        lines.append(lines[-1] + text.count("\n") + 1)
+    with file_of("rows.json", "\n".join(texts).encode()) as path:
+        assert read_all(path, rows, size) == [(str(line), value) for line, value in zip(lines, objects, strict=False)]
+
+
+def test_a_json_file_of_lines_bears_broken_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
+    assert values_of(path)[::2] == [{"a": 1}, {"a": 3}]
+    assert list(reasons_of(path)) == ["2"]
+    path.write_text('{"a": "x}\n{"a": 3}\n')
+    assert list(reasons_of(path)) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[{"a": 1},\n{"a": 2},\n{"a": 3 "b": 4},\n{"a": 5}]',
+            """:3: not JSON: Expecting ',' delimiter before '"b": 4},'""",
+        ),
+        ('[{"a": 1}\n{"a": 2}]', """:2: not JSON: Expecting ',' delimiter before '{"a": 2}]'"""),
+        ('[{"a": 1},\n]', ":2: not JSON: Expecting value before ']'"),
+        ('[{"a": 1}]\n{"b": 2}', """:2: the list ends before '{"b": 2}'"""),
+        ('[{"a": 1}]\n]', ":2: the list ends before ']'"),
+        ('[{"a": 1}\n', ":2: not JSON: the list is not closed at the end"),
+        ("[\n", ":2: not JSON: the list is not closed at the end"),
+        ("[,{}]", ":1: not JSON: Expecting value before ',{}]'"),
+        ('[{"a": "x\ny"}]', ":1: not JSON: Invalid control character at the end"),
+        ('[{"a": 1},\n{"a": "x', """:2: not JSON: Unterminated string before '"x'"""),
+        ('[{"a": "\\x"}]', ":1: not JSON: Invalid \\escape"),
+        ('[{"a": 大}]', ":1: not JSON: Expecting value before '大}]'"),
+        ("[" + '{"a":' * 5000, ":1: not JSON: maximum recursion depth"),
+        ('[\n{"a": ' + "1" * 5000 + "}]", ":2: not JSON: Exceeds the limit"),
+        ('{\n "a": 1\n}\nx', ":4: not JSON: Expecting value before 'x'"),
+        ('{\n "a": 1\n', ":3: not JSON: Expecting ',' delimiter at the end"),
+        ("\n\nhello\n", ":3: begins with 'hello'; write a list of objects, or an object a line"),
+        ("<html>", ":1: begins with '<html>'; write a list"),
+    ],
+)
+def test_broken_json_names_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(text, encoding="utf-8")
+    for size in (20, 33, 1 << 20):
+        with pytest.raises(UserError) as caught:
+            read_all(path, size=size)
+        assert str(caught.value).startswith(f"{path}{message}")
+
+
+def test_a_break_far_from_the_end_is_seen_without_reading_on(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('[{"a": 1},\n{"a" 2},' + '{"a": 3},' * 100_000)
+    with pytest.raises(UserError, match=r"rows.json:2: not JSON: Expecting ':' delimiter before '2\},"):
+        read_all(path, size=100)
+
+
+def test_elements_that_are_no_objects(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(b'[{"a": 1},\n5, "x", [1], null, true, -1.5e3,\n{"a": "\xff",\n "b": "\xfe"}, {"a": 2},\n12]')
+    for size in (1, 2, 1 << 20):
+        found = read_all(path, size=size)
+        assert [value for _, value in found if isinstance(value, dict)] == [{"a": 1}, {"a": 2}]
+        assert [place for place, _ in found] == ["1"] + ["2"] * 6 + ["3", "4", "5"]
+        assert str(found[1][1]).startswith("is 5; write an object")
+        assert str(found[3][1]).startswith("is a list; write an object")
+        assert str(found[7][1]) == "byte 8 of line 3 (0xff) is not UTF-8; save the file as UTF-8"
+
+
+def test_broken_utf_8_behind_a_line_break_names_its_own_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(b'[\n{"a": 1,\n "b": "\xc3\xa4\xff"}]')
+    assert reasons_of(path) == {"2": "byte 10 of line 3 (0xff) is not UTF-8; save the file as UTF-8"}
+
+
+# CSV
+
+
+CELLS = st.text(st.sampled_from('ab大,;"\n\r\t '), max_size=6)
+
+
+@given(st.data(), st.integers(1, 4), SIZES, ROW_COUNTS, st.sampled_from([",", "\t"]))
+def test_any_table_reads_back(data: st.DataObject, width: int, size: int, rows: int, delimiter: str) -> None:
+    table = data.draw(st.lists(st.lists(CELLS, min_size=width, max_size=width), max_size=6))
+    names = [f"column {number}" for number in range(width)]
+    text, expected = io.StringIO(), []
+    # Python 3.11 does not quote a lone \r.
+    quoting: Any = data.draw(st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]))
+    if any("\r" in cell for cells in table for cell in cells):
+        quoting = csv.QUOTE_ALL
+    end = data.draw(st.sampled_from(["\n", "\r\n"]))
+    writer = csv.writer(text, delimiter=delimiter, quoting=quoting, lineterminator=end)
+    for cells in [names, *table]:
+        expected.append((str(1 + text.getvalue().count("\n")), dict(zip(names, cells, strict=True))))
+        writer.writerow(cells)
+    with file_of(f"rows.{'csv' if delimiter == ',' else 'tsv'}", text.getvalue().encode()) as path:
+        assert read_all(path, rows, size) == expected[1:]
+
+
+@given(st.text(st.sampled_from('ab大,"\n\r'), max_size=40), SIZES, ROW_COUNTS)
+@example('a"b",c\n"d",e\n', 1, 1)
+@example('"a" b,c\n"d\ne",f\n', 1, 1)
+@example('a,"b\r\n"\r\n\r\nc\rd\ne', 1, 1)
+def test_any_text_is_read_as_the_csv_module_reads_it(text: str, size: int, rows: int) -> None:
+    """Wherever it is cut, and whether or not it is well formed."""
+    expected: list[tuple[str, Any]] = []
+    reader = csv.reader(io.StringIO(text, newline="\n"), strict=True)
+    line, unclosed = 2, False
+    while True:
+        try:
+            cells: Any = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            unclosed = "unexpected end" in str(error)
+            cells = BadRow()
+        if cells:
+            good = isinstance(cells, list) and len(cells) == 2
+            expected.append((str(line), dict(zip("xy", cells, strict=True)) if good else None))
+        line = 2 + reader.line_num
+    with file_of("rows.csv", b"x,y\n" + text.encode()) as path:
+        if unclosed:
+            with pytest.raises(UserError, match=r"rows.csv:\d+: a quote is opened and never closed before "):
+                read_all(path, rows, size)
+        else:
+            found = read_all(path, rows, size)
+            assert [(place, None if isinstance(value, BadRow) else value) for place, value in found] == expected
+
+
+def test_lines_are_counted_through_quoted_line_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'a,b\n"1\n2\n3",x\n\ny,"z\r\n"\r\nlast,row')
+    assert read_all(path) == [
+        ("2", {"a": "1\n2\n3", "b": "x"}),
+        ("6", {"a": "y", "b": "z\r\n"}),
+        ("8", {"a": "last", "b": "row"}),
+    ]
+
+
+def test_broken_records_spoil_only_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(
+        b'a,b\n1,2\n1\n1,2,3\n"x" y,2\n5" disk,6\n\xe5\xa4\xa7\xff,2\n"p\nq\xfe",2\n'
+        b'"x\ny" z,2\n  \na\rb,2\n[1],"[""x""]"\n'
+    )
+    good = [value for _, value in read_all(path) if isinstance(value, dict)]
+    assert good == [{"a": "1", "b": "2"}, {"a": '5" disk', "b": "6"}, {"a": "[1]", "b": '["x"]'}]
+    reasons = reasons_of(path)
+    assert list(reasons) == ["3", "4", "5", "7", "8", "10", "12", "13"]
+    assert reasons["3"].startswith("has 1 columns where the header has 2; quote cells")
+    assert reasons["4"].startswith("has 3 columns where the header has 2")
+    assert reasons["5"].startswith("is not CSV (lines 5 to 5: ',' expected after '\"'); put such a cell in quotes")
+    assert reasons["7"] == "byte 4 of line 7 (0xff) is not UTF-8; save the file as UTF-8"
+    assert reasons["8"] == "byte 2 of line 9 (0xfe) is not UTF-8; save the file as UTF-8"
+    assert reasons["10"].startswith("is not CSV (lines 10 to 11: ")
+    assert "new-line character seen in unquoted field" in reasons["13"]
+
+
+def test_cells_may_be_huge(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a\n" + "x" * 500_000 + "\n")
+    assert len(values_of(path)[0]["a"]) == 500_000  # the csv module's own limit is 131,072
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("a,,c", ":1: column 2 has no name; the first line must name every column"),
+        (",a", ":1: column 1 has no name"),
+        ('a,"  "', ":1: column 2 has no name"),
+        ("\na,b,a", ":2: two columns are called 'a'; rename one"),
+        ('"a" b,c', ":1: the header is not CSV"),
+        ('"a', ":1: a quote is opened and never closed"),
+    ],
+)
+def test_a_header_names_each_column_once(tmp_path: Path, header: str, message: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(header + "\n1,2,3\n")
+    with pytest.raises(UserError) as caught:
+        read_all(path)
+    assert str(caught.value).startswith(f"{path}{message}")
+
+
+def test_a_header_of_many_columns_is_checked_in_no_time(tmp_path: Path) -> None:
+    wide = 50_000
+    (tmp_path / "rows.csv").write_text(",".join(f"c{number}" for number in range(wide)) + "\n" + "1," * wide + "\n")
+    began = time.process_time()
+    ((_, value),) = read_all(tmp_path / "rows.csv")
+    assert "columns where the header has" in str(value)
+    assert time.process_time() - began < 5
+
+
+def test_a_header_that_is_not_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes(b"a,\xff\n1,2\n")
+    with pytest.raises(UserError, match=r"rows.csv:1: the header byte 3 of line 1 \(0xff\) is not UTF-8"):
+        read_all(tmp_path / "rows.csv")
+
+
+def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:
+    for text in ("a,b", "a,b\n", "\n\na,b\n\n"):
+        (tmp_path / "rows.csv").write_text(text)
+        assert read_all(tmp_path / "rows.csv") == []

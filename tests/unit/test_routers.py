@@ -1,0 +1,92 @@
+"""What telemetry tells of routers is what transformers' own auxiliary loss is made of."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+
+from zerolora.architecture import auto_class
+from zerolora.train.telemetry.routers import Routers
+
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 4, "head_dim": 8, "vocab_size": 64, "moe_intermediate_size": 16, "pad_token_id": 0}
+SIZES |= {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
+SIZES |= {"topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8}
+LENGTHS = (7, 12, 3, 9)
+LONGEST = max(LENGTHS)
+
+
+LATENT = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "head_dim": 4}
+
+
+def model_of(family: str) -> Any:
+    torch.manual_seed(0)
+    sizes = SIZES | {"attn_implementation": "eager"} | (LATENT if family == "deepseek_v3" else {})
+    config = CONFIG_MAPPING[family](**sizes)
+    return auto_class(config).from_config(config)
+
+
+def batch_of(lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(1, 64, (len(LENGTHS), LONGEST), generator=torch.Generator().manual_seed(1))
+    first = LENGTHS.index(lengths[0])
+    real = torch.arange(LONGEST) < torch.tensor(lengths).unsqueeze(1)
+    return {"input_ids": tokens[first : first + len(lengths)], "attention_mask": real.long()}
+
+
+def watch(routers: Routers, model: Any, lengths: tuple[int, ...]) -> torch.Tensor:
+    """Make a forward pass as training does, and return its logits."""
+    packed = [[{"input_ids": [1] * length}] for length in lengths]
+    batch = batch_of(lengths)
+    with routers.watched(packed, batch):
+        logits: torch.Tensor = model(**batch, use_cache=False).logits
+    return logits
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_the_auxiliary_loss_is_that_of_transformers(family: str) -> None:
+    """Of all tokens at once, however they are divided among ranks; padding left out."""
+    model = model_of(family)
+    before = model(**batch_of(LENGTHS), use_cache=False).logits
+    expected = model(**batch_of(LENGTHS), output_router_logits=True, use_cache=False).aux_loss.item()
+    whole, parts = Routers(model), torch.zeros(0)
+    assert torch.equal(watch(whole, model, LENGTHS), before)
+    whole.take(whole.sums())
+    assert whole.figures()["router_aux_loss"] == pytest.approx(expected, rel=1e-6)
+    ranks = Routers(model)
+    for lengths in (LENGTHS[:1], LENGTHS[1:]):
+        watch(ranks, model, lengths)
+        sums = ranks.sums()
+        parts = parts + sums if len(parts) else sums
+    ranks.take(parts)
+    assert ranks.figures() == pytest.approx(whole.figures(), rel=1e-6)
+
+
+def test_the_load_is_that_of_the_experts_chosen() -> None:
+    """By scores with a bias that no logits show, in DeepSeek-V3: there all tokens have the same experts."""
+    model = model_of("deepseek_v3")
+    gate = model.model.layers[1].mlp.gate
+    gate.e_score_correction_bias.copy_(torch.tensor([9.0, 9.0, 0.0, 0.0]))
+    routers = Routers(model)
+    watch(routers, model, LENGTHS)
+    routers.take(routers.sums())
+    assert routers.figures() == {"router_imbalance": 2.0, "router_idle_share": 0.5}
+
+
+def test_what_is_computed_again_is_not_counted_again() -> None:
+    model = model_of("mixtral")
+    plain, again = Routers(model), Routers(model)
+    watch(plain, model, LENGTHS)
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    watch(again, model, LENGTHS).sum().backward()
+    model(**batch_of(LENGTHS), use_cache=False)  # as validation does
+    assert torch.equal(again.sums(), plain.sums())
+
+
+def test_a_model_without_experts_has_no_columns() -> None:
+    routers = Routers(model_of("llama"))
+    assert routers.columns == ()
+    assert len(routers.sums()) == 0
+    routers.take(routers.sums())
+    assert routers.figures() == {}

@@ -1,0 +1,267 @@
+"""What cannot be trained or merged is said by render, on shapes: what would fail hours later, or after training."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import TINY_CONFIG, served
+from safetensors.torch import load_file, save_file
+from training_plan import training_plan
+from transformers import CONFIG_MAPPING
+
+from zerolora.architecture import auto_class
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
+from zerolora.config.settings import RenderSettings
+from zerolora.errors import UserError
+from zerolora.files import write_json
+from zerolora.gate import check
+from zerolora.methods.registry import TRAINABLE
+from zerolora.train.base_model import load as load_base
+from zerolora.train.engines.ddp import DDP
+
+TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+TEXT |= {"num_key_value_heads": 2, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+TOWER = TEXT | {"image_size": 28, "patch_size": 14}
+STATS = {"longest_packed_row": 100, "most_supervised": 50, "train_packed_rows": 9, "train_tokens": 700}
+STATS |= {"train_supervised_tokens": 300, "train_mean_row_of_a_token": 80, "validation_packed_rows": 3}
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return what writes a tiny model of a family, as fetch leaves it: settings in models/, weights in weights/."""
+
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        torch.manual_seed(0)
+        sizes: dict[str, Any] = TEXT | EXPERTS
+        config = CONFIG_MAPPING[family](
+            **(sizes if family != "gemma3" else {"text_config": sizes, "vision_config": TOWER})
+        )
+        model = auto_class(config).from_config(config)
+        model.save_pretrained(folder / "weights")
+        (folder / "models").mkdir()
+        (folder / "models/config.json").write_bytes((folder / "weights/config.json").read_bytes())
+        write_json(folder / "models/manifest.json", {"source": {"source": "hub"}})
+        return folder
+
+    return make
+
+
+def run_of(folder: Path, **train: Any) -> dict[str, Any]:
+    """Return the settings of a run's stages."""
+    config = json.loads(json.dumps(TINY_CONFIG))
+    config["train"] |= train
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    run: dict[str, Any] = resolve(load(folder / "config.yaml")).model_dump(mode="json")["runs"]["default"]
+    return run
+
+
+def rendered(folder: Path, *options: str, **train: Any) -> subprocess.CompletedProcess[str]:
+    """Estimate a run, and render it with these options."""
+    run = run_of(folder, **train)
+    write_json(folder / "packing/stats.json", {"packing": False, **STATS})
+    estimate = ["--model", str(folder / "models"), "--packing", str(folder / "packing")]
+    estimate += ["--output", str(folder / "e.json"), "--settings", json.dumps(run["estimate"])]
+    estimated = served("zerolora", "estimate", *estimate)
+    assert estimated.returncode == 0, estimated.stderr
+    paths = ["--estimate", str(folder / "e.json"), "--output", str(folder / "z.json"), "--reasons", str(folder / "r")]
+    return served("zerolora", "render", "--settings", json.dumps(run["render"]), *paths, *options)
+
+
+def gate(folder: Path) -> list[str]:
+    return ["--model", str(folder / "models"), "--weights", str(folder / "weights")]
+
+
+def with_one_layer_more(folder: Path) -> None:
+    """As if a file of weights had been left out."""
+    config = folder / "models/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 3, "layer_types": None}))
+
+
+def in_four_bits(folder: Path) -> None:
+    """As gpt-oss is published: experts as mxfp4, blocks of numbers and their scales."""
+    path = folder / "weights/model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("experts.gate_up_proj")]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.zeros(experts, outputs, inputs // 32, 16, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.zeros(experts, outputs, inputs // 32, dtype=torch.uint8)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def quantized(folder: Path) -> None:
+    """As bitsandbytes stores a weight in nf4: two numbers a byte, and their scales beside it."""
+    config = folder / "models/config.json"
+    said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": said}))
+    path = folder / "weights/model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+        tensors[name] = torch.zeros(tensors[name].numel() // 2, 1, dtype=torch.uint8)
+        tensors[f"{name}.absmax"] = torch.ones(4)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def in_eight_bits(folder: Path) -> None:
+    """As fp8 is stored, in files whose config does not say so."""
+    path = folder / "weights/model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(1, 1)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def with_another_head(folder: Path) -> None:
+    """As if the head had been trained by itself, and the config left as it was."""
+    config = folder / "models/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
+
+
+def untouched(folder: Path) -> None:
+    """The model as it was saved."""
+
+
+REFUSED: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
+    "a regular expression of whole blocks": (
+        "llama",
+        untouched,
+        {"lora": {"targets": r".*self_attn.*"}},
+        "train.lora.targets '.*self_attn.*' does not fit the model (Target module LlamaAttention(",
+    ),
+    "a regular expression of norms": (
+        "qwen3",
+        untouched,
+        {"lora": {"targets": r".*(q_proj|q_norm)"}},
+        "train.lora.targets '.*(q_proj|q_norm)' does not fit the model (Target module Qwen3RMSNorm(",
+    ),
+    "missing weights": (
+        "llama",
+        with_one_layer_more,
+        {},
+        "its files hold no model.layers.2.mlp.down_proj.weight, which would be trained and could not be merged",
+    ),
+    "experts in mxfp4": (
+        "gpt_oss",
+        in_four_bits,
+        {"attention": "eager", "lora": {"targets": ["experts.gate_up_proj"]}},
+        "its files hold no model.layers.0.mlp.experts.gate_up_proj, which would be trained and could not be merged",
+    ),
+    "weights in nf4": (
+        "llama",
+        quantized,
+        {},
+        "config.json: quantization_config: the weights are stored quantized ('bitsandbytes'), so that nothing trained",
+    ),
+    "two different weights in the place of a shared one": (
+        "llama",
+        with_another_head,
+        {},
+        "tie_word_embeddings is true, but lm_head.weight and model.embed_tokens.weight differ in the files; write",
+    ),
+    "weights in fp8": (
+        "llama",
+        in_eight_bits,
+        {},
+        "model.layers.0.self_attn.q_proj.weight is stored as F8_E4M3, codes of a quantized weight, to which nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_before_a_queue(case: str, model_of: Callable[[str], Path]) -> None:
+    """Without the gate the very same run is rendered."""
+    family, change, train, said = REFUSED[case]
+    folder = model_of(family)
+    change(folder)
+    assert rendered(folder, **train).returncode == 0
+    (folder / "z.json").unlink()
+    refused = rendered(folder, *gate(folder), **train)
+    assert refused.returncode == 2, refused.stderr
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("zerolora: ")
+    assert said in line
+    assert not (folder / "z.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "refused", "said"),
+    [
+        ("vaultgemma", "a vaultgemma has no flash attention; write eager", "flash, which does not know the softcap of"),
+        (
+            "stablelm",
+            "a stablelm has no flash attention; write sdpa or eager",
+            "flash, but transformers' StableLmForCausalLM has its attention built in; write attention: sdpa or eager",
+        ),
+        (
+            "gptj",
+            "a gptj has no flash attention; write eager",
+            "flash, but transformers' GPTJForCausalLM has its attention built in; write attention: eager",
+        ),
+        (
+            "llama4_text",
+            "a llama4_text has no flash attention; write sdpa or eager",
+            "flash, but transformers' Llama4ForCausalLM needs a mask for its attention; write attention: sdpa or eager",
+        ),
+    ],
+)
+def test_an_attention_that_training_lacks_is_refused(
+    family: str, refused: str, said: str, model_of: Callable[[str], Path]
+) -> None:
+    """By render, without the gate as well; by the gate, which a config.json of another kind would get to; and by
+    training, before it reads a weight."""
+    folder = model_of(family)
+    rejected = rendered(folder, attention="flash")
+    assert rejected.returncode == 2
+    assert refused in rejected.stderr
+    settings = RenderSettings.model_validate(run_of(folder, attention="flash")["render"])
+    with pytest.raises(UserError, match=re.escape(said)):
+        check(settings, "flash", folder / "models", folder / "weights")
+    if family == "vaultgemma":  # which training finds when it tests rows
+        return
+    for path in (folder / "weights").glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(UserError, match=re.escape(said)):
+        load_base(folder / "weights", training_plan(attention="flash"), {}, DDP, torch.device("cpu"))
+
+
+PASSED = [
+    *((family, "lora") for family in ("llama", "mixtral", "qwen3_moe", "gpt_oss", "gemma3")),
+    *(("llama", method) for method in TRAINABLE if method != "lora"),
+    ("qwen3_moe", "full"),
+]
+
+
+@pytest.mark.parametrize(("family", "method"), PASSED)
+def test_what_can_be_trained_and_merged_is_rendered(family: str, method: str, model_of: Callable[[str], Path]) -> None:
+    folder = model_of(family)
+    passed = rendered(folder, *gate(folder), method=method)
+    assert passed.returncode == 0, passed.stderr
+    assert "Traceback" not in passed.stderr
+
+
+def test_a_shared_weight_that_is_stored_twice_alike_is_rendered(model_of: Callable[[str], Path]) -> None:
+    folder = model_of("llama")
+    with_another_head(folder)
+    path = folder / "weights/model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path, {"format": "pt"})
+    passed = rendered(folder, *gate(folder), method="full")
+    assert passed.returncode == 0, passed.stderr
+
+
+def test_without_weights_their_names_are_not_checked(model_of: Callable[[str], Path]) -> None:
+    """As on a machine that has only what DVC tracks."""
+    folder = model_of("llama")
+    (folder / "weights/model.safetensors").unlink()
+    passed = rendered(folder, *gate(folder))
+    assert passed.returncode == 0, passed.stderr
+    assert "no weights here, so the names that merge updates are not checked" in passed.stderr
