@@ -245,9 +245,11 @@ def train(
     logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
 ) -> None:
     """Train the adapter with one rank, several, or as a task of a Slurm job. Resumes from the last checkpoint."""
+    from zerolora.base_identity import check_same_base
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.manifest import check_intact
+    from zerolora.methods.registry import TRAINABLE
     from zerolora.train.launch.canary import compare_first_steps
     from zerolora.train.launch.launcher import launch
     from zerolora.train.launch.topology import topology
@@ -258,6 +260,8 @@ def train(
     where = topology(os.environ, checked.nodes, checked.ranks_per_node)
     check_intact(data, "zerolora prepare")
     check_intact(packing, "zerolora pack")
+    if checked.from_adapter and TRAINABLE[checked.method].peft_type:
+        check_same_base(Path(checked.from_adapter), weights)
     paths = {
         "data": data,
         "packing": packing,

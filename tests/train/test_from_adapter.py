@@ -114,6 +114,10 @@ def spoiled(origin: Path, folder: Path, what: str) -> None:
             (folder / "tokens.json").write_text(json.dumps([{"token": "<note>", "id": 258, "special": False}]))
         case "gone":
             weights.unlink()
+        case "base":
+            manifest = json.loads((folder / "manifest.json").read_text())
+            manifest["base_model"] |= {"name": "some/model", "revision": "1" * 40, "weights": "2" * 64}
+            (folder / "manifest.json").write_text(json.dumps(manifest))
     if what == "truncated":
         weights.write_bytes(weights.read_bytes()[:-9])
     elif what != "gone":
@@ -130,6 +134,7 @@ def spoiled(origin: Path, folder: Path, what: str) -> None:
         ("gone", "adapter_model.safetensors: there is no such file; name a directory with an adapter"),
         ("tokens", "was trained with other tokens than the data adds; write '<note>' in add_special_tokens and"),
         ("truncated", "not a whole safetensors file"),
+        ("base", f"base_model is some/model at {'1' * 12} (weights {'2' * 12}), and this run's is /"),
     ],
 )
 def test_another_adapter_is_one_line(what: str, said: str, bench: Bench) -> None:

@@ -271,12 +271,12 @@ def test_two_runs_are_the_same_bytes(bench: Bench) -> None:
         assert (first / file).read_bytes() == (second / file).read_bytes(), file
 
 
-def test_peft_loads_the_adapter(bench: Bench, tiny_model: Path) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
+def test_peft_loads_the_adapter_and_the_base_that_it_names(bench: Bench, tiny_model: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
 
     run = bench.run("loaded", "zero3")
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), run / "adapter")
+    assert json.loads((run / "adapter/adapter_config.json").read_text())["base_model_name_or_path"] == str(tiny_model)
+    model = AutoPeftModelForCausalLM.from_pretrained(run / "adapter")
     factors = [parameter for name, parameter in model.named_parameters() if "lora_B" in name]
     assert len(factors) == 14
     assert all(factor.any() for factor in factors)

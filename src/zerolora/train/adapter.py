@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from zerolora.added_tokens import AddedToken, add_rows, write
 from zerolora.architecture import built_on_meta, config_of
+from zerolora.base_identity import KEY as BASE
 from zerolora.config.schema import TrainSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
@@ -100,16 +101,17 @@ def save(
     expected: dict[str, torch.Size],
     best: Tensors,
     start: Tensors,
+    base: dict[str, Any],
     origin: dict[str, Any] | None = None,
     tokens: Sequence[AddedToken] = (),
 ) -> None:
-    """Write what was trained: an adapter in peft's file format, fp32 tensors and a config with no path of this machine,
+    """Write what was trained: an adapter in peft's file format, fp32 tensors and a config that names the base model,
     or with full fine-tuning all weights in fp32; and the tokens that were added, if any.
 
     That is `best`, if rank 0 has one, else what the engine holds; `start` was taken out of the base weights before;
-    `origin` says what training went on from, if it did (earlier_adapter.py, provenance). Collective: every rank takes
-    part in the gathering, rank 0 writes. What was written is read back and compared with `expected` before it appears;
-    raises UserError if it is not whole, finite and trained.
+    `base` says what the base model is (base_identity.py), `origin` what training went on from, if it did
+    (earlier_adapter.py, provenance). Collective: every rank takes part in the gathering, rank 0 writes. What was written
+    is read back and compared with `expected` before it appears; raises UserError if it is not whole, finite and trained.
     """
     state = engine.part(WEIGHT)
     if rank == 0:
@@ -120,10 +122,10 @@ def save(
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
             _check(path, expected, method, Path(settings.from_adapter) if settings.from_adapter else None)
             if method.peft_type:
-                peft_config = _portable(engine.module.peft_config["default"])
+                peft_config = _portable(engine.module.peft_config["default"], base)
                 write_json(staged / CONFIG, lora_init.doubled(peft_config) if start else peft_config)
             write(staged, tokens)
-            manifest: dict[str, Any] = {"files": describe(staged)}
+            manifest: dict[str, Any] = {BASE: base, "files": describe(staged)}
             if origin:
                 manifest["from_adapter"] = origin
             write_json(staged / MANIFEST, manifest)
@@ -174,9 +176,10 @@ def _check(path: Path, expected: dict[str, torch.Size], method: type[TrainableMe
         raise UserError(f"what was trained is not whole: {shown}; nothing was published")
 
 
-def _portable(config: Any) -> dict[str, Any]:
-    """Return an adapter's config that is the same on every machine: sets sorted, no local path, no version."""
+def _portable(config: Any, base: dict[str, Any]) -> dict[str, Any]:
+    """Return an adapter's config that is the same on every machine: sets sorted, the base as the config names it, no
+    version."""
     value = {key: sorted(item) if isinstance(item, set) else item for key, item in config.to_dict().items()}
-    value.update(base_model_name_or_path=None, inference_mode=True, revision=None)
+    value.update(base_model_name_or_path=base["name"], inference_mode=True, revision=base["revision"])
     value.pop("peft_version", None)
     return {key: getattr(item, "value", item) for key, item in value.items()}

@@ -21,6 +21,7 @@ import transformers
 from pydantic import ValidationError
 
 from zerolora import added_tokens, cpu_matmul
+from zerolora.base_identity import base_identity
 from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import compile_conversions
 from zerolora.config.settings import TrainingChoice, TrainSettings
@@ -152,7 +153,7 @@ def _publish(
     tokens = added_tokens.of_data(paths.data)
     expected = expected_tensors(located(paths.weights), plan, tokens)
     output, best = paths.output / "adapter", loop.validations.best
-    save(loop.engine, plan, output, loop.rank, expected, best, start, origin, tokens)
+    save(loop.engine, plan, output, loop.rank, expected, best, start, base_identity(paths.weights), origin, tokens)
     peaks = memory.of_all_ranks()
     if loop.rank == 0:
         published = sum(shape.numel() for shape in expected.values())

