@@ -7,6 +7,10 @@ The workflow, the code fingerprints (fingerprint.py) and the tests read this tab
 from dataclasses import dataclass
 
 
+USER_FOLDERS = ("deepspeed", "harness", "hardware", "tasks", "templates")
+"""Folders of config/ with files of the user's that a config can name."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage."""
@@ -42,7 +46,7 @@ STAGES = {
             "checks the config and writes the settings and the code fingerprint of every stage",
             ("config.resolve", "config.file"),
             "",
-            ("config/config.yaml", "config/deepspeed", "config/hardware", "config/templates"),
+            ("config/config.yaml", *(f"config/{name}" for name in USER_FOLDERS)),
             ("results/config.json",),
             kept=("config",),
         ),

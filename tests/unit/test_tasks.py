@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from zerolora.config.schema import Prepare
+from zerolora.config.schema import AskedTask, Prepare
 from zerolora.data.reference import PREFIX
 from zerolora.evaluate import tasks
 from zerolora.evaluate.tasks import TASKS
@@ -14,21 +14,24 @@ from zerolora.evaluate.tasks.base import Judgement
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_tells_right_from_wrong_and_the_config_knows_it(name: str) -> None:
-    task = TASKS[name]
+    task = TASKS[name].configured(TASKS[name].example.settings)
     row = {"question": task.example.question, "expected": task.example.expected, "prompt": 3}
     assert task.asks(row)
     right, wrong = task.judge(row, task.example.right), task.judge(row, task.example.wrong)
-    assert right.format and right.right and not wrong.right
+    assert right.format and right.right == (task.ask != "loss") and not wrong.right
     assert right.scores.keys() == wrong.scores.keys()
     metrics = task.metrics([right, wrong])
-    assert metrics["accuracy"] == 0.5
-    assert set(metrics) == {"format_rate", "accuracy", *right.scores}
-    assert name in Prepare.model_json_schema()["properties"]["check"]["enum"]
+    if task.ask != "loss":
+        assert metrics["accuracy"] == 0.5
+    means = {"generate": {"format_rate", "accuracy"}, "choices": {"accuracy"}, "loss": set()}[task.ask]
+    assert set(metrics) == means | {*right.scores} | {*(task.corpus([right.material]) if task.corpus else ())}
+    for section, known in ((Prepare, task.ask == "generate"), (AskedTask, True)):
+        assert (name in section.model_json_schema()["properties"]["check"]["anyOf"][0]["enum"]) == known
     assert (Path(tasks.__file__).parent / f"{name}.py").is_file()
 
 
 def test_the_docs_list_every_task() -> None:
-    text = (ROOT / "docs/extending.md").read_text()
+    text = (ROOT / "docs/tasks.md").read_text()
     assert [f"| `{task.name}` | {task.rule} |" in text for task in TASKS.values()] == [True] * len(TASKS)
 
 

@@ -35,8 +35,12 @@ RESOLVED = Path("results/config.json")
 IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # set for the Snakemake that import_dvc_state starts
 SITE_CACHE = Path(".cache/dvc")  # as .dvc/config has it
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
-# Files that a config can name: USER_CONFIG, PROBE and USER_TEMPLATE in config/schema.py.
-USER_FILES = ("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja")
+# Files that a config can name: USER_CONFIG, PROBE, USER_TEMPLATE, USER_TASK, USER_TASK_JSON and HARNESS_FILES in
+# config/schema.py.
+USER_FILES = (
+    *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
+    *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*"),
+)
 TARGET_RULES = ("all", "default")
 CONTINUED = "_continued"  # of the DVC stages of runs that go on from an adapter
 
@@ -47,8 +51,9 @@ def put_commands_on_path() -> None:
 
 
 def user_files() -> list[str]:
-    """Return the user's files that a config can name: DeepSpeed configs, measured hardware, and prompt formats."""
-    return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern))
+    """Return the user's files that a config can name: DeepSpeed configs, measured hardware, prompt formats and
+    evaluation tasks."""
+    return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern) if path.is_file())
 
 
 def before_planning(workflow: Any) -> None:

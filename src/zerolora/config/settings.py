@@ -208,6 +208,46 @@ class EvaluateSettings(schema.Evaluate):
     model_config = ConfigDict(frozen=True)
 
     check: schema.Check
+    check_settings: dict[str, Any] = {}
+    """With the content of the files that they name."""
+    check_source: str | None = None
+    """Text of the file that `check` names; None for a task of the registry."""
+
+
+class TaskRowsSettings(schema.TaskRows):
+    """Settings of `task_rows`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ask: Literal["generate", "choices", "loss"] | None
+    """What an answer is; None if only the user's own file says it."""
+
+
+class AskedTaskSettings(Settings):
+    """Settings of `task` and `task_base` for rows of the user's."""
+
+    kind: Literal["rows"] = "rows"
+    check: schema.AnyCheck
+    check_settings: dict[str, Any]
+    check_source: str | None
+    chat_template: bool
+    max_new_tokens: int
+    batch: int
+    seed: int
+
+
+class HarnessTaskSettings(schema.HarnessTask):
+    """Settings of `task` and `task_base` for lm-evaluation-harness."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["harness"] = "harness"
+    files: dict[str, str]
+    """sha256 of each file in config/harness/, if a task may be one of them."""
+
+
+TaskSettings = Annotated[AskedTaskSettings | HarnessTaskSettings, Field(discriminator="kind")]
+"""Settings of `task` and `task_base`."""
 
 
 class ReportSettings(schema.Report):
@@ -242,5 +282,9 @@ class Resolved(Settings):
     """By data set."""
     evaluate: dict[str, EvaluateSettings]
     """By data set."""
+    task_rows: dict[str, TaskRowsSettings]
+    """By task."""
+    tasks: dict[str, TaskSettings]
+    """By task."""
     runs: dict[str, RunSettings]
     """By run."""

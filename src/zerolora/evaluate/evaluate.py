@@ -18,7 +18,7 @@ from zerolora.added_tokens import AddedToken
 from zerolora.architecture import auto_class, config_of
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import FIELDS, IGNORED, open_split
-from zerolora.evaluate.tasks import TASKS
+from zerolora.evaluate.tasks import task_of
 from zerolora.files import MANIFEST, read_json, write_json
 from zerolora.log import result
 from zerolora.logit_chunks import EVALUATION_TOKENS
@@ -32,7 +32,7 @@ def evaluate(settings: EvaluateSettings, data: Path, weights: Path, output: Path
     Writes metrics to directory `output` and answers to `answers_file`. Raises UserError if an earlier stage's file is
     missing.
     """
-    task = TASKS[settings.check]
+    task = task_of(settings.check, settings.check_settings, settings.check_source)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         cpu_matmul.choose()

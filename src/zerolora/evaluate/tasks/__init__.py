@@ -1,4 +1,4 @@
-"""The evaluation tasks that `prepare.check` may name, one file each.
+"""The evaluation tasks that `check` may name, one file each, and those of the user's own.
 
 To add a task, write a file here that defines `TASK` (base.py). The config, its JSON Schema and the stage evaluate find
 it by its file. Nothing here imports torch or transformers.
@@ -6,7 +6,14 @@ it by its file. Nothing here imports torch or transformers.
 
 import importlib
 import pkgutil
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+from zerolora.errors import UserError
 from zerolora.evaluate.tasks.base import Task
 
 
@@ -18,3 +25,32 @@ def _registered() -> dict[str, Task]:
 
 TASKS = _registered()
 """All tasks by name."""
+
+
+def task_of(check: str, settings: Mapping[str, Any], source: str | None) -> Task:
+    """Return the task that `check` names, with its settings: one of TASKS, or that of a file, whose text is `source`.
+
+    Raises UserError, naming file and line, if the file defines no task, and naming the key for wrong settings.
+    """
+    task = TASKS[check] if source is None else _of_file(check, source)
+    try:
+        return task.configured(settings)
+    except ValueError as error:
+        raise UserError(f"check_settings: {error}") from None
+
+
+def _of_file(name: str, source: str) -> Task:
+    module = ModuleType(f"zerolora_task_{Path(name).stem}")
+    module.__file__ = name
+    sys.modules[module.__name__] = module  # as dataclasses look for the module of a class
+    try:
+        exec(compile(source, name, "exec"), module.__dict__)
+    except Exception as error:  # whatever the user's file raises
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
+        reason = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+        raise UserError(f"{name}:{line}: {type(error).__name__}: {reason}; correct that line") from None
+    task = getattr(module, "TASK", None)
+    if not isinstance(task, Task):
+        raise UserError(f"{name}: defines no TASK; write TASK = Task(...), as in docs/tasks.md")
+    return task

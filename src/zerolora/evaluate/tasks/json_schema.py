@@ -1,0 +1,63 @@
+"""json_schema: the answer is JSON that a JSON Schema allows."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from zerolora.config.section import Section
+from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
+
+
+def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+
+    try:
+        validator_for(schema).check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"is no JSON Schema: {error.message}; correct it") from None
+    return schema
+
+
+class JsonSchemaSettings(Section):
+    """Settings of json_schema."""
+
+    json_schema: Annotated[dict[str, Any], AfterValidator(_checked)]
+    """The schema, or in the config the path of a file that holds it, as in config/tasks/answer.json."""
+    equal: bool = False
+    """The value must also equal that of the row's output."""
+
+
+def _judge(row: Row, answer: str, settings: JsonSchemaSettings) -> Judgement:
+    from jsonschema.validators import validator_for
+
+    try:
+        value = json.loads(answer)
+    except (ValueError, RecursionError):
+        return Judgement(format=False, right=False)
+    # References to other documents are looked up in no network: the validator has an empty registry.
+    valid = validator_for(settings.json_schema)(settings.json_schema).is_valid(value)
+    return Judgement(format=True, right=valid and (not settings.equal or value == _value(row["expected"])))
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+TASK = Task(
+    name="json_schema",
+    rule="it is JSON that `json_schema` allows",
+    judge=_judge,
+    settings=JsonSchemaSettings,
+    example=TaskExample(
+        question="Paris?",
+        expected='{"city": "Paris"}',
+        right='{"city": "Paris"}',
+        wrong='{"city": 1}',
+        settings={"json_schema": {"properties": {"city": {"type": "string"}}, "required": ["city"]}},
+    ),
+)

@@ -1,0 +1,49 @@
+"""regex: the answer matches a pattern of the settings, or what the pattern finds in it equals the row's output."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from zerolora.config.section import Section
+from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
+
+
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}; correct it") from None
+    return pattern
+
+
+class RegexSettings(Section):
+    """Settings of regex."""
+
+    pattern: Annotated[str, AfterValidator(_compiled)]
+    """A Python regular expression. With a group, what the group finds must equal the row's output; without one, an
+    answer that matches is right."""
+    whole: bool = False
+    """The whole answer must match, not a part of it."""
+
+
+def _judge(row: Row, answer: str, settings: RegexSettings) -> Judgement:
+    pattern = re.compile(settings.pattern)
+    found = pattern.fullmatch(answer) if settings.whole else pattern.search(answer)
+    right = found is not None and (not pattern.groups or found[1] == row["expected"].strip())
+    return Judgement(format=found is not None, right=right)
+
+
+TASK = Task(
+    name="regex",
+    rule="it matches `pattern`; where that has a group, the group finds the row's output",
+    judge=_judge,
+    settings=RegexSettings,
+    example=TaskExample(
+        question="3 + 4?",
+        expected="7",
+        right="The answer is 7.",
+        wrong="The answer is 8.",
+        settings={"pattern": r"answer is (\d+)"},
+    ),
+)
