@@ -20,7 +20,7 @@ from zerolora.config.settings import EstimateSettings, EvaluateSettings, PackSet
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
-from zerolora.evaluate.evaluate import evaluate
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.files import canonical, read_json, write_json
 from zerolora.manifest import located
 from zerolora.memory.estimate import estimate
@@ -75,11 +75,10 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
     where = topology(os.environ, train["nodes"], train["ranks_per_node"])
     launch(where, ["--settings", canonical(train), *arguments], train["device"], folder / "logs")
-    merge(located(weights), folder / "adapter", folder / "merged", folder / "merged")
+    merge(located(weights), folder / "adapter", folder / "merged", folder / "merged", data)
     judged = {**settings["evaluate"][DATASET], "split": "validation"}
-    evaluate(
-        EvaluateSettings.model_validate(judged), data, folder / "merged", folder / "metrics", folder / "answers.json"
-    )
+    tuned = EvaluatedModel(located(weights), folder / "adapter", folder / "merged")
+    evaluate(EvaluateSettings.model_validate(judged), data, tuned, folder / "metrics", folder / "answers.json")
     trained = read_json(folder / "metrics/train.json", "train")
     return {
         **read_json(folder / "metrics/evaluate.json", "evaluate"),

@@ -288,12 +288,20 @@ def merge(
     place: Annotated[Path, typer.Option(help="Output directory of the merged weights.")],
     output: Output,
     data: TrainedOn = None,
+    left_out: Annotated[
+        bool, typer.Option("--left-out", help="Merge nothing, and write a manifest that says so.")
+    ] = False,
 ) -> None:
     """Add the adapter to the base weights."""
     from zerolora.manifest import check_intact, located
-    from zerolora.merge.merge import merge as stage
+    from zerolora.merge.left_out import leave_out
 
     check_intact(adapter, "zerolora train")
+    if left_out:
+        leave_out(output)
+        return
+    from zerolora.merge.merge import merge as stage
+
     stage(located(weights), adapter, output, place, data)
 
 
@@ -305,7 +313,10 @@ def merged_weights(
     data: TrainedOn = None,
 ) -> None:
     """Ensure that the merged weights are on this machine; merge again if they are not."""
-    from zerolora.manifest import located
+    from zerolora.manifest import is_merged, located
+
+    if not is_merged(manifest):
+        return
     from zerolora.merge.merge import restore
 
     restore(located(weights), adapter, manifest, data)
@@ -318,14 +329,35 @@ def evaluate(
     weights: Stamp,
     output: Output,
     answers: Annotated[Path, typer.Option(help="Output file of all answers.")],
+    base: Annotated[
+        Path | None, typer.Option(help="File with the directory of the base weights, of which --weights were made.")
+    ] = None,
+    adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter that was trained on --base.")] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Directory in which answers are kept until the evaluation ends.")
+    ] = None,
 ) -> None:
     """Evaluate a model on the held-out rows."""
     from zerolora.config.settings import EvaluateSettings
+    from zerolora.evaluate.left_out import leave_out
+    from zerolora.manifest import check_intact, is_merged, located
+
+    checked = EvaluateSettings.model_validate(settings)
+    if not checked.enabled:
+        leave_out(output, answers)
+        return
+    from zerolora.evaluate.evaluate import EvaluatedModel
     from zerolora.evaluate.evaluate import evaluate as stage
-    from zerolora.manifest import check_intact, located
 
     check_intact(data, "zerolora prepare")
-    stage(EvaluateSettings.model_validate(settings), data, located(weights), output, answers)
+    if (base is None) != (adapter is None):
+        raise UserError("--base and --adapter belong together; write both, or none for the base model itself")
+    if base is None or adapter is None:
+        model = EvaluatedModel(located(weights))
+    else:
+        check_intact(adapter, "zerolora train")
+        model = EvaluatedModel(located(base), adapter, located(weights) if is_merged(weights) else None)
+    stage(checked, data, model, output, answers, work)
 
 
 @app.command()

@@ -28,6 +28,7 @@ LEFT_OUT: Mapping[str, str] = {
     "cli": "hands files and settings to the stages",
     "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
     "errors": "messages",
+    "evaluate.batches": "chooses which prompts share a batch; an answer does not depend on it",
     "files": "writes values as they are given, whole or not at all",
     "fingerprint": "compares code",
     "gate": "refuses what could not be trained or merged; no value passes through it",

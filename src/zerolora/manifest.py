@@ -144,12 +144,19 @@ def located(stamp: Path) -> Path:
     Raises UserError if a file is missing or has another size than when it was checked.
     """
     record: dict[str, Any] = read_json(stamp, "zerolora weights")
+    if "path" not in record:
+        raise UserError(f"{stamp}: nothing was merged; set merge.enabled: true, or use base and adapter")
     directory = Path(record["path"])
     for name, file in record["files"].items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != file["bytes"]:
             raise UserError(f"{path}: is missing or has changed since it was checked; delete {stamp} and run again")
     return directory
+
+
+def is_merged(stamp: Path) -> bool:
+    """Tell whether the manifest of a run's merged model names weights; without the stage merge there are none."""
+    return bool(read_json(stamp, "zerolora merge").get("enabled", True))
 
 
 def _stored(path: Path) -> int:

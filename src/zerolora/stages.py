@@ -6,7 +6,6 @@ The workflow, the code fingerprints (fingerprint.py) and the tests read this tab
 
 from dataclasses import dataclass
 
-
 USER_FOLDERS = ("deepspeed", "harness", "hardware", "tasks", "templates")
 """Folders of config/ with files of the user's that a config can name."""
 
@@ -118,7 +117,7 @@ STAGES = {
         Stage(
             "merge",
             "adds the adapter to the base weights",
-            ("merge.merge",),
+            ("merge.left_out", "merge.merge"),
             "runs.{run}.merge",
             ("results/data/{dataset}", "results/{run}/adapter"),
             ("results/{run}/merged",),
@@ -126,7 +125,7 @@ STAGES = {
         Stage(
             "evaluate_base",
             "asks the base model the held-out rows",
-            ("evaluate.evaluate",),
+            ("evaluate.left_out", "evaluate.evaluate", "evaluate.rank"),
             "evaluate.{dataset}",
             ("results/data/{dataset}",),
             ("results/base/{dataset}",),
@@ -134,10 +133,10 @@ STAGES = {
         ),
         Stage(
             "evaluate",
-            "asks the merged model the held-out rows",
-            ("evaluate.evaluate",),
+            "asks the merged model, or base and adapter, the held-out rows",
+            ("evaluate.left_out", "evaluate.evaluate", "evaluate.rank"),
             "evaluate.{dataset}",
-            ("results/data/{dataset}", "results/{run}/merged"),
+            ("results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
             ("results/{run}/answers.json", "results/{run}/metrics"),
         ),
         Stage(

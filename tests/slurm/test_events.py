@@ -209,7 +209,7 @@ def slurmd_killed(disturbed: Disturbed) -> None:
     node, rank = disturbed.nodes()[-1], disturbed.stop_rank(1)
     disturbed.cluster.kill_slurmd(node)
     disturbed.cluster.wait(lambda: len(set(disturbed.nodes()) - {node}) == 2, "the job starts elsewhere", 120)
-    # Where gloo does not notice that the other end of a connection has closed, the rank's patience of 180 s ends it. The
+    # Where gloo does not notice that the other end of a connection has closed, its patience of 180 s ends the rank. The
     # job is suspended meanwhile: it would end before.
     disturbed.cluster.run("scontrol", "suspend", disturbed.job)
     os.kill(rank, signal.SIGCONT)

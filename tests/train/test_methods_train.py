@@ -18,7 +18,7 @@ from zerolora.config.settings import EvaluateSettings
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
-from zerolora.evaluate.evaluate import evaluate
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.merge.merge import merge
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.base import Target
@@ -335,11 +335,23 @@ def test_added_tokens_are_in_the_merged_model_as_in_plain_pefts(bench: Bench, ti
     theirs = PeftModel.from_pretrained(base, run / "adapter")
     with torch.no_grad():
         torch.testing.assert_close(merged(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
-    for name, weights in (("base", tiny_model), ("merged", tmp_path / "merged")):
+    adapter = run / "adapter"
+    models = {
+        "base": EvaluatedModel(tiny_model),
+        "both": EvaluatedModel(tiny_model, adapter),
+        "merged": EvaluatedModel(tiny_model, adapter, tmp_path / "merged"),
+    }
+    for name, weights in models.items():
         settings = EvaluateSettings(split="test", rows=2, batch=2, max_new_tokens=4, check="sum")
         evaluate(settings, data, weights, tmp_path / name, tmp_path / name / "answers.json")
-    before, after = (json.loads((tmp_path / name / "evaluate.json").read_text())["loss"] for name in ("base", "merged"))
+    before, both, after = (json.loads((tmp_path / name / "evaluate.json").read_text())["loss"] for name in models)
     assert after < before
+    assert both == pytest.approx(after, rel=1e-4)
+    # The adapter's own tokenizer has the tokens, and its config the stop token that training taught.
+    own = AutoTokenizer.from_pretrained(adapter)
+    assert own(own.decode(row["input_ids"]))["input_ids"] == row["input_ids"]
+    assert json.loads((adapter / "generation_config.json").read_text())["eos_token_id"] == [2, 260]
+    assert (adapter / "chat_template.jinja").is_file()
 
 
 def test_qlora_without_bitsandbytes_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from zerolora.architecture import auto_class, config_of
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import open_split
-from zerolora.evaluate.evaluate import evaluate
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.manifest import located
 from zerolora.merge.merge import merge
 
@@ -167,7 +167,8 @@ def test_a_family_is_trained_resumed_merged_and_evaluated(
 
     (tmp_path / "w").mkdir()
     settings = EvaluateSettings(check="sum", rows=2, max_new_tokens=3)
-    evaluate(settings, bench.folder / "data", tmp_path / "merged", tmp_path / "e", tmp_path / "e/answers.json")
+    model = EvaluatedModel(base_of(bench), third / "adapter", tmp_path / "merged")
+    evaluate(settings, bench.folder / "data", model, tmp_path / "e", tmp_path / "e/answers.json")
     assert json.loads((tmp_path / "e/evaluate.json").read_text())["rows"] == 2
 
 

@@ -26,7 +26,7 @@ from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
 from zerolora.data.rows import IGNORED, SPLITS, open_split
 from zerolora.errors import UserError
-from zerolora.evaluate.evaluate import evaluate
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.tasks import TASKS
 from zerolora.evaluate.tasks.base import Judgement
 from zerolora.train.feed import collate, packed_row
@@ -513,7 +513,7 @@ def test_evaluation_generates_with_what_the_settings_say(
 
     monkeypatch.setattr(LlamaForCausalLM, "generate", noted)
     chosen = EvaluateSettings(split="test", batch=3, max_new_tokens=3, check="exact")
-    evaluate(chosen, data, tiny_model, folder.path, folder.path / "answers.json")
+    evaluate(chosen, data, EvaluatedModel(tiny_model), folder.path, folder.path / "answers.json")
     ids = tokenizer.convert_tokens_to_ids
     for arguments in calls:
         assert arguments["eos_token_id"] == sorted(ids(stops))

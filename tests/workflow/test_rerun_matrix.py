@@ -95,7 +95,10 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.lora.modules_to_save": (["norm"], {E, R, T}),
     "train.ia3.targets": (["v_proj"], set()),  # of another method than the run's
     "train.ia3.modules_to_save": (["norm"], set()),
+    "merge.enabled": (False, {M}),
     "merge.version": (False, {M}),
+    "evaluate.enabled": (False, JUDGE),
+    "evaluate.ranks": (2, JUDGE),
     "evaluate.split": ("validation", JUDGE),
     "evaluate.rows": (2, JUDGE),
     "evaluate.batch": (1, JUDGE),
@@ -391,7 +394,17 @@ EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
         _set(**{"merge.version": False}),
         {"resolve", "merge@default", "evaluate@default", "report@default"},
     ),
+    ("nothing merged", _set(**{"merge.enabled": False}), {"resolve", "merge@default", "evaluate@default", P}),
     ("a second run", _second_run, {"resolve", *(f"{stage}@second" for stage in ONE_RUN)}),
+    (
+        "nothing evaluated",
+        _set(**{"evaluate.enabled": False}),
+        {
+            "resolve",
+            "evaluate_base@rows",
+            *(f"{s}@{run}" for s in ("evaluate", "report") for run in ("default", "second")),
+        },
+    ),
 ]
 
 

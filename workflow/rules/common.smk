@@ -325,6 +325,12 @@ def merged_place(wildcards):
     )
 
 
+def merge_left_out(wildcards):
+    """The option of `zerolora merge` for a run whose adapter alone is the result."""
+    enabled = SETTINGS["runs"][wildcards.run]["merge"]["enabled"]
+    return "" if enabled else " --left-out"
+
+
 def evaluate_settings(wildcards):
     return argument_of(SETTINGS["evaluate"][dataset_of(wildcards)])
 

@@ -22,15 +22,18 @@ checkpoint evaluate_base:
         model=model_directory,
         weights=weights_directory,
         output="results/base/{dataset}",
+        work="work/evaluate/base/{dataset}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {params.weights}.json --output {params.output} --answers {output.answers}"
+        " --work {params.work}"
 
 
 checkpoint evaluate:
     input:
         data=prepared,
+        adapter="results/{run}/adapter/manifest.json",
         manifest="results/{run}/merged/manifest.json",
     output:
         metrics="results/{run}/metrics/evaluate.json",
@@ -53,9 +56,11 @@ checkpoint evaluate:
         weights=weights_directory,
         adapter=adapter_directory,
         output="results/{run}/metrics",
+        work="work/evaluate/runs/{run}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
-        " --weights {input.manifest} --output {params.output} --answers {output.answers}"
+        " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
+        " --output {params.output} --answers {output.answers} --work {params.work}"

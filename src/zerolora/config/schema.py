@@ -494,20 +494,27 @@ class Train(TrainSettings):
 class Merge(Section):
     """The merged model."""
 
+    enabled: bool = True
+    """Merge the adapter into the base weights. If false, the adapter alone is the result, and evaluation runs the base
+    model with it."""
     version: bool = True
     """Keep the merged weights in DVC's cache and push them. If false, DVC keeps only their hashes, and they are merged
     again from base and adapter where they are needed."""
 
 
 class Evaluate(Section):
-    """Evaluation of base and merged model; the same for all runs, so that their figures are comparable."""
+    """Evaluation of base and fine-tuned model; the same for all runs, so that their figures are comparable."""
 
+    enabled: bool = True
+    """Evaluate the models. If false, no held-out row is asked, and report and summary leave out what needs answers."""
     split: Literal["validation", "test"] = "test"
     """Split to evaluate on."""
     rows: Positive | None = None
     """Evaluate only the first N rows of the split."""
-    batch: Positive = 25
-    """Number of prompts in a batch."""
+    batch: Positive | Literal["auto"] = "auto"
+    """Number of prompts in a batch; auto = as many as fit into the memory that is free, at most 64."""
+    ranks: Positive = 1
+    """Number of processes that share the rows, on CUDA with one GPU each."""
     max_new_tokens: Positive = 32
     """Maximum length of an answer in tokens."""
 

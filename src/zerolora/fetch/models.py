@@ -73,9 +73,7 @@ def restore(model: Path, weights: Path) -> None:
                     f"{directory / name}: differs from {model / MANIFEST}; put the file back, or run fetch again"
                 )
         dates = _dates(directory, expected)
-        write_json(
-            stamp, {"path": str(directory), "source": manifest["source"], "files": expected, "dates": dates}
-        )
+        write_json(stamp, {"path": str(directory), "source": manifest["source"], "files": expected, "dates": dates})
 
 
 def _stamped(stamp: Path, directory: Path, manifest: dict[str, Any]) -> bool:

@@ -9,6 +9,11 @@ from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.predict import predict
 from zerolora.memory.projections import NOTHING, ForwardSpec
 from zerolora.memory.training_spec import TrainingSpec
+from zerolora.types import Attention
+
+AUTO_ROWS = 64
+"""Prompts that share a batch of an evaluation at most, if the config leaves it open. More are hardly faster on a CPU:
+benchmarks/results/evaluate.json."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def _with_reserve(inference: Inference, reserve: int, capacity: Capacity) -> dic
 
 def evaluated(model: ModelSpec, spec: TrainingSpec, rows: int) -> Inference:
     """Return the memory of a forward pass over `rows` rows of the spec's length, with its loss, without gradients."""
-    working = _forward(model, spec, rows, spec.length, spec.logits)
+    working = _forward(model, spec.width, spec.attention, rows, spec.length, spec.logits)
     return _sum(model, spec, 0, working)
 
 
@@ -63,11 +68,19 @@ def generated(model: ModelSpec, spec: TrainingSpec, rows: int, prompt: int, answ
     answer is never fed back, so that the cache ends one position earlier; an encoder-decoder's answer begins with a
     token that is given.
     """
+    cache, working = answering(model, spec.width, spec.attention, rows, prompt, answer)
+    return _sum(model, spec, cache, working)
+
+
+def answering(
+    model: ModelSpec, width: int, attention: Attention, rows: int, prompt: int, answer: int
+) -> tuple[int, int]:
+    """Return the bytes of the cache, and those beyond it and the weights, of what `generated` describes."""
     positions = prompt + answer - (not model.encoder_layers)
-    full = cache_bytes(model, rows, positions, spec.width)
-    first = cache_bytes(model, rows, prompt, spec.width) + _forward(model, spec, rows, prompt, 1)
-    last = full + _step(model, spec, rows, positions)
-    return _sum(model, spec, full, max(first, last) - full)
+    full = cache_bytes(model, rows, positions, width)
+    first = cache_bytes(model, rows, prompt, width) + _forward(model, width, attention, rows, prompt, 1)
+    last = full + _step(model, width, attention, rows, positions)
+    return full, max(first, last) - full
 
 
 def cache_bytes(model: ModelSpec, rows: int, positions: int, width: int) -> int:
@@ -80,23 +93,23 @@ def cache_bytes(model: ModelSpec, rows: int, positions: int, width: int) -> int:
     return 2 * model.layers * rows * positions * model.key_heads * model.head_dim * width
 
 
-def _step(model: ModelSpec, spec: TrainingSpec, rows: int, positions: int) -> int:
+def _step(model: ModelSpec, width: int, attention: Attention, rows: int, positions: int) -> int:
     """Return what the forward pass of one more token allocates beyond the cache.
 
     A layer's keys are joined with the new ones in a new tensor before the old one is freed (DynamicLayer.update), and
     attention with a mask repeats keys and values for all heads (integrations/sdpa_attention.py, repeat_kv).
     """
-    one = rows * positions * model.head_dim * spec.width
-    repeated = 2 * one * model.heads if model.key_heads < model.heads and spec.attention != "flash" else 0
-    return max(one * model.key_heads, repeated) + _forward(model, spec, rows, 1, 1)
+    one = rows * positions * model.head_dim * width
+    repeated = 2 * one * model.heads if model.key_heads < model.heads and attention != "flash" else 0
+    return max(one * model.key_heads, repeated) + _forward(model, width, attention, rows, 1, 1)
 
 
-def _forward(model: ModelSpec, spec: TrainingSpec, rows: int, length: int, logits: int) -> int:
+def _forward(model: ModelSpec, width: int, attention: Attention, rows: int, length: int, logits: int) -> int:
     step = ForwardSpec(
         rows=rows,
         length=length,
-        width=spec.width,
-        attention=spec.attention,
+        width=width,
+        attention=attention,
         masked=True,  # rows of different lengths are padded
         checkpointing=False,
         loss="supervised" if logits else "full",

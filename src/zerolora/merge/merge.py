@@ -21,11 +21,11 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, read_json, staged_directory, write_json
 from zerolora.log import result
 from zerolora.manifest import WEIGHTS, is_weight, model_files
-from zerolora.merge.prompt_format import write_prompt_format
 from zerolora.merge.tokenizer import write_size, write_tokens
 from zerolora.methods.base import Update
 from zerolora.methods.registry import of_directory
 from zerolora.progress import Progress
+from zerolora.prompt_format import write_prompt_format
 from zerolora.units import byte_size
 
 FLOATS = ("F32", "F16", "BF16")

@@ -18,6 +18,7 @@ from zerolora.memory.estimate import training_spec
 from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
 from zerolora.memory.gpu import largest_module
 from zerolora.memory.headroom import asked
+from zerolora.memory.inference import AUTO_ROWS, answering
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.predict import predict
 from zerolora.memory.projections import NOTHING, ForwardSpec
@@ -119,14 +120,17 @@ def evaluating(settings: EvaluateSettings, model: Path, data: Path, run: RenderS
     stored = sum(_weight_files(model))
     rows, longest = statistics[f"{settings.split}_rows"], max(1, statistics[f"{settings.split}_longest_row"])
     rows = min(rows, settings.rows or rows)
-    half = _answering(spec, settings, longest, BYTES["bf16"])
+    # Where the batch is left open, one prompt has to fit on a GPU, and as many are asked for on a CPU as are used.
+    open_batch = settings.batch == "auto"
+    half = _answering(spec, settings, longest, BYTES["bf16"], 1 if open_batch else None)
     reserve = CONTEXT + int(UNUSED * (stored + half)) if run.reserve is None else run.reserve
     free = (run.gpu_memory or 0) - reserve if run.device == "cuda" else 0
     on_gpu = stored + half <= free
     # A model for a GPU is loaded to host memory first; a model on a CPU is in fp32.
     held = stored if on_gpu else spec.parameters * BYTES["fp32"] + _answering(spec, settings, longest, BYTES["fp32"])
     seconds = _answering_seconds(spec, settings, rows, longest, run, on_gpu)
-    return _resources(seconds + stored / SHARED_DISK, PROCESS_BYTES + held, int(on_gpu))
+    ranks = settings.ranks
+    return _resources(seconds / ranks + stored / SHARED_DISK, ranks * (PROCESS_BYTES + held), ranks * int(on_gpu))
 
 
 def preparing(rows: Path, processes: int) -> Resources:
@@ -157,16 +161,20 @@ def _weight_files(model: Path) -> list[int]:
     return [file["bytes"] for name, file in files.items() if name.endswith(".safetensors")]
 
 
-def _answering(model: ModelSpec, settings: EvaluateSettings, longest: int, width: int) -> float:
-    """Return the peak bytes of generating answers and of computing the loss, without the weights."""
-    length = longest + settings.max_new_tokens
-    cache = 2 * model.layers * model.key_heads * model.head_dim * width * settings.batch * length
+def _answering(
+    model: ModelSpec, settings: EvaluateSettings, longest: int, width: int, rows: int | None = None
+) -> float:
+    """Return the peak bytes of generating answers, `rows` at a time, and of computing the loss, without the weights."""
+    answers = sum(answering(model, width, "sdpa", rows or _batch(settings), longest, settings.max_new_tokens))
     together = max(1, EVALUATION_TOKENS // longest)
-    answering, measuring = (
-        evaluation(model, ForwardSpec(batch, tokens, width, "sdpa", True, False, "supervised", logits), NOTHING)
-        for batch, tokens, logits in ((settings.batch, length, 1), (together, longest, longest))
+    measuring = evaluation(
+        model, ForwardSpec(together, longest, width, "sdpa", True, False, "supervised", longest), NOTHING
     )
-    return max(cache + answering, measuring)
+    return max(answers, measuring)
+
+
+def _batch(settings: EvaluateSettings) -> int:
+    return AUTO_ROWS if settings.batch == "auto" else settings.batch
 
 
 def _answering_seconds(
@@ -190,10 +198,10 @@ def _answering_seconds(
             mean_row_of_a_token=length,
             validation_rows=0,
         )
-        spec = replace(training_spec(model, run, row), micro_batch=settings.batch, accumulation=1)
+        spec = replace(training_spec(model, run, row), micro_batch=_batch(settings), accumulation=1)
         issuing = model.layers * OPERATIONS["full"][0] * hardware.kernel_seconds
         return step_seconds(step_work(model, spec, row), STRATEGIES["zero0"], hardware).forward + issuing
 
     # For the loss, each row needs one more forward pass.
-    batches = math.ceil(rows / settings.batch)
+    batches = math.ceil(rows / _batch(settings))
     return batches * (2 * forward(longest) + settings.max_new_tokens * forward(1))

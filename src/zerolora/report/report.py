@@ -61,6 +61,7 @@ def report(
     )
     page = environment.get_template("page.html").render(
         run=run,
+        evaluated=after.get("enabled", True),
         before=before,
         after=after,
         used=used,

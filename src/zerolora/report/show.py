@@ -35,7 +35,9 @@ def summary(results: Path) -> str:
 
 
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Return the accuracies of base and merged model, or their losses if no row has a prompt."""
+    """Return the accuracies of base and fine-tuned model, or their losses if no row has a prompt."""
+    if not after.get("enabled", True):
+        return "trained, not evaluated: evaluate.enabled is false"
     if "accuracy" in after:
         return f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
     return f"loss {before['loss']:.3f} before, {after['loss']:.3f} after"

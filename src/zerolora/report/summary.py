@@ -14,7 +14,8 @@ def headline(
     """Return the headline metrics of one run. Names are short, since DVC prints all of them side by side.
 
     before, accuracy     share of right answers of base and merged model; missing if no row has a prompt
-    loss                 mean cross-entropy per supervised token of the merged model, on the same rows
+    loss                 mean cross-entropy per supervised token of the fine-tuned model, on the same rows; with
+                         evaluate.enabled: false neither is there
     tok/s, step_s        training: tokens per second, seconds per optimizer step
     wall_s               seconds of training, including loading and saving
     host_use, gpu_use    ratio of measured to predicted peak memory (usage.py); no gpu_use on CPU
@@ -22,7 +23,7 @@ def headline(
     before, after: evaluate.json of base and merged model. train, resources: train.json and train_resources.json. used:
     the result of `usage`.
     """
-    metrics = {"loss": after["loss"]}
+    metrics = {"loss": after["loss"]} if "loss" in after else {}
     if "accuracy" in after:
         metrics |= {"before": before["accuracy"], "accuracy": after["accuracy"]}
     metrics |= {

@@ -1,6 +1,6 @@
 """What is trained, an adapter or all weights: built into the base model, gathered whole from any engine, checked."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +104,16 @@ def save(
     base: dict[str, Any],
     origin: dict[str, Any] | None = None,
     tokens: Sequence[AddedToken] = (),
+    carry: Callable[[Path], None] | None = None,
 ) -> None:
     """Write what was trained: an adapter in peft's file format, fp32 tensors and a config that names the base model,
     or with full fine-tuning all weights in fp32; and the tokens that were added, if any.
 
     That is `best`, if rank 0 has one, else what the engine holds; `start` was taken out of the base weights before;
     `base` says what the base model is (base_identity.py), `origin` what training went on from, if it did
-    (earlier_adapter.py, provenance). Collective: every rank takes part in the gathering, rank 0 writes. What was written
-    is read back and compared with `expected` before it appears; raises UserError if it is not whole, finite and trained.
+    (earlier_adapter.py, provenance); `carry` writes further files into the directory, such as the prompt format.
+    Collective: every rank takes part in the gathering, rank 0 writes. What was written is read back and compared with
+    `expected` before it appears; raises UserError if it is not whole, finite and trained.
     """
     state = engine.part(WEIGHT)
     if rank == 0:
@@ -125,6 +127,8 @@ def save(
                 peft_config = _portable(engine.module.peft_config["default"], base)
                 write_json(staged / CONFIG, lora_init.doubled(peft_config) if start else peft_config)
             write(staged, tokens)
+            if carry:
+                carry(staged)
             manifest: dict[str, Any] = {BASE: base, "files": describe(staged)}
             if origin:
                 manifest["from_adapter"] = origin

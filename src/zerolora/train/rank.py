@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,7 @@ from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import LOGGER, result, set_up
 from zerolora.manifest import located
 from zerolora.peak_memory import PeakMemory
+from zerolora.prompt_format import write_adapter_format
 from zerolora.train import earlier_adapter, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, takes_out
 from zerolora.train.base_model import loading_of
@@ -151,9 +153,12 @@ def _publish(
     """Write adapter and metrics of a finished loop. Collective. Raises UserError if the adapter is not whole."""
     loop.heartbeat.at("writing the adapter")
     tokens = added_tokens.of_data(paths.data)
-    expected = expected_tensors(located(paths.weights), plan, tokens)
+    base = located(paths.weights)
+    expected = expected_tensors(base, plan, tokens)
     output, best = paths.output / "adapter", loop.validations.best
-    save(loop.engine, plan, output, loop.rank, expected, best, start, base_identity(paths.weights), origin, tokens)
+    carry = partial(write_adapter_format, paths.data, base, tokens=tokens)
+    identity = base_identity(paths.weights)
+    save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry)
     peaks = memory.of_all_ranks()
     if loop.rank == 0:
         published = sum(shape.numel() for shape in expected.values())

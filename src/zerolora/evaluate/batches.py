@@ -1,0 +1,74 @@
+"""How many prompts share a batch of generation: as the estimate predicts and the device has memory left."""
+
+import json
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from zerolora.config.settings import EvaluateSettings
+from zerolora.errors import UserError
+from zerolora.memory.inference import AUTO_ROWS, answering
+from zerolora.memory.read_spec import from_config
+
+SHARE = 0.5
+"""Share of the free memory that the batches of all ranks may take; other processes, and what no estimate knows, have
+the rest."""
+UNKNOWN = 8
+"""Prompts in a batch of a model that the estimate does not know."""
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class PromptBatches:
+    """The batches of one model on one device."""
+
+    def __init__(self, model: Any, settings: EvaluateSettings, ranks: int = 1) -> None:
+        """`ranks` processes share a CPU's memory."""
+        self.settings, self.free, self.spec = settings, 0, None
+        if settings.batch == "auto":
+            self.width = model.dtype.itemsize
+            self.free = int(SHARE * free_memory(model.device)) // (ranks if model.device.type == "cpu" else 1)
+            try:
+                self.spec = from_config(json.loads(model.config.to_json_string(use_diff=False)), Path("config.json"))
+            except UserError:
+                self.spec = None
+
+    def rows(self, prompt: int) -> int:
+        """Return how many prompts of up to `prompt` tokens share a batch, at least one."""
+        if self.settings.batch != "auto":
+            return self.settings.batch
+        if self.spec is None:
+            return UNKNOWN
+        spec = self.spec
+
+        def needed(rows: int) -> int:
+            return sum(answering(spec, self.width, "sdpa", rows, prompt, self.settings.max_new_tokens))
+
+        return max(1, bisect_right(range(1, AUTO_ROWS + 1), self.free, key=needed))
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that a device has left: of a CPU, what the machine and the job's cgroups still give."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = psutil.virtual_memory().available
+    for folder in _cgroups():
+        try:
+            limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        except OSError:
+            continue
+        if limit != "max":
+            free = min(free, max(0, int(limit) - int(used)))
+    return int(free)
+
+
+def _cgroups() -> list[Path]:
+    """Return the cgroup (version 2) of this process and those around it."""
+    try:
+        line = Path("/proc/self/cgroup").read_text().split("::", 1)[1].splitlines()[0]
+    except (OSError, IndexError):
+        return []
+    own = CGROUPS / line.lstrip("/")
+    return [own, *(parent for parent in own.parents if parent.is_relative_to(CGROUPS))]

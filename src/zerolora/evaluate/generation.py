@@ -1,0 +1,126 @@
+"""Greedy generation in batches of prompts of similar length.
+
+Prompts are padded on the left, and the model computes positions from the mask, so that an answer does not depend on its
+batch. Rows that have ended leave the batch: when half of it has, the others go on alone, with their keys and values.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from zerolora.config.settings import EvaluateSettings
+from zerolora.evaluate.batches import PromptBatches
+from zerolora.progress import Progress
+
+SMALLEST = 4
+"""Rows of a batch that are not worth leaving."""
+
+
+def generate(
+    model: Any,
+    tokenizer: Any,
+    rows: Any,
+    stops: set[int],
+    settings: EvaluateSettings,
+    keep: Callable[[dict[int, tuple[str, int]]], None] | None = None,
+    done: Iterable[int] = (),
+    batches: PromptBatches | None = None,
+) -> tuple[list[str], int]:
+    """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens.
+
+    Generation stops at any token of `stops`. `keep` is given the answers of each finished batch, with their tokens, by
+    the row's place in `rows`; rows whose place is in `done` are left out, and their answers are empty.
+    """
+    done = set(done)
+    batches = batches or PromptBatches(model, settings)
+    prompts = [row["input_ids"][: row["prompt"]] for row in rows]
+    answers = [""] * len(prompts)
+    generated = 0
+    # The longest first, which fills memory most; prompts of similar length share a batch, which keeps padding low.
+    places = (place for place in range(len(prompts)) if place not in done)
+    order = sorted(places, key=lambda place: (-len(prompts[place]), place))
+    with Progress("answer", len(prompts), len(done)) as bar:
+        while order:
+            size = batches.rows(len(prompts[order[0]]))
+            members, order = order[:size], order[size:]
+            finished = {}
+            continued = answer_batch(
+                model, tokenizer.pad_token_id, [prompts[place] for place in members], stops, settings.max_new_tokens
+            )
+            for place, tokens in zip(members, continued, strict=True):
+                answers[place] = tokenizer.decode(tokens, skip_special_tokens=True)
+                finished[place] = answers[place], len(tokens)
+                generated += len(tokens)
+            if keep:
+                keep(finished)
+            bar.update(len(members), f"{bar.rate():.1f} rows/s")
+    return answers, generated
+
+
+def answer_batch(
+    model: Any, padding: int, prompts: Sequence[list[int]], stops: set[int], limit: int
+) -> list[list[int]]:
+    """Return the tokens that follow each prompt, up to and with the first stop token, at most `limit`."""
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts]).to(model.device)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]).to(model.device)
+    answers: list[list[int]] = [[] for _ in prompts]
+    alive, cache = list(range(len(prompts))), None
+    while alive:
+        left = limit + longest - tokens.shape[1]
+        half = 0 if len(alive) <= SMALLEST else len(alive) // 2
+        with torch.no_grad():
+            output = model.generate(
+                input_ids=tokens,
+                attention_mask=mask,
+                past_key_values=cache,
+                max_new_tokens=left,
+                do_sample=False,
+                num_beams=1,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                repetition_penalty=1.0,
+                eos_token_id=sorted(stops) or None,
+                pad_token_id=padding,
+                stopping_criteria=[_Ended(longest, stops, half)],
+                return_dict_in_generate=True,
+            )
+        tokens, cache = output.sequences, output.past_key_values
+        ended = _ends(tokens[:, longest:], stops)
+        over = tokens.shape[1] - longest >= limit
+        rest = []
+        for place, row in enumerate(alive):
+            if over or ended[place] is not None:
+                answers[row] = tokens[place, longest:][: ended[place]].tolist()
+            else:
+                rest.append(place)
+        if not hasattr(cache, "batch_select_indices") and rest:
+            # A state that cannot be divided, as of a recurrent layer, is computed again.
+            cache = None
+        elif rest:
+            cache.batch_select_indices(torch.tensor(rest, device=model.device))
+        alive = [alive[place] for place in rest]
+        tokens = tokens[rest]
+        ones = mask.new_ones(len(rest), tokens.shape[1] - mask.shape[1])
+        mask = torch.cat([mask[rest], ones], dim=1)
+    return answers
+
+
+class _Ended:
+    """Stops generation when all rows, or all but `left`, have ended."""
+
+    def __init__(self, prompt: int, stops: set[int], left: int) -> None:
+        self.prompt, self.stops, self.left = prompt, torch.tensor(sorted(stops), dtype=torch.long), left
+
+    def __call__(self, tokens: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.stops = self.stops.to(tokens.device)
+        ended = torch.isin(tokens[:, self.prompt :], self.stops).any(1)
+        return torch.full_like(ended, int((~ended).sum()) <= self.left)
+
+
+def _ends(answers: torch.Tensor, stops: set[int]) -> list[int | None]:
+    """Return how many tokens each answer has up to its first stop token; None where there is none."""
+    found = torch.isin(answers, torch.tensor(sorted(stops), dtype=torch.long, device=answers.device))
+    return [int(row.float().argmax()) + 1 if row.any() else None for row in found]

@@ -1,0 +1,107 @@
+"""The models that are evaluated: a base model, a base model with an adapter, a merged model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerolora import added_tokens, prompt_format
+from zerolora.added_tokens import AddedToken
+from zerolora.architecture import auto_class, config_of
+from zerolora.files import MANIFEST, read_json
+from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
+from zerolora.methods.peft_format import CONFIG
+
+SHARE = 0.8
+"""Share of a GPU's free memory that weights may take; a larger model is spread over all GPUs of the job."""
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """A model to be evaluated."""
+
+    base: Path
+    """Directory of the base weights."""
+    adapter: Path | None = None
+    """Directory of the adapter that was trained on them; None for the base model itself."""
+    merged: Path | None = None
+    """Directory of what both were merged to; None if nothing was merged."""
+
+    @property
+    def directory(self) -> Path:
+        """Return the directory that says how the model is asked: its stop tokens and its padding token."""
+        return self.merged or self.adapter or self.base
+
+    @property
+    def loaded_adapter(self) -> Path | None:
+        """Return the adapter that is loaded beside the weights: none where it was merged into them."""
+        return None if self.merged else self.adapter
+
+
+def device_here(rank: int = 0) -> torch.device:
+    """Return the device of a rank: a GPU of its own if there is one."""
+    return torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def load(weights: Path, device: torch.device, tokens: list[AddedToken], adapter: Path | None = None) -> tuple[Any, Any]:
+    """Load model and tokenizer of a model directory, ready to generate, and an adapter that was trained on it.
+
+    A base model gets the `tokens` that its data adds, with the rows that training starts with. A model that does not
+    fit on one GPU is spread over all of them.
+    """
+    from transformers import AutoTokenizer
+
+    own = adapter is not None and (adapter / prompt_format.TOKENIZER).is_file()
+    directory = adapter if own else weights
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    known = {} if own else tokenizer.get_vocab()
+    lacking = [each for each in tokens if each.token not in known]
+    added_tokens.extend_again(tokenizer, tokens)
+    spread = device.type == "cuda" and torch.cuda.device_count() > 1 and _too_large(weights, device)
+    # On CPU fp32 is both faster and exact; on a GPU the weights keep their dtype.
+    model = auto_class(config_of(weights)).from_pretrained(
+        weights,
+        dtype="auto" if device.type == "cuda" else torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        device_map="auto" if spread else None,
+    )
+    added_tokens.add_rows(model, lacking)
+    if adapter is not None:
+        model = _with_adapter(model, adapter)
+    return (model.eval() if spread else model.eval().to(device=device)), tokenizer
+
+
+def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> set[int]:
+    """Return the stop tokens of a model and set the tokenizer's padding token.
+
+    A fine-tuned model's are those of its own directory, as anybody who loads it gets them. The base model, which does
+    not know the data's, stops at them too, so that the comparison is fair.
+    """
+    if model.adapter is not None:
+        stops = prompt_format.stop_tokens(model.directory, loaded)
+        tokenizer.pad_token_id = prompt_format.padding(model.directory, tokenizer, stops)
+        return stops
+    prepared = read_json(data / MANIFEST, "zerolora prepare")
+    tokenizer.pad_token = prepared["pad_token"]
+    return {*tokenizer.convert_tokens_to_ids(prepared["stop_tokens"]), tokenizer.eos_token_id} - {None}
+
+
+def _with_adapter(model: Any, adapter: Path) -> Any:
+    """Return a base model with what training published: peft's adapter beside it, or all weights in their place."""
+    if not (adapter / CONFIG).is_file() and (adapter / FULL_WEIGHTS).is_file():
+        from safetensors.torch import load_file
+
+        model.load_state_dict(load_file(adapter / FULL_WEIGHTS), strict=False)
+        return model
+    from peft import PeftModel
+
+    # The transformers model itself, with peft's layers in the place of its own.
+    return PeftModel.from_pretrained(model, str(adapter)).get_base_model()
+
+
+def _too_large(weights: Path, device: torch.device) -> bool:
+    size = sum(path.stat().st_size for path in weights.glob("*.safetensors"))
+    return size > SHARE * torch.cuda.mem_get_info(device)[0]

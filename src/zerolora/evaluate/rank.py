@@ -1,0 +1,16 @@
+"""One further rank of an evaluation: python -m zerolora.evaluate.rank FILE, as rank 0 wrote it (ranks.py)."""
+
+import sys
+from pathlib import Path
+
+from zerolora.errors import UserError
+from zerolora.evaluate.ranks import run_rank
+from zerolora.files import read_json
+from zerolora.log import set_up
+
+if __name__ == "__main__":
+    set_up()
+    try:
+        run_rank(read_json(Path(sys.argv[1]), "zerolora evaluate"))
+    except UserError as error:
+        sys.exit(f"zerolora: {error}")

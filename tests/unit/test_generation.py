@@ -1,0 +1,206 @@
+"""Generation: the same answers for any batch and any number of ranks, stop tokens of their own, and after a kill."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from bench import Bench
+from conftest import project_environment
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from zerolora import prompt_format
+from zerolora.config.settings import EvaluateSettings, PrepareSettings
+from zerolora.data.prepare import prepare
+from zerolora.evaluate import batches as batches_module
+from zerolora.evaluate.batches import PromptBatches
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
+from zerolora.evaluate.generation import answer_batch
+from zerolora.evaluate.ranks import _kept
+from zerolora.files import read_json, write_json
+from zerolora.memory.inference import AUTO_ROWS
+from zerolora.merge.merge import merge
+
+LIMIT = 24
+
+
+def settings(**values: Any) -> EvaluateSettings:
+    return EvaluateSettings(**{"split": "test", "max_new_tokens": 8, "check": "sum", **values})
+
+
+@pytest.fixture(scope="module")
+def asked() -> tuple[Any, list[list[int]], set[int], list[list[int]]]:
+    """Return a model whose answers end early and late, prompts of many lengths, stop tokens, one-by-one answers."""
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,  # answers that do not repeat themselves
+    )
+    model = LlamaForCausalLM(config).eval()
+    prompts = [torch.randint(1, 60, (length,)).tolist() for length in torch.randint(1, 30, (20,)).tolist()]
+    free = [answer_batch(model, 0, [prompt], set(), LIMIT)[0] for prompt in prompts]
+    stops = {token for token, _ in Counter(token for answer in free for token in answer[2:]).most_common(2)}
+    return model, prompts, stops, [answer_batch(model, 0, [prompt], stops, LIMIT)[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("size", [3, 20])
+def test_the_same_answers_in_batches_of_any_size(asked: Any, size: int) -> None:
+    model, prompts, stops, alone = asked
+    assert len({len(answer) for answer in alone}) > 5
+    together = [
+        answer
+        for start in range(0, len(prompts), size)
+        for answer in answer_batch(model, 0, prompts[start : start + size], stops, LIMIT)
+    ]
+    assert together == alone
+
+
+def test_ended_rows_leave_the_batch_and_no_token_is_generated_after_all_have_ended(asked: Any) -> None:
+    """Fewer positions are computed than a batch of its longest answer has, and none behind that."""
+    model, prompts, stops, alone = asked
+    rows: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, arguments, keywords: rows.append(len(keywords["input_ids"])), with_kwargs=True
+    )
+    answer_batch(model, 0, prompts, stops, LIMIT)
+    hook.remove()
+    lengths = sorted(map(len, alone))
+    assert len(rows) == lengths[-1]
+    assert sum(rows) < 0.8 * len(alone) * lengths[-1]
+
+
+def test_as_many_prompts_as_fit_into_the_free_memory_share_a_batch(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = asked[0]
+    sizes = []
+    for free in (0, 2**20, 2**21, 2**40):
+        monkeypatch.setattr(batches_module, "free_memory", lambda device, free=free: free)
+        sizes.append([PromptBatches(model, settings(max_new_tokens=LIMIT)).rows(length) for length in (30, 300)])
+    assert sizes[0] == [1, 1]
+    assert sizes[-1] == [AUTO_ROWS, AUTO_ROWS]
+    assert 1 < sizes[1][0] < sizes[2][0] < AUTO_ROWS
+    assert sizes[1][1] < sizes[1][0]
+    assert PromptBatches(model, settings(batch=7)).rows(300) == 7
+
+
+@pytest.fixture(scope="module")
+def evaluated(bench: Bench, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Return the outputs of an evaluation on one rank, and its model."""
+    run = bench.run("generated", "zero0")
+    folder = tmp_path_factory.mktemp("evaluated")
+    rows = bench.settings["prepare"]["rows"] | {"split": {"validation": 4, "test": 12}}
+    data = folder / "data"
+    source = bench.folder / "rows.json"
+    prepare(PrepareSettings.model_validate(rows | {"path": str(source)}), bench.folder / "m/tiny/manifest.json", data)
+    merge(tiny_model, run / "adapter", folder / "merged", folder / "merged", data)
+    model = EvaluatedModel(tiny_model, run / "adapter", folder / "merged")
+    evaluate(settings(), data, model, folder, folder / "answers.json")
+    return SimpleNamespace(folder=folder, data=data, model=model, answers=read_json(folder / "answers.json", ""))
+
+
+def test_base_and_adapter_answer_as_the_merged_model(evaluated: SimpleNamespace, tmp_path: Path) -> None:
+    """So do two ranks, and batches of other sizes."""
+    both = EvaluatedModel(evaluated.model.base, evaluated.model.adapter)
+    evaluate(settings(ranks=2, batch=3), evaluated.data, both, tmp_path, tmp_path / "answers.json", tmp_path / "work")
+    assert read_json(tmp_path / "answers.json", "") == evaluated.answers
+    first, second = (read_json(folder / "evaluate.json", "") for folder in (evaluated.folder, tmp_path))
+    assert second["loss"] == pytest.approx(first["loss"], rel=1e-5)
+    assert not (tmp_path / "work").exists()
+    base = tmp_path / "base"
+    evaluate(settings(), evaluated.data, EvaluatedModel(both.base), base, base / "answers.json")
+    assert read_json(base / "evaluate.json", "")["loss"] > second["loss"]
+
+
+def test_a_merged_model_and_an_adapter_say_themselves_where_answers_end(
+    evaluated: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Without the stop token in their generation_config.json answers run on, though the prepared data names it."""
+    for directory in (evaluated.model.merged, evaluated.model.adapter):
+        config = read_json(directory / "generation_config.json", "")
+        assert prompt_format.stop_tokens(directory, None) == {2}
+        assert config["pad_token_id"] == 0
+    file = evaluated.model.merged / "generation_config.json"
+    before = file.read_text()
+    stop = _token_of(evaluated)
+    counted = []
+    for ends in (stop, 1):  # a token that the model writes, and one that it does not
+        write_json(file, json.loads(before) | {"eos_token_id": ends})
+        evaluate(settings(), evaluated.data, evaluated.model, tmp_path, tmp_path / "answers.json")
+        counted.append(read_json(tmp_path / "evaluate_resources.json", "")["generated_tokens"])
+    file.write_text(before)
+    rows = len(evaluated.answers)
+    assert counted[0] < counted[1] == rows * 8
+
+
+def _token_of(evaluated: SimpleNamespace) -> int:
+    """Return a token of an answer that is not its last one."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(evaluated.model.merged)
+    return int(tokenizer(evaluated.answers[0]["answer"])["input_ids"][1])
+
+
+def test_an_evaluation_that_was_killed_goes_on_from_its_answers(evaluated: SimpleNamespace, tmp_path: Path) -> None:
+    """A process of its own is killed when some rows have answers; starting it takes some seconds."""
+    work = tmp_path / "work"
+    code = (
+        "import sys, json, time; from pathlib import Path; from zerolora.evaluate import ranks, generation\n"
+        "from zerolora.evaluate.evaluate import evaluate, EvaluatedModel; from zerolora.config.settings import EvaluateSettings\n"
+        "own = generation.answer_batch\n"
+        "def slow(*arguments):\n    time.sleep(0.3)\n    return own(*arguments)\n"
+        "generation.answer_batch = slow\n"
+        "spec = json.loads(sys.argv[1])\n"
+        "evaluate(EvaluateSettings.model_validate(spec['settings']), Path(spec['data']), EvaluatedModel(*map(Path, spec['model'])),"
+        " Path(spec['out']), Path(spec['out']) / 'answers.json', Path(spec['work']))\n"
+    )
+    model = evaluated.model
+    spec = {
+        "settings": settings(batch=2).model_dump(mode="json"),
+        "data": str(evaluated.data),
+        "model": [str(path) for path in (model.base, model.adapter, model.merged)],
+        "out": str(tmp_path / "out"),
+        "work": str(work),
+    }
+    process = subprocess.Popen([sys.executable, "-c", code, json.dumps(spec)], env=project_environment(Path.cwd()))
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and sum(len(_kept(folder)) for folder in work.glob("*/")) < 4:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (folder,) = work.glob("*/")
+    kept = _kept(folder)
+    assert 4 <= len(kept) < len(evaluated.answers)
+    with (folder / "rank0.jsonl").open("a") as file:
+        file.write("[0, ")  # of a line that the kill cut off
+    place = next(iter(kept))
+    kept_line = json.dumps([place, "kept", kept[place][1]])
+    with (folder / "rank0.jsonl").open("a") as file:
+        file.write(f"\n{kept_line}\n")  # shows that the row is not answered again
+    evaluate(settings(batch=5), evaluated.data, model, tmp_path, tmp_path / "answers.json", work)
+    expected = [each["answer"] for each in evaluated.answers]
+    expected[place] = "kept"
+    assert [each["answer"] for each in read_json(tmp_path / "answers.json", "")] == expected
+    assert not work.exists()
+    # Of another model they are no answers.
+    key_of_other = tmp_path / "work/other"
+    key_of_other.mkdir(parents=True)
+    (key_of_other / "rank0.jsonl").write_text(f"{kept_line}\n")
+    evaluate(settings(), evaluated.data, model, tmp_path, tmp_path / "answers.json", work)
+    assert read_json(tmp_path / "answers.json", "") == evaluated.answers
+
+
+def test_the_model_is_found_by_transformers_alone(evaluated: SimpleNamespace) -> None:
+    merged = AutoModelForCausalLM.from_pretrained(evaluated.model.merged)
+    assert merged.generation_config.pad_token_id == 0
+    assert merged.generation_config.eos_token_id == 2
