@@ -184,12 +184,12 @@ def test_an_evaluation_that_was_killed_goes_on_from_its_answers(evaluated: Simpl
     with (folder / "rank0.jsonl").open("a") as file:
         file.write("[0, ")  # of a line that the kill cut off
     place = next(iter(kept))
-    kept_line = json.dumps([place, "kept", kept[place][1]])
+    kept_line = json.dumps([place, "kept\u2028too", kept[place][1]], ensure_ascii=False)
     with (folder / "rank0.jsonl").open("a") as file:
         file.write(f"\n{kept_line}\n")  # shows that the row is not answered again
     evaluate(settings(batch=5), evaluated.data, model, tmp_path, tmp_path / "answers.json", work)
     expected = [each["answer"] for each in evaluated.answers]
-    expected[place] = "kept"
+    expected[place] = "kept\u2028too"
     assert [each["answer"] for each in read_json(tmp_path / "answers.json", "")] == expected
     assert not work.exists()
     # Of another model they are no answers.

@@ -175,7 +175,8 @@ def _kept(folder: Path) -> Answers:
     """Return the answers in the files of all ranks; a line that a kill cut off is none."""
     found: Answers = {}
     for path in sorted(folder.glob("rank*.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        # Not splitlines(), which divides at U+2028 and others too; answers may hold them.
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 place, text, tokens = json.loads(line)
             except ValueError:
