@@ -91,21 +91,24 @@ class Rows(Update):
 
     weight: str
     numbers: tuple[int, ...]
-    trained: "torch.Tensor"
+    trained: "Factor"
     """[rows, width]"""
     optional: bool = False
     """A tied head, of which few checkpoints have a copy."""
 
-    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
-        """Return the weight with the trained rows. Raises UserError if it is too small, or has another width."""
-        if weight.shape[1] != self.trained.shape[1] or len(weight) <= max(self.numbers):
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise UserError if the weight is too small, or has another width."""
+        if shape[1] != self.trained.shape[1] or shape[0] <= max(self.numbers):
             raise UserError(
-                f"{self.weight} is {list(weight.shape)} in the base, and the adapter has rows up to "
+                f"{self.weight} is {list(shape)} in the base, and the adapter has rows up to "
                 f"{max(self.numbers)} of width {self.trained.shape[1]}; this adapter was trained on another model"
             )
-        result = weight.float().clone()
-        result[list(self.numbers)] = self.trained.float()
-        return result
+
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Put the trained rows there."""
+        for place, number in enumerate(self.numbers):
+            if first <= number < first + len(rows):
+                rows[number - first] = rows_of(self.trained, place, place + 1)[0]
 
 
 def _paths(model: Any) -> list[str]:
