@@ -325,6 +325,12 @@ def merged_place(wildcards):
     )
 
 
+def merge_base(wildcards):
+    """The option of merge for the base that the config names."""
+    base = SETTINGS["runs"][wildcards.run]["merge"]["base"]
+    return "--dequantized" if base == "dequantized" else ""
+
+
 def evaluate_settings(wildcards):
     return argument_of(SETTINGS["evaluate"][dataset_of(wildcards)])
 

@@ -19,8 +19,9 @@ checkpoint merge:
         model=model_directory,
         weights=weights_directory,
         place=merged_place,
+        base=merge_base,
         output="results/{run}/merged",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
         " zerolora --log {log} merge --weights {params.weights}.json --adapter {params.adapter}"
-        " --data {params.data} --place {params.place} --output {params.output}"
+        " --data {params.data} --place {params.place} --output {params.output} {params.base}"

@@ -444,7 +444,10 @@ class Train(TrainSettings):
 class Merge(Section):
     """The merged model."""
 
-    version: bool = True
+    base: Literal["original", "dequantized"] = "original"
+    """Base that the adapter of qlora or qdora is added to: original = the weights as they were downloaded; dequantized =
+    those that training computed with, quantized and unpacked again."""
+    version: bool = False
     """Keep the merged weights in DVC's cache and push them. If false, DVC keeps only their hashes, and they are merged
     again from base and adapter where they are needed."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
-from zerolora.methods.base import Update, check_shape
+from zerolora.methods.base import Update
 from zerolora.methods.lora import ExpertProducts, Product
 from zerolora.methods.registry import of_directory
 from zerolora.tensor_file import whole

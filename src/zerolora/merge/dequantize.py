@@ -38,7 +38,7 @@ class BaseQuantization:
 
 
 def quantization_of(adapter: Path) -> BaseQuantization:
-    """Return how the base was quantized that an adapter was trained on. Raises UserError if its manifest does not say."""
+    """Return how the base of an adapter was quantized. Raises UserError if its manifest does not say."""
     path = adapter / MANIFEST
     manifest = read_object(path, "zerolora train") if path.is_file() else {}
     found = manifest.get("quantization")

@@ -102,7 +102,9 @@ def plan_merge(
 def _converted(group: tuple[StoredTensor, ...], names: StoredNames, updates: Mapping[str, Update]) -> MergeUnit:
     """Return the unit of tensors that are one weight, or several, of the model; tried on the meta device."""
     kinds = {each.name: TYPES.get(each.kind, ("uint8", 1))[0] for each in group}
-    empty = {each.name: torch.empty(each.shape, dtype=getattr(torch, kinds[each.name]), device="meta") for each in group}
+    empty = {
+        each.name: torch.empty(each.shape, dtype=getattr(torch, kinds[each.name]), device="meta") for each in group
+    }
     with _bringing_back(group[0]):
         weights = names.converted(empty)
     found = {weight: updates[weight] for weight in weights if weight in updates}

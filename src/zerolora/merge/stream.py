@@ -31,11 +31,11 @@ from zerolora.units import byte_size
 
 THREADS = 8
 """At most: more wait for the disk."""
-SPAN = 8 * 2**20
+SPAN = 2 * 2**20
 """Bytes of a tensor's rows that one thread reads, changes and writes."""
 COPIED = 32 * 2**20
 """Bytes that are copied at a time."""
-BLOCK = 2**19
+BLOCK = 2**18
 """Numbers whose fp32 copy and update are held at a time: they stay in a core's cache."""
 THIN = 16
 """Rows of a matrix that a block has at least: for fewer, BLAS sums in another order than for the whole matrix."""
@@ -160,9 +160,7 @@ class _Writer:
             stop = into.start + last * into.nbytes // max(_length(into), 1)
             yield _Job(target, stop, work)
 
-    def _write_rows(
-        self, unit: MergeUnit, mean: torch.Tensor | None, first: int, last: int, by_rows: bool
-    ) -> None:
+    def _write_rows(self, unit: MergeUnit, mean: torch.Tensor | None, first: int, last: int, by_rows: bool) -> None:
         (stored,) = unit.stored
         into = self.targets[stored.name]
         with contextlib.nullcontext() if by_rows else self.alone:

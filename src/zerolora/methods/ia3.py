@@ -149,11 +149,11 @@ class Ia3Method(TrainableMethod):
             if not name.endswith(SUFFIX):
                 result[saved_name(name)] = Replacement(saved_name(name), tensor)
                 continue
-            tensor = whole(tensor)
-            vector = tensor.T if module in transposed else tensor
-            result[f"{module}.weight"] = Scaled(f"{module}.weight", vector)
+            vector = whole(tensor)
+            turned = vector.T if module in transposed else vector
+            result[f"{module}.weight"] = Scaled(f"{module}.weight", turned)
             if not any(module == end or module.endswith(f".{end}") for end in feedforward):
-                result[f"{module}.bias"] = Scaled(f"{module}.bias", tensor.flatten(), optional=True)
+                result[f"{module}.bias"] = Scaled(f"{module}.bias", vector.flatten(), optional=True)
         return result
 
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
-from zerolora.methods.base import SHARED, Update, check_apart
+from zerolora.methods.base import SHARED, Update, check_apart, is_named
 from zerolora.methods.peft_format import PREFIX
+from zerolora.tensor_file import rows_of
 
 if TYPE_CHECKING:
     import torch
 
     from zerolora.memory.model_spec import ModelSpec, Module
+    from zerolora.tensor_file import Factor
 
 SUFFIX = ".token_adapter.trainable_tokens_delta"
 INDICES = "trainable_token_indices"
@@ -75,13 +77,15 @@ def check_head(biased: bool) -> None:
         )
 
 
-def row_update(name: str, tensor: "torch.Tensor", config: dict[str, Any], model: Any) -> dict[str, Update]:
+def row_update(name: str, tensor: "Factor", config: dict[str, Any], model: Any) -> dict[str, Update]:
     """Return what an adapter's tensor of trained rows makes of the weights that have them."""
-    path = name.removeprefix(PREFIX).removesuffix(SUFFIX)
-    result: dict[str, Update] = {f"{path}.weight": Rows(f"{path}.weight", tuple(config[INDICES][path]), tensor)}
+    path, listed = name.removeprefix(PREFIX).removesuffix(SUFFIX), config[INDICES]
+    if isinstance(listed, dict):  # by the end of a path; a list is of the embedding
+        listed = next(rows for end, rows in listed.items() if is_named(path, (end,)))
+    result: dict[str, Update] = {f"{path}.weight": Rows(f"{path}.weight", tuple(listed), tensor)}
     if head := _tied(model):
         # A checkpoint may hold the shared weight twice.
-        result[f"{head}.weight"] = Rows(f"{head}.weight", tuple(config[INDICES][path]), tensor, optional=True)
+        result[f"{head}.weight"] = Rows(f"{head}.weight", tuple(listed), tensor, optional=True)
     return result
 
 
