@@ -27,7 +27,7 @@ SAME = [
     "results/base/reference/evaluate.json",
     "results/default/adapter/adapter_config.json",
     "results/default/adapter/adapter_model.safetensors",
-    "results/default/merged/model.safetensors",
+    "work/merged/default/model.safetensors",
     "results/default/metrics/train.json",
     "results/default/metrics/loss.csv",
     "results/default/metrics/evaluate.json",
@@ -58,7 +58,7 @@ def main() -> None:
             "evaluate_resources": read(results / "metrics/evaluate_resources.json"),
             "predicted_host_bytes": read(results / "render.json")["choice"]["ranked"][0]["host_bytes"],
             "adapter_megabytes": round((results / "adapter/adapter_model.safetensors").stat().st_size / 1e6, 1),
-            "merged_megabytes": round((results / "merged/model.safetensors").stat().st_size / 1e6),
+            "merged_megabytes": round((first / "work/merged/default/model.safetensors").stat().st_size / 1e6),
             "files_that_differ_between_two_clones": different,
             "metrics_diff": metrics_diff(first),
         }

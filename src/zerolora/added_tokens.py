@@ -7,14 +7,18 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_json, write_json
 
+if TYPE_CHECKING:
+    import torch
+
 FILE = "tokens.json"
 """In the directory of what was trained."""
-SUMMED = 4096  # rows whose fp64 copies are summed at a time
+SUMMED = 4096
+"""Rows whose fp64 copies are summed at a time."""
 
 
 @dataclass(frozen=True)
@@ -120,28 +124,21 @@ def add_rows(model: Any, tokens: Iterable[AddedToken]) -> list[int]:
     for part in _unique(each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())):
         with _gathered(part):
             if part.device.type != "meta":
-                part.data[numbers] = _mean(part.data[: numbers[0]]).to(part.dtype)
+                part.data[numbers] = mean_row(part.data[: numbers[0]].split(SUMMED)).to(part.dtype)
     return numbers
 
 
-def grown(weight: Any, rows: int) -> Any:
-    """Return a stored embedding or head with so many rows, the new ones as `add_rows` makes them."""
+def mean_row(parts: "Iterable[torch.Tensor]") -> "torch.Tensor":
+    """Return the mean of rows, fp64, from parts of SUMMED rows: with it the rows of added tokens start."""
     import torch
 
-    if len(weight) >= rows:
-        return weight
-    mean = _mean(weight).to(weight.dtype)
-    return torch.cat([weight, mean.expand(rows - len(weight), *mean.shape)])
-
-
-def _mean(rows: Any) -> Any:
-    """Return the mean of rows, fp64."""
-    import torch
-
-    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
-    for part in rows.split(SUMMED):
-        total += part.double().sum(0)
-    return total / len(rows)
+    total, count = None, 0
+    for part in parts:
+        summed = part.double().sum(0)
+        total = summed if total is None else total + summed
+        count += len(part)
+    assert total is not None
+    return torch.as_tensor(total / count)
 
 
 def _unique(weights: Iterable[Any]) -> list[Any]:

@@ -3,9 +3,12 @@
 Stages are imported inside their subcommands, so that estimate, render and --help never load torch.
 """
 
+import contextlib
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -283,26 +286,46 @@ def train(
 
 @app.command()
 def merge(
-    weights: Stamp,
-    adapter: Adapter,
-    place: Annotated[Path, typer.Option(help="Output directory of the merged weights.")],
+    adapter: Annotated[list[Path], typer.Option(help="Directory of the adapter; of several, with --base.")],
     output: Output,
+    base: Annotated[Path | None, typer.Option(help="By hand: directory of a base model.")] = None,
+    weight: Annotated[list[float] | None, typer.Option(help="By hand: factor of each adapter, in order.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="In a pipeline: file with the directory of the weights.")] = None,
+    place: Annotated[
+        Path | None, typer.Option(help="In a pipeline: output directory of the merged weights; --output if left out.")
+    ] = None,
     data: TrainedOn = None,
     left_out: Annotated[
-        bool, typer.Option("--left-out", help="Merge nothing, and write a manifest that says so.")
+        bool, typer.Option("--left-out", help="In a pipeline: merge nothing, and write a manifest that says so.")
+    ] = False,
+    dequantized: Annotated[
+        bool, typer.Option("--dequantized", help="Merge into the weights as QLoRA quantized them, not the original.")
     ] = False,
 ) -> None:
     """Add the adapter to the base weights."""
     from zerolora.manifest import check_intact, located
     from zerolora.merge.left_out import leave_out
 
-    check_intact(adapter, "zerolora train")
+    if (base is None) == (weights is None):
+        raise UserError("merge takes --base, by hand, or --weights, in a pipeline; write one of the two")
+    if base is not None and (place or data or left_out):
+        raise UserError("--place, --data and --left-out belong to a pipeline's --weights; leave them out with --base")
+    if base is None and (len(adapter) > 1 or weight):
+        raise UserError("several adapters, or a --weight, are merged by hand; write --base in place of --weights")
     if left_out:
+        check_intact(adapter[0], "zerolora train")
         leave_out(output)
         return
+    from zerolora.merge.by_hand import merge_by_hand
     from zerolora.merge.merge import merge as stage
 
-    stage(located(weights), adapter, output, place, data)
+    with stoppable(f"{place or output} is as it was before"):
+        if base is not None:
+            merge_by_hand(base, adapter, weight or [], output, dequantized)
+            return
+        assert weights is not None
+        check_intact(adapter[0], "zerolora train")
+        stage(located(weights), adapter[0], output, place or output, data, dequantized)
 
 
 @app.command()
@@ -319,7 +342,8 @@ def merged_weights(
         return
     from zerolora.merge.merge import restore
 
-    restore(located(weights), adapter, manifest, data)
+    with stoppable("the merged weights are as they were before"):
+        restore(located(weights), adapter, manifest, data)
 
 
 @app.command()
@@ -395,6 +419,21 @@ def show(
     from zerolora.report.show import summary
 
     typer.echo(summary(results))
+
+
+@contextlib.contextmanager
+def stoppable(state: str) -> Iterator[None]:
+    """Let what runs be stopped by SIGTERM and Ctrl-C so that it cleans up; `state` says how things then stand."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped(f"stopped by {signal.Signals(number).name}; {state}")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _usage(error: TyperException) -> int:

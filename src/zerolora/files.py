@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,16 +123,18 @@ def staged_directory(target: Path) -> Iterator[Path]:
         _remove(unfinished)
 
 
-def describe(directory: Path) -> dict[str, dict[str, Any]]:
+def describe(directory: Path, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
     """Return `{relative name: {"sha256", "bytes"}}` for every file below `directory` but its manifest.
 
-    Raises UserError for a name that is not UTF-8, which JSON cannot hold.
+    `hashes` has the sha256 of files that need not be read again, by relative name. Raises UserError for a name that is
+    not UTF-8, which JSON cannot hold.
     """
-    return {
-        checked_name(path).relative_to(directory).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size}
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
+    known, found = hashes or {}, {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            name = checked_name(path).relative_to(directory).as_posix()
+            found[name] = {"sha256": known.get(name) or sha256(path), "bytes": path.stat().st_size}
+    return found
 
 
 def checked_name(path: Path) -> Path:

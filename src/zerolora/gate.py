@@ -5,7 +5,6 @@ and what it would publish is merged into tensors that have the names and shapes 
 torch, some seconds and no weights.
 """
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.compat import bitsandbytes
-from zerolora.compat.transformers import stored_names
+from zerolora.compat.transformers import StoredNames, stored_names
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
 from zerolora.log import LOGGER
 from zerolora.manifest import WEIGHTS, check_not_quantized
-from zerolora.merge.merge import UpdatedWeights
+from zerolora.merge.plan import plan_merge
 from zerolora.methods.base import Update
 from zerolora.methods.registry import TRAINABLE
+from zerolora.tensor_file import StoredTensor, TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.types import Attention
 
@@ -47,9 +47,9 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
         LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
         return
     built = built_on_meta(config)
-    stored = StoredShapes(paths, stored_names(built), updates)
-    _check_shared(stored, built.all_tied_weights_keys, model)
-    _merge(stored, updates, model)
+    files, names = [read_header(path) for path in paths], stored_names(built)
+    _check_shared(files, names, built.all_tied_weights_keys, model)
+    _merge(files, names, updates, model)
 
 
 def _attending(config: Any, attention: Attention) -> Any:
@@ -90,62 +90,37 @@ def _updates(model: Any, settings: RenderSettings) -> dict[str, Update]:
         return method.updates_of(published, config, base)
 
 
-def _check_shared(stored: "StoredShapes", shared: dict[str, str], model: Path) -> None:
+def _check_shared(files: list[TensorFile], names: StoredNames, shared: dict[str, str], model: Path) -> None:
     """Raise UserError if the files hold two different tensors of a weight that the model shares.
 
     transformers then reads two, but not where weights are sharded while they are read: engines would train different
     models. `shared` has the name of the weight by that of its copy.
     """
     for copy, name in shared.items():
-        one, other = stored.values(copy), stored.values(name)
-        if one is not None and other is not None and not torch.equal(one, other):
+        one, other = _stored(copy, files, names), _stored(name, files, names)
+        if one is not None and other is not None and not torch.equal(one.read(), other.read()):
             raise UserError(
                 f"{model / 'config.json'}: tie_word_embeddings is true, but {copy} and {name} differ in the files; "
                 "write false, or save the model with one of them"
             )
 
 
-def _merge(stored: "StoredShapes", updates: dict[str, Update], model: Path) -> None:
+def _stored(weight: str, files: list[TensorFile], names: StoredNames) -> StoredTensor | None:
+    """Return a weight of the model as it is stored; None if it is not, by itself."""
+    shape = names.shapes[weight]
+    alike = (each for file in files for each in file.tensors.values() if each.shape == shape)
+    return next((each for each in alike if names.of_model(each.name) == (weight, False)), None)
+
+
+def _merge(files: list[TensorFile], names: StoredNames, updates: dict[str, Update], model: Path) -> None:
     """Merge shapes. Raises UserError if a weight that is trained is in no file, has another shape there, or is stored
     in a form that it cannot be brought back to."""
-    for names in stored.files.values():
-        for name in names:
-            try:
-                stored.tensor(name)
-            except UserError as error:
-                raise UserError(f"{model}: training would end in what its files cannot take: {error}") from None
-            # transformers' conversions raise different errors for what they cannot convert, or convert back.
-            except Exception as error:
-                why = " ".join(str(error).split())
-                raise UserError(
-                    f"{model}: {name} is stored in a form that merge cannot bring back ({type(error).__name__}: "
-                    f"{why:.160}); write targets without it, or save the model with save_pretrained"
-                ) from None
-    missing = sorted(name for name in updates.keys() - stored.updated if not updates[name].optional)
-    if missing:
+    try:
+        plan = plan_merge(files, names, updates)
+    except UserError as error:
+        raise UserError(f"{model}: training would end in what its files cannot take: {error}") from None
+    if missing := plan.missing(updates):
         raise UserError(
             f"{model}: its files hold no {missing[0]}, which would be trained and could not be merged; fetch the whole "
             "model in a type that is not quantized, or write targets without it"
         )
-
-
-class StoredShapes(UpdatedWeights):
-    """The tensors of a base model's files on the meta device, read from the files' headers."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._shapes: dict[str, list[int]] = {}
-        for path in self.files:
-            with path.open("rb") as file:  # https://github.com/huggingface/safetensors#format
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            self._shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-
-    def values(self, weight: str) -> torch.Tensor | None:
-        """Return a weight of the model as it is stored; None if it is not, by itself."""
-        shape = list(self._names.shapes[weight])
-        alike = (name for name, found in self._shapes.items() if found == shape)
-        stored = next((name for name in alike if self._names.of_model(name) == (weight, False)), None)
-        return None if stored is None else super()._read(stored)
-
-    def _read(self, name: str) -> torch.Tensor:
-        return torch.empty(self._shapes[name], device="meta")

@@ -115,6 +115,19 @@ def is_weight(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """Return the weight files of a model directory: those of its index if it has one, as the same weights may lie
+    beside them in another form. Raises UserError if one that the index names is missing."""
+    if not (directory / WEIGHT_INDEX).is_file():
+        return sorted(directory.glob(WEIGHTS))
+    index = read_json(directory / WEIGHT_INDEX, "save_pretrained")
+    paths = sorted({directory / name for name in index["weight_map"].values()})
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{directory / WEIGHT_INDEX}: names {path.name}, which is not there; fetch the whole model")
+    return paths
+
+
 def model_files(directory: Path) -> list[Path]:
     """Return the files of a model directory that belong to the model, by name: weights and `SMALL_FILES`.
 

@@ -140,7 +140,7 @@ def test_packed_rows_teach_the_same(results: Path) -> None:
 def test_plain_transformers_generates_the_answer(results: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    merged = results / "default/merged"
+    merged = results.parent / "work/merged/default"
     tokenizer: Any = AutoTokenizer.from_pretrained(merged)
     model: Any = AutoModelForCausalLM.from_pretrained(merged)
     inputs = tokenizer.apply_chat_template(

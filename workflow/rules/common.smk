@@ -325,10 +325,11 @@ def merged_place(wildcards):
     )
 
 
-def merge_left_out(wildcards):
-    """The option of `zerolora merge` for a run whose adapter alone is the result."""
-    enabled = SETTINGS["runs"][wildcards.run]["merge"]["enabled"]
-    return "" if enabled else " --left-out"
+def merge_options(wildcards):
+    """The options of `zerolora merge` that the config says."""
+    merge = SETTINGS["runs"][wildcards.run]["merge"]
+    dequantized = ["--dequantized"] if merge["base"] == "dequantized" else []
+    return " ".join(dequantized if merge["enabled"] else ["--left-out"])
 
 
 def evaluate_settings(wildcards):

@@ -19,9 +19,9 @@ checkpoint merge:
         model=model_directory,
         weights=weights_directory,
         place=merged_place,
-        left_out=merge_left_out,
+        options=merge_options,
         output="results/{run}/merged",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
         " zerolora --log {log} merge --weights {params.weights}.json --adapter {params.adapter}"
-        " --data {params.data} --place {params.place} --output {params.output}{params.left_out}"
+        " --data {params.data} --place {params.place} --output {params.output} {params.options}"

@@ -271,6 +271,7 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
     yield from _impossible_method(train, at)
     if train.patience and not train.validation_steps:
         yield at("train", "patience"), "has nothing to count without validation_steps; write both, or neither"
+    yield from _impossible_merge(settings, at)
     yield from _impossible_strategy(config, run, settings, at)
     yield from _impossible_optimizer(train, at)
     yield from _impossible_tokens(config.prepare.get(config.all_runs[run].dataset), train, at)
@@ -311,6 +312,15 @@ def _impossible_method(train: Train, at: Callable[[str, str], tuple[str, ...]]) 
             (*at("train", "lora"), "init"),
             f"{train.lora.init} with method {train.method}, which takes nothing out of quantized weights; write "
             f"{DEFAULT}",
+        )
+
+
+def _impossible_merge(settings: RunSections, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:
+    if settings.merge.base == "dequantized" and not TRAINABLE[settings.train.method].quantizes():
+        yield (
+            at("merge", "base"),
+            f"dequantized with method {settings.train.method}, which quantizes nothing; write original, or method: "
+            "qlora or qdora",
         )
 
 

@@ -497,7 +497,10 @@ class Merge(Section):
     enabled: bool = True
     """Merge the adapter into the base weights. If false, the adapter alone is the result, and evaluation runs the base
     model with it."""
-    version: bool = True
+    base: Literal["original", "dequantized"] = "original"
+    """Base that the adapter of qlora or qdora is added to: original = the weights as downloaded; dequantized =
+    those that training computed with, quantized and unpacked again."""
+    version: bool = False
     """Keep the merged weights in DVC's cache and push them. If false, DVC keeps only their hashes, and they are merged
     again from base and adapter where they are needed."""
 

@@ -1,48 +1,47 @@
-"""Merge the adapter into the base model, one weight file at a time, into a directory that plain transformers loads.
+"""Merge the adapter into the base model, a block of rows at a time, into a directory that plain transformers loads.
 
     zerolora merge --weights resources/weights/MODEL.json --adapter results/NAME/adapter --data results/data/NAME
                    --place results/NAME/merged --output results/NAME/merged
+    zerolora merge --base DIRECTORY --adapter DIRECTORY --output DIRECTORY
 
-Only one weight file of the base is in memory at a time, so a 70B model needs the memory of its largest shard. The
-update is computed in fp32 and rounded once, to the dtype of the base weight.
+What is merged is known from headers (plan.py) before the first number is read; memory does not grow with the model
+(stream.py). The update is computed in fp32 and rounded once, to the dtype of the base weight.
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from zerolora import added_tokens
 from zerolora.architecture import built_on_meta, config_of
-from zerolora.compat.transformers import StoredNames, stored_names
+from zerolora.compat.transformers import stored_names
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, read_json, staged_directory, write_json
 from zerolora.log import result
-from zerolora.manifest import WEIGHTS, is_weight, model_files
+from zerolora.manifest import is_weight, model_files, weight_files
+from zerolora.merge.combine import updates_of
+from zerolora.merge.dequantize import requantized
+from zerolora.merge.plan import plan_merge
+from zerolora.merge.stream import write_weights
 from zerolora.merge.tokenizer import write_size, write_tokens
-from zerolora.methods.base import Update
-from zerolora.methods.registry import of_directory
-from zerolora.progress import Progress
 from zerolora.prompt_format import write_prompt_format
+from zerolora.tensor_file import read_header
 from zerolora.units import byte_size
 
-FLOATS = ("F32", "F16", "BF16")
-"""The types of a weight that is not quantized, as safetensors writes them."""
 
-
-def merge(base: Path, adapter: Path, output: Path, place: Path, data: Path | None = None) -> None:
+def merge(
+    base: Path, adapter: Path, output: Path, place: Path, data: Path | None = None, dequantized: bool = False
+) -> None:
     """Write the merged model to directory `place` and its manifest to `output`/manifest.json.
 
     `place` is `output` itself if the weights are versioned; otherwise it is another directory, and only their hashes
-    are versioned. With `data`, the prepared rows, the model gets their prompt format. Raises UserError if the adapter
-    was trained on another base model.
+    are versioned. With `data`, the prepared rows, the model gets their prompt format. With `dequantized` the adapter is
+    added to the weights as training quantized them. Raises UserError if the adapter was trained on another base model.
     """
     with staged_directory(place) as staged:
-        _write_merged(base, adapter, staged, data)
-        files = describe(staged)
-        manifest = {"path": str(place), "files": files}
+        hashes = write_model(base, [(adapter, 1.0)], staged, place, data, dequantized, hashed=True)
+        files = describe(staged, hashes)
+        manifest = {"path": str(place), "files": files} | ({"dequantized": True} if dequantized else {})
         if place == output:
             write_json(staged / MANIFEST, manifest)
     if place != output:
@@ -62,15 +61,35 @@ def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None)
     sizes = {name: file["bytes"] for name, file in expected["files"].items()}
     if not all((place / name).is_file() and (place / name).stat().st_size == sizes[name] for name in sizes):
         with staged_directory(place) as staged:
-            _write_merged(base, adapter, staged, data)
-            if describe(staged) != expected["files"]:
+            dequantized = expected.get("dequantized", False)
+            hashes = write_model(base, [(adapter, 1.0)], staged, place, data, dequantized, hashed=True)
+            if describe(staged, hashes) != expected["files"]:
                 raise UserError(f"{manifest}: base and adapter here merge to other weights; run the merge stage again")
 
 
-def _write_merged(base: Path, adapter: Path, staged: Path, data: Path | None) -> None:
-    model, tokens = built_on_meta(config_of(base)), added_tokens.of_directory(adapter)
+def write_model(
+    base: Path,
+    adapters: Sequence[tuple[Path, float]],
+    staged: Path,
+    place: Path,
+    data: Path | None = None,
+    dequantized: bool = False,
+    *,
+    hashed: bool = False,
+) -> dict[str, str]:
+    """Write the model that adapters, each times its weight, make of a base, into the directory `staged`.
+
+    `place` is what messages call it. Returns the sha256 of the weight files by name, none without `hashed`.
+    """
+    model, tokens = built_on_meta(config_of(base)), added_tokens.of_directory(adapters[0][0])
     added_tokens.add_rows(model, tokens)
-    updates = of_directory(adapter).updates(adapter, model)
+    updates = updates_of(adapters, model)
+    if dequantized:
+        updates = requantized(updates, adapters[0][0], model)
+    files = [read_header(path) for path in weight_files(base)]
+    plan = plan_merge(files, stored_names(model), updates, staged)
+    if missing := plan.missing(updates):
+        raise UserError(f"{adapters[0][0]}: the base has no {missing[0]}; this adapter was trained on another model")
     for path in model_files(base):
         if not is_weight(path.name):
             shutil.copyfile(path, staged / path.name)
@@ -78,90 +97,5 @@ def _write_merged(base: Path, adapter: Path, staged: Path, data: Path | None) ->
         write_tokens(staged, tokens, model.config.get_text_config().vocab_size)
     if data is not None:
         write_prompt_format(data, staged)
-    weights = UpdatedWeights(sorted(base.glob(WEIGHTS)), stored_names(model), updates)
-    with Progress("file", len(weights.files)) as bar:
-        for path, names in weights.files.items():
-            tensors = {name: weights.tensor(name) for name in names}
-            save_file(tensors, staged / path.name, weights.metadata[path])
-            bar.update()
-    write_size(staged, weights.more_parameters, weights.more_bytes)
-    missing = sorted(name for name in updates.keys() - weights.updated if not updates[name].optional)
-    if missing:
-        raise UserError(f"{adapter}: the base has no {missing[0]}; this adapter was trained on another model")
-
-
-class UpdatedWeights:
-    """The tensors of a base model's files, as they are after training."""
-
-    def __init__(self, paths: list[Path], names: StoredNames, updates: dict[str, Update]) -> None:
-        self.files: dict[Path, list[str]] = {}
-        self.metadata: dict[Path, dict[str, str] | None] = {}
-        self.updated: set[str] = set()
-        """The weights of the model that an update was applied to."""
-        self.more_parameters = self.more_bytes = 0
-        """Of the rows of added tokens."""
-        self._names, self._updates = names, updates
-        self._parts: dict[str, list[str]] = {}  # stored tensors of each weight that has to be converted
-        self._split: dict[str, torch.Tensor] = {}  # converted tensors whose file comes later
-        self._file: dict[str, Path] = {}
-        self._types: dict[str, str] = {}
-        for path in paths:
-            with safe_open(path, framework="pt") as file:
-                self.files[path], self.metadata[path] = list(file.keys()), file.metadata()
-                self._types |= {name: file.get_slice(name).get_dtype() for name in self.files[path]}
-            for name in self.files[path]:
-                self._file[name] = path
-                weight, converted = names.of_model(name)
-                if converted:
-                    self._parts.setdefault(weight, []).append(name)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return a stored tensor after training, in its own dtype."""
-        if name in self._split:
-            return self._split.pop(name)
-        weight, converted = self._names.of_model(name)
-        if not converted:
-            if weight in self._updates:
-                self._check_type(name)
-            return self._applied(weight, self._read(name))
-        parts = self._parts[weight]
-        before = {part: self._read(part) for part in parts}
-        weights = self._names.converted(before)
-        if not weights.keys() & self._updates.keys():
-            return before[name]
-        for part in parts:
-            self._check_type(part)
-        after = {each: self._applied(each, tensor) for each, tensor in weights.items()}
-        self._split |= {part: tensor.contiguous() for part, tensor in self._names.stored(after, parts).items()}
-        return self._split.pop(name)
-
-    def _check_type(self, name: str) -> None:
-        """Raise UserError if a stored tensor holds other numbers than those of a weight."""
-        if self._types[name] not in FLOATS:
-            raise UserError(
-                f"{self._file[name]}: {name} is stored as {self._types[name]}, codes of a quantized weight, to which "
-                f"nothing can be added; take the base model as it was before, in {', '.join(FLOATS)}"
-            )
-
-    def _applied(self, weight: str, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = self._grown(weight, tensor)
-        if weight not in self._updates:
-            return tensor
-        self.updated.add(weight)
-        return self._updates[weight].applied(tensor).to(tensor.dtype)
-
-    def _grown(self, weight: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a weight with as many rows as the model has, which are more of embedding and head if tokens were
-        added."""
-        shape = self._names.shapes.get(weight)
-        if not shape or shape[0] <= len(tensor) or shape[1:] != tensor.shape[1:]:
-            return tensor
-        result: torch.Tensor = added_tokens.grown(tensor, shape[0])
-        self.more_parameters += result.numel() - tensor.numel()
-        self.more_bytes += result.nbytes - tensor.nbytes
-        return result
-
-    def _read(self, name: str) -> torch.Tensor:
-        with safe_open(self._file[name], framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-            return tensor
+    write_size(staged, plan.more_parameters, plan.more_bytes)
+    return write_weights(plan, place, hashed)

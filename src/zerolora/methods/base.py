@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zerolora.memory.projections import Projections
     from zerolora.memory.tracer import Value
     from zerolora.methods.sections import MethodSections
+    from zerolora.tensor_file import Factor
 
 ADAPTABLE = ("linear", "conv1d", "embedding", "head")
 SHARED = ("embedding", "head")
@@ -147,29 +148,47 @@ class TrainableMethod(Method):
 
     @staticmethod
     @abstractmethod
-    def updates_of(tensors: "dict[str, torch.Tensor]", config: dict[str, Any], model: Any) -> "dict[str, Update]":
+    def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> "dict[str, Update]":
         """Return the same of published tensors and the content of their adapter_config.json, empty without one."""
 
 
 class Update(ABC):
-    """What training makes of one weight."""
+    """What training makes of one weight. Its tensors are in memory or in a file, from which they are read in part."""
 
     optional: bool = False
     """Whether the base model may lack the weight."""
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether each row of the result depends on that row of the weight alone."""
+        return True
+
     @abstractmethod
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise UserError if a weight of this shape is not the one that was trained."""
+
+    @abstractmethod
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Make of `rows`, in fp32, what they are after training, in place; `first` is the number of the first of them.
+        Without `by_rows` they are the whole weight."""
+
     def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
         """Return the weight after training, in fp32, from the one before. Raises UserError if the shapes differ."""
+        import torch
+
+        self.check(tuple(weight.shape))
+        result = weight.to(torch.float32, copy=True)
+        self.apply(result, 0)
+        return result
 
 
-def fitting(name: str, weight: "torch.Tensor", shape: "tuple[int, ...]") -> "torch.Tensor":
-    """Return a base weight in fp32. Raises UserError if the adapter expects another shape."""
-    if tuple(weight.shape) != tuple(shape):
+def check_shape(name: str, found: tuple[int, ...], expected: "Iterable[int]") -> None:
+    """Raise UserError if the adapter expects another shape of a base weight."""
+    if found != tuple(expected):
         raise UserError(
-            f"{name} is {list(weight.shape)} in the base and {list(shape)} in the adapter; "
+            f"{name} is {list(found)} in the base and {list(expected)} in the adapter; "
             "this adapter was trained on another model"
         )
-    return weight.float()
 
 
 def named_modules(model: "ModelSpec", names: tuple[str, ...], key: str, among: "Iterable[Module]") -> "list[Module]":

@@ -1,6 +1,6 @@
 """Full fine-tuning: every parameter of the model is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from zerolora.architecture import other_parts
 from zerolora.methods.base import TrainableMethod, TrainedParameters, Update, rows_and_columns, sizes
 from zerolora.methods.lora import Replacement
+from zerolora.tensor_file import read_header
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from zerolora.memory.projections import Projections
     from zerolora.memory.tracer import Value
     from zerolora.methods.sections import MethodSections
+    from zerolora.tensor_file import Factor
 
 WEIGHTS = "model.safetensors"
 
@@ -61,12 +63,10 @@ class FullMethod(TrainableMethod):
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
         """Return the trained weights in the place of the base model's."""
-        from safetensors.torch import load_file
-
-        return FullMethod.updates_of(load_file(directory / WEIGHTS), {}, model)
+        return FullMethod.updates_of(read_header(directory / WEIGHTS).tensors, {}, model)
 
     @staticmethod
-    def updates_of(tensors: "dict[str, torch.Tensor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
+    def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
         """Return a replacement of each weight, and of each copy of one that the model shares."""
         result: dict[str, Update] = {name: Replacement(name, tensor) for name, tensor in tensors.items()}
         for copy, name in model.all_tied_weights_keys.items():

@@ -3,7 +3,7 @@
 Sources: peft/tuners/ia3/model.py and layer.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -14,7 +14,7 @@ from zerolora.methods.base import (
     TrainableMethod,
     TrainedParameters,
     Update,
-    fitting,
+    check_shape,
     named_modules,
     saved_factors,
     saved_tensors,
@@ -30,6 +30,7 @@ from zerolora.methods.peft_format import (
     read_adapter,
     saved_name,
 )
+from zerolora.tensor_file import whole
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from zerolora.memory.projections import Projections
     from zerolora.memory.tracer import Value
     from zerolora.methods.sections import MethodSections
+    from zerolora.tensor_file import Factor
 
 # peft/utils/constants.py, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING: keys, values, and the MLP's last module.
 TARGETS = ("k_proj", "v_proj", "query_key_value", "qkv_proj", "c_attn", "k", "v")
@@ -138,7 +140,7 @@ class Ia3Method(TrainableMethod):
         return Ia3Method.updates_of(*read_adapter(directory), model)
 
     @staticmethod
-    def updates_of(tensors: "dict[str, torch.Tensor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
+    def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
         """Return the update of each weight and bias that an adapter in peft's format scales."""
         feedforward, transposed = tuple(config["feedforward_modules"] or ()), conv1d_paths(model)
         result: dict[str, Update] = {}
@@ -147,10 +149,11 @@ class Ia3Method(TrainableMethod):
             if not name.endswith(SUFFIX):
                 result[saved_name(name)] = Replacement(saved_name(name), tensor)
                 continue
-            vector = tensor.T if module in transposed else tensor
-            result[f"{module}.weight"] = Scaled(f"{module}.weight", vector)
+            vector = whole(tensor)
+            turned = vector.T if module in transposed else vector
+            result[f"{module}.weight"] = Scaled(f"{module}.weight", turned)
             if not any(module == end or module.endswith(f".{end}") for end in feedforward):
-                result[f"{module}.bias"] = Scaled(f"{module}.bias", tensor.flatten(), optional=True)
+                result[f"{module}.bias"] = Scaled(f"{module}.bias", vector.flatten(), optional=True)
         return result
 
 
@@ -164,10 +167,14 @@ class Scaled(Update):
     optional: bool = False
     """A bias, which not every module has."""
 
-    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
-        """Return the product. Raises UserError if the shapes differ."""
-        shape = [given if own == 1 else own for own, given in zip(self.vector.shape, weight.shape, strict=True)]
-        return fitting(self.name, weight, tuple(shape)) * self.vector.float()
+    def check(self, shape: tuple[int, ...]) -> None:
+        expected = [given if own == 1 else own for own, given in zip(self.vector.shape, shape, strict=True)]
+        check_shape(self.name, shape, expected)
+
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Multiply."""
+        one_for_all = self.vector.shape[0] == 1
+        rows.mul_((self.vector if one_for_all else self.vector[first : first + len(rows)]).float())
 
 
 def default_targets(model: Any) -> list[str]:

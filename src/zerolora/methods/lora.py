@@ -5,7 +5,7 @@ layer.py.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -18,8 +18,8 @@ from zerolora.methods.base import (
     TrainableMethod,
     TrainedParameters,
     Update,
+    check_shape,
     check_untied,
-    fitting,
     is_named,
     saved_factors,
     saved_tensors,
@@ -41,6 +41,7 @@ from zerolora.methods.peft_format import (
     saved_name,
 )
 from zerolora.methods.token_rows import SUFFIX, check_targets, row_options, row_tensors, row_update
+from zerolora.tensor_file import rows_of, whole
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from zerolora.memory.projections import Projections
     from zerolora.memory.tracer import Value
     from zerolora.methods.sections import MethodSections
+    from zerolora.tensor_file import Factor
 
 PARTS = ("A", "B", "embedding_A", "embedding_B", "magnitude_vector")
 
@@ -324,7 +326,7 @@ class TrainedLowRank(LowRank, TrainableMethod):
         return low_rank_updates(*read_adapter(directory), model)
 
     @staticmethod
-    def updates_of(tensors: "dict[str, torch.Tensor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
+    def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
         return low_rank_updates(tensors, config, model)
 
 
@@ -335,13 +337,13 @@ class LoraMethod(TrainedLowRank):
     name: ClassVar[str] = "lora"
 
 
-def low_rank_updates(tensors: "dict[str, torch.Tensor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
+def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
     """Return the update of each weight of an adapter in peft's format: LoRA, rsLoRA, DoRA.
 
     `model` is the base on the meta device. Raises UserError if a tensor is none of theirs.
     """
     result: dict[str, Update] = {}
-    modules: dict[str, dict[str, torch.Tensor]] = {}
+    modules: dict[str, dict[str, Factor]] = {}
     for name, tensor in tensors.items():
         module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
         part = rest.removesuffix(".weight")
@@ -401,26 +403,33 @@ class ExpertProducts(Update):
     """B·A·scale of each expert is added to its part of a parameter that holds the weights of all experts."""
 
     weight: str
-    first: "torch.Tensor"
+    first: "Factor"
     """[experts x r, inputs]"""
-    second: "torch.Tensor"
+    second: "Factor"
     """[outputs, r x experts]"""
     scale: float
     shape: tuple[int, ...]
     transposed: bool
     """An expert's weight is [inputs, outputs]."""
 
-    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
-        """Return the weights with the products added (peft/tuners/lora/layer.py, ParamWrapper.get_delta_weight)."""
-        total = fitting(self.weight, weight, self.shape).clone()
-        experts = self.shape[0] if len(self.shape) == 3 else 1
-        first = self.first.float().reshape(experts, -1, self.first.shape[-1])
-        second = self.second.float().reshape(self.second.shape[0], -1, experts)
-        for expert in range(experts):
-            product = second[:, :, expert] @ first[expert] * self.scale
-            part = total[expert] if len(self.shape) == 3 else total
+    @property
+    def by_rows(self) -> bool:
+        """Whether a row is an expert."""
+        return len(self.shape) == 3
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        check_shape(self.weight, shape, self.shape)
+
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Add the products (peft/tuners/lora/layer.py, ParamWrapper.get_delta_weight)."""
+        experts = self.shape[0] if self.by_rows else 1
+        count, r = len(rows) if self.by_rows else 1, self.first.shape[0] // experts
+        left = rows_of(self.first, first * r, (first + count) * r).float().reshape(count, r, -1)
+        right = whole(self.second).float().reshape(self.second.shape[0], r, experts)
+        for expert in range(count):
+            product = right[:, :, first + expert] @ left[expert] * self.scale
+            part = rows[expert] if self.by_rows else rows
             part.add_(product.T if self.transposed else product)
-        return total
 
 
 @dataclass(frozen=True)
@@ -429,32 +438,55 @@ class Product(Update):
 
     weight: str
     """Name of the base weight."""
-    parts: "dict[str, torch.Tensor]"
+    parts: "dict[str, Factor]"
     """A: [r, inputs], B: [outputs, r], magnitude_vector: [outputs]; of an embedding [r, rows] and [width, r]."""
     scale: float
     transposed: bool
     """The weight is [inputs, outputs]."""
 
-    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
-        """Return weight + B·A·scale. Raises UserError if a factor is missing or the shapes differ."""
-        embedding = "embedding_A" in self.parts
-        names = ("embedding_A", "embedding_B") if embedding else ("A", "B")
+    @property
+    def factors(self) -> "tuple[Factor, Factor]":
+        """A and B. Raises UserError if one is missing."""
+        names = ("embedding_A", "embedding_B") if "embedding_A" in self.parts else ("A", "B")
         for factor in names:
             if factor not in self.parts:
                 raise UserError(f"the adapter has no lora_{factor} for {self.weight}; train it again")
-        first, second = (self.parts[factor].float() for factor in names)
-        product = second @ first * self.scale
-        product = product.T if self.transposed or embedding else product
-        total = fitting(self.weight, weight, tuple(product.shape)) + product
+        return self.parts[names[0]], self.parts[names[1]]
+
+    @property
+    def turned(self) -> bool:
+        """Whether the weight is the transpose of B·A."""
+        return self.transposed or "embedding_A" in self.parts
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether no norm is taken across rows."""
+        return "magnitude_vector" not in self.parts or not self.turned
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        first, second = self.factors
+        product = (second.shape[0], first.shape[1])
+        check_shape(self.weight, shape, product[::-1] if self.turned else product)
+
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Add B·A·scale, and scale to the trained norms."""
         import torch
 
+        left, right = self.factors
+        last = first + len(rows)
+        if self.turned:
+            product = (whole(right).float() @ whole(left)[:, first:last].float()).mul_(self.scale).T
+        else:
+            product = (rows_of(right, first, last).float() @ whole(left).float()).mul_(self.scale)
+        rows.add_(product)
         magnitude = self.parts.get("magnitude_vector")
         if magnitude is None:
-            return total
+            return
         # arXiv 2402.09353, section 4.1; peft/tuners/lora/variants.py: a norm for each output.
-        along = 0 if self.transposed or embedding else 1
-        scaled: torch.Tensor = magnitude.float() / torch.linalg.vector_norm(total, dim=along)
-        return total * scaled.unsqueeze(along)
+        along = 0 if self.turned else 1
+        norms = whole(magnitude) if self.turned else rows_of(magnitude, first, last)
+        scaled: torch.Tensor = norms.float() / torch.linalg.vector_norm(rows, dim=along)
+        rows.mul_(scaled.unsqueeze(along))
 
 
 @dataclass(frozen=True)
@@ -462,16 +494,16 @@ class Replacement(Update):
     """A weight of which a whole copy was trained."""
 
     weight: str
-    trained: "torch.Tensor"
+    trained: "Factor"
     optional: bool = False
     """A second name of a shared weight, which few checkpoints have."""
 
-    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
-        """Return the trained copy. Raises UserError if the shapes differ."""
-        fitting(self.weight, weight, tuple(self.trained.shape))
-        trained = self.trained.float()
-        # Two tensors of a file may not share memory.
-        return trained.clone() if self.optional else trained
+    def check(self, shape: tuple[int, ...]) -> None:
+        check_shape(self.weight, shape, tuple(self.trained.shape))
+
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Put the trained copy there."""
+        rows.copy_(rows_of(self.trained, first, first + len(rows)) if rows.ndim else whole(self.trained))
 
 
 def _matching(pattern: dict[str, Any] | None, module: str) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from zerolora.errors import UserError, shown
 from zerolora.files import read_object
 from zerolora.methods.base import check_untied
 from zerolora.methods.experts import FAMILIES, ROUTER, check_expression, paths_named
+from zerolora.tensor_file import StoredTensor, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -49,11 +50,17 @@ def peft_state(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, tor
     return dict(get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False))
 
 
-def read_adapter(directory: Path) -> "tuple[dict[str, torch.Tensor], dict[str, Any]]":
-    """Return the tensors of an adapter directory by name, and its adapter_config.json."""
-    from safetensors.torch import load_file
+def read_adapter(directory: Path) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
+    """Return the tensors of an adapter directory by name, none of them read yet, and its adapter_config.json.
 
-    return load_file(directory / ADAPTER), read_config(directory)
+    Raises UserError if the directory has no whole file of tensors.
+    """
+    if not (directory / ADAPTER).is_file():
+        raise UserError(
+            f"{directory / ADAPTER}: there is no such file; save the adapter with save_pretrained "
+            "(pickled weights such as adapter_model.bin are not read)"
+        )
+    return read_header(directory / ADAPTER).tensors, read_config(directory)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -122,7 +129,7 @@ def _leaf_names(model: Any) -> list[str]:
 
 def saved_name(name: str) -> str:
     """Return the base model's name of a tensor of which an adapter holds a whole copy."""
-    return name.removeprefix(PREFIX)
+    return name.removeprefix(PREFIX).replace(".base_layer.", ".")
 
 
 def conv1d_paths(model: Any) -> set[str]:

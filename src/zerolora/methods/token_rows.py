@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
-from zerolora.methods.base import SHARED, Update, check_apart
+from zerolora.methods.base import SHARED, Update, check_apart, is_named
 from zerolora.methods.peft_format import PREFIX
+from zerolora.tensor_file import rows_of
 
 if TYPE_CHECKING:
     import torch
 
     from zerolora.memory.model_spec import ModelSpec, Module
+    from zerolora.tensor_file import Factor
 
 SUFFIX = ".token_adapter.trainable_tokens_delta"
 INDICES = "trainable_token_indices"
@@ -75,13 +77,15 @@ def check_head(biased: bool) -> None:
         )
 
 
-def row_update(name: str, tensor: "torch.Tensor", config: dict[str, Any], model: Any) -> dict[str, Update]:
+def row_update(name: str, tensor: "Factor", config: dict[str, Any], model: Any) -> dict[str, Update]:
     """Return what an adapter's tensor of trained rows makes of the weights that have them."""
-    path = name.removeprefix(PREFIX).removesuffix(SUFFIX)
-    result: dict[str, Update] = {f"{path}.weight": Rows(f"{path}.weight", tuple(config[INDICES][path]), tensor)}
+    path, listed = name.removeprefix(PREFIX).removesuffix(SUFFIX), config[INDICES]
+    if isinstance(listed, dict):  # by the end of a path; a list is of the embedding
+        listed = next(rows for end, rows in listed.items() if is_named(path, (end,)))
+    result: dict[str, Update] = {f"{path}.weight": Rows(f"{path}.weight", tuple(listed), tensor)}
     if head := _tied(model):
         # A checkpoint may hold the shared weight twice.
-        result[f"{head}.weight"] = Rows(f"{head}.weight", tuple(config[INDICES][path]), tensor, optional=True)
+        result[f"{head}.weight"] = Rows(f"{head}.weight", tuple(listed), tensor, optional=True)
     return result
 
 
@@ -91,21 +95,24 @@ class Rows(Update):
 
     weight: str
     numbers: tuple[int, ...]
-    trained: "torch.Tensor"
+    trained: "Factor"
     """[rows, width]"""
     optional: bool = False
     """A tied head, of which few checkpoints have a copy."""
 
-    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
-        """Return the weight with the trained rows. Raises UserError if it is too small, or has another width."""
-        if weight.shape[1] != self.trained.shape[1] or len(weight) <= max(self.numbers):
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise UserError if the weight is too small, or has another width."""
+        if shape[1] != self.trained.shape[1] or shape[0] <= max(self.numbers):
             raise UserError(
-                f"{self.weight} is {list(weight.shape)} in the base, and the adapter has rows up to "
+                f"{self.weight} is {list(shape)} in the base, and the adapter has rows up to "
                 f"{max(self.numbers)} of width {self.trained.shape[1]}; this adapter was trained on another model"
             )
-        result = weight.float().clone()
-        result[list(self.numbers)] = self.trained.float()
-        return result
+
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Put the trained rows there."""
+        for place, number in enumerate(self.numbers):
+            if first <= number < first + len(rows):
+                rows[number - first] = rows_of(self.trained, place, place + 1)[0]
 
 
 def _paths(model: Any) -> list[str]:

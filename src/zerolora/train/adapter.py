@@ -95,7 +95,7 @@ def prepared(
 
 def save(
     engine: Engine,
-    settings: TrainSettings,
+    settings: TrainingPlan,
     directory: Path,
     rank: int,
     expected: dict[str, torch.Size],
@@ -132,6 +132,13 @@ def save(
             manifest: dict[str, Any] = {BASE: base, "files": describe(staged)}
             if origin:
                 manifest["from_adapter"] = origin
+            if method.quantizes():  # what `zerolora merge --dequantized` reads
+                quantization = settings.quantization
+                manifest["quantization"] = {
+                    "type": quantization.type,
+                    "double": quantization.double,
+                    "precision": settings.precision,
+                }
             write_json(staged / MANIFEST, manifest)
 
 

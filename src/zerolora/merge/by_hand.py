@@ -1,0 +1,62 @@
+"""Merge by hand: any base and adapters of peft's in directories of the user's, outside a pipeline."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, staged_directory
+from zerolora.log import result
+from zerolora.manifest import WEIGHTS, check_intact, check_needs_no_code, check_not_quantized
+from zerolora.merge.merge import write_model
+from zerolora.units import byte_size
+
+
+def merge_by_hand(
+    base: Path, adapters: Sequence[Path], weights: Sequence[float], output: Path, dequantized: bool = False
+) -> None:
+    """Write the model that adapters, each times its weight, make of a base to a new directory.
+
+    Without `weights` there is one adapter, as it is. Raises UserError if the base or an adapter is none that can be
+    merged, or `output` is not free.
+    """
+    factors = _factors(adapters, weights)
+    _check_base(base)
+    _check_output(output, base)
+    for adapter in adapters:
+        if not adapter.is_dir():
+            raise UserError(f"--adapter: {adapter}: there is no such directory; write that of an adapter")
+        if (adapter / MANIFEST).is_file():
+            check_intact(adapter, "zerolora train")
+    with staged_directory(output) as staged:
+        write_model(base, list(zip(adapters, factors, strict=True)), staged, output, dequantized=dequantized)
+    result(byte_size(sum(path.stat().st_size for path in output.iterdir())))
+
+
+def _factors(adapters: Sequence[Path], weights: Sequence[float]) -> list[float]:
+    if not weights and len(adapters) == 1:
+        return [1.0]
+    if len(weights) != len(adapters):
+        raise UserError(
+            f"--weight is given {len(weights)} times, and --adapter {len(adapters)} times; write a weight for each "
+            "adapter, in the same order"
+        )
+    return list(weights)
+
+
+def _check_base(base: Path) -> None:
+    if not (base / "config.json").is_file() or not any(base.glob(WEIGHTS)):
+        raise UserError(
+            f"--base: {base}: has no config.json, or no .safetensors weights; write the directory of a model as "
+            "save_pretrained writes it (pickled weights such as pytorch_model.bin are not read)"
+        )
+    check_not_quantized(base)
+    check_needs_no_code(base)
+
+
+def _check_output(output: Path, base: Path) -> None:
+    if output.is_dir() and not any(output.iterdir()):
+        pass
+    elif output.exists() or output.is_symlink():
+        raise UserError(f"--output: {output}: exists already; write another directory, or remove this one")
+    if output.resolve().is_relative_to(base.resolve()):
+        raise UserError(f"--output: {output}: lies in the base {base}; write a directory outside of it")

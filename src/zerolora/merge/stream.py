@@ -1,0 +1,255 @@
+"""Write merged weight files in place: laid out before the first number is read, a few blocks of rows at a time.
+
+The memory is that of a block for each thread, whatever the model; of a whole tensor where an update needs it, and of a
+few times the tensors that transformers makes one weight of.
+"""
+
+import contextlib
+import errno
+import functools
+import hashlib
+import itertools
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerolora.added_tokens import SUMMED, mean_row
+from zerolora.errors import UserError
+from zerolora.merge.plan import MergePlan, MergeUnit
+from zerolora.methods.base import Update
+from zerolora.progress import Progress
+from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, read_into
+from zerolora.units import byte_size
+
+THREADS = 8
+"""At most: more wait for the disk."""
+SPAN = 2 * 2**20
+"""Bytes of a tensor's rows that one thread reads, changes and writes."""
+COPIED = 32 * 2**20
+"""Bytes that are copied at a time."""
+BLOCK = 2**18
+"""Numbers whose fp32 copy and update are held at a time: they stay in a core's cache."""
+THIN = 16
+"""Rows of a matrix that a block has at least: for fewer, BLAS sums in another order than for the whole matrix."""
+READ = 2**20
+"""Bytes that are hashed at a time."""
+NOT_COPIED = (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EBADF)
+"""What copy_file_range answers where it cannot copy (man 2 copy_file_range)."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Bytes of an output file, in order, and what writes them; None for bytes that an earlier job writes."""
+
+    target: TensorFile
+    stop: int
+    work: Callable[[], None] | None
+
+
+def write_weights(plan: MergePlan, output: Path, hashed: bool) -> dict[str, str]:
+    """Write the weight files of a plan and return the sha256 of each by name, none without `hashed`.
+
+    Their space is taken first. Raises UserError, which names `output`, if there is too little.
+    """
+    workers = min(_cores(), THREADS)
+    with contextlib.ExitStack() as stack:
+        handles = _allocated(plan, output, stack)
+        writer = _Writer(plan, handles)
+        bar = stack.enter_context(Progress("merge", plan.nbytes, binary=True))
+        pool = stack.enter_context(ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        written = {target.path: len(target.header) for _, target in plan.files}
+        digests = {target.path: hashlib.sha256(target.header) for _, target in plan.files if hashed}
+        bar.update(sum(written.values()))
+        waiting: deque[tuple[_Job, Future[None] | None]] = deque()
+        for job in [*writer.jobs(), None]:
+            if job:
+                waiting.append((job, pool.submit(job.work) if job.work else None))
+            while len(waiting) > (2 * workers if job else 0):
+                ended, future = waiting.popleft()
+                if future:
+                    future.result()
+                path = ended.target.path
+                if hashed:
+                    _hash(digests[path], handles[path], written[path], ended.stop, path)
+                bar.update(ended.stop - written[path])
+                written[path] = ended.stop
+    return {path.name: digest.hexdigest() for path, digest in digests.items()}
+
+
+def _allocated(plan: MergePlan, output: Path, stack: contextlib.ExitStack) -> dict[Path, int]:
+    """Return open files of their final sizes, with their headers."""
+    handles: dict[Path, int] = {}
+    for _, target in plan.files:
+        found = os.statvfs(target.path.parent)
+        free = found.f_bavail * found.f_frsize + sum(each.nbytes for _, each in plan.files if each.path in handles)
+        handle = handles[target.path] = os.open(target.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        stack.callback(os.close, handle)
+        try:
+            os.posix_fallocate(handle, 0, target.nbytes)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                error.filename = str(output / target.path.name)
+                raise
+            raise UserError(
+                f"{output}: the merged weights take {byte_size(plan.nbytes)}, and {byte_size(free)} are free there; "
+                "free some space, or write to another disk"
+            ) from None
+        _write(handle, memoryview(target.header), 0)
+    return handles
+
+
+class _Writer:
+    """Writes the tensors of a plan to open files."""
+
+    def __init__(self, plan: MergePlan, handles: dict[Path, int]) -> None:
+        self.plan, self.handles = plan, handles
+        self.targets = {each.name: each for _, target in plan.files for each in target.tensors.values()}
+        self.alone = threading.Lock()
+        """Held by what needs a whole tensor, or several, in memory: one at a time."""
+
+    def jobs(self) -> Iterator[_Job]:
+        """Yield the jobs of all files, each file's in the order of its bytes."""
+        begun: set[int] = set()
+        for source, target in self.plan.files:
+            copied: list[StoredTensor] = []
+            for stored in source.tensors.values():
+                unit = self.plan.units.get(stored.name)
+                if unit is None:
+                    copied.append(stored)
+                    continue
+                yield from self._copies(copied, target)
+                copied = []
+                if unit.converted:
+                    work = None if id(unit) in begun else functools.partial(self._convert, unit)
+                    begun.add(id(unit))
+                    yield _Job(target, self.targets[stored.name].stop, work)
+                else:
+                    yield from self._rows(unit, target)
+            yield from self._copies(copied, target)
+
+    def _copies(self, tensors: list[StoredTensor], target: TensorFile) -> Iterator[_Job]:
+        """Yield what copies tensors that lie side by side."""
+        if not tensors:
+            return
+        source, first, stop = tensors[0].path, tensors[0].start, tensors[-1].stop
+        shift = self.targets[tensors[0].name].start - first
+        for start in range(first, stop, COPIED):
+            end = min(start + COPIED, stop)
+            work = functools.partial(_copy, source, start, end, self.handles[target.path], start + shift)
+            yield _Job(target, end + shift, work)
+
+    def _rows(self, unit: MergeUnit, target: TensorFile) -> Iterator[_Job]:
+        """Yield what writes the rows of a tensor, all at once where the update needs all."""
+        (stored,) = unit.stored
+        into = self.targets[stored.name]
+        mean = None
+        if unit.rows is not None:
+            mean = mean_row(stored.read(first, first + SUMMED) for first in range(0, stored.shape[0], SUMMED))
+        by_rows = all(update.by_rows for update in unit.updates.values())
+        for first, last in spans(into.shape, SPAN // TYPES[stored.kind][1]) if by_rows else [(0, _length(into))]:
+            work = functools.partial(self._write_rows, unit, mean, first, last, by_rows)
+            stop = into.start + last * into.nbytes // max(_length(into), 1)
+            yield _Job(target, stop, work)
+
+    def _write_rows(self, unit: MergeUnit, mean: torch.Tensor | None, first: int, last: int, by_rows: bool) -> None:
+        (stored,) = unit.stored
+        into = self.targets[stored.name]
+        with contextlib.nullcontext() if by_rows else self.alone:
+            rows = stored.read(first, last)
+            if mean is not None:
+                added = mean.to(rows.dtype).expand(last - first - len(rows), *mean.shape)
+                rows = torch.cat([rows, added])
+            for update in unit.updates.values():
+                apply(update, rows, first)
+            offset = into.start + first * (into.nbytes // max(_length(into), 1))
+            _write(self.handles[into.path], _bytes(rows), offset)
+
+    def _convert(self, unit: MergeUnit) -> None:
+        """Write all stored tensors of a unit that transformers converts."""
+        names = self.plan.names
+        with self.alone:
+            weights = names.converted({each.name: each.read() for each in unit.stored})
+            for weight, update in unit.updates.items():
+                weights[weight] = weights[weight].contiguous()
+                apply(update, weights[weight], 0)
+            for name, tensor in names.stored(weights, [each.name for each in unit.stored]).items():
+                into = self.targets[name]
+                _write(self.handles[into.path], _bytes(tensor.contiguous()), into.start)
+
+
+def apply(update: Update, rows: torch.Tensor, first: int) -> None:
+    """Make of `rows` what they are after training, in place: computed in fp32 and rounded once."""
+    for start, stop in spans(tuple(rows.shape), BLOCK) if update.by_rows and rows.ndim else [(0, None)]:
+        block = rows[start:stop] if rows.ndim else rows
+        full = block.float()
+        update.apply(full, first + start)
+        if full is not block:
+            block.copy_(full)
+
+
+def spans(shape: tuple[int, ...], numbers: int) -> list[tuple[int, int]]:
+    """Return first and last row of blocks of about so many numbers, of a matrix none of them thin."""
+    if not shape:
+        return [(0, 1)]
+    thin = THIN if len(shape) == 2 else 1
+    step = max(numbers // max(math.prod(shape[1:]), 1) // thin, 1) * thin
+    firsts = list(range(0, shape[0], step)) or [0]
+    if len(firsts) > 1 and shape[0] - firsts[-1] < thin:
+        firsts.pop()
+    return list(itertools.pairwise([*firsts, shape[0]]))
+
+
+def _length(stored: StoredTensor) -> int:
+    return stored.shape[0] if stored.shape else 1
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _copy(source: Path, start: int, stop: int, handle: int, offset: int) -> None:
+    """Copy bytes of a file, in the kernel where it can: on some file systems both then share them."""
+    with source.open("rb", buffering=0) as file:
+        while start < stop:
+            try:
+                count = os.copy_file_range(file.fileno(), handle, stop - start, start, offset)
+            except OSError as error:
+                if error.errno not in NOT_COPIED:
+                    raise
+                count = 0
+            if not count:  # some file systems say 0 for what they cannot copy
+                buffer = memoryview(bytearray(min(stop - start, READ)))
+                read_into(file.fileno(), buffer, start, source)
+                _write(handle, buffer, offset)
+                count = len(buffer)
+            start, offset = start + count, offset + count
+
+
+def _write(handle: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(handle, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _hash(digest: Any, handle: int, start: int, stop: int, path: Path) -> None:
+    """Hash bytes that were just written, which the page cache still has."""
+    buffer = memoryview(bytearray(min(stop - start, READ)))
+    while start < stop:
+        part = buffer[: stop - start]
+        read_into(handle, part, start, path)
+        digest.update(part)
+        start += len(part)
+
+
+def _cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

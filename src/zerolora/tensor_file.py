@@ -1,0 +1,185 @@
+"""Safetensors files: their header, and rows of their tensors, read without a mapping.
+
+The pages of a mapped file count as memory of the process that has touched them; what is read here is held only as long
+as it is used. Source of the format: https://github.com/huggingface/safetensors#format.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerolora.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    Factor = torch.Tensor | "StoredTensor"
+
+ALIGNMENT = 8
+"""Of the first tensor's offset: the header ends in blanks."""
+LONGEST_HEADER = 100_000_000
+"""Bytes, as safetensors has it (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
+TYPES = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I16": ("int16", 2),
+    "U16": ("uint16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "I32": ("int32", 4),
+    "U32": ("uint32", 4),
+    "F32": ("float32", 4),
+    "F64": ("float64", 8),
+    "I64": ("int64", 8),
+    "U64": ("uint64", 8),
+}
+"""torch's name and the bytes of a number, by the name in a header. Others are copied, but not read."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file."""
+
+    path: Path
+    name: str
+    kind: str
+    """Type of a number, as the header has it."""
+    shape: tuple[int, ...]
+    start: int
+    """First byte in the file."""
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers."""
+        return self.stop - self.start
+
+    def read(self, first: int = 0, last: int | None = None) -> "torch.Tensor":
+        """Return the rows `first` to `last` along the first dimension, in memory of their own; a scalar as it is.
+
+        Raises UserError if the file ends before.
+        """
+        import torch
+
+        name, width = TYPES[self.kind]
+        shape = self.shape
+        if shape:
+            first, last, _ = slice(first, last).indices(shape[0])
+            shape = (last - first, *shape[1:])
+        tensor = torch.empty(shape, dtype=getattr(torch, name))
+        if tensor.numel():
+            offset = self.start + first * math.prod(self.shape[1:]) * width
+            with self.path.open("rb", buffering=0) as file:
+                read_into(file.fileno(), memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), offset, self.path)
+        return tensor
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """The header of a safetensors file."""
+
+    path: Path
+    metadata: dict[str, str] | None
+    tensors: dict[str, StoredTensor]
+    """By name, in the order of their bytes."""
+    header: bytes
+    """With its length before it: all bytes before the first tensor."""
+    names: tuple[str, ...]
+    """Of the tensors, in the order of the header."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole file."""
+        return len(self.header) + sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def resized(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> "TensorFile":
+        """Return the header of a file `path` with the same tensors in the same order, some of them of other `shapes`.
+
+        Without `shapes` of its tensors it is the same, byte for byte.
+        """
+        sizes = {
+            name: each.nbytes if name not in shapes else math.prod(shapes[name]) * TYPES[each.kind][1]
+            for name, each in self.tensors.items()
+        }
+        offsets, end = {}, 0
+        for name, size in sizes.items():
+            offsets[name] = (end, end + size)
+            end += size
+        header = self.header
+        if shapes.keys() & self.tensors.keys():
+            entries: dict[str, Any] = {} if self.metadata is None else {"__metadata__": self.metadata}
+            for name in self.names:
+                each = self.tensors[name]
+                shape = list(shapes.get(name, each.shape))
+                entries[name] = {"dtype": each.kind, "shape": shape, "data_offsets": list(offsets[name])}
+            text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % ALIGNMENT)
+            header = len(text).to_bytes(8, "little") + text
+        tensors = {
+            name: StoredTensor(
+                path, name, each.kind, shapes.get(name, each.shape), *(len(header) + at for at in offsets[name])
+            )
+            for name, each in self.tensors.items()
+        }
+        return TensorFile(path, self.metadata, tensors, header, self.names)
+
+
+def read_header(path: Path) -> TensorFile:
+    """Return the header of a safetensors file. Raises UserError unless its tensors fill the rest of the file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+            raise _broken(path, f"{size} bytes, with a header of {length}")
+        text = file.read(length)
+    try:
+        entries = json.loads(text)
+        metadata = entries.pop("__metadata__", None)
+        found = {
+            name: StoredTensor(
+                path, name, entry["dtype"], tuple(entry["shape"]), *(8 + length + at for at in entry["data_offsets"])
+            )
+            for name, entry in entries.items()
+        }
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise _broken(path, "its header is no list of tensors") from None
+    tensors = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)))
+    end = 8 + length
+    for name, each in tensors.items():
+        wanted = math.prod(each.shape) * TYPES[each.kind][1] if each.kind in TYPES else each.nbytes
+        if each.start != end or each.nbytes != wanted or wanted < 0:
+            raise _broken(path, f"{name} has bytes {each.start} to {each.stop}, and should have {wanted} from {end}")
+        end = each.stop
+    if end != size:
+        raise _broken(path, f"{size} bytes, and its tensors end at {end}")
+    return TensorFile(path, metadata, tensors, len(text).to_bytes(8, "little") + text, tuple(found))
+
+
+def rows_of(tensor: "Factor", first: int = 0, last: int | None = None) -> "torch.Tensor":
+    """Return rows of a tensor along its first dimension, from memory or from its file."""
+    return tensor.read(first, last) if isinstance(tensor, StoredTensor) else tensor[first:last]
+
+
+def whole(tensor: "Factor") -> "torch.Tensor":
+    """Return a tensor, from memory or from its file."""
+    return tensor.read() if isinstance(tensor, StoredTensor) else tensor
+
+
+def read_into(file: int, buffer: memoryview, offset: int, path: Path) -> None:
+    """Fill a buffer from an open file. Raises UserError, which names `path`, if the file ends before."""
+    while buffer:
+        count = os.preadv(file, [buffer], offset)
+        if not count:
+            raise _broken(path, f"it ends at byte {offset}")
+        buffer, offset = buffer[count:], offset + count
+
+
+def _broken(path: Path, why: str) -> UserError:
+    return UserError(f"{path}: is not a whole safetensors file ({why}); bring it here again")

@@ -1,0 +1,221 @@
+"""Merged weights are those of peft, bit for bit in fp32, within one rounding in bf16; the rest is the base byte for byte."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from zerolora.architecture import auto_class
+from zerolora.merge import stream
+from zerolora.merge.by_hand import merge_by_hand
+from zerolora.tensor_file import read_header
+
+TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+TEXT |= {"num_key_value_heads": 2, "vocab_size": 70, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": TEXT | {"tie_word_embeddings": True},
+    "untied": TEXT | {"attention_bias": True, "tie_word_embeddings": False},
+    "gpt2": {"vocab_size": 70, "n_embd": 32, "n_layer": 2, "n_head": 2, "tie_word_embeddings": False},
+    "qwen3_moe": TEXT | EXPERTS,
+    "gemma3": {"text_config": TEXT, "vision_config": TOWER | {"num_hidden_layers": 2}},
+}
+ALL = {"target_modules": "all-linear"}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "lora": ("llama", "LORA", ALL),
+    "rslora": ("llama", "LORA", ALL | {"use_rslora": True}),
+    "dora": ("llama", "LORA", ALL | {"use_dora": True}),
+    "patterns": ("llama", "LORA", ALL | {"rank_pattern": {"q_proj": 7}, "alpha_pattern": {"layers.1.*up_proj": 3}}),
+    "saved": ("untied", "LORA", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "norm"]}),
+    "biases": ("untied", "LORA", {"target_modules": ["q_proj"], "bias": "lora_only"}),
+    "embedding": ("untied", "LORA", {"target_modules": ["embed_tokens", "lm_head", "o_proj"]}),
+    "rows": ("llama", "LORA", {"target_modules": ["q_proj"], "trainable_token_indices": [3, 69]}),
+    "ia3": ("untied", "IA3", {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}),
+    "conv1d": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_fc", "lm_head"]}),
+    "conv1d dora": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_fc"], "use_dora": True}),
+    "conv1d ia3": ("gpt2", "IA3", {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]}),
+    "experts": ("qwen3_moe", "LORA", {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}),
+    "vision": ("gemma3", "LORA", {"target_modules": r".*language_model.*(q_proj|down_proj)"}),
+}
+
+
+@pytest.fixture(scope="module")
+def base_of(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[[str, torch.dtype], Path]:
+    """Return what writes a tiny model of a family in several files, with a tokenizer's files beside them."""
+    from transformers import CONFIG_MAPPING
+
+    made: dict[tuple[str, torch.dtype], Path] = {}
+
+    def make(family: str, dtype: torch.dtype) -> Path:
+        if (family, dtype) not in made:
+            folder = made[family, dtype] = tmp_path_factory.mktemp(family)
+            torch.manual_seed(0)
+            config = CONFIG_MAPPING["llama" if family == "untied" else family](**FAMILIES[family])
+            model = auto_class(config).from_config(config).to(dtype)
+            model.save_pretrained(folder, max_shard_size="60KB")
+            for path in tiny_model.glob("*token*"):
+                shutil.copy(path, folder)
+        return made[family, dtype]
+
+    return make
+
+
+def adapter_of(base: Path, kind: str, options: dict[str, Any], folder: Path, seed: int = 1) -> Path:
+    """Write an adapter of drawn values, as peft does."""
+    import peft
+
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(r=4, lora_alpha=12, **options) if kind == "LORA" else peft.IA3Config(**options)
+    wrapped = peft.get_peft_model(loaded(base, torch.float32), config)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if parameter.requires_grad:
+                # Magnitudes and (IA)³'s vectors are factors: around what they are.
+                parameter.add_(torch.randn_like(parameter) * (0.02 if "magnitude" in name or "ia3" in name else 0.1))
+    wrapped.save_pretrained(str(folder))
+    return folder
+
+
+def loaded(directory: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig
+
+    return auto_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=dtype)
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in directory.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_peft_bit_for_bit(
+    case: str, blocks: bool, base_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each method, module and family, in one block a tensor and in the least that there are."""
+    from peft import PeftModel
+
+    if blocks:
+        monkeypatch.setattr(stream, "SPAN", 2048)
+        monkeypatch.setattr(stream, "BLOCK", 256)
+        monkeypatch.setattr(stream, "COPIED", 1000)
+    family, kind, options = CASES[case]
+    base = base_of(family, torch.float32)
+    adapter = adapter_of(base, kind, options, tmp_path / "adapter")
+    merge_by_hand(base, [adapter], [], tmp_path / "merged")
+    peft_model = PeftModel.from_pretrained(loaded(base, torch.float32), str(adapter))
+    peft_model.merge_and_unload().save_pretrained(tmp_path / "theirs")
+    ours, theirs, before = weights(tmp_path / "merged"), weights(tmp_path / "theirs"), weights(base)
+    assert ours.keys() == before.keys()
+    changed = [name for name in before if not torch.equal(theirs[name], before[name])]
+    assert changed
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    # The same files, in the same layout.
+    for path in base.iterdir():
+        if path.suffix == ".safetensors":
+            assert read_header(path).header == read_header(tmp_path / "merged" / path.name).header
+        else:
+            assert path.read_bytes() == (tmp_path / "merged" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("case", ["lora", "dora", "saved", "ia3", "experts"])
+def test_in_bf16_it_is_rounded_once(case: str, base_of: Callable[..., Path], tmp_path: Path) -> None:
+    """Not further from the sum in fp32 than half the distance of two neighbours."""
+    from peft import PeftModel
+
+    family, kind, options = CASES[case]
+    base = base_of(family, torch.bfloat16)
+    adapter = adapter_of(base, kind, options, tmp_path / "adapter")
+    merge_by_hand(base, [adapter], [], tmp_path / "merged")
+    exact = PeftModel.from_pretrained(loaded(base, torch.float32), str(adapter)).merge_and_unload()
+    exact.save_pretrained(tmp_path / "exact")
+    ours, exactly, before = weights(tmp_path / "merged"), weights(tmp_path / "exact"), weights(base)
+    for name, tensor in ours.items():
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, exactly[name].to(torch.bfloat16)), name
+    assert any(not torch.equal(ours[name], before[name]) for name in ours)
+
+
+def test_several_adapters_are_the_sum_of_their_updates(base_of: Callable[..., Path], tmp_path: Path) -> None:
+    """As peft's add_weighted_adapter has it with combination_type "cat": "linear" is not the sum."""
+    from peft import PeftModel
+
+    base = base_of("llama", torch.float32)
+    one = adapter_of(base, "LORA", ALL, tmp_path / "one")
+    other = adapter_of(base, "LORA", ALL | {"use_rslora": True, "rank_pattern": {"q_proj": 6}}, tmp_path / "other", 2)
+    merge_by_hand(base, [one, other], [0.7, -0.3], tmp_path / "merged")
+    model: Any = PeftModel.from_pretrained(loaded(base, torch.float32), str(one), adapter_name="one")
+    model.load_adapter(str(other), adapter_name="other")
+    model.add_weighted_adapter(["one", "other"], [0.7, -0.3], "sum", combination_type="cat")
+    model.set_adapter("sum")
+    model.merge_and_unload().save_pretrained(tmp_path / "theirs")
+    ours, theirs = weights(tmp_path / "merged"), weights(tmp_path / "theirs")
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_a_header_that_grows_is_one_that_safetensors_reads(tmp_path: Path) -> None:
+    tensors = {"b": torch.ones(3, 4), "a": torch.zeros(2, dtype=torch.bfloat16), "é": torch.tensor(5)}
+    save_file(tensors, tmp_path / "x.safetensors", {"format": "pt", "näme": '"'})
+    before = read_header(tmp_path / "x.safetensors")
+    grown = before.resized(tmp_path / "y.safetensors", {"b": (5, 4)})
+    assert len(grown.header) % 8 == 0
+    body = {name: each.read().reshape(-1).view(torch.uint8).numpy().tobytes() for name, each in before.tensors.items()}
+    body["b"] = torch.full((5, 4), 7.0).numpy().tobytes()
+    (tmp_path / "y.safetensors").write_bytes(grown.header + b"".join(body[name] for name in grown.tensors))
+    assert (tmp_path / "y.safetensors").stat().st_size == grown.nbytes
+    found = load_file(tmp_path / "y.safetensors")
+    assert torch.equal(found.pop("b"), torch.full((5, 4), 7.0))
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in found.items())
+    assert read_header(tmp_path / "y.safetensors").metadata == before.metadata
+    assert before.resized(tmp_path / "z", {}).header == before.header
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 100, 4096])
+@pytest.mark.parametrize("width", [1, 7, 300, 10**6])
+def test_spans_cover_all_rows_and_none_is_thin(rows: int, width: int) -> None:
+    found = stream.spans((rows, width), 4096)
+    assert [row for first, last in found for row in range(first, last)] == list(range(rows))
+    assert len(found) == 1 or min(last - first for first, last in found) >= stream.THIN
+    assert max(last - first for first, last in found) <= max(2 * stream.THIN, math.ceil(4096 / width) + stream.THIN)
+
+
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[:-1],
+    "longer": lambda data: data + b"\0",
+    "empty": lambda data: b"",
+    "a long header": lambda data: (2**40).to_bytes(8, "little") + data[8:],
+    "no JSON": lambda data: data[:8] + b"x" + data[9:],
+    "a list": lambda data: (2).to_bytes(8, "little") + b"[]",
+    "another shape": lambda data: data.replace(b"[3,4]", b"[4,4]"),
+    "a hole": lambda data: data.replace(b"[0,48]", b"[1,48]"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_one_line(case: str, tmp_path: Path) -> None:
+    from zerolora.errors import UserError
+
+    path = tmp_path / "x.safetensors"
+    save_file({"b": torch.ones(3, 4)}, path)
+    before = path.read_bytes()
+    path.write_bytes(BROKEN[case](before))
+    assert path.read_bytes() != before
+    with pytest.raises(UserError, match=r"x\.safetensors: is not a whole safetensors file \(.*\); bring it here again"):
+        read_header(path)
+
+
+def test_the_index_is_followed_where_there_is_one(base_of: Callable[..., Path], tmp_path: Path) -> None:
+    """The same weights in one file beside it, as some repositories have them, are left out."""
+    base = tmp_path / "base"
+    shutil.copytree(base_of("llama", torch.float32), base)
+    save_file({"tok_embeddings.weight": torch.ones(2, 2)}, base / "consolidated.safetensors")
+    adapter = adapter_of(base, "LORA", ALL, tmp_path / "adapter")
+    merge_by_hand(base, [adapter], [], tmp_path / "merged")
+    index = json.loads((base / "model.safetensors.index.json").read_text())
+    assert {path.name for path in (tmp_path / "merged").glob("*.safetensors")} == set(index["weight_map"].values())
