@@ -17,6 +17,7 @@ from zerolora.config import schema
 from zerolora.config.schema import USER_CONFIG, Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import (
+    AcceptSettings,
     EstimateSettings,
     EvaluateSettings,
     FetchDirectory,
@@ -62,7 +63,7 @@ def resolve(config: Config) -> Resolved:
             for name, data in config.prepare.items()
         },
         evaluate={
-            name: EvaluateSettings(**config.evaluate.model_dump(), check=data.check)
+            name: EvaluateSettings(**config.evaluate.model_dump(exclude={"fail_if"}), check=data.check)
             for name, data in config.prepare.items()
         },
         runs={name: stages_of(config, name) for name in config.all_runs},
@@ -141,7 +142,10 @@ def stages_of(config: Config, run: str) -> RunSettings:
         ),
         train=TrainSettings(**_training(train), device=hardware.device),
         merge=MergeSettings(**settings.merge.model_dump()),
-        report=ReportSettings(**settings.report.model_dump(), strategy=settings.render.strategy),
+        report=ReportSettings(
+            **settings.report.model_dump(), strategy=settings.render.strategy, fail_if=config.evaluate.fail_if
+        ),
+        accept=AcceptSettings(fail_if=config.evaluate.fail_if),
     )
 
 

@@ -12,6 +12,8 @@ from zerolora.config.resolve import device_precision, models_by_source, run_sect
 from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, RESERVED_RUNS, Config, Prepare, RunSections, Train
 from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
+from zerolora.evaluate.gate import parse
+from zerolora.evaluate.tasks import TASKS
 from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import Quantization
@@ -43,6 +45,7 @@ def impossible(config: Config) -> Iterable[Mistake]:
                 f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}",
             )
         yield from _impossible_data(config, name)
+    yield from _impossible_gate(config)
     if config.train.from_adapter is not None:
         yield ("train", "from_adapter"), "stands for all runs; write it in each run of continued that goes on from it"
     for name, run in config.all_runs.items():
@@ -60,6 +63,22 @@ def impossible(config: Config) -> Iterable[Mistake]:
         yield from _impossible_from(config, name)
     if not dangling:  # otherwise a misspelt name would be reported twice
         yield from _unused(config)
+
+
+def _impossible_gate(config: Config) -> Iterable[Mistake]:
+    """Yield what is wrong with the gate: no evaluation, or a metric that no task has."""
+    condition, here = config.evaluate.fail_if, ("evaluate", "fail_if")
+    if condition is None:
+        return
+    if not config.evaluate.enabled:
+        yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or leave the gate out"
+    metric = parse(condition).metric
+    for name, data in config.prepare.items():
+        task = TASKS[data.check]
+        example = {"question": task.example.question, "expected": task.example.expected}
+        known = ["accuracy", "loss", "format_rate", *task.judge(example, task.example.right).scores]
+        if metric not in known:
+            yield here, f"{shown(condition)}: {name} has no metric {metric}; write one of {', '.join(known)}"
 
 
 def group_of(config: Config, run: str) -> str:
