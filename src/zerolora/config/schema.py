@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from zerolora.config.section import Positive, Section, Text
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
+from zerolora.evaluate.gate import parse
 from zerolora.evaluate.tasks import TASKS
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
@@ -139,6 +140,11 @@ def _resume(value: str) -> str:
     return value
 
 
+def _gate(value: str) -> str:
+    parse(value)
+    return value
+
+
 def _strategy(value: str) -> str:
     plain = value.removeprefix("deepspeed_")
     if plain in ("mics", "zero3_mics"):
@@ -149,6 +155,7 @@ def _strategy(value: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_name)]
+Condition = Annotated[str, AfterValidator(_gate)]
 Size = Annotated[str, BeforeValidator(_size)]
 SizeOrZero = Annotated[str, BeforeValidator(_size_or_zero)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -505,8 +512,8 @@ class Merge(Section):
     again from base and adapter where they are needed."""
 
 
-class Evaluate(Section):
-    """Evaluation of base and fine-tuned model; the same for all runs, so that their figures are comparable."""
+class EvaluateSettings(Section):
+    """What the stages evaluate and evaluate_base read."""
 
     enabled: bool = True
     """Evaluate the models. If false, no held-out row is asked, and report and summary leave out what needs answers."""
@@ -520,6 +527,13 @@ class Evaluate(Section):
     """Number of processes that share the rows, on CUDA with one GPU each."""
     max_new_tokens: Positive = 32
     """Maximum length of an answer in tokens."""
+
+
+class Evaluate(EvaluateSettings):
+    """Evaluation of base and fine-tuned model; the same for all runs, so that their figures are comparable."""
+
+    fail_if: Condition | None = None
+    """A condition under which a run fails after its report, as in accuracy < base - 0.01 or loss > 1.5."""
 
 
 class TaskRows(Section):
