@@ -25,6 +25,7 @@ from zerolora.config.settings import (
     FetchPackage,
     HardwareSettings,
     HarnessTaskSettings,
+    JudgeSettings,
     MergeSettings,
     MethodSettings,
     PackSettings,
@@ -89,6 +90,7 @@ def resolve(config: Config) -> Resolved:
                 for name, task in config.tasks.harness.items()
             },
         },
+        judge=JudgeSettings(**config.judge.model_dump()),
         runs={name: stages_of(config, name) for name in config.all_runs},
     )
 
