@@ -23,7 +23,7 @@ from zerolora.judge.endpoint import ATTEMPTS, Endpoint
 from zerolora.judge.judge import publish
 from zerolora.judge.metrics import interval, metrics
 from zerolora.judge.price import price, tokens_of
-from zerolora.judge.prompts import BASE, TUNED, Request, requests
+from zerolora.judge.prompts import BASE, TUNED, JudgeRequest, requests
 from zerolora.judge.questions import Question, read_questions
 from zerolora.judge.verdicts import TIE, outcome, rating, winner
 from zerolora.judge.work_file import WorkFile
@@ -495,6 +495,6 @@ def test_a_price_that_even_empty_answers_exceed_is_refused_before_the_models_ans
 
 
 def test_a_request_is_known_by_all_that_is_asked() -> None:
-    request: Request = requests(QUESTIONS, ANSWERS)[0]
+    request: JudgeRequest = requests(QUESTIONS, ANSWERS)[0]
     other = request._replace(messages=[request.messages[0], {"role": "user", "content": "other"}])
     assert request.key() != other.key()

@@ -6,14 +6,14 @@ from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
 from zerolora.judge.endpoint import Endpoint, Reply
 from zerolora.judge.price import most, price, tokens_of
-from zerolora.judge.prompts import Request
+from zerolora.judge.prompts import JudgeRequest
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
 
 
 def ask_all(
-    requests: list[Request], endpoint: Endpoint, settings: JudgeSettings, kept: WorkFile
+    requests: list[JudgeRequest], endpoint: Endpoint, settings: JudgeSettings, kept: WorkFile
 ) -> list[dict[str, Any]]:
     """Return the record of each request, in their order: what was asked, what the judge said, and its tokens.
 
@@ -38,7 +38,7 @@ def ask_all(
     return [kept.pieces[key] for key in keys]
 
 
-def most_of(requests: list[Request], settings: JudgeSettings) -> tuple[int, int]:
+def most_of(requests: list[JudgeRequest], settings: JudgeSettings) -> tuple[int, int]:
     """Return the estimated prompt tokens of requests and the most completion tokens."""
     found = [most(request.messages, settings) for request in requests]
     return sum(prompt for prompt, _ in found), sum(completion for _, completion in found)
@@ -81,11 +81,11 @@ def check(spent: tuple[int, int], more: tuple[int, int], settings: JudgeSettings
         )
 
 
-def _key(request: Request, settings: JudgeSettings) -> str:
+def _key(request: JudgeRequest, settings: JudgeSettings) -> str:
     return request.key(endpoint=settings.endpoint, model=settings.model, judge_tokens=settings.judge_tokens)
 
 
-def _record(request: Request, reply: Reply, settings: JudgeSettings) -> dict[str, Any]:
+def _record(request: JudgeRequest, reply: Reply, settings: JudgeSettings) -> dict[str, Any]:
     counted = reply.prompt_tokens is not None and reply.completion_tokens is not None
     estimated = most(request.messages, settings)[0], tokens_of([reply.text])
     return {

@@ -20,7 +20,7 @@ Answers = Mapping[str, Mapping[str, tuple[str, str]]]
 """By model and question id: the answers to both turns."""
 
 
-class Request(NamedTuple):
+class JudgeRequest(NamedTuple):
     """One request to the judge."""
 
     question: Question
@@ -45,7 +45,7 @@ class Request(NamedTuple):
         return hashlib.sha256(canonical(what).encode()).hexdigest()
 
 
-def requests(questions: list[Question], answers: Answers) -> list[Request]:
+def requests(questions: list[Question], answers: Answers) -> list[JudgeRequest]:
     """Return all requests, by question and turn: a grade for each model, and the comparison in both orders."""
     prompts = _prompts()
     orders = [(SINGLE, (BASE,)), (SINGLE, (TUNED,)), (PAIR, (BASE, TUNED)), (PAIR, (TUNED, BASE))]
@@ -59,7 +59,7 @@ def requests(questions: list[Question], answers: Answers) -> list[Request]:
 
 def _request(
     prompts: dict[str, Any], question: Question, turn: int, kind: str, models: tuple[str, ...], answers: Answers
-) -> Request:
+) -> JudgeRequest:
     reference = question.reference if question.category in REFERENCE_CATEGORIES else None
     name = {SINGLE: ("single-v1", "single-math-v1"), PAIR: ("pair-v2", "pair-math-v1")}[kind][reference is not None]
     if turn == TURNS:
@@ -77,7 +77,7 @@ def _request(
         {"role": "system", "content": prompt["system_prompt"]},
         {"role": "user", "content": prompt["prompt_template"].format(**fields)},
     ]
-    return Request(question, turn, kind, models, name, messages)
+    return JudgeRequest(question, turn, kind, models, name, messages)
 
 
 def _prompts() -> dict[str, Any]:
