@@ -23,7 +23,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-TARGETS = ("all", "default")
+TARGETS = ("all", "default", "judge_all")
 """Rules that run nothing, but collect what the others made."""
 HIDDEN = (
     "Assuming unrestricted shared filesystem usage",

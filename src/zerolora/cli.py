@@ -385,6 +385,25 @@ def evaluate(
 
 
 @app.command()
+def judge(
+    settings: Settings,
+    data: Data,
+    base: Annotated[Path, typer.Option(help="File with the directory of the base weights.")],
+    tuned: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
+    work: Annotated[Path, typer.Option(help="Directory of answers and verdicts that a killed command goes on from.")],
+    output: Output,
+    adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter, used if it was not merged.")] = None,
+) -> None:
+    """Compare base and tuned model by MT-bench's protocol, with a judge behind an endpoint that may cost money."""
+    from zerolora.config.settings import JudgeSettings
+    from zerolora.judge.judge import judge as stage
+    from zerolora.manifest import check_intact
+
+    check_intact(data, "zerolora prepare")
+    stage(_typed(JudgeSettings, settings), data, base, tuned, adapter, work, output, os.environ)
+
+
+@app.command()
 def report(
     settings: Settings,
     run: Annotated[str, typer.Option(help="Name of the run.")],

@@ -17,11 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerolora.stages import STAGES
+from zerolora.stages import ON_REQUEST, STAGES
 
 PACKAGE = Path(__file__).parent
 RULES = PACKAGE.parents[1] / "workflow/rules"
 CACHE = PACKAGE / "__pycache__" / "fingerprints.json"
+
+ALL = STAGES | ON_REQUEST
 
 LEFT_OUT: Mapping[str, str] = {
     "": "the package's own docstring",
@@ -72,7 +74,7 @@ def fingerprints(stages: Iterator[str] | list[str] | None = None, rules: Path | 
         for module in modules_of(name, modules):
             digest.update(f"{module} {modules[module]['digest']}\n".encode())
         if rules is not None:
-            digest.update(_rule(rules / f"{STAGES[name].rules}.smk", name).encode())
+            digest.update(_rule(rules / f"{ALL[name].rules}.smk", name).encode())
         result[name] = digest.hexdigest()
     modules.save()
     return result
@@ -81,8 +83,8 @@ def fingerprints(stages: Iterator[str] | list[str] | None = None, rules: Path | 
 def modules_of(stage: str, modules: "_Modules | None" = None) -> list[str]:
     """Return the modules of a stage, sorted: all that it imports, less those that cannot change its result."""
     modules = modules or _Modules()
-    kept = STAGES[stage].kept
-    waiting, seen = list(STAGES[stage].modules), set()
+    kept = ALL[stage].kept
+    waiting, seen = list(ALL[stage].modules), set()
     while waiting:
         name = waiting.pop()
         if name in seen or left_out(name, kept):

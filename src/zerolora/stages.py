@@ -1,6 +1,6 @@
 """The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
 
-The workflow, the code fingerprints (fingerprint.py) and the tests read this table. `{model}`, `{source}`,
+The workflow, the code fingerprints (fingerprint.py) and the tests read these tables. `{model}`, `{source}`,
 `{adapter}`, `{dataset}` and `{run}` stand for a name in the config.
 """
 
@@ -162,3 +162,18 @@ STAGES = {
         ),
     )
 }
+
+ON_REQUEST = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            "judge",
+            "has another model compare base and tuned model",
+            ("judge.judge",),
+            "judge",
+            ("results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
+            ("results/{run}/judge",),
+        ),
+    )
+}
+"""Stages that run only when their outputs are asked for: neither `all` nor dvc.yaml has them, since they cost money."""

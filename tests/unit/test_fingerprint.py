@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from zerolora import fingerprint
-from zerolora.stages import STAGES
+from zerolora.stages import ON_REQUEST, STAGES
 
 
 class Copy:
@@ -191,7 +191,7 @@ def test_a_start_parses_only_what_changed(copy: Copy) -> None:
 
 
 def test_every_stage_has_its_rule_and_its_modules() -> None:
-    for stage in STAGES.values():
+    for stage in (*STAGES.values(), *ON_REQUEST.values()):
         assert f" {stage.name}:" in (ROOT / f"workflow/rules/{stage.rules}.smk").read_text(encoding="utf-8")
         for module in stage.modules:
             assert fingerprint.file_of(module), module

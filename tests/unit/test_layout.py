@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"memory.command"},
     {"config.file", "config.rules", "config.origin"},
-    {"probe", "gate"},
+    {"probe", "gate", "judge"},
     {"fetch", "data", "planner", "train", "merge", "evaluate", "report"},
     {"memory"},
     {"methods"},

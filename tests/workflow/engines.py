@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from conftest import Project, project_environment
 
-TARGETS = {"all", "default"}
+TARGETS = {"all", "default", "judge_all"}
 STARTED = re.compile(r"^\d\d:\d\d:\d\d  (\w+)(?: (\S+))? +started$", re.MULTILINE)
 WILDCARD = re.compile(r"^    wildcards: \w+=(\S+)$", re.MULTILINE)
 JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):\n((?:    .*\n)+)", re.MULTILINE)

@@ -20,6 +20,7 @@ from engines import (
     snakemake_would_run,
     with_followers,
 )
+from loopback_judge import judging
 
 from zerolora.config.schema import Config, Fetch
 
@@ -104,6 +105,17 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "evaluate.rows": (2, JUDGE),
     "evaluate.batch": (1, JUDGE),
     "evaluate.max_new_tokens": (5, JUDGE),
+    # The stage judge runs only when it is asked for: no key of it reruns anything else.
+    "judge.endpoint": ("https://judge.example/v1", set()),
+    "judge.model": ("judge", set()),
+    "judge.key_variable": ("JUDGE_KEY", set()),
+    "judge.questions": ("config/judge/mine.jsonl", set()),
+    "judge.max_new_tokens": (100, set()),
+    "judge.judge_tokens": (100, set()),
+    "judge.prompt_price": (1.0, set()),
+    "judge.completion_price": (1.0, set()),
+    "judge.max_price": (1.0, set()),
+    "judge.seed": (7, set()),
     "report.examples": (1, {P}),
     "runs.default.hardware": ({"host_memory": "25GiB"}, {E, R}),
     "runs.default.pack": ({"packing": True}, {K}),
@@ -220,6 +232,30 @@ def test_each_key_changes_the_stages_that_read_it(finished: Project) -> None:
     assert wrong == {}
     assert dvc_changed(finished) == set()
     assert snakemake_would_run(finished) == set()
+
+
+def test_the_judge_is_asked_only_on_request(finished: Project) -> None:
+    """It costs money: no engine starts it by itself, misses its outputs, or has it asked twice."""
+    original = json.loads(json.dumps(finished.config))
+    output = finished.directory / "results/default/judge/judge.json"
+    with judging() as judge:
+        edit_config(finished, **{"judge.endpoint": judge.endpoint, "judge.model": "judge", "judge.max_new_tokens": 4})
+        assert snakemake_ran(finished) == {"resolve"} and judge.asked == []
+        finished.snakemake("judge_all")
+        asked = len(judge.asked)
+        assert asked == json.loads(output.read_text())["requests"] == 8 * 8
+        assert "Nothing to be done" in (again := finished.snakemake("judge_all")).stdout + again.stderr
+        assert dvc_changed(finished) == snakemake_would_run(finished) == set()
+        output.write_text("damaged")
+        assert snakemake_ran(finished) == set()
+        output.unlink()
+        assert snakemake_ran(finished) == set() and not output.exists()
+        finished.snakemake("results/default/judge/judge.json")
+        assert len(judge.asked) == asked and output.exists()
+    finished.config = original
+    finished.write_config()
+    assert snakemake_ran(finished) == {"resolve"}
+    assert dvc_changed(finished) == set()
 
 
 def test_an_edit_of_the_template_file_prepares_again(finished: Project) -> None:

@@ -26,11 +26,11 @@ from zerolora.files import canonical
 from zerolora.fingerprint import fingerprints
 from zerolora.long_argument import argument_of
 from zerolora.config.resolve import resolve
-from zerolora.stages import STAGES
+from zerolora.stages import ON_REQUEST, STAGES
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
-CODE = fingerprints()
+CODE = fingerprints([*STAGES, *ON_REQUEST])
 LOCK_FILE = "envs/requirements.lock"
 
 engine_sync.put_commands_on_path()
@@ -330,6 +330,14 @@ def merge_options(wildcards):
     merge = SETTINGS["runs"][wildcards.run]["merge"]
     dequantized = ["--dequantized"] if merge["base"] == "dequantized" else []
     return " ".join(dequantized if merge["enabled"] else ["--left-out"])
+
+
+def judge_settings(wildcards):
+    return argument_of(SETTINGS["judge"])
+
+
+def judge_questions(wildcards):
+    return SETTINGS["judge"]["questions"]
 
 
 def evaluate_settings(wildcards):

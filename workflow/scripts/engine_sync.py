@@ -41,7 +41,7 @@ USER_FILES = (
     *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
     *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*"),
 )
-TARGET_RULES = ("all", "default")
+TARGET_RULES = ("all", "default", "judge_all")
 CONTINUED = "_continued"  # of the DVC stages of runs that go on from an adapter
 
 

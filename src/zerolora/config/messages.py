@@ -12,10 +12,9 @@ def remedy(mistake: Any) -> str:
     if kind == "extra_forbidden":
         parts = mistake["loc"]
         if len(parts) == 3 and parts[0] in ("runs", "continued") and parts[2] in SHARED_SECTIONS:
-            return (
-                f"{parts[2]} is shared by all runs and cannot be overridden; add another entry to "
-                f"{'prepare and name it in the run’s dataset' if parts[2] != 'evaluate' else 'the evaluate section'}"
-            )
+            named = parts[2] in ("fetch", "prepare")
+            where = "prepare and name it in the run’s dataset" if named else f"the {parts[2]} section"
+            return f"{parts[2]} is shared by all runs and cannot be overridden; add another entry to {where}"
         return f"there is no such key (value {seen}); see config/README.md for those that are"
     if kind == "missing":
         return "is missing; add it (config/README.md says what it means)"

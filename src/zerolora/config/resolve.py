@@ -26,6 +26,7 @@ from zerolora.config.settings import (
     FetchPackage,
     HardwareSettings,
     HarnessTaskSettings,
+    JudgeSettings,
     MergeSettings,
     MethodSettings,
     PackSettings,
@@ -90,6 +91,7 @@ def resolve(config: Config) -> Resolved:
                 for name, task in config.tasks.harness.items()
             },
         },
+        judge=JudgeSettings(**config.judge.model_dump()),
         runs={name: stages_of(config, name) for name in config.all_runs},
     )
 

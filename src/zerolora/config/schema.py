@@ -3,9 +3,11 @@
 file.py reads and checks the file, resolve.py turns it into the settings of every stage.
 """
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -36,7 +38,7 @@ TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
 HUB_DATA = "data/hub"  # where fetched data sets are stored
 HUB_ADAPTERS = "resources/adapters"  # where fetched adapters are stored
 RESERVED_RUNS = ("base", "data", "logs", "tasks")
-SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks")
+SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
 
 
 def _name(value: str) -> str:
@@ -152,6 +154,30 @@ def _strategy(value: str) -> str:
     if plain not in (*STRATEGIES, "auto") and not USER_CONFIG.fullmatch(value):
         raise ValueError(f"write one of {', '.join(STRATEGIES)}, auto, or a file as in config/deepspeed/mine.json")
     return value if value.endswith(".json") else plain
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether the host of an address is this machine."""
+    host = urlsplit(address).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _endpoint(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        usable = bool(parts.hostname) and (parts.port is None or parts.port > 0) and value.isprintable()
+    except ValueError:
+        usable = False
+    if not usable or parts.scheme not in ("http", "https") or parts.query or parts.fragment or " " in value:
+        raise ValueError("write an address without a query, as in https://judge.example/v1")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("write the address without a user; the key comes from the variable in key_variable")
+    if parts.scheme == "http" and not is_loopback(value):
+        raise ValueError("write https, since http would send the key and all answers in the clear")
+    return value.rstrip("/")
 
 
 Name = Annotated[str, AfterValidator(_name)]
@@ -618,6 +644,31 @@ class Tasks(Section):
     """Tasks of lm-evaluation-harness."""
 
 
+class Judge(Section):
+    """MT-bench's protocol (docs/judge.md), off until `endpoint` is set; it runs only when it is asked for."""
+
+    endpoint: Annotated[str, AfterValidator(_endpoint)] | None = None
+    """Address of an OpenAI-compatible endpoint, as in https://judge.example/v1; http for this machine only."""
+    model: Text | None = None
+    """The judge's name there."""
+    key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Environment variable that holds the endpoint's key. Default: no key is sent."""
+    questions: Text = "config/judge/questions.jsonl"
+    """File of questions in MT-bench's form, one a line."""
+    max_new_tokens: Positive = 1024
+    """Maximum length of an answer in tokens; 1024 as in MT-bench."""
+    judge_tokens: Positive = 2048
+    """Maximum length of a verdict in tokens; 2048 as in MT-bench."""
+    prompt_price: Annotated[float, Field(ge=0)] | None = None
+    """Price of a million prompt tokens, in any currency."""
+    completion_price: Annotated[float, Field(ge=0)] | None = None
+    """Price of a million completion tokens, in the same currency."""
+    max_price: Annotated[float, Field(ge=0)] | None = None
+    """Most that the verdicts of a run may cost; no request is made that could exceed it. Needs both prices."""
+    seed: Seed = 42
+    """Seed of the bootstrap."""
+
+
 class Report(Section):
     """The report page."""
 
@@ -669,6 +720,8 @@ class Config(Section):
     """Evaluation."""
     tasks: Tasks = Tasks()
     """Further evaluation tasks."""
+    judge: Judge = Judge()
+    """MT-bench's protocol."""
     report: Report = Report()
     """The report."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)]

@@ -250,6 +250,12 @@ TaskSettings = Annotated[AskedTaskSettings | HarnessTaskSettings, Field(discrimi
 """Settings of `task` and `task_base`."""
 
 
+class JudgeSettings(schema.Judge):
+    """Settings of `judge`."""
+
+    model_config = ConfigDict(frozen=True)
+
+
 class ReportSettings(schema.Report):
     """Settings of `report`."""
 
@@ -296,5 +302,6 @@ class Resolved(Settings):
     """By task."""
     tasks: dict[str, TaskSettings]
     """By task."""
+    judge: JudgeSettings
     runs: dict[str, RunSettings]
     """By run."""

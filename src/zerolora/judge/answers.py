@@ -1,0 +1,124 @@
+"""The answers of base and tuned model to both turns of each question, greedy, through one chat template."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, canonical, read_json
+from zerolora.judge.prompts import Answers
+from zerolora.judge.questions import TURNS, Question
+from zerolora.judge.work_file import WorkFile
+from zerolora.log import LOGGER
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model that answers."""
+
+    name: str
+    weights: Path
+    """Directory of its weights and tokenizer."""
+    adapter: Path | None
+    """Directory of an adapter that is loaded onto them; None for the weights alone."""
+    identity: str
+    """What tells its weights from others: answers of another identity are generated again."""
+
+
+def answer_all(
+    questions: list[Question], contenders: list[Contender], data: Path, max_new_tokens: int, kept: WorkFile
+) -> Answers:
+    """Return the answers of each contender to all questions, the second turn after its own first answer.
+
+    All are asked through the chat template of the last contender, the tuned model, and stop at the stop tokens of
+    `data`. Answers in `kept` are not generated again. Raises UserError if there is no chat template, or if it refuses a
+    question.
+    """
+    template = _template(contenders[-1])
+    return {each.name: _answers(questions, each, template, data, max_new_tokens, kept) for each in contenders}
+
+
+def _answers(
+    questions: list[Question], contender: Contender, template: str, data: Path, max_new_tokens: int, kept: WorkFile
+) -> dict[str, tuple[str, str]]:
+    found: dict[str, list[str]] = {question.id: [] for question in questions}
+    generate: Callable[[list[list[dict[str, str]]]], list[str]] | None = None
+    for turn in range(TURNS):
+        chats = {question.id: _messages(question, found[question.id]) for question in questions}
+        keys = {name: _key(contender, template, max_new_tokens, chat) for name, chat in chats.items()}
+        missing = [name for name, key in keys.items() if key not in kept.pieces]
+        if missing:
+            generate = generate or _generator(contender, template, data, max_new_tokens)
+            LOGGER.info("judge: %s answers turn %d of %d questions", contender.name, turn + 1, len(missing))
+            for name, answer in zip(missing, generate([chats[name] for name in missing]), strict=True):
+                kept.add({"key": keys[name], "answer": answer})
+        for name, key in keys.items():
+            found[name].append(kept.pieces[key]["answer"])
+    return {name: (first, second) for name, (first, second) in found.items()}
+
+
+def _messages(question: Question, answers: list[str]) -> list[dict[str, str]]:
+    """Return the conversation up to the turn that comes after `answers`."""
+    messages = []
+    for turn, answer in zip(question.turns, [*answers, None], strict=False):
+        messages.append({"role": "user", "content": turn})
+        if answer is not None:
+            messages.append({"role": "assistant", "content": answer})
+    return messages
+
+
+def _key(contender: Contender, template: str, max_new_tokens: int, messages: list[dict[str, str]]) -> str:
+    what = [contender.name, contender.identity, template, max_new_tokens, messages]
+    return hashlib.sha256(canonical(what).encode()).hexdigest()
+
+
+def _template(contender: Contender) -> str:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(contender.weights, local_files_only=True, trust_remote_code=False)
+    if not isinstance(tokenizer.chat_template, str):
+        raise UserError(f"{contender.weights}: the tokenizer has no chat template; write prepare.NAME.template")
+    return tokenizer.chat_template
+
+
+def _generator(
+    contender: Contender, template: str, data: Path, max_new_tokens: int
+) -> Callable[[list[list[dict[str, str]]]], list[str]]:
+    """Load a contender, and return a function from conversations to its answers."""
+    import torch
+
+    from zerolora import added_tokens, cpu_matmul
+    from zerolora.config.settings import EvaluateSettings
+    from zerolora.evaluate.generation import generate
+    from zerolora.evaluate.models import load
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        cpu_matmul.choose()
+    model, tokenizer = load(contender.weights, device, added_tokens.of_data(data), contender.adapter)
+    prepared = read_json(data / MANIFEST, "zerolora prepare")
+    tokenizer.pad_token = prepared["pad_token"]
+    stops = {*tokenizer.convert_tokens_to_ids(prepared["stop_tokens"]), tokenizer.eos_token_id} - {None}
+    settings = EvaluateSettings(check="exact", max_new_tokens=max_new_tokens)
+
+    def answer(chats: list[list[dict[str, str]]]) -> list[str]:
+        rows = [_row(tokenizer, template, chat) for chat in chats]
+        return [text.strip() for text in generate(model, tokenizer, rows, stops, settings)[0]]
+
+    return answer
+
+
+def _row(tokenizer: Any, template: str, chat: list[dict[str, str]]) -> dict[str, Any]:
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(chat, chat_template=template, add_generation_prompt=True, tokenize=False)
+    except TemplateError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the chat template refuses a question of two turns: {reason}; choose another template"
+        ) from None
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return {"input_ids": tokens, "prompt": len(tokens)}

@@ -1,0 +1,178 @@
+"""The judge behind an OpenAI-compatible endpoint: one chat completion at a time, asked again while it is busy.
+
+The key goes into the header of each request and nowhere else: redirects are not followed, what the endpoint answers is
+cleared of it, and no error of the HTTP library is shown whose text could hold it.
+"""
+
+import contextlib
+import email.utils
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import httpx2
+
+from zerolora.config.schema import is_loopback
+from zerolora.config.settings import JudgeSettings
+from zerolora.errors import UserError, shown
+from zerolora.log import LOGGER
+
+ATTEMPTS = 8
+"""Of one request. The waits between them sum to two minutes, unless the endpoint names others."""
+LONGEST_WAIT = 600.0
+"""Seconds that the endpoint may ask to wait before the command stops instead."""
+TIMEOUT = 300.0
+"""Seconds without a byte of an answer, which is not streamed."""
+BUSY = 429
+
+
+class Reply(NamedTuple):
+    """An answer of the judge."""
+
+    text: str
+    model: str
+    """The judge's name as the endpoint reports it; empty if it does not."""
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    """None if the endpoint does not report its usage."""
+    finish_reason: str
+
+
+class Endpoint:
+    """Asks the judge that the settings name. Use as a context manager, which closes the connection."""
+
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        environment: Mapping[str, str],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Raises UserError if endpoint or model are not set, or the variable of the key is unset or holds no key."""
+        for name in ("endpoint", "model"):
+            if getattr(settings, name) is None:
+                raise UserError(f"config/config.yaml: judge.{name} is not set; write it, as docs/judge.md shows")
+        self.address, self.model = str(settings.endpoint), str(settings.model)
+        self._body = {"model": self.model, "temperature": 0, "max_tokens": settings.judge_tokens}
+        self._key = _key(settings.key_variable, environment)
+        self._sleep = sleep
+        self._reached = False
+        # Proxies of the environment are for other machines: one between here and a loopback address would read the key.
+        self._client = httpx2.Client(timeout=TIMEOUT, follow_redirects=False, trust_env=not is_loopback(self.address))
+
+    def __enter__(self) -> "Endpoint":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def ask(self, messages: list[dict[str, str]]) -> Reply:
+        """Return the judge's answer to a conversation.
+
+        429, 5xx, timeouts and broken connections are tried again, after 1, 2, 4 … seconds or as long as Retry-After
+        says. Raises UserError for anything else, and after ATTEMPTS.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            wait: float | None = None
+            try:
+                response = self._post(messages)
+            except httpx2.RequestError as error:
+                if isinstance(error, httpx2.ConnectError) and not self._reached:
+                    raise UserError(
+                        f"judge.endpoint: {self.address}: no connection ({self._clear(str(error))}); correct the "
+                        "address, or start the server"
+                    ) from None
+                problem = type(error).__name__  # its text may quote the header with the key
+            else:
+                self._reached = True
+                if response.status_code != BUSY and response.status_code < 500:
+                    return self._reply(response)
+                problem, wait = f"status {response.status_code}", _retry_after(response)
+            wait = min(2.0 ** (attempt - 1), LONGEST_WAIT) if wait is None else wait
+            if attempt == ATTEMPTS or wait > LONGEST_WAIT:
+                raise UserError(
+                    f"judge.endpoint: {self.address}: {problem} at attempt {attempt} of {ATTEMPTS}, and asks to wait "
+                    f"{wait:,.0f} s; run it again later: it goes on from the verdicts that it has"
+                )
+            LOGGER.info("judge: %s at attempt %d of %d; again in %.0f s", problem, attempt, ATTEMPTS, wait)
+            self._sleep(wait)
+        raise AssertionError
+
+    def _post(self, messages: list[dict[str, str]]) -> httpx2.Response:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        return self._client.post(
+            f"{self.address}/chat/completions", json={**self._body, "messages": messages}, headers=headers
+        )
+
+    def _reply(self, response: httpx2.Response) -> Reply:
+        status = response.status_code
+        if status in (401, 403):
+            raise UserError(
+                f"judge.endpoint: {self.address}: refuses access (status {status}); put a valid key into the "
+                "environment variable that judge.key_variable names"
+            )
+        try:
+            value = response.json()
+        except ValueError:
+            value = None
+        if status != 200:
+            raise UserError(f"judge.endpoint: {self.address}: {self._refusal(status, value)}")
+        try:
+            choice = value["choices"][0]
+            text = choice["message"]["content"] or ""
+            usage = value.get("usage") or {}
+            tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        except (AttributeError, IndexError, KeyError, TypeError):
+            text, choice, tokens = None, {}, []
+        if not isinstance(text, str):
+            raise UserError(
+                f"judge.endpoint: {self.address}: the answer is no chat completion; write the address of an "
+                "OpenAI-compatible endpoint, as in https://judge.example/v1"
+            )
+        prompt_tokens, completion_tokens = (
+            each if isinstance(each, int) and not isinstance(each, bool) and each >= 0 else None for each in tokens
+        )
+        names = (self._clear(str(each or "")) for each in (value.get("model"), choice.get("finish_reason")))
+        model, finish_reason = names
+        return Reply(self._clear(text), model, prompt_tokens, completion_tokens, finish_reason)
+
+    def _refusal(self, status: int, value: Any) -> str:
+        """Return what an answer with another status than 200 says, and what to do."""
+        if 300 <= status < 400:
+            return "redirects to another address, which the key is not sent to; write that address"
+        error = value.get("error", value) if isinstance(value, dict) else None
+        said = error.get("message") if isinstance(error, dict) else error
+        reason = f"status {status}" + (f", {shown(self._clear(said))}" if isinstance(said, str) else "")
+        if status == 404:
+            return f"has no model {shown(self.model)} or no /chat/completions ({reason}); correct judge.model"
+        return f"refuses the request ({reason}); correct the section judge of config/config.yaml"
+
+    def _clear(self, text: str) -> str:
+        """Return a text without the key, and without halves of characters, which no file can hold."""
+        text = text.encode("utf-8", "replace").decode()
+        return text.replace(self._key, "[key]") if self._key else text
+
+
+def _key(variable: str | None, environment: Mapping[str, str]) -> str | None:
+    """Return the key in an environment variable. Its value is in no message."""
+    if variable is None:
+        return None
+    key = environment.get(variable, "").strip()
+    if not key:
+        raise UserError(
+            f"judge.key_variable: the environment variable {variable} is not set; put the judge's key there"
+        )
+    if not all("!" <= each <= "~" for each in key):
+        raise UserError(f"judge.key_variable: {variable} holds characters that no key has; put the judge's key there")
+    return key
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Return the seconds that the header Retry-After asks to wait, as a number or a date (RFC 9110, 10.2.3)."""
+    value = response.headers.get("retry-after", "")
+    with contextlib.suppress(ValueError):
+        if value.isascii() and value.isdigit():
+            return float(value)
+        then = email.utils.parsedate_to_datetime(value)
+        return max(0.0, (then.replace(tzinfo=then.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    return None

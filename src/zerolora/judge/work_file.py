@@ -1,0 +1,37 @@
+"""A file of finished pieces of work, one JSON object a line, from which a killed command goes on."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError
+from zerolora.files import canonical
+
+
+class WorkFile:
+    """The pieces in a file, by their `key`. A line that a kill cut short is removed when the file is opened."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UserError if a line before the last is damaged."""
+        self.path = path
+        self.pieces: dict[str, dict[str, Any]] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            os.truncate(path, len(whole))
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                piece = json.loads(line)
+                self.pieces[piece["key"]] = piece
+            except (ValueError, TypeError, KeyError):
+                raise UserError(f"{path}:{number}: is damaged; delete that line, and its work is done again") from None
+
+    def add(self, piece: dict[str, Any]) -> None:
+        """Append a piece; it is on disk when this returns."""
+        with self.path.open("ab") as file:
+            file.write(f"{canonical(piece)}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.pieces[piece["key"]] = piece
