@@ -28,6 +28,7 @@ from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_line
 from zerolora.methods.lora_init import DEFAULT, is_start
 from zerolora.methods.peft_format import (
     ADAPTER,
+    CONFIG,
     PREFIX,
     adapted_paths,
     check_names,
@@ -52,6 +53,13 @@ if TYPE_CHECKING:
     from zerolora.methods.sections import MethodSections
     from zerolora.tensor_file import Factor
 
+KEEPING_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights that leave the base as it is (peft/tuners/lora/layer.py, update_layer)."""
+OTHER_PRODUCTS = (
+    *("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config"),
+    *("use_bdlora", "use_qalora", "velora_config"),
+)
+"""Keys of a LoraConfig with which a weight is not W + B·A·scale, or is not of the base."""
 PARTS = ("A", "B", "embedding_A", "embedding_B", "magnitude_vector")
 
 
@@ -342,6 +350,7 @@ def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], mo
 
     `model` is the base on the meta device. Raises UserError if a tensor is none of theirs.
     """
+    _check_config(config)
     result: dict[str, Update] = {}
     modules: dict[str, dict[str, Factor]] = {}
     for name, tensor in tensors.items():
@@ -369,6 +378,22 @@ def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], mo
         update = Product(f"{module}.weight", parts, scale, module in transposed_paths)
         result[update.weight] = update
     return result
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    """Raise UserError if the factors of an adapter are not added to the base as it is, or not as B·A."""
+    start = config.get("init_lora_weights")
+    if start not in KEEPING_INITS:
+        raise UserError(
+            f"{CONFIG}: init_lora_weights is {shown(start)}, with which the factors belong to another base than the "
+            "original; save the adapter with peft's path_initial_model_for_weight_conversion"
+        )
+    for key in OTHER_PRODUCTS:
+        if config.get(key):
+            raise UserError(
+                f"{CONFIG}: {key} is {shown(config[key])}, with which more than B·A is added; merge it with peft's "
+                "merge_and_unload"
+            )
 
 
 def _expert_parameters_of(model: Any, config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...], bool, float]]:
