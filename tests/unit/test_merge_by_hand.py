@@ -1,4 +1,4 @@
-"""`zerolora merge --base`: little memory, nothing half-written, mistakes in one line, the base as QLoRA quantized it."""
+"""`zerolora merge --base`: little memory, nothing half-written, mistakes in one line, QLoRA's dequantized base."""
 
 import errno
 import json
@@ -68,7 +68,8 @@ def large(family: str, folder: Path, max_shard: str) -> tuple[Path, Path]:
 
     from zerolora.architecture import auto_class
 
-    config = CONFIG_MAPPING[family](**LARGE[family], num_attention_heads=8, num_key_value_heads=8, head_dim=64)
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+    config = CONFIG_MAPPING[family](**(LARGE[family] | heads))
     with torch.device("meta"):
         model = auto_class(config).from_config(config).to(torch.bfloat16)
     model.to_empty(device="cpu")

@@ -52,7 +52,7 @@ class _Job:
     stop: int
     work: Callable[[], None] | None
     alone: bool = False
-    """It needs a whole tensor, or several, in memory: one at a time, in a thread of their own, whose heap they share."""
+    """It needs a whole tensor, or several, in memory: one at a time, in a thread, and so a heap, of their own."""
 
 
 def write_weights(plan: MergePlan, output: Path, hashed: bool) -> dict[str, str]:
@@ -212,7 +212,7 @@ def _length(stored: StoredTensor) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _copy(source: Path, start: int, stop: int, handle: int, offset: int) -> None:

@@ -4,6 +4,7 @@ Sources: section 4.1 of the paper; which modules a name means and what of them i
 layer.py.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from zerolora.methods.peft_format import (
     saved_name,
 )
 from zerolora.methods.token_rows import SUFFIX, check_targets, row_options, row_tensors, row_update
-from zerolora.tensor_file import rows_of, whole
+from zerolora.tensor_file import StoredTensor, rows_of, whole
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,8 @@ OTHER_PRODUCTS = (
     *("use_bdlora", "use_qalora", "velora_config"),
 )
 """Keys of a LoraConfig with which a weight is not W + B·A·scale, or is not of the base."""
+KEPT = 16
+"""Factors that are kept from one block of rows to the next, as many as threads work on and some."""
 PARTS = ("A", "B", "embedding_A", "embedding_B", "magnitude_vector")
 
 
@@ -450,7 +453,7 @@ class ExpertProducts(Update):
         experts = self.shape[0] if self.by_rows else 1
         count, r = len(rows) if self.by_rows else 1, self.first.shape[0] // experts
         left = rows_of(self.first, first * r, (first + count) * r).float().reshape(count, r, -1)
-        right = whole(self.second).float().reshape(self.second.shape[0], r, experts)
+        right = _in_fp32(self.second).reshape(self.second.shape[0], r, experts)
         for expert in range(count):
             product = right[:, :, first + expert] @ left[expert] * self.scale
             part = rows[expert] if self.by_rows else rows
@@ -500,9 +503,9 @@ class Product(Update):
         left, right = self.factors
         last = first + len(rows)
         if self.turned:
-            product = (whole(right).float() @ whole(left)[:, first:last].float()).mul_(self.scale).T
+            product = (_in_fp32(right) @ _in_fp32(left)[:, first:last]).mul_(self.scale).T
         else:
-            product = (rows_of(right, first, last).float() @ whole(left).float()).mul_(self.scale)
+            product = (rows_of(right, first, last).float() @ _in_fp32(left)).mul_(self.scale)
         rows.add_(product)
         magnitude = self.parts.get("magnitude_vector")
         if magnitude is None:
@@ -529,6 +532,16 @@ class Replacement(Update):
     def apply(self, rows: "torch.Tensor", first: int) -> None:
         """Put the trained copy there."""
         rows.copy_(rows_of(self.trained, first, first + len(rows)) if rows.ndim else whole(self.trained))
+
+
+def _in_fp32(factor: "Factor") -> "torch.Tensor":
+    """Return a whole factor, which many blocks of rows need one after the other."""
+    return _kept(factor) if isinstance(factor, StoredTensor) else factor.float()
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _kept(factor: StoredTensor) -> "torch.Tensor":
+    return factor.read().float()
 
 
 def _matching(pattern: dict[str, Any] | None, module: str) -> Iterator[Any]:
