@@ -48,7 +48,7 @@ SHARD = 5_000_000_000
 DRAWN = 4_000_003
 """Random numbers, which are repeated: what merging costs does not depend on them."""
 EVERY = 0.05
-"""Seconds between two readings of Pss."""
+"""Seconds between two measurements of Pss."""
 PEFT = """
 import sys, torch
 from peft import PeftModel

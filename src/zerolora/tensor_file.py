@@ -43,7 +43,7 @@ TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor in a safetensors file, as a header of it says that was read: two readings are not equal."""
+    """A tensor in a safetensors file, as one reading of the header says: those of two are not equal."""
 
     path: Path
     name: str
