@@ -240,7 +240,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = 
     "another shape": (_narrow, (), "in the base and .* in the adapter; this adapter was trained on another model"),
     "weights and no adapters": (_nothing, ("--weight", "1", "--weight", "2"), "--weight is given 2 times, and --adapt"),
     "no word of quantization": (_nothing, ("--dequantized",), "manifest.json: has no quantization, so nothing says"),
-    "a pipeline's option": (_nothing, ("--data", "x"), "--place, --data and --left-out belong to a pipeline's --weights"),
+    "a pipeline's option": (_nothing, ("--data", "x"), "--place, --data and --left-out belong to a pipeline"),
     "two bases": (_nothing, ("--weights", "x"), "--base, by hand, or --weights, in a pipeline; write one of the two"),
 }
 
