@@ -28,9 +28,9 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
-from machine import machine
+from machine import machine  # noqa: E402
 
-from zerolora.files import write_json
+from zerolora.files import write_json  # noqa: E402
 
 # Llama's shapes (config.json of TinyLlama-1.1B, Llama-3.2-3B and Llama-2-7B), heads and embeddings apart.
 MODELS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ SHARD = 5_000_000_000
 DRAWN = 4_000_003
 """Random numbers, which are repeated: what merging costs does not depend on them."""
 EVERY = 0.05
-"""Seconds between two readings of Pss."""
+"""Seconds between two measurements of Pss."""
 PEFT = """
 import sys, torch
 from peft import PeftModel
@@ -99,7 +99,8 @@ def compared(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     base, adapter = folder / "base", folder / "adapter"
     ways = commands(folder, options.llamafactory)
     of_rounds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    for _ in range(options.rounds):
+    alike = None
+    for number in range(options.rounds):
         for way, command in ways.items():
             forget([*base.iterdir(), *adapter.iterdir()])
             if not options.cold:
@@ -110,6 +111,10 @@ def compared(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             os.sync()
             of_rounds[way].append(taken(command, folder))
             print(f"{way}: {of_rounds[way][-1]}", flush=True)
+            if number == options.rounds - 1 and way == "zerolora":
+                (folder / "output").rename(folder / "ours")
+            if number == options.rounds - 1 and way == "peft":
+                alike = same(folder / "ours", folder / "output")
     bytes_ = sum(path.stat().st_size for path in base.glob("*.safetensors"))
     medians: dict[str, Any] = {
         way: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
@@ -120,7 +125,7 @@ def compared(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "largest_tensor_bytes": largest_tensor(base),
         "adapter_bytes": (adapter / "adapter_model.safetensors").stat().st_size,
         "ways": medians,
-        "same_weights": same(folder, ways),
+        "same_weights": alike,
         "of_rounds": of_rounds,
     }
 
@@ -138,7 +143,7 @@ def commands(folder: Path, llamafactory: Path | None) -> dict[str, list[str]]:
     }
     if llamafactory:
         settings = {"model_name_or_path": base, "adapter_name_or_path": adapter, "export_dir": output}
-        settings |= {"template": "default", "export_size": 5, "export_device": "cpu"}
+        settings |= {"template": "default", "export_size": "5", "export_device": "cpu"}
         write_json(folder / "export.yaml", settings)
         ways["LLaMA-Factory"] = [str(llamafactory), "export", str(folder / "export.yaml")]
     return ways
@@ -195,7 +200,8 @@ def write_model(folder: Path, sizes: dict[str, Any], rank: int) -> None:
 
     config = LlamaConfig(**{"tie_word_embeddings": False} | sizes, dtype="bfloat16")
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model: Any = LlamaForCausalLM(config)
+        model.to(torch.bfloat16)
     drawn = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0)).mul_(0.02)
 
     def filled(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -209,7 +215,7 @@ def write_model(folder: Path, sizes: dict[str, Any], rank: int) -> None:
     shared = {"lm_head.weight"} if config.tie_word_embeddings else set()
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in shared}
     files = list(shards(weights))
-    places = {}
+    places: dict[str, str] = {}
     for number, names in enumerate(files):
         name = f"model-{number + 1:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
         save_file({each: filled(weights[each], torch.bfloat16) for each in names}, base / name, {"format": "pt"})
@@ -219,7 +225,7 @@ def write_model(folder: Path, sizes: dict[str, Any], rank: int) -> None:
         write_json(base / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
     adapted = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
     adapter.mkdir()
-    adapted.peft_config["default"].save_pretrained(adapter)
+    adapted.peft_config["default"].save_pretrained(str(adapter))
     factors = get_peft_model_state_dict(adapted)
     save_file(
         {name: filled(tensor, torch.float32) for name, tensor in factors.items()}, adapter / "adapter_model.safetensors"
@@ -248,28 +254,14 @@ def largest_tensor(base: Path) -> int:
     return max(each.nbytes for path in base.glob("*.safetensors") for each in read_header(path).tensors.values())
 
 
-def same(folder: Path, ways: dict[str, list[str]]) -> bool:
-    """Merge once more and tell whether zerolora and peft write the same tensors, byte for byte."""
-    from safetensors import safe_open
+def same(ours: Path, theirs: Path) -> bool:
+    """Tell whether two directories hold the same tensors, in whatever files."""
+    from zerolora.tensor_file import read_header
 
-    output, ours = folder / "output", folder / "ours"
-    for way in ("zerolora", "peft"):
-        shutil.rmtree(output, ignore_errors=True)
-        taken(ways[way], folder)
-        if way == "zerolora":
-            output.rename(ours)
-    theirs = {}
-    for path in output.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            theirs |= dict.fromkeys(file.keys(), path)
-    for path in ours.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 (no dict)
-                with safe_open(theirs[name], "pt") as other:
-                    if not torch.equal(file.get_tensor(name), other.get_tensor(name)):
-                        return False
-    shutil.rmtree(ours)
-    return True
+    files = [[read_header(path) for path in folder.glob("*.safetensors")] for folder in (ours, theirs)]
+    one, other = ({name: each for file in found for name, each in file.tensors.items()} for found in files)
+    alike = (torch.equal(each.read(), other[name].read()) for name, each in one.items() if name in other)
+    return one.keys() == other.keys() and all(alike)
 
 
 def markdown(found: dict[str, Any]) -> str:

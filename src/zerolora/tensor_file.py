@@ -10,14 +10,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zerolora.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-
-    Factor = torch.Tensor | "StoredTensor"
 
 ALIGNMENT = 8
 """Of the first tensor's offset: the header ends in blanks."""
@@ -43,9 +41,9 @@ TYPES = {
 """torch's name and the bytes of a number, by the name in a header. Others are copied, but not read."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor in a safetensors file."""
+    """A tensor in a safetensors file, as one reading of the header says: those of two are not equal."""
 
     path: Path
     name: str
@@ -77,8 +75,12 @@ class StoredTensor:
         if tensor.numel():
             offset = self.start + first * math.prod(self.shape[1:]) * width
             with self.path.open("rb", buffering=0) as file:
-                read_into(file.fileno(), memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), offset, self.path)
+                read_into(file.fileno(), tensor.reshape(-1).view(torch.uint8).numpy().data, offset, self.path)
         return tensor
+
+
+Factor: TypeAlias = "torch.Tensor | StoredTensor"
+"""A tensor in memory, or in its file."""
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,14 @@ CELLS += [("tokens", strategy) for strategy in ("zero2", "zero3", "ddp", "fsdp")
 CELLS += [("tokens full", "zero3"), ("tokens full", "fsdp")]
 
 
+def test_an_adapter_says_how_its_base_was_quantized(bench: Bench) -> None:
+    """What `zerolora merge --dequantized` reads."""
+    found = json.loads((short_run(bench, "nf4", "ddp") / "adapter/manifest.json").read_text())
+    assert found["quantization"] == {"type": "nf4", "double": True, "precision": "fp32"}
+    plain = json.loads((short_run(bench, "dora", "ddp") / "adapter/manifest.json").read_text())
+    assert "quantization" not in plain
+
+
 @pytest.mark.parametrize(("name", "strategy"), CELLS)
 def test_every_strategy_trains_it_alike_or_refuses_it(name: str, strategy: str, bench: Bench) -> None:
     """Each cell of the table in docs/methods.md that a CPU can run."""

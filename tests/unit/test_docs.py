@@ -13,6 +13,7 @@ from conftest import ROOT, served
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
 from benchmarks.memory import compare
+from benchmarks.merge import compare as compare_merges
 from benchmarks.train import tables
 from zerolora import strategies
 from zerolora.config.schema import Config
@@ -95,6 +96,18 @@ def test_the_tables_of_packers_and_of_balance_are_those_measured() -> None:
     assert [row for row in rows if row not in text] == []
     ours = [entry["packers"]["zerolora"]["share_of_bound"] for entry in packing["sets"]]
     assert min(ours) >= 0.9975
+
+
+def test_the_table_of_merges_is_the_one_measured() -> None:
+    text = (ROOT / "docs/merge.md").read_text(encoding="utf-8")
+    found: Any = result("merge.json")
+    assert compare_merges.markdown(found) in text
+    starts = [model["ways"]["start"]["seconds"] for model in found["models"].values()]
+    assert f"included, is {min(starts):.0f} to {max(starts):.0f} s of each merge" in text
+    large = found["models"]["3B"]
+    ours, peft = large["ways"]["zerolora"], large["ways"]["peft"]
+    assert ours["rss_bytes"] <= peft["rss_bytes"] / 8 and ours["seconds"] <= peft["seconds"] / 2
+    assert all(model["same_weights"] for model in found["models"].values())
 
 
 def test_the_errors_of_the_estimate_are_those_found() -> None:

@@ -1,4 +1,4 @@
-"""Merged weights are those of peft, bit for bit in fp32, within one rounding in bf16; the rest is the base byte for byte."""
+"""Merged weights are peft's: bit for bit in fp32, rounded once in bf16; what is not trained is the base's."""
 
 import json
 import math

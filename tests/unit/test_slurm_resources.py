@@ -16,7 +16,10 @@ from zerolora.config.settings import EvaluateSettings
 from zerolora.files import MANIFEST, canonical, describe, write_json
 from zerolora.memory.headroom import SHARE, asked
 from zerolora.memory.read_spec import read_model_spec
+from zerolora.merge import stream
 from zerolora.planner.slurm_resources import (
+    MERGE_BLOCKS,
+    MERGE_PROCESS,
     MINIMUM_MINUTES,
     PREPARE_GROWTH,
     PREPARE_PROCESS,
@@ -99,13 +102,19 @@ def test_evaluation_takes_a_gpu_if_there_is_one_that_holds_the_model(tmp_path: P
     assert few["seconds"] < on_cpu["seconds"] / 2
 
 
-def test_merging_asks_for_a_file_and_not_for_the_model(tmp_path: Path) -> None:
+def test_merging_asks_for_the_blocks_and_the_process_that_were_measured() -> None:
+    assert stream.THREADS * (stream.SPAN + 3 * 4 * stream.BLOCK) == MERGE_BLOCKS
+    for model in result("merge.json")["models"].values():
+        assert 0.9 * MERGE_PROCESS < model["ways"]["start"]["rss_bytes"] < MERGE_PROCESS
+
+
+def test_merging_asks_for_a_matrix_and_not_for_the_model(tmp_path: Path) -> None:
     write_json(tmp_path / "adapter" / MANIFEST, {"files": {"adapter_model.safetensors": {"bytes": 10**7}}})
     one, four = (
         merging(fetched(tmp_path / f"{files}", "qwen2.5-7b", 2, files), tmp_path / "adapter") for files in (1, 4)
     )
     assert one["seconds"] == pytest.approx(four["seconds"])
-    assert one["host_bytes"] - four["host_bytes"] == pytest.approx(2 * 0.75 * 15.23e9, rel=0.01)
+    assert one["host_bytes"] == four["host_bytes"] == MERGE_PROCESS + MERGE_BLOCKS + 16 * 3584 * 18944 + 10**7
 
 
 @pytest.mark.slow

@@ -103,7 +103,9 @@ def _unpacked(weight: "torch.Tensor", quantization: BaseQuantization) -> "torch.
 
     if quantization.type == "int8":
         codes, scales, _ = functional.int8_vectorwise_quant(weight.to(torch.float16))
-        return functional.int8_vectorwise_dequant(codes, scales)
+        # As bitsandbytes/autograd/_functions.py, MatMul8bitFp, which trains on CPUs; on a GPU the products are int8.
+        unpacked: torch.Tensor = codes.float() * scales.unsqueeze(1).mul(1.0 / 127.0)
+        return unpacked
     read = weight.to(getattr(torch, TYPES[quantization.precision]))
     codes, state = functional.quantize_4bit(
         read, compress_statistics=quantization.double, quant_type=quantization.type, blocksize=64

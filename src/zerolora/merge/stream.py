@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import math
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +51,8 @@ class _Job:
     target: TensorFile
     stop: int
     work: Callable[[], None] | None
+    alone: bool = False
+    """It needs a whole tensor, or several, in memory: one at a time, in a thread, and so a heap, of their own."""
 
 
 def write_weights(plan: MergePlan, output: Path, hashed: bool) -> dict[str, str]:
@@ -65,14 +66,16 @@ def write_weights(plan: MergePlan, output: Path, hashed: bool) -> dict[str, str]
         writer = _Writer(plan, handles)
         bar = stack.enter_context(Progress("merge", plan.nbytes, binary=True))
         pool = stack.enter_context(ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)))
-        stack.callback(pool.shutdown, cancel_futures=True)
+        single = stack.enter_context(ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)))
+        for each in (pool, single):
+            stack.callback(each.shutdown, cancel_futures=True)
         written = {target.path: len(target.header) for _, target in plan.files}
         digests = {target.path: hashlib.sha256(target.header) for _, target in plan.files if hashed}
         bar.update(sum(written.values()))
         waiting: deque[tuple[_Job, Future[None] | None]] = deque()
         for job in [*writer.jobs(), None]:
             if job:
-                waiting.append((job, pool.submit(job.work) if job.work else None))
+                waiting.append((job, (single if job.alone else pool).submit(job.work) if job.work else None))
             while len(waiting) > (2 * workers if job else 0):
                 ended, future = waiting.popleft()
                 if future:
@@ -113,8 +116,6 @@ class _Writer:
     def __init__(self, plan: MergePlan, handles: dict[Path, int]) -> None:
         self.plan, self.handles = plan, handles
         self.targets = {each.name: each for _, target in plan.files for each in target.tensors.values()}
-        self.alone = threading.Lock()
-        """Held by what needs a whole tensor, or several, in memory: one at a time."""
 
     def jobs(self) -> Iterator[_Job]:
         """Yield the jobs of all files, each file's in the order of its bytes."""
@@ -131,7 +132,7 @@ class _Writer:
                 if unit.converted:
                     work = None if id(unit) in begun else functools.partial(self._convert, unit)
                     begun.add(id(unit))
-                    yield _Job(target, self.targets[stored.name].stop, work)
+                    yield _Job(target, self.targets[stored.name].stop, work, alone=True)
                 else:
                     yield from self._rows(unit, target)
             yield from self._copies(copied, target)
@@ -156,34 +157,32 @@ class _Writer:
             mean = mean_row(stored.read(first, first + SUMMED) for first in range(0, stored.shape[0], SUMMED))
         by_rows = all(update.by_rows for update in unit.updates.values())
         for first, last in spans(into.shape, SPAN // TYPES[stored.kind][1]) if by_rows else [(0, _length(into))]:
-            work = functools.partial(self._write_rows, unit, mean, first, last, by_rows)
+            work = functools.partial(self._write_rows, unit, mean, first, last)
             stop = into.start + last * into.nbytes // max(_length(into), 1)
-            yield _Job(target, stop, work)
+            yield _Job(target, stop, work, alone=not by_rows)
 
-    def _write_rows(self, unit: MergeUnit, mean: torch.Tensor | None, first: int, last: int, by_rows: bool) -> None:
+    def _write_rows(self, unit: MergeUnit, mean: torch.Tensor | None, first: int, last: int) -> None:
         (stored,) = unit.stored
         into = self.targets[stored.name]
-        with contextlib.nullcontext() if by_rows else self.alone:
-            rows = stored.read(first, last)
-            if mean is not None:
-                added = mean.to(rows.dtype).expand(last - first - len(rows), *mean.shape)
-                rows = torch.cat([rows, added])
-            for update in unit.updates.values():
-                apply(update, rows, first)
-            offset = into.start + first * (into.nbytes // max(_length(into), 1))
-            _write(self.handles[into.path], _bytes(rows), offset)
+        rows = stored.read(first, last)
+        if mean is not None:
+            added = mean.to(rows.dtype).expand(last - first - len(rows), *mean.shape)
+            rows = torch.cat([rows, added])
+        for update in unit.updates.values():
+            apply(update, rows, first)
+        offset = into.start + first * (into.nbytes // max(_length(into), 1))
+        _write(self.handles[into.path], _bytes(rows), offset)
 
     def _convert(self, unit: MergeUnit) -> None:
         """Write all stored tensors of a unit that transformers converts."""
         names = self.plan.names
-        with self.alone:
-            weights = names.converted({each.name: each.read() for each in unit.stored})
-            for weight, update in unit.updates.items():
-                weights[weight] = weights[weight].contiguous()
-                apply(update, weights[weight], 0)
-            for name, tensor in names.stored(weights, [each.name for each in unit.stored]).items():
-                into = self.targets[name]
-                _write(self.handles[into.path], _bytes(tensor.contiguous()), into.start)
+        weights = names.converted({each.name: each.read() for each in unit.stored})
+        for weight, update in unit.updates.items():
+            weights[weight] = weights[weight].contiguous()
+            apply(update, weights[weight], 0)
+        for name, tensor in names.stored(weights, [each.name for each in unit.stored]).items():
+            into = self.targets[name]
+            _write(self.handles[into.path], _bytes(tensor.contiguous()), into.start)
 
 
 def apply(update: Update, rows: torch.Tensor, first: int) -> None:
@@ -213,7 +212,7 @@ def _length(stored: StoredTensor) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _copy(source: Path, start: int, stop: int, handle: int, offset: int) -> None:

@@ -4,6 +4,7 @@ Sources: section 4.1 of the paper; which modules a name means and what of them i
 layer.py.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_line
 from zerolora.methods.lora_init import DEFAULT, is_start
 from zerolora.methods.peft_format import (
     ADAPTER,
+    CONFIG,
     PREFIX,
     adapted_paths,
     check_names,
@@ -41,7 +43,7 @@ from zerolora.methods.peft_format import (
     saved_name,
 )
 from zerolora.methods.token_rows import SUFFIX, check_targets, row_options, row_tensors, row_update
-from zerolora.tensor_file import rows_of, whole
+from zerolora.tensor_file import StoredTensor, rows_of, whole
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +54,15 @@ if TYPE_CHECKING:
     from zerolora.methods.sections import MethodSections
     from zerolora.tensor_file import Factor
 
+KEEPING_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights that leave the base as it is (peft/tuners/lora/layer.py, update_layer)."""
+OTHER_PRODUCTS = (
+    *("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config"),
+    *("use_bdlora", "use_qalora", "velora_config"),
+)
+"""Keys of a LoraConfig with which a weight is not W + B·A·scale, or is not of the base."""
+KEPT = 16
+"""Factors that are kept from one block of rows to the next, as many as threads work on and some."""
 PARTS = ("A", "B", "embedding_A", "embedding_B", "magnitude_vector")
 
 
@@ -342,6 +353,7 @@ def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], mo
 
     `model` is the base on the meta device. Raises UserError if a tensor is none of theirs.
     """
+    _check_config(config)
     result: dict[str, Update] = {}
     modules: dict[str, dict[str, Factor]] = {}
     for name, tensor in tensors.items():
@@ -369,6 +381,22 @@ def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], mo
         update = Product(f"{module}.weight", parts, scale, module in transposed_paths)
         result[update.weight] = update
     return result
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    """Raise UserError if the factors of an adapter are not added to the base as it is, or not as B·A."""
+    start = config.get("init_lora_weights")
+    if start not in KEEPING_INITS:
+        raise UserError(
+            f"{CONFIG}: init_lora_weights is {shown(start)}, with which the factors belong to another base than the "
+            "original; save the adapter with peft's path_initial_model_for_weight_conversion"
+        )
+    for key in OTHER_PRODUCTS:
+        if config.get(key):
+            raise UserError(
+                f"{CONFIG}: {key} is {shown(config[key])}, with which more than B·A is added; merge it with peft's "
+                "merge_and_unload"
+            )
 
 
 def _expert_parameters_of(model: Any, config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...], bool, float]]:
@@ -425,7 +453,7 @@ class ExpertProducts(Update):
         experts = self.shape[0] if self.by_rows else 1
         count, r = len(rows) if self.by_rows else 1, self.first.shape[0] // experts
         left = rows_of(self.first, first * r, (first + count) * r).float().reshape(count, r, -1)
-        right = whole(self.second).float().reshape(self.second.shape[0], r, experts)
+        right = _in_fp32(self.second).reshape(self.second.shape[0], r, experts)
         for expert in range(count):
             product = right[:, :, first + expert] @ left[expert] * self.scale
             part = rows[expert] if self.by_rows else rows
@@ -475,9 +503,9 @@ class Product(Update):
         left, right = self.factors
         last = first + len(rows)
         if self.turned:
-            product = (whole(right).float() @ whole(left)[:, first:last].float()).mul_(self.scale).T
+            product = (_in_fp32(right) @ _in_fp32(left)[:, first:last]).mul_(self.scale).T
         else:
-            product = (rows_of(right, first, last).float() @ whole(left).float()).mul_(self.scale)
+            product = (rows_of(right, first, last).float() @ _in_fp32(left)).mul_(self.scale)
         rows.add_(product)
         magnitude = self.parts.get("magnitude_vector")
         if magnitude is None:
@@ -504,6 +532,16 @@ class Replacement(Update):
     def apply(self, rows: "torch.Tensor", first: int) -> None:
         """Put the trained copy there."""
         rows.copy_(rows_of(self.trained, first, first + len(rows)) if rows.ndim else whole(self.trained))
+
+
+def _in_fp32(factor: "Factor") -> "torch.Tensor":
+    """Return a whole factor, which many blocks of rows need one after the other."""
+    return _kept(factor) if isinstance(factor, StoredTensor) else factor.float()
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _kept(factor: StoredTensor) -> "torch.Tensor":
+    return factor.read().float()
 
 
 def _matching(pattern: dict[str, Any] | None, module: str) -> Iterator[Any]:

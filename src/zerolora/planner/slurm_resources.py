@@ -16,7 +16,6 @@ from zerolora.logit_chunks import EVALUATION_TOKENS
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import training_spec
 from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
-from zerolora.memory.gpu import largest_module
 from zerolora.memory.headroom import asked
 from zerolora.memory.inference import AUTO_ROWS, answering
 from zerolora.memory.model_spec import ModelSpec
@@ -26,6 +25,7 @@ from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.reserve import CONTEXT, UNUSED
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.memory.states import BYTES
+from zerolora.methods.base import SHARED
 from zerolora.planner.candidates import Candidate, Planning, step_work
 from zerolora.planner.cost import OPERATIONS, step_seconds
 from zerolora.planner.run_hardware import hardware_of, unmeasured_cpu
@@ -45,8 +45,15 @@ PREPARE_LIBRARIES = 780_000_000
 """Resident bytes of libraries, as Slurm counts them: with what other processes of the node have mapped too.
 tests/unit/test_slurm_resources.py holds it against a real run."""
 LIBRARIES = 375 * 1024**2
-"""Resident bytes of a process that merges or writes a page; a rank has more (memory/glibc_heap.py, PROCESS).
+"""Resident bytes of a process that writes a page; a rank has more (memory/glibc_heap.py, PROCESS)."""
+MERGE_PROCESS = 400 * 1024**2
+"""Resident bytes of a process that is about to merge, measured by benchmarks/merge/compare.py ("start").
 tests/unit/test_slurm_resources.py holds merging against a real run."""
+MERGE_BLOCKS = 8 * (2 * 2**20 + 3 * 4 * 2**18)
+"""Of the threads of a merge (merge/stream.py): rows as they are stored; a block in fp32, its update and their sum."""
+MERGE_WHOLE = 4 * 4
+"""Bytes for each number of a weight that is merged whole: in fp32, as it is quantized, unpacked and updated; those of
+experts are fewer bytes in more copies."""
 
 
 class Resources(TypedDict):
@@ -101,15 +108,17 @@ def rendered(reasons: Path) -> TrainingResources:
 
 
 def merging(model: Path, adapter: Path) -> Resources:
-    """Return the resources of merging an adapter into the model in a directory: one weight file at a time.
+    """Return the resources of merging an adapter into the model in a directory, a block of rows at a time, and the
+    largest matrix whole.
 
     Raises UserError if a manifest or config.json is missing.
     """
     files = _weight_files(model)
     added = sum(file["bytes"] for file in read_json(adapter / MANIFEST, "zerolora train")["files"].values())
-    # A file's tensors, and their bytes as they are written; a matrix in fp32, its update and their sum.
-    held = 2 * max(files) + 3 * BYTES["fp32"] * largest_module(read_model_spec(model)) + added
-    return _resources(3 * sum(files) / SHARED_DISK, LIBRARIES + held)
+    modules = [module for module in read_model_spec(model).modules if module.kind not in SHARED]
+    largest = max(math.prod(shape) for module in modules for _, shape in module.weights)
+    held = MERGE_BLOCKS + MERGE_WHOLE * largest + added
+    return _resources(2 * sum(files) / SHARED_DISK, MERGE_PROCESS + held)
 
 
 def evaluating(settings: EvaluateSettings, model: Path, data: Path, run: RenderSettings) -> Resources:

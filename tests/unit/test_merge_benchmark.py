@@ -1,0 +1,34 @@
+"""The benchmark of merging measures what it says, on a model of a few kilobytes."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.merge import compare
+from zerolora.files import read_json
+
+
+@pytest.mark.slow
+def test_every_way_is_measured_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that import all there is: eleven seconds. The others are like them."""
+    commands = compare.commands
+
+    def fewer(*arguments: Any) -> dict[str, list[str]]:
+        return {way: command for way, command in commands(*arguments).items() if way in ("zerolora", "peft", "cp")}
+
+    monkeypatch.setattr(compare, "commands", fewer)
+    options = ["--models", "tiny", "--rounds", "1", "--folder", str(tmp_path), "--output", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *options])
+    compare.main()
+    found = read_json(tmp_path / "out.json", "test")
+    model = found["models"]["tiny"]
+    assert found["page_cache"] == "warm" and found["versions"]["peft"]
+    assert model["same_weights"] is True
+    assert model["largest_tensor_bytes"] == 2 * 320 * 64
+    ways = model["ways"]
+    assert ways["peft"]["rss_bytes"] > ways["zerolora"]["rss_bytes"] > 2**27 > ways["cp"]["rss_bytes"]
+    assert ways["zerolora"]["seconds"] > 1 > ways["cp"]["seconds"]
+    assert compare.markdown(found).count("| tiny |") == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]

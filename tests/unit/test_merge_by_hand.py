@@ -1,0 +1,314 @@
+"""`zerolora merge --base`: little memory, nothing half-written, mistakes in one line, QLoRA's dequantized base."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_merge import make_adapter, shard
+
+from zerolora import cli
+from zerolora.errors import UserError, explained
+from zerolora.merge import stream
+from zerolora.merge.by_hand import merge_by_hand
+from zerolora.train.launch.stop_signals import Stopped
+
+
+@pytest.fixture
+def adapter(tiny_model: Path, tmp_path: Path) -> Path:
+    return make_adapter(tiny_model, tmp_path / "adapter")
+
+
+def merge(*arguments: object) -> None:
+    """Call the command in this process."""
+    cli.app(["merge", *map(str, arguments)], standalone_mode=False)
+
+
+def left_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"adapter", "base", "disk"}
+
+
+PEAK = """
+import json, sys
+from pathlib import Path
+import torch
+from zerolora.merge.by_hand import merge_by_hand
+from zerolora.peak_memory import PeakMemory
+first, *cases = json.loads(sys.argv[1])
+def merge(base, adapter, output):
+    merge_by_hand(Path(base), [Path(adapter)], [], Path(output))
+merge(*first)
+for case in cases:
+    peak = PeakMemory(torch.device("cpu"))
+    before = peak.host()
+    merge(*case)
+    print(peak.host() - before)
+"""
+LARGE: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "vocab_size": 4096},
+    "qwen3_moe": {"hidden_size": 512, "num_experts": 8, "moe_intermediate_size": 512, "num_hidden_layers": 16,
+                  "vocab_size": 64},
+}  # fmt: skip
+
+
+def large(family: str, folder: Path, max_shard: str) -> tuple[Path, Path]:
+    """Write a model in bf16 and an adapter of all its linear modules."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import CONFIG_MAPPING
+
+    from zerolora.architecture import auto_class
+
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+    config = CONFIG_MAPPING[family](**(LARGE[family] | heads))
+    with torch.device("meta"):
+        model = auto_class(config).from_config(config).to(torch.bfloat16)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(0.01)
+    model.save_pretrained(folder / "base", max_shard_size=max_shard)
+    targets: Any = ["gate_proj", "up_proj", "down_proj"] if family == "qwen3_moe" else "all-linear"
+    get_peft_model(model, LoraConfig(r=4, target_modules=targets)).save_pretrained(str(folder / "adapter"))
+    return folder / "base", folder / "adapter"
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_model(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
+    """A process of its own, some seconds: models of 170 to 230 MB, in one file and in several, and one whose experts
+    transformers joins to one weight a layer."""
+    cases = {"llama": ("llama", "10GB"), "sharded": ("llama", "60MB"), "experts": ("qwen3_moe", "60MB")}
+    made = {name: large(family, tmp_path / name, size) for name, (family, size) in cases.items()}
+    listed = [[str(tiny_model), str(adapter), str(tmp_path / "first")]]
+    listed += [[str(base), str(own), str(base.parent / "merged")] for base, own in made.values()]
+    out = subprocess.run(
+        [sys.executable, "-c", PEAK, json.dumps(listed)], capture_output=True, text=True, check=True, timeout=120
+    )
+    peaks = dict(zip(cases, (int(line) for line in out.stdout.split() if line.isdigit()), strict=True))
+    files = {name: len(list(base.glob("*.safetensors"))) for name, (base, _) in made.items()}
+    assert files["llama"] == 1 and files["sharded"] > 2
+    matrix, experts, trained = 2 * 1024 * 4096, 2 * 8 * 2 * 512 * 512, 2**22
+    threads = min(len(os.sched_getaffinity(0)), stream.THREADS) * (stream.SPAN + 3 * 4 * stream.BLOCK)
+    for name in cases:
+        total = sum(path.stat().st_size for path in made[name][0].glob("*.safetensors"))
+        held = (8 * experts if name == "experts" else 3 * matrix) + trained + threads
+        assert peaks[name] < held < total / 2, (name, peaks, total)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_it_leaves_nothing(
+    number: signal.Signals, tmp_path: Path, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers, write, calls = [signal.getsignal(number)], stream._write, []
+
+    def stopping(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 5:
+            os.kill(os.getpid(), number)
+        write(*arguments)
+
+    monkeypatch.setattr(stream, "_write", stopping)
+    with pytest.raises(Stopped, match=rf"stopped by {number.name}; .*merged is as it was before"):
+        merge("--base", shard(tiny_model, tmp_path / "base"), "--adapter", adapter, "--output", tmp_path / "merged")
+    assert left_in(tmp_path) == set()
+    assert [signal.getsignal(number)] == handlers
+
+
+def test_what_a_killed_one_left_is_removed(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    left = tmp_path / f".merged.{os.uname().nodename}.{child.pid}.tmp"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    merge("--base", tiny_model, "--adapter", adapter, "--output", tmp_path / "merged")
+    assert left_in(tmp_path) == {"merged"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a directory of a file system of 64 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], check=False)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_one_line_before_the_work(
+    small_disk: Path, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(stream, "apply", lambda *_: read.append(1))
+    with pytest.raises(UserError, match=r"merged: the merged weights take 9\d.* and \d+.* are free there; free some"):
+        merge("--base", tiny_model, "--adapter", adapter, "--output", small_disk / "merged")
+    assert list(small_disk.iterdir()) == [] == read
+
+
+def test_a_limit_on_files_is_one_line(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(OSError) as raised:  # its number is looked at
+            merge("--base", tiny_model, "--adapter", adapter, "--output", tmp_path / "merged")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG
+    line = explained(raised.value)
+    assert "merged/model.safetensors: File too large; raise the limit" in line and "\n" not in line
+    assert left_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("refusal", [errno.EXDEV, errno.EOPNOTSUPP, 0], ids=["EXDEV", "EOPNOTSUPP", "nothing copied"])
+def test_without_copies_in_the_kernel_the_bytes_are_the_same(
+    refusal: int, tmp_path: Path, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy(*_: object) -> int:
+        if refusal:
+            raise OSError(refusal, "no")
+        return 0
+
+    merge_by_hand(tiny_model, [adapter], [], tmp_path / "one")
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    merge_by_hand(tiny_model, [adapter], [], tmp_path / "other")
+    one, other = (tmp_path / name / "model.safetensors" for name in ("one", "other"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_the_files_are_those_of_the_base_but_for_the_weights(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
+    merge("--base", tiny_model, "--adapter", adapter, "--output", tmp_path / "merged")
+    merged = tmp_path / "merged"
+    assert {path.name for path in merged.iterdir()} == {path.name for path in tiny_model.iterdir()}
+    before, after = load_file(tiny_model / "model.safetensors"), load_file(merged / "model.safetensors")
+    assert "lm_head.weight" not in after  # tied still
+    assert {name for name in before if torch.equal(before[name], after[name])} == {
+        name for name in before if "_proj" not in name
+    }
+
+
+def _quantized(base: Path, adapter: Path) -> None:
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+
+
+def _config(**edits: Any) -> Callable[[Path, Path], None]:
+    def edit(base: Path, adapter: Path) -> None:
+        path = adapter / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | edits))
+
+    return edit
+
+
+def _narrow(base: Path, adapter: Path) -> None:
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "lora_A" in name)
+    save_file(tensors | {name: tensors[name][:, :-1].contiguous()}, path)
+
+
+def _cut(base: Path, adapter: Path) -> None:
+    path = adapter / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _nothing(base: Path, adapter: Path) -> None:
+    pass
+
+
+REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = {
+    "a quantized base": (_quantized, (), r"config\.json: quantization_config: .*\(.gptq.\)"),
+    "no base": (lambda base, _: shutil.rmtree(base), (), "--base: .*: has no config.json, or no .safetensors weights"),
+    "no adapter": (lambda _, adapter: shutil.rmtree(adapter), (), "--adapter: .*: there is no such directory"),
+    "pickled": (
+        lambda _, adapter: (adapter / "adapter_model.safetensors").unlink(),
+        (),
+        r"adapter_model\.safetensors: there is no such file; save the adapter with save_pretrained",
+    ),
+    "cut short": (_cut, (), r"adapter_model\.safetensors: is not a whole safetensors file"),
+    "another kind": (_config(peft_type="VERA"), (), "peft_type is 'VERA', which cannot be merged"),
+    "another start": (_config(init_lora_weights="pissa"), (), "init_lora_weights is 'pissa', with which the factors"),
+    "another product": (_config(use_qalora=True), (), "use_qalora is True, with which more than B·A is added"),
+    "another shape": (_narrow, (), "in the base and .* in the adapter; this adapter was trained on another model"),
+    "weights and no adapters": (_nothing, ("--weight", "1", "--weight", "2"), "--weight is given 2 times, and --adapt"),
+    "no word of quantization": (_nothing, ("--dequantized",), "manifest.json: has no quantization, so nothing says"),
+    "a pipeline's option": (_nothing, ("--data", "x"), "--place, --data and --left-out belong to a pipeline"),
+    "two bases": (_nothing, ("--weights", "x"), "--base, by hand, or --weights, in a pipeline; write one of the two"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_merged_is_one_line(case: str, tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
+    prepare, options, said = REFUSED[case]
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model, base)
+    prepare(base, adapter)
+    with pytest.raises(UserError, match=said) as raised:
+        merge("--base", base, "--adapter", adapter, "--output", tmp_path / "merged", *options)
+    assert "\n" not in str(raised.value)
+    assert left_in(tmp_path) == set()
+
+
+def test_an_output_that_is_not_free_is_refused(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model, base)
+    (tmp_path / "merged").mkdir()
+    merge("--base", base, "--adapter", adapter, "--output", tmp_path / "merged")  # an empty one is
+    before = {path: path.read_bytes() for path in (tmp_path / "merged").iterdir()}
+    with pytest.raises(UserError, match="--output: .*merged: exists already; write another directory"):
+        merge("--base", base, "--adapter", adapter, "--output", tmp_path / "merged")
+    assert {path: path.read_bytes() for path in (tmp_path / "merged").iterdir()} == before
+    with pytest.raises(UserError, match="--output: .*: lies in the base .*; write a directory outside"):
+        merge("--base", base, "--adapter", adapter, "--output", base / "merged")
+
+
+def test_only_factors_are_added_with_a_weight(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
+    dora = make_adapter(tiny_model, tmp_path / "adapter" / "dora", use_dora=True)
+    with pytest.raises(UserError, match="dora: .* is not changed by LoRA factors alone, so it cannot be added"):
+        merge_by_hand(tiny_model, [adapter, dora], [0.5, 0.5], tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    ("kind", "double"), [("nf4", True), ("fp4", False), ("int8", True)], ids=["nf4 double", "fp4", "int8"]
+)
+def test_the_dequantized_base_is_the_one_that_was_trained(
+    kind: str, double: bool, tmp_path: Path, tiny_model: Path, adapter: Path
+) -> None:
+    """Its logits are those of the quantized model with the adapter; the original's are further away."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from zerolora.compat.bitsandbytes import keep_layout
+
+    quantization = {"type": kind, "double": double, "precision": "fp32"}
+    (adapter / "manifest.json").write_text(json.dumps({"files": {}, "quantization": quantization}))
+    settings: dict[str, Any] = {"load_in_8bit": True}
+    if kind != "int8":
+        settings = {"load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double}
+        settings["bnb_4bit_compute_dtype"] = torch.float32
+    quantized: Any = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float32, device_map={"": "cpu"}, quantization_config=BitsAndBytesConfig(**settings)
+    )
+    keep_layout(quantized)
+    tokens = torch.randint(3, 250, (4, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        trained = PeftModel.from_pretrained(quantized, str(adapter)).train()  # evaluated, int8 rounds activations too
+        expected = trained(tokens).logits
+
+        def distance(*options: str) -> float:
+            output = tmp_path / f"merged{len(options)}"
+            merge("--base", tiny_model, "--adapter", adapter, "--output", output, *options)
+            merged = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32).eval()
+            return float((merged(tokens).logits - expected).abs().max() / expected.abs().max())
+
+        dequantized, original = distance("--dequantized"), distance()
+    assert dequantized < 1e-4
+    assert original > 50 * dequantized
