@@ -30,8 +30,7 @@ def test_they_are_what_their_names_say() -> None:
     assert metrics() == {
         "before": 0.1235,
         "accuracy": 0.9877,
-        "acc_low": 0.9832,
-        "acc_high": 0.9912,
+        "acc_err": 0.00401,
         "loss": 0.0006123,
         "tok/s": 123457,
         "step_s": 12.35,
@@ -47,7 +46,7 @@ def test_without_questions_or_gpu_there_is_nothing_to_divide() -> None:
     assert set(found) == {"loss", "tok/s", "step_s", "wall_s", "host_use"}
 
 
-def test_dvc_shows_two_runs_in_110_columns(tmp_path: Path) -> None:
+def test_dvc_shows_two_runs_in_120_columns(tmp_path: Path) -> None:
     """Two runs, as DVC prints them from the `metrics:` of this project's dvc.yaml."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
     paths = [path for entry in stages for path in entry.get("do", entry).get("metrics", [])]
@@ -62,5 +61,5 @@ def test_dvc_shows_two_runs_in_110_columns(tmp_path: Path) -> None:
     result.check_returncode()
     shown = result.stdout.splitlines()
     assert len(shown) == 3
-    assert max(map(len, shown)) <= 110, "\n".join(shown)
+    assert max(map(len, shown)) <= 120, "\n".join(shown)
     assert len(re.split(r"\s+", shown[0].strip())) - 1 <= 12

@@ -14,7 +14,7 @@ def headline(
     """Return the headline metrics of one run. Names are short, since DVC prints all of them side by side.
 
     before, accuracy     share of right answers of base and merged model; missing if no row has a prompt
-    acc_low, acc_high    Wilson's 95 % interval of the accuracy
+    acc_err              half the width of Wilson's 95 % interval of the accuracy (difference.json has its ends)
     loss                 mean cross-entropy per supervised token of the fine-tuned model, on the same rows; with
                          evaluate.enabled: false neither is there
     tok/s, step_s        training: tokens per second, seconds per optimizer step
@@ -27,7 +27,7 @@ def headline(
     metrics = {"loss": after["loss"]} if "loss" in after else {}
     if "accuracy" in after:
         metrics |= {"before": before["accuracy"], "accuracy": after["accuracy"]}
-        metrics |= {"acc_low": after["accuracy_low"], "acc_high": after["accuracy_high"]}
+        metrics |= {"acc_err": (after["accuracy_high"] - after["accuracy_low"]) / 2}
     metrics |= {
         "tok/s": resources["tokens_per_second"],
         "step_s": resources["training_seconds"] / train["steps"],
