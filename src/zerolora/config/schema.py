@@ -168,7 +168,7 @@ ScheduleName = Annotated[str, _one_of(SCHEDULES), Field(json_schema_extra={"enum
 GENERATED = [name for name, task in TASKS.items() if task.ask == "generate"]
 
 
-def _check_schema(names: list[str]) -> Any:
+def _check_schema(names: list[Any]) -> Any:
     return Field(json_schema_extra={"anyOf": [{"enum": names}, {"pattern": f"^{USER_TASK.pattern}$"}]})
 
 
@@ -572,6 +572,8 @@ class AskedTask(TaskRows):
     """Render prompts, and solved rows as turns before them, with the chat template; false = plain text."""
     max_new_tokens: Positive = 32
     """Maximum length of an answer in tokens."""
+    until: list[Text] = []
+    """Texts at whose first occurrence an answer is cut, as in ["\\n\\n"]."""
     batch: Positive = 8
     """Number of prompts in a batch."""
 

@@ -208,7 +208,7 @@ class EvaluateSettings(schema.Evaluate):
     model_config = ConfigDict(frozen=True)
 
     check: schema.Check
-    check_settings: dict[str, Any] = {}
+    check_settings: dict[str, Any] = Field(default_factory=dict)
     """With the content of the files that they name."""
     check_source: str | None = None
     """Text of the file that `check` names; None for a task of the registry."""
@@ -232,6 +232,7 @@ class AskedTaskSettings(Settings):
     check_source: str | None
     chat_template: bool
     max_new_tokens: int
+    until: list[str] = Field(default_factory=list)
     batch: int
     seed: int
 
