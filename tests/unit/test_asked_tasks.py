@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def prompts(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> list[dict[str, Any]]:
     file, output = folder / "rows.jsonl", folder / "prompts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task_rows(TaskRowsSettings(**{"path": str(file), "ask": "generate", **settings}), output)
+    task_rows(TaskRowsSettings(**{"path": str(file), "whole": False, **settings}), output)
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -68,7 +68,7 @@ def harness(model: Path, folder: Path, *tasks: str, **settings: Any) -> dict[str
 @pytest.mark.parametrize("chat_template", [False, True])
 def test_multiple_choice_is_exactly_the_harness(model: Path, here: Path, chat_template: bool) -> None:
     rows = [json.loads(line) for line in (ROOT / "config/harness/capitals.jsonl").read_text().splitlines()]
-    prompts(rows, here, **CAPITALS, ask="choices")
+    prompts(rows, here, **CAPITALS)
     metrics, answers = asked(model, here, "multiple_choice", chat_template=chat_template)
     published = harness(model, here, "capitals", chat_template=chat_template)
     assert metrics["accuracy"] == published["capitals_acc"]
@@ -84,11 +84,11 @@ def test_multiple_choice_is_exactly_the_harness(model: Path, here: Path, chat_te
 
 def test_letters_of_choices_share_a_forward_pass_and_keep_their_likelihood(model: Path, here: Path) -> None:
     rows = [{"country": "France", "cities": ["Paris", "Pari", "Paries"], "right": 0}]
-    prompts(rows, here, **CAPITALS, ask="choices")
+    prompts(rows, here, **CAPITALS)
     together = asked(model, here, "multiple_choice")[1][0]["answer"]
     alone = []
     for city in rows[0]["cities"]:
-        prompts([{**rows[0], "cities": [city, "Rome"]}], here, **CAPITALS, ask="choices")
+        prompts([{**rows[0], "cities": [city, "Rome"]}], here, **CAPITALS)
         alone.append(asked(model, here, "multiple_choice", batch=1)[1][0]["answer"][0])
     assert together == pytest.approx(alone, abs=1e-5)
 
@@ -106,7 +106,7 @@ def test_perplexity_is_the_harness_on_texts_longer_than_the_model_takes(model: P
         "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
         "metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]\n"
     )
-    prompts([{"text": text} for text in texts], here, ask="loss")
+    prompts([{"text": text} for text in texts], here, whole=True)
     metrics, _ = asked(model, here, "perplexity")
     published = harness(model, here, "texts")
     for name in ("word_perplexity", "byte_perplexity", "bits_per_byte"):

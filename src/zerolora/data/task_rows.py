@@ -109,7 +109,7 @@ def _by_form(settings: TaskRowsSettings) -> Callable[[str, dict[str, Any]], Ques
     def read(place: str, value: dict[str, Any]) -> Question:
         form = detect(value, settings.columns) if settings.format == "auto" else settings.format
         example = parse(value, form, settings.columns)
-        return _of_example(place, example, whole=settings.ask == "loss")
+        return _of_example(place, example, whole=settings.whole)
 
     return read
 
