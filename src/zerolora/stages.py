@@ -171,7 +171,7 @@ STAGES = {
             "asks the merged model a further evaluation task",
             ("evaluate.asked_task", "evaluate.harness"),
             "tasks.{task}",
-            ("results/{run}/merged", "results/tasks/{task}.jsonl"),
+            ("results/{run}/adapter", "results/{run}/merged", "results/tasks/{task}.jsonl"),
             ("results/{run}/tasks",),
         ),
         Stage(

@@ -16,6 +16,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate.asked_task import _cut, ask
 from zerolora.evaluate.harness import ask_harness, flat
 from zerolora.evaluate.intervals import bootstrap, wilson
+from zerolora.evaluate.models import EvaluatedModel
 
 CAPITALS = {
     "prompt": "The capital of {{country}} is",
@@ -51,14 +52,21 @@ def settings_of(check: str, **settings: Any) -> AskedTaskSettings:
 
 
 def asked(model: Path, folder: Path, check: str, **settings: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    ask(settings_of(check, **settings), folder / "prompts.jsonl", model, None, folder / "m.json", folder / "a.json")
+    ask(
+        settings_of(check, **settings),
+        folder / "prompts.jsonl",
+        EvaluatedModel(model),
+        None,
+        folder / "m.json",
+        folder / "a.json",
+    )
     return json.loads((folder / "m.json").read_text()), json.loads((folder / "a.json").read_text())
 
 
 def harness(model: Path, folder: Path, *tasks: str, **settings: Any) -> dict[str, Any]:
     ask_harness(
         HarnessTaskSettings(**{"tasks": list(tasks), "batch": 3, "files": {}, **settings}),
-        model, None, folder / "h.json", folder / "h.answers.json",
+        EvaluatedModel(model), None, folder / "h.json", folder / "h.answers.json",
     )  # fmt: skip
     found: dict[str, Any] = json.loads((folder / "h.json").read_text())
     return found

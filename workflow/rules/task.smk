@@ -48,6 +48,7 @@ rule task_base:
 
 rule task:
     input:
+        adapter="results/{run}/adapter/manifest.json",
         manifest="results/{run}/merged/manifest.json",
         rows=rows_of_task,
     output:
@@ -74,5 +75,6 @@ rule task:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
-        " zerolora --log {log} task --settings {params.settings:q} {params.rows}"
-        " --weights {input.manifest} --output {output.metrics} --answers {output.answers}"
+        " zerolora --log {log} task --settings {params.settings:q} {params.rows} --data {params.data}"
+        " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
+        " --output {output.metrics} --answers {output.answers}"

@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from zerolora import added_tokens, cpu_matmul
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings
 from zerolora.errors import UserError
-from zerolora.evaluate.evaluate import generate, load
+from zerolora.evaluate.generation import generate
 from zerolora.evaluate.intervals import bootstrap, wilson
 from zerolora.evaluate.likelihood import longest_input, of_continuations, of_texts
+from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.base import Judgement, Likelihood, Task
 from zerolora.files import MANIFEST, read_json, write_json
@@ -26,8 +25,10 @@ from zerolora.log import result
 DATE = "26 Jul 2024"  # today's date for chat templates, so that prompts do not change from day to day
 
 
-def ask(settings: AskedTaskSettings, file: Path, weights: Path, data: Path | None, output: Path, answers: Path) -> None:
-    """Ask the model in directory `weights` the rows of `file`; write metrics to `output` and each answer to `answers`.
+def ask(
+    settings: AskedTaskSettings, file: Path, weights: EvaluatedModel, data: Path | None, output: Path, answers: Path
+) -> None:
+    """Ask a model the rows of `file`; write metrics to `output` and each answer to `answers`.
 
     A base model gets what the prepared `data` adds to it: tokens, chat template, stop tokens. Raises UserError if a
     file is missing or broken, or a row does not fit into the model.
@@ -36,10 +37,10 @@ def ask(settings: AskedTaskSettings, file: Path, weights: Path, data: Path | Non
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     if task.ask == "choices" and any(not row["choices"] for row in rows):
         raise UserError(f"{settings.check}: its rows have no choices; write prompt, choices and answer")
-    model, tokenizer = loaded(weights, data)
+    model, tokenizer, stops = loaded(weights, data)
     if task.ask == "generate":
         rows = [row for row in rows if task.asks(row)]
-        given: list[Any] = _generated(settings, rows, model, tokenizer, data)
+        given: list[Any] = _generated(settings, rows, model, tokenizer, stops)
     elif task.ask == "choices":
         given = _choices(settings, rows, model, tokenizer)
     else:
@@ -54,20 +55,24 @@ def ask(settings: AskedTaskSettings, file: Path, weights: Path, data: Path | Non
     result(f"{', '.join(told)} on {len(rows):,} rows")
 
 
-def loaded(weights: Path, data: Path | None) -> tuple[Any, Any]:
-    """Return the model in `weights` and its tokenizer, with what prepared `data` adds to a base model."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]]:
+    """Return a model, its tokenizer and its stop tokens. A base model gets what prepared `data` adds to it: tokens,
+    chat template, stop tokens; a tuned one has its own."""
+    device = device_here()
     if device.type == "cpu":
         cpu_matmul.choose()
-    model, tokenizer = load(weights, device, added_tokens.of_data(data) if data else [])
+    tokens = added_tokens.of_data(data) if data else []
+    found, tokenizer = load(model.merged or model.base, device, tokens, model.loaded_adapter)
+    template = model.directory / "chat_template.jinja"
+    if model.adapter is not None and template.is_file():
+        tokenizer.chat_template = template.read_text(encoding="utf-8")
+    elif model.adapter is None and data and (own := read_json(data / MANIFEST, "zerolora prepare")["chat_template"]):
+        tokenizer.chat_template = own
     if data:
-        prepared = read_json(data / MANIFEST, "zerolora prepare")
-        tokenizer.pad_token = prepared["pad_token"]
-        if prepared["chat_template"] is not None:
-            tokenizer.chat_template = prepared["chat_template"]
-    elif tokenizer.pad_token is None:
+        return found, tokenizer, stops_of(model, found, tokenizer, data)
+    if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model, tokenizer
+    return found, tokenizer, {tokenizer.eos_token_id} - {None}
 
 
 def with_intervals(task: Task, judged: Sequence[Judgement], seed: int) -> dict[str, float]:
@@ -108,7 +113,7 @@ def _prompt(settings: AskedTaskSettings, row: dict[str, Any], tokenizer: Any) ->
 
 
 def _generated(
-    settings: AskedTaskSettings, rows: list[dict[str, Any]], model: Any, tokenizer: Any, data: Path | None
+    settings: AskedTaskSettings, rows: list[dict[str, Any]], model: Any, tokenizer: Any, stops: set[int]
 ) -> list[str]:
     limit = longest_input(model) - settings.max_new_tokens
     asked = []
@@ -122,16 +127,8 @@ def _generated(
             )
         asked.append({"input_ids": tokens, "prompt": len(tokens)})
     how = EvaluateSettings(check="exact", batch=settings.batch, max_new_tokens=settings.max_new_tokens)
-    texts, _ = generate(model, tokenizer, asked, _stops(model, tokenizer, data), how)
+    texts, _ = generate(model, tokenizer, asked, stops, how)
     return [_cut(text, settings.until).strip() for text in texts]
-
-
-def _stops(model: Any, tokenizer: Any, data: Path | None) -> set[int]:
-    found = model.generation_config.eos_token_id
-    stops = {*(found if isinstance(found, list) else [found]), tokenizer.eos_token_id}
-    if data:
-        stops |= {*tokenizer.convert_tokens_to_ids(read_json(data / MANIFEST, "zerolora prepare")["stop_tokens"])}
-    return stops - {None}
 
 
 def _cut(text: str, until: Sequence[str]) -> str:

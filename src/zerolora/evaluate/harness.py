@@ -8,7 +8,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerolora.config.schema import HARNESS_FILES
 from zerolora.config.settings import HarnessTaskSettings
@@ -16,14 +16,19 @@ from zerolora.errors import UserError, shown
 from zerolora.files import write_json
 from zerolora.log import result
 
+if TYPE_CHECKING:
+    from zerolora.evaluate.models import EvaluatedModel
+
 CACHE = Path("work/harness")
 """Where the harness' data sets are converted to Arrow; without it, below HOME."""
 RESAMPLES = 1000
 """Of the bootstrap by which the harness finds the standard error of metrics that are no means."""
 
 
-def ask_harness(settings: HarnessTaskSettings, weights: Path, data: Path | None, output: Path, answers: Path) -> None:
-    """Ask the model in `weights` the tasks that `settings` name; write metrics, and each answer to `answers`.
+def ask_harness(
+    settings: HarnessTaskSettings, weights: "EvaluatedModel", data: Path | None, output: Path, answers: Path
+) -> None:
+    """Ask a model the tasks that `settings` name; write metrics, and each answer to `answers`.
 
     `data` as for asked_task.ask. Raises UserError for a task that the harness does not know, or cannot read without a
     network.
@@ -35,7 +40,7 @@ def ask_harness(settings: HarnessTaskSettings, weights: Path, data: Path | None,
     from zerolora.evaluate.asked_task import loaded
 
     manager = _manager(settings.tasks)
-    model, tokenizer = loaded(weights, data)
+    model, tokenizer, _ = loaded(weights, data)
     try:
         found: Any = simple_evaluate(
             HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch, trust_remote_code=False),
