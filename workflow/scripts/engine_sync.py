@@ -42,6 +42,7 @@ USER_FILES = (
     *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*"),
 )
 TARGET_RULES = ("all", "default", "judge_all")
+HARNESS = "_harness"  # of the DVC stages of tasks of lm-evaluation-harness
 CONTINUED = "_continued"  # of the DVC stages of runs that go on from an adapter
 
 
@@ -263,7 +264,7 @@ def _run_again(missing: dict[str, list[str]]) -> None:
 def _without_forced(found: outputs.Findings, settings: Any) -> outputs.Findings:
     """Drop the stages that the user has told Snakemake to run whatever their outputs are (--forcerun, --forceall)."""
     for stage in found.stages:
-        if settings.forceall or stage.partition("@")[0].removesuffix(CONTINUED) in settings.forcerun:
+        if settings.forceall or stage.partition("@")[0].removesuffix(CONTINUED).removesuffix(HARNESS) in settings.forcerun:
             found.drop(stage)
     return found
 
@@ -310,11 +311,15 @@ def _stage_of(job: Any) -> str:
     wildcards = job.wildcards_dict
     if not wildcards:
         return str(job.rule.name)
-    (value,) = wildcards.values()
+    value = "-".join(str(wildcards[name]) for name in ("run", "dataset", "task") if name in wildcards) or next(
+        iter(wildcards.values())
+    )
     rule, config = str(job.rule.name), _config()
+    if rule in ("task", "task_base") and wildcards["task"] in ((config.get("tasks") or {}).get("harness") or {}):
+        rule += HARNESS
     if rule == "fetch":
         rule += next(f"_{group}" for group, models in config["fetch"].items() if value in (models or {}))
-    elif "run" in wildcards and value in (config.get("continued") or {}):
+    elif "run" in wildcards and wildcards["run"] in (config.get("continued") or {}):
         rule += CONTINUED
     return f"{rule}@{value}"
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
-from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, Config
+from zerolora.config.schema import HUB_ADAPTERS, Config, data_folders
 from zerolora.errors import UserError, shown
 
 MOST, DEEPEST = 1_000_000, 50  # values and levels of a config: far more than one needs, and read in seconds
@@ -41,14 +41,16 @@ def check_files(path: Path, config: Config) -> None:
     Raises UserError with one line a mistake: a data set that is neither on this machine nor fetched, or a file whose
     name Snakemake would take for a pattern.
     """
-    fetched = [Path(HUB_DATA) / name for name in config.fetch.data]
+    fetched = [Path(folder) for folder in data_folders(config.fetch).values()]
     places: dict[tuple[str, ...], Path] = {}
     mistakes: dict[tuple[str, ...], str] = {}
-    for name, prepared in config.prepare.items():
-        places["prepare", name, "path"] = data = Path(prepared.path)
+    named: dict[tuple[str, ...], str] = {("prepare", name): data.path for name, data in config.prepare.items()}
+    named |= {("tasks", "rows", name): task.path for name, task in config.tasks.rows.items()}
+    for section, named_path in named.items():
+        places[*section, "path"] = data = Path(named_path)
         is_fetched = any(folder.is_relative_to(data) or data.is_relative_to(folder) for folder in fetched)
         if not is_fetched and not data.exists():
-            mistakes["prepare", name, "path"] = (
+            mistakes[*section, "path"] = (
                 f"{shown(str(data))}: there is no such file or directory; correct the path, or bring the data "
                 "(`dvc pull`, fetch.data)"
             )

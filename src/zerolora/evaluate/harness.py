@@ -1,0 +1,149 @@
+"""Stages task and task_base for tasks of lm-evaluation-harness, through its Python API.
+
+Its result has dates, paths and versions in it; what is compared is a flat file, {task}_{metric} and its _stderr. The
+original is kept beside it as NAME.harness.json.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerolora.config.schema import HARNESS_FILES
+from zerolora.config.settings import HarnessTaskSettings
+from zerolora.errors import UserError, shown
+from zerolora.files import write_json
+from zerolora.log import result
+
+if TYPE_CHECKING:
+    from zerolora.evaluate.models import EvaluatedModel
+
+CACHE = Path("work/harness")
+"""Where the harness' data sets are converted to Arrow; without it, below HOME."""
+RESAMPLES = 1000
+"""Of the bootstrap by which the harness finds the standard error of metrics that are no means."""
+
+
+def ask_harness(
+    settings: HarnessTaskSettings, weights: "EvaluatedModel", data: Path | None, output: Path, answers: Path
+) -> None:
+    """Ask a model the tasks that `settings` name; write metrics, and each answer to `answers`.
+
+    `data` as for asked_task.ask. Raises UserError for a task that the harness does not know, or cannot read without a
+    network.
+    """
+    set_environment(settings.network)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    from zerolora.evaluate.asked_task import loaded
+
+    manager = _manager(settings.tasks)
+    model, tokenizer, _ = loaded(weights, data)
+    try:
+        found: Any = simple_evaluate(
+            HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch, trust_remote_code=False),
+            tasks=list(settings.tasks),
+            num_fewshot=settings.few_shot,
+            limit=settings.limit,
+            apply_chat_template=settings.chat_template,
+            task_manager=manager,
+            bootstrap_iters=RESAMPLES,
+            random_seed=settings.seed,
+            numpy_random_seed=settings.seed,
+            torch_random_seed=settings.seed,
+            fewshot_random_seed=settings.seed,
+        )
+    except Exception as error:
+        raise _explained(error, settings) from error
+    samples = found.pop("samples")
+    metrics = flat(found)
+    write_json(answers, {name: [_told(each) for each in rows] for name, rows in sorted(samples.items())})
+    write_json(output.with_suffix(".harness.json"), _plain(found))
+    write_json(output, metrics)
+    told = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_stderr", "_rows"))]
+    result(", ".join(told[:4]) + (", …" if len(told) > 4 else ""))
+
+
+def set_environment(network: bool) -> None:
+    """Keep the harness' caches in CACHE, its data sets' code unrun, and the network unused unless it may be used.
+
+    Before anything imports datasets or huggingface_hub, which read the environment once.
+    """
+    os.environ.setdefault("HF_DATASETS_CACHE", str((CACHE / "datasets").absolute()))
+    os.environ.setdefault("HF_MODULES_CACHE", str((CACHE / "modules").absolute()))
+    os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] = "0"
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        if network:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = "1"
+
+
+def flat(found: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of the harness' result: {task}_{metric}, {task}_{metric}_{filter} where a filter has a name,
+    their _stderr, and {task}_rows, sorted by name."""
+    metrics: dict[str, float] = {}
+    for task, values in {**found["results"], **found.get("groups", {})}.items():
+        for key, value in values.items():
+            name, _, kept = key.partition(",")
+            if isinstance(value, int | float) and not isinstance(value, bool) and kept:
+                stderr = "_stderr" * name.endswith("_stderr")
+                plain = name.removesuffix("_stderr")
+                metrics[f"{task}_{plain}{'' if kept == 'none' else f'_{kept}'}{stderr}"] = float(value)
+    for task, counts in found.get("n-samples", {}).items():
+        metrics[f"{task}_rows"] = counts["effective"]
+    return dict(sorted(metrics.items()))
+
+
+def _manager(names: list[str]) -> Any:
+    """Return a task manager that knows the names. The harness' own 13,000 tasks are indexed only if one is named."""
+    from lm_eval.tasks import TaskManager
+
+    folder = HARNESS_FILES if Path(HARNESS_FILES).is_dir() else None
+    manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
+    if manager is None or not set(names) <= {*manager.all_tasks}:
+        manager = TaskManager(include_path=folder)
+    for name in names:
+        if name not in manager.all_tasks:
+            near = difflib.get_close_matches(name, manager.all_tasks, 3) or ["those of `lm-eval ls tasks`"]
+            raise UserError(
+                f"{shown(name)}: lm-evaluation-harness has no such task or group, and {HARNESS_FILES}/ defines none; "
+                f"write one, as {', '.join(near)}"
+            )
+    return manager
+
+
+def _explained(error: Exception, settings: HarnessTaskSettings) -> Exception:
+    """Return what is wrong in one line, if it is the network; any other error as it is."""
+    seen: BaseException | None = error
+    while seen is not None:
+        named = type(seen).__name__
+        if isinstance(seen, ConnectionError | FileNotFoundError) or named in (
+            *("OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError", "ConnectError"),
+            *("ConnectTimeout", "ReadTimeout", "HfHubHTTPError"),
+        ):
+            remedy = "connect this machine" if settings.network else "write network: true"
+            return UserError(
+                f"{', '.join(settings.tasks)}: a data set is not on this machine ({' '.join(str(seen).split())[:200]})"
+                f"; {remedy}, or name tasks of {HARNESS_FILES}/ whose files are here"
+            )
+        seen = seen.__cause__ or seen.__context__
+    return error
+
+
+def _told(sample: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("doc_id", "doc", "target", "filter", "filtered_resps", *sample.get("metrics", ()))
+    return {key: _plain(sample[key]) for key in kept if key in sample}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: what is none of its types as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else str(value)

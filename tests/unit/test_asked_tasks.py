@@ -1,0 +1,228 @@
+"""Tasks of a run: rows become prompts, likelihoods are lm-evaluation-harness', its results are made flat."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, make_tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerolora.config.settings import AskedTaskSettings, HarnessTaskSettings, TaskRowsSettings
+from zerolora.data.task_rows import task_rows
+from zerolora.errors import UserError
+from zerolora.evaluate.asked_task import _cut, ask
+from zerolora.evaluate.harness import ask_harness, flat
+from zerolora.evaluate.intervals import bootstrap, wilson
+from zerolora.evaluate.models import EvaluatedModel
+
+CAPITALS = {
+    "prompt": "The capital of {{country}} is",
+    "choices": "cities",
+    "answer": "{{right}}",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty directory, the working directory, with the shipped task of the harness."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/harness").symlink_to(ROOT / "config/harness")
+    return tmp_path
+
+
+def prompts(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> list[dict[str, Any]]:
+    file, output = folder / "rows.jsonl", folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task_rows(TaskRowsSettings(**{"path": str(file), "whole": False, **settings}), output)
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def settings_of(check: str, **settings: Any) -> AskedTaskSettings:
+    plain = {"check_settings": {}, "check_source": None, "chat_template": False, "max_new_tokens": 5, "batch": 3}
+    return AskedTaskSettings(**{**plain, "check": check, "seed": 1, **settings})
+
+
+def asked(model: Path, folder: Path, check: str, **settings: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    ask(
+        settings_of(check, **settings),
+        folder / "prompts.jsonl",
+        EvaluatedModel(model),
+        None,
+        folder / "m.json",
+        folder / "a.json",
+    )
+    return json.loads((folder / "m.json").read_text()), json.loads((folder / "a.json").read_text())
+
+
+def harness(model: Path, folder: Path, *tasks: str, **settings: Any) -> dict[str, Any]:
+    ask_harness(
+        HarnessTaskSettings(**{"tasks": list(tasks), "batch": 3, "files": {}, **settings}),
+        EvaluatedModel(model), None, folder / "h.json", folder / "h.answers.json",
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads((folder / "h.json").read_text())
+    return found
+
+
+# Imports lm_eval and evaluates twice: over 5 s.
+@pytest.mark.parametrize("chat_template", [False, True])
+def test_multiple_choice_is_exactly_the_harness(model: Path, here: Path, chat_template: bool) -> None:
+    rows = [json.loads(line) for line in (ROOT / "config/harness/capitals.jsonl").read_text().splitlines()]
+    prompts(rows, here, **CAPITALS)
+    metrics, answers = asked(model, here, "multiple_choice", chat_template=chat_template)
+    published = harness(model, here, "capitals", chat_template=chat_template)
+    assert metrics["accuracy"] == published["capitals_acc"]
+    assert metrics["accuracy_norm"] == published["capitals_acc_norm"]
+    assert metrics["rows"] == published["capitals_rows"] == len(rows) == 8
+    assert metrics["accuracy_low"] < metrics["accuracy"] < metrics["accuracy_high"]
+    samples = json.loads((here / "h.answers.json").read_text())["capitals"]
+    ours = [value for row in answers for value in row["answer"]]
+    theirs = [float(pair[0]) for row in samples for pair in row["filtered_resps"]]
+    assert ours == pytest.approx(theirs, abs=2e-5)
+    assert {"acc", "acc_norm"} <= set(samples[0])
+
+
+def test_letters_of_choices_share_a_forward_pass_and_keep_their_likelihood(model: Path, here: Path) -> None:
+    rows = [{"country": "France", "cities": ["Paris", "Pari", "Paries"], "right": 0}]
+    prompts(rows, here, **CAPITALS)
+    together = asked(model, here, "multiple_choice")[1][0]["answer"]
+    alone = []
+    for city in rows[0]["cities"]:
+        prompts([{**rows[0], "cities": [city, "Rome"]}], here, **CAPITALS)
+        alone.append(asked(model, here, "multiple_choice", batch=1)[1][0]["answer"][0])
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+def test_perplexity_is_the_harness_on_texts_longer_than_the_model_takes(model: Path, here: Path) -> None:
+    from transformers import AutoConfig
+
+    longest = AutoConfig.from_pretrained(model).max_position_embeddings
+    texts = ["The sum of two and three is five.", "x y " * (longest // 3)]
+    (here / "config/harness").unlink()
+    (here / "config/harness").mkdir()
+    (here / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (here / "config/harness/texts.yaml").write_text(
+        "task: texts\ndataset_path: json\ndataset_kwargs: {data_files: {test: texts.jsonl}}\ntest_split: test\n"
+        "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+        "metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]\n"
+    )
+    prompts([{"text": text} for text in texts], here, whole=True)
+    metrics, _ = asked(model, here, "perplexity")
+    published = harness(model, here, "texts")
+    for name in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
+        assert metrics[name] == pytest.approx(published[f"texts_{name}"], rel=1e-5)
+    assert metrics["byte_perplexity_low"] < metrics["byte_perplexity"] < metrics["byte_perplexity_high"]
+
+
+def test_generated_answers_are_judged_and_cut(model: Path, here: Path) -> None:
+    prompts([{"instruction": f"{n}?", "input": "", "output": str(n)} for n in range(5)], here)
+    metrics, whole = asked(model, here, "exact", chat_template=True, max_new_tokens=12)
+    assert set(metrics) == {"rows"} | {
+        f"{n}{end}" for n in ("accuracy", "format_rate") for end in ("", "_low", "_high")
+    }
+    assert metrics["accuracy"] == 0 and metrics["accuracy_low"] == 0 and metrics["accuracy_high"] > 0.4
+    assert len(whole) == 5 and not any(row["right"] for row in whole)
+    assert _cut("5\n\nQuestion: 6?", ["Question:", "\n\n"]) == "5" and _cut("5", ["\n"]) == "5"
+    with pytest.raises(UserError, match=r"rows.jsonl:1: the prompt has .* tokens, and the model takes"):
+        asked(model, here, "exact", max_new_tokens=10_000)
+
+
+def test_solved_rows_come_before_a_row_and_never_are_it(tmp_path: Path) -> None:
+    rows = [{"question": f"q{n}", "label": f"a{n}"} for n in range(6)]
+    how: dict[str, Any] = {"prompt": "{{question}}:", "answer": "{{label}}", "few_shot": 3}
+    found = prompts(rows, tmp_path, **how)
+    for number, row in enumerate(found):
+        *solved, own = row["prompt"].split("\n\n")
+        assert own == row["question"] == f"q{number}:"
+        assert len(set(solved)) == 3 and f"q{number}: a{number}" not in solved
+        assert [turn["role"] for turn in row["messages"]] == ["user", "assistant"] * 3 + ["user"]
+    assert prompts(rows, tmp_path, **how, limit=2) == found[:2]
+    assert prompts(rows, tmp_path, **how, seed=3) != found
+    with pytest.raises(UserError, match="has 5 rows to solve before each; write few_shot: 5 or less"):
+        prompts(rows, tmp_path, **{**how, "few_shot": 6})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prompt": "{{nothing}}", "answer": "x"}, "prompt: 'nothing' is undefined; correct tasks.rows.NAME.prompt"),
+        ({**CAPITALS, "answer": "Bern"}, "answer: 'Bern' is none of the choices"),
+        ({**CAPITALS, "choices": "country"}, "choices: is 'France'; write an expression that gives a list"),
+        ({}, "its fields (country, cities, right) fit none of the formats"),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_asked_is_one_line(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        prompts([{"country": "France", "cities": ["Lyon", "Paris"], "right": 1}], tmp_path, **settings)
+    assert "rows.jsonl:1: " in str(error.value) and said in str(error.value), error.value
+    assert "\n" not in str(error.value) and not (tmp_path / "prompts.jsonl").exists()
+
+
+def test_an_unknown_task_of_the_harness_and_a_missing_network_are_one_line(model: Path, here: Path) -> None:
+    with pytest.raises(UserError, match="lm-evaluation-harness has no such task or group.*capitals") as error:
+        harness(model, here, "capitls")
+    assert "\n" not in str(error.value)
+    (here / "config/harness").unlink()
+    (here / "config/harness").mkdir()
+    (here / "config/harness/far.yaml").write_text(
+        "task: far\ndataset_path: nobody/nothing\ntest_split: test\noutput_type: multiple_choice\n"
+        "doc_to_text: a\ndoc_to_choice: [a, b]\ndoc_to_target: 0\n"
+    )
+    with pytest.raises(UserError, match="far: a data set is not on this machine.*write network: true") as error:
+        harness(model, here, "far")
+    assert "\n" not in str(error.value) and not (here / "h.json").exists()
+
+
+def test_the_result_of_the_harness_is_flat_and_has_no_date() -> None:
+    found = {
+        "results": {
+            "gsm8k": {
+                "alias": "gsm8k",
+                "exact_match,strict-match": 0.25,
+                "exact_match_stderr,strict-match": 0.1,
+                "exact_match,flexible-extract": 0.5,
+                "exact_match_stderr,flexible-extract": "N/A",
+            },
+            "arc": {"acc,none": 0.5, "acc_stderr,none": 0.2, "sample_len": 4},
+        },
+        "n-samples": {"arc": {"original": 100, "effective": 4}},
+        "date": 1.7e9,
+        "git_hash": "abc",
+    }
+    assert flat(found) == {
+        "arc_acc": 0.5,
+        "arc_acc_stderr": 0.2,
+        "arc_rows": 4,
+        "gsm8k_exact_match_flexible-extract": 0.5,
+        "gsm8k_exact_match_strict-match": 0.25,
+        "gsm8k_exact_match_strict-match_stderr": 0.1,
+    }
+
+
+@given(st.integers(1, 500).flatmap(lambda rows: st.tuples(st.integers(0, rows), st.just(rows))))
+def test_wilsons_interval_is_scipys_and_mirrored(counts: tuple[int, int]) -> None:
+    from scipy.stats import binomtest
+
+    right, rows = counts
+    low, high = wilson(right, rows)
+    published = binomtest(right, rows).proportion_ci(method="wilson")
+    assert (low, high) == (pytest.approx(published.low, abs=1e-9), pytest.approx(published.high, abs=1e-9))
+    mirrored = wilson(rows - right, rows)
+    assert (1 - high, 1 - low) == (pytest.approx(mirrored[0], abs=1e-9), pytest.approx(mirrored[1], abs=1e-9))
+
+
+def test_a_bootstrap_is_near_the_normal_interval_and_seeded() -> None:
+    values = [math.sin(n) for n in range(400)]
+    low, high = bootstrap(values, lambda rows: sum(rows) / len(rows), 5)
+    mean = sum(values) / 400
+    half = 1.96 * math.sqrt(sum((each - mean) ** 2 for each in values)) / 400
+    assert (low, high) == (pytest.approx(mean - half, abs=0.01), pytest.approx(mean + half, abs=0.01))
+    assert (low, high) == bootstrap(values, lambda rows: sum(rows) / len(rows), 5)

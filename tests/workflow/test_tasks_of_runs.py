@@ -1,0 +1,162 @@
+"""Further evaluation tasks of runs, in both engines: what each edit runs again, and what it does not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Project
+from engines import (
+    Asker,
+    dvc_changed,
+    dvc_ran,
+    edges_of,
+    edit_config,
+    snakemake_ran,
+    snakemake_would_run,
+    with_followers,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+CHECK = "config/tasks/contains.py"
+SUMS = {"path": "data/sums", "file": "asked.jsonl", "check": CHECK, "max_new_tokens": 4, "batch": 4}
+CAPITALS = {
+    "path": "data/capitals.jsonl",
+    "check": "multiple_choice",
+    "prompt": "The capital of {{country}} is",
+    "choices": "cities",
+    "answer": "{{right}}",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(make_project: Callable[[str], Project]) -> Project:
+    """Return a project with two tasks on rows and one of the harness, which snakemake has finished."""
+    project = make_project("tasks")
+    folder = project.directory / "data/sums"
+    folder.mkdir()
+    rows = [{"instruction": f"{n} + 1?", "input": "", "output": str(n + 1)} for n in range(6)]
+    for name in ("asked.jsonl", "solved.jsonl"):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (project.directory / "data/capitals.jsonl").write_text((ROOT / "config/harness/capitals.jsonl").read_text())
+    edit_config(
+        project,
+        **{
+            "tasks.rows": {"sums": SUMS, "capitals-by-rows": CAPITALS},
+            "tasks.harness.capitals": {"tasks": ["capitals"]},
+        },
+    )
+    project.snakemake("all")
+    assert dvc_changed(project) == snakemake_would_run(project) == set()
+    return project
+
+
+def read(project: Project, name: str) -> Any:
+    return json.loads((project.directory / "results" / name).read_text())
+
+
+def test_base_and_run_have_metrics_and_answers_of_each(finished: Project) -> None:
+    for where in ("base/rows", "default"):
+        harness = read(finished, f"{where}/tasks/capitals.json")
+        ours = read(finished, f"{where}/tasks/capitals-by-rows.json")
+        assert (ours["accuracy"], ours["accuracy_norm"]) == (harness["capitals_acc"], harness["capitals_acc_norm"])
+        assert (
+            len(read(finished, f"{where}/tasks/sums.answers.json"))
+            == read(finished, f"{where}/tasks/sums.json")["rows"]
+        )
+    shown = finished.run("dvc", "metrics", "show", "--json").stdout
+    assert "results/default/tasks/sums.json" in shown and "capitals_acc" in shown
+
+
+B, R = "task_base@rows-{}", "task@default-{}"
+
+
+def of(*tasks: str) -> set[str]:
+    return {each.format(task) for each in (B, R) for task in tasks}
+
+
+SETTINGS: list[tuple[str, Any, set[str]]] = [
+    *(
+        (f"tasks.rows.sums.{key}", value, {"task_rows@sums"})
+        for key, value in {
+            "path": "data/sums/asked.jsonl", "file": "solved.jsonl", "format": "alpaca",
+            "columns": {"input": "instruction"}, "prompt": "{{instruction}}", "few_shot": 1,
+            "few_shot_file": "solved.jsonl", "limit": 2,
+        }.items()
+    ),
+    ("tasks.rows.capitals-by-rows.choices", "cities[:3]", {"task_rows@capitals-by-rows"}),
+    ("tasks.rows.capitals-by-rows.answer", "{{ right }}", {"task_rows@capitals-by-rows"}),
+    ("tasks.rows.sums.seed", 7, {"task_rows@sums", *of("sums")}),
+    ("tasks.rows.sums.check", "exact", of("sums")),
+    ("tasks.rows.sums.chat_template", True, of("sums")),
+    ("tasks.rows.sums.max_new_tokens", 5, of("sums")),
+    ("tasks.rows.sums.until", ["\n"], of("sums")),
+    ("tasks.rows.sums.batch", 2, of("sums")),
+    *(
+        (f"tasks.harness.capitals.{key}", value, of("capitals"))
+        for key, value in {
+            "tasks": ["capitals", "capitals"], "few_shot": 1, "limit": 2, "chat_template": True, "batch": 2, "seed": 1,
+            "network": True,
+        }.items()
+    ),
+]  # fmt: skip
+
+
+def test_each_setting_and_file_changes_the_stages_that_read_it(finished: Project) -> None:
+    original = json.loads(json.dumps(finished.config))
+    resolved = finished.directory / "results/config.json"
+    before = resolved.read_bytes()
+    edges, wrong = edges_of(finished), {}
+    files: list[tuple[Path, set[str]]] = [
+        (finished.directory / CHECK, of("sums")),
+        (finished.directory / "config/harness/capitals.jsonl", of("capitals")),
+    ]
+    with Asker(finished) as asker:
+
+        def ask(name: str, readers: set[str]) -> None:
+            snakemake = asker.snakemake_would_run()
+            asker.resolve()
+            dvc = asker.dvc_changed()
+            expected = {"resolve", *readers}
+            if dvc != expected or snakemake != with_followers(edges, expected):
+                wrong[name] = {"expected": expected, "dvc": dvc, "snakemake": snakemake}
+            resolved.unlink()
+            resolved.write_bytes(before)
+
+        for key, value, readers in SETTINGS:
+            edits = {key: value}
+            if key == "tasks.rows.sums.path":
+                edits["tasks.rows.sums.file"] = None
+            if key == "tasks.rows.sums.prompt":
+                edits["tasks.rows.sums.answer"] = "{{output}}"
+            edit_config(finished, **edits)
+            ask(key, readers)
+            finished.config = json.loads(json.dumps(original))
+            finished.write_config()
+        for path, readers in files:
+            text = path.read_text()
+            path.write_text(text + "\n")
+            ask(path.name, readers)
+            path.write_text(text)
+    assert wrong == {}
+    assert dvc_changed(finished) == snakemake_would_run(finished) == set()
+
+
+def test_another_task_a_row_and_another_rank_run_what_depends_on_them(finished: Project) -> None:
+    """One more task runs itself alone; another LoRA rank asks no base model; DVC and Snakemake agree after each."""
+    edit_config(finished, **{"tasks.rows.again": {**CAPITALS, "limit": 3}})
+    assert snakemake_ran(finished) == {"resolve", "task_rows@again", *of("again")}
+    assert dvc_changed(finished) == set()
+    rows = finished.directory / "data/capitals.jsonl"
+    rows.write_text(rows.read_text().replace('"right": 1', '"right": 0', 1))
+    both = ("again", "capitals-by-rows")
+    assert dvc_ran(finished) == {*(f"task_rows@{name}" for name in both), *of(*both)}
+    assert snakemake_would_run(finished) == set()
+    edit_config(finished, **{"train.lora.r": 2})
+    ran = snakemake_ran(finished)
+    assert {stage for stage in ran if stage.startswith("task")} == {
+        R.format(name) for name in ("sums", "capitals", *both)
+    }
+    assert "train@default" in ran and dvc_changed(finished) == set()
