@@ -397,6 +397,7 @@ def report(
     config: Annotated[Path, typer.Option(help="The config.")],
     usage: Annotated[Path, typer.Option(help="Output file of predicted and actual resource usage.")],
     summary: Annotated[Path, typer.Option(help="Output file of the headline metrics.")],
+    difference: Annotated[Path, typer.Option(help="Output file of what fine-tuning changed, row by row.")],
     output: Output,
     accounting: Annotated[
         dict[str, Any] | None,
@@ -408,7 +409,23 @@ def report(
     from zerolora.report.report import report as stage
 
     checked = ReportSettings.model_validate(settings)
-    stage(checked, run, model, data, packing, base, results, config, lock, accounting, usage, summary, output)
+    written = usage, summary, difference, output
+    stage(checked, run, model, data, packing, base, results, config, lock, accounting, *written)
+
+
+@app.command()
+def accept(
+    settings: Settings,
+    difference: Annotated[Path, typer.Option(help="metrics/difference.json of the run, as report wrote it.")],
+    output: Output,
+) -> None:
+    """End with exit code 1 and the numbers if a run does not pass its gate (evaluate.fail_if)."""
+    from zerolora.config.settings import AcceptSettings
+    from zerolora.evaluate.accept import accept as stage
+
+    if failure := stage(AcceptSettings.model_validate(settings), difference, output):
+        LOGGER.error("%s", failure)
+        raise typer.Exit(1)
 
 
 @app.command()

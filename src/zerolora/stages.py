@@ -145,7 +145,20 @@ STAGES = {
             ("report.report",),
             "runs.{run}.report",
             ("results/{run}",),
-            ("results/{run}/report.html", "results/{run}/summary.json", "results/{run}/usage.json"),
+            (
+                "results/{run}/report.html",
+                "results/{run}/summary.json",
+                "results/{run}/usage.json",
+                "results/{run}/metrics/difference.json",
+            ),
+        ),
+        Stage(
+            "accept",
+            "fails if the run does not pass its gate",
+            ("evaluate.accept",),
+            "runs.{run}.accept",
+            ("results/{run}/metrics/difference.json",),
+            ("results/{run}/accepted.json",),
         ),
     )
 }

@@ -29,6 +29,18 @@ from zerolora.memory.inference import AUTO_ROWS
 from zerolora.merge.merge import merge
 
 LIMIT = 24
+SLOW = """
+import json, sys, time
+from pathlib import Path
+from zerolora.config.settings import EvaluateSettings
+from zerolora.evaluate import generation
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
+own = generation.answer_batch
+generation.answer_batch = lambda *arguments: time.sleep(0.3) or own(*arguments)
+spec = json.loads(sys.argv[1])
+model, out = EvaluatedModel(*map(Path, spec["model"])), Path(spec["out"])
+evaluate(EvaluateSettings(**spec["settings"]), Path(spec["data"]), model, out, out / "answers.json", Path(spec["work"]))
+"""
 
 
 def settings(**values: Any) -> EvaluateSettings:
@@ -154,16 +166,6 @@ def _token_of(evaluated: SimpleNamespace) -> int:
 def test_an_evaluation_that_was_killed_goes_on_from_its_answers(evaluated: SimpleNamespace, tmp_path: Path) -> None:
     """A process of its own is killed when some rows have answers; starting it takes some seconds."""
     work = tmp_path / "work"
-    code = (
-        "import sys, json, time; from pathlib import Path; from zerolora.evaluate import ranks, generation\n"
-        "from zerolora.evaluate.evaluate import evaluate, EvaluatedModel; from zerolora.config.settings import EvaluateSettings\n"
-        "own = generation.answer_batch\n"
-        "def slow(*arguments):\n    time.sleep(0.3)\n    return own(*arguments)\n"
-        "generation.answer_batch = slow\n"
-        "spec = json.loads(sys.argv[1])\n"
-        "evaluate(EvaluateSettings.model_validate(spec['settings']), Path(spec['data']), EvaluatedModel(*map(Path, spec['model'])),"
-        " Path(spec['out']), Path(spec['out']) / 'answers.json', Path(spec['work']))\n"
-    )
     model = evaluated.model
     spec = {
         "settings": settings(batch=2).model_dump(mode="json"),
@@ -172,7 +174,7 @@ def test_an_evaluation_that_was_killed_goes_on_from_its_answers(evaluated: Simpl
         "out": str(tmp_path / "out"),
         "work": str(work),
     }
-    process = subprocess.Popen([sys.executable, "-c", code, json.dumps(spec)], env=project_environment(Path.cwd()))
+    process = subprocess.Popen([sys.executable, "-c", SLOW, json.dumps(spec)], env=project_environment(Path.cwd()))
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and sum(len(_kept(folder)) for folder in work.glob("*/")) < 4:
         time.sleep(0.05)

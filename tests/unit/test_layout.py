@@ -34,11 +34,12 @@ LAYERS: list[set[str]] = [
 SHARED = {
     "fetch": {"data.kinds"},
     "config": {
-        *("data.formats", "data.prompt_formats", "evaluate.tasks", "optimizers"),
+        *("data.formats", "data.prompt_formats", "evaluate.gate", "evaluate.tasks", "optimizers"),
         *("methods.registry", "methods.sections", "train.telemetry.trackers"),
     },
     "train": {"data.plan", "data.rows"},
     "evaluate": {"data.rows", "data.reference"},
+    "report": {"evaluate.difference", "evaluate.gate"},
     "methods": {"memory.model_spec", "memory.projections", "memory.tracer"},
 }
 BASE = len(LAYERS)
@@ -137,4 +138,4 @@ def test_no_two_classes_have_one_name() -> None:
                 places.setdefault(node.name, []).append(path.relative_to(fingerprint.PACKAGE).as_posix())
     twice = {name: sorted(found) for name, found in places.items() if len(found) > 1}
     both = ["config/schema.py", "config/settings.py"]
-    assert twice == {"PrepareSettings": both, "TrainSettings": both}
+    assert twice == {"EvaluateSettings": both, "PrepareSettings": both, "TrainSettings": both}

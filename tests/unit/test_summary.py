@@ -21,7 +21,8 @@ RESOURCES = {"tokens_per_second": 123456.789, "training_seconds": 12345.678, "to
 
 def metrics() -> dict[str, float]:
     """Return metrics as wide as they become: a long training on GPUs."""
-    before, after = {"accuracy": 0.123456, "loss": 2.3}, {"accuracy": 0.98765, "loss": 0.00061234}
+    before = {"accuracy": 0.123456, "loss": 2.3}
+    after = {"accuracy": 0.98765, "accuracy_low": 0.98321, "accuracy_high": 0.99123, "loss": 0.00061234}
     return headline(before, after, {"steps": 1000}, RESOURCES, USED)
 
 
@@ -29,6 +30,8 @@ def test_they_are_what_their_names_say() -> None:
     assert metrics() == {
         "before": 0.1235,
         "accuracy": 0.9877,
+        "acc_low": 0.9832,
+        "acc_high": 0.9912,
         "loss": 0.0006123,
         "tok/s": 123457,
         "step_s": 12.35,

@@ -15,7 +15,7 @@ from zerolora.files import sha256
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-OF_A_RUN = ("pack", "estimate", "render", "train", "merge", "evaluate", "report")
+OF_A_RUN = ("pack", "estimate", "render", "train", "merge", "evaluate", "report", "accept")
 ORIGIN = "results/default/adapter"
 
 

@@ -99,6 +99,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "merge.version": (False, {M}),
     "evaluate.enabled": (False, JUDGE),
     "evaluate.ranks": (2, JUDGE),
+    "evaluate.fail_if": ("loss > 1000", {P, "accept@default"}),
     "evaluate.split": ("validation", JUDGE),
     "evaluate.rows": (2, JUDGE),
     "evaluate.batch": (1, JUDGE),
@@ -149,7 +150,7 @@ def finished(make_project: Callable[[str], Project]) -> Project:
 
 
 OWN = "config/templates/own.jinja"
-ONE_RUN = {"pack", "estimate", "render", "train", "merge", "evaluate", "report"}
+ONE_RUN = {"pack", "estimate", "render", "train", "merge", "evaluate", "report", "accept"}
 EVERYTHING = {
     "resolve",
     "fetch@tiny",
@@ -369,7 +370,7 @@ def _set(**values: Any) -> Callable[[Project], None]:
     return lambda project: edit_config(project, **values)
 
 
-AFTER_TRAIN = {"train@default", "merge@default", "evaluate@default", "report@default"}
+AFTER_TRAIN = {f"{stage}@default" for stage in ("train", "merge", "evaluate", "report", "accept")}
 # What is edited, how, and all that then runs: a stage whose inputs turn out the same does not. DVC alone runs resolve
 # after any edit of the source, since it learns from it that no fingerprint has changed.
 EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
@@ -402,9 +403,8 @@ EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
         "nothing evaluated",
         _set(**{"evaluate.enabled": False}),
         {
-            "resolve",
-            "evaluate_base@rows",
-            *(f"{s}@{run}" for s in ("evaluate", "report") for run in ("default", "second")),
+            *("resolve", "evaluate_base@rows"),
+            *(f"{stage}@{run}" for stage in ("evaluate", "report", "accept") for run in ("default", "second")),
         },
     ),
 ]

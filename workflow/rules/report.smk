@@ -1,4 +1,4 @@
-rule report:
+checkpoint report:
     input:
         data=prepared,
         packing=packed,
@@ -27,6 +27,7 @@ rule report:
         ),
         usage="results/{run}/usage.json",
         summary="results/{run}/summary.json",
+        difference="results/{run}/metrics/difference.json",
     log:
         "results/logs/report/{run}.log",
     conda:
@@ -48,4 +49,4 @@ rule report:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
         " --data {params.data} --packing {params.packing} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
         ' --accounting "$(workflow/scripts/accounting.py {params.steps})" --usage {output.usage}'
-        " --summary {output.summary} --output {output.page}"
+        " --summary {output.summary} --difference {output.difference} --output {output.page}"

@@ -17,6 +17,7 @@ from zerolora.config import schema
 from zerolora.config.schema import USER_CONFIG, Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import (
+    AcceptSettings,
     AskedTaskSettings,
     EstimateSettings,
     EvaluateSettings,
@@ -69,7 +70,7 @@ def resolve(config: Config) -> Resolved:
             for name, data in config.prepare.items()
         },
         evaluate={
-            name: EvaluateSettings(**config.evaluate.model_dump(), **_check(data))
+            name: EvaluateSettings(**config.evaluate.model_dump(exclude={"fail_if"}), **_check(data))
             for name, data in config.prepare.items()
         },
         task_rows={
@@ -174,7 +175,10 @@ def stages_of(config: Config, run: str) -> RunSettings:
         ),
         train=TrainSettings(**_training(train), device=hardware.device),
         merge=MergeSettings(**settings.merge.model_dump()),
-        report=ReportSettings(**settings.report.model_dump(), strategy=settings.render.strategy),
+        report=ReportSettings(
+            **settings.report.model_dump(), strategy=settings.render.strategy, fail_if=config.evaluate.fail_if
+        ),
+        accept=AcceptSettings(fail_if=config.evaluate.fail_if),
     )
 
 

@@ -13,6 +13,7 @@ from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, RESERVED_RUNS, AskedT
 from zerolora.config.user_task import settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
+from zerolora.evaluate.gate import parse
 from zerolora.evaluate.tasks import TASKS
 from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.registry import TRAINABLE
@@ -46,6 +47,7 @@ def impossible(config: Config) -> Iterable[Mistake]:
             )
         yield from _impossible_data(config, name)
     yield from _impossible_tasks(config)
+    yield from _impossible_gate(config)
     if config.train.from_adapter is not None:
         yield ("train", "from_adapter"), "stands for all runs; write it in each run of continued that goes on from it"
     for name, run in config.all_runs.items():
@@ -104,6 +106,25 @@ def _impossible_check(here: tuple[str, ...], section: Prepare | AskedTask) -> It
             TASKS[section.check].configured(settings)
     except (UserError, ValueError) as error:
         yield (*here, "check_settings"), str(error)
+
+
+def _impossible_gate(config: Config) -> Iterable[Mistake]:
+    """Yield what is wrong with the gate: no evaluation, or a metric that no task has."""
+    condition, here = config.evaluate.fail_if, ("evaluate", "fail_if")
+    if condition is None:
+        return
+    if not config.evaluate.enabled:
+        yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or leave the gate out"
+    metric = parse(condition).metric
+    for name, data in config.prepare.items():
+        if data.check not in TASKS:  # a file of the user's says itself what it measures, when it runs
+            continue
+        example = TASKS[data.check].example
+        task = TASKS[data.check].configured(example.settings)
+        row = {"question": example.question, "expected": example.expected, "prompt": 1}
+        known = ["loss", *task.metrics([task.judge(row, example.right)])]
+        if metric not in known:
+            yield here, f"{shown(condition)}: {name} has no metric {metric}; write one of {', '.join(known)}"
 
 
 def group_of(config: Config, run: str) -> str:

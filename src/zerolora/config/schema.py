@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from zerolora.config.section import Positive, Section, Text
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
+from zerolora.evaluate.gate import parse
 from zerolora.evaluate.tasks import TASKS
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
@@ -139,6 +140,11 @@ def _resume(value: str) -> str:
     return value
 
 
+def _gate(value: str) -> str:
+    parse(value)
+    return value
+
+
 def _strategy(value: str) -> str:
     plain = value.removeprefix("deepspeed_")
     if plain in ("mics", "zero3_mics"):
@@ -149,6 +155,7 @@ def _strategy(value: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_name)]
+Condition = Annotated[str, AfterValidator(_gate)]
 Size = Annotated[str, BeforeValidator(_size)]
 SizeOrZero = Annotated[str, BeforeValidator(_size_or_zero)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -505,8 +512,8 @@ class Merge(Section):
     again from base and adapter where they are needed."""
 
 
-class Evaluate(Section):
-    """Evaluation of base and fine-tuned model; the same for all runs, so that their figures are comparable."""
+class EvaluateSettings(Section):
+    """What the stages evaluate and evaluate_base read."""
 
     enabled: bool = True
     """Evaluate the models. If false, no held-out row is asked, and report and summary leave out what needs answers."""
@@ -522,86 +529,7 @@ class Evaluate(Section):
     """Maximum length of an answer in tokens."""
 
 
-class TaskRows(Section):
-    """The rows of an evaluation task, and how each becomes a prompt."""
-
-    path: Text
-    """File of rows, or a directory, as in prepare."""
-    file: Text | None = None
-    """The file of the rows that are asked, if `path` is a directory. Default: all its files."""
-    format: Format = "auto"
-    """Form of the rows, one of docs/data.md, where `prompt` is not given; auto = detected by their fields."""
-    columns: Annotated[dict[RowField, str], COLUMNS] = {}
-    """Column for each field of the form, as in {instruction: question}."""
-    prompt: Jinja | None = None
-    """A Jinja template of a row's columns, as in "Question: {{ question }}\\nAnswer:". Default: the conversation
-    of the row's form up to its last answer."""
-    answer: Jinja | None = None
-    """A Jinja template of the right answer: a text, or with choices the text or the number (from 0) of the right one.
-    Default: the last answer of the row's form."""
-    choices: Expression | list[Text] | None = None
-    """The choices of multiple_choice: the same ones for all rows, or a Jinja expression of a row's columns that gives
-    a list, as in "[solution_1, solution_2]"."""
-    few_shot: Annotated[int, Field(ge=0)] = 0
-    """Number of solved rows before each prompt, drawn by `seed`, never the row itself."""
-    few_shot_file: Text | None = None
-    """The file of `path` from which solved rows are drawn. Default: the rows that are asked."""
-    limit: Positive | None = None
-    """Ask only the first N rows."""
-    seed: Seed = 42
-    """Seed of the solved rows, and of the intervals."""
-
-    @model_validator(mode="after")
-    def _files_are_in_a_directory(self) -> "TaskRows":
-        for name in (self.file, self.few_shot_file):
-            if name is not None and (name.startswith("/") or ".." in name.split("/")):
-                raise ValueError(f"{name} leads out of path; name a file below it")
-        if self.few_shot_file and not self.file:
-            raise ValueError("few_shot_file needs file, since both are below path; add it")
-        return self
-
-
-class AskedTask(TaskRows):
-    """A task on rows of a file of yours, asked of base and tuned models."""
-
-    check: AnyCheck = "exact"
-    """What decides whether an answer is right: one of docs/tasks.md, or a file as in config/tasks/mine.py."""
-    check_settings: dict[str, Any] = {}
-    """Settings of the check, as in prepare."""
-    chat_template: bool = False
-    """Render prompts, and solved rows as turns before them, with the chat template; false = plain text."""
-    max_new_tokens: Positive = 32
-    """Maximum length of an answer in tokens."""
-    batch: Positive = 8
-    """Number of prompts in a batch."""
-
-
-class HarnessTask(Section):
-    """Tasks of lm-evaluation-harness, asked of base and tuned models."""
-
-    tasks: Annotated[list[Text], Field(min_length=1)]
-    """Names of tasks or groups, as in [arc_easy, mmlu_stem], of its own or of YAML files in config/harness/."""
-    few_shot: Annotated[int, Field(ge=0)] | None = None
-    """Number of solved rows before each prompt. Default: each task's own."""
-    limit: Positive | None = None
-    """Ask only the first N rows of each task."""
-    chat_template: bool = False
-    """Render prompts with the chat template."""
-    batch: Positive = 8
-    """Number of prompts in a batch."""
-    seed: Seed = 42
-    """Seed of the solved rows."""
-    network: bool = False
-    """Download data sets that are not on this machine. false = stop if one is missing."""
-
-
-class Tasks(Section):
-    """Further tasks of every run, by name; each is also asked of the base model, once."""
-
-    rows: dict[Name, AskedTask] = {}
-    """Tasks on rows of yours."""
-    harness: dict[Name, HarnessTask] = {}
-    """Tasks of lm-evaluation-harness."""
+ba
 
 
 class Report(Section):

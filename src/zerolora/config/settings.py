@@ -202,7 +202,7 @@ class MergeSettings(schema.Merge):
     model_config = ConfigDict(frozen=True)
 
 
-class EvaluateSettings(schema.Evaluate):
+class EvaluateSettings(schema.EvaluateSettings):
     """Settings of `evaluate` and `evaluate_base`."""
 
     model_config = ConfigDict(frozen=True)
@@ -256,6 +256,15 @@ class ReportSettings(schema.Report):
     model_config = ConfigDict(frozen=True)
 
     strategy: str
+    fail_if: str | None = None
+    """The gate, whose verdict the page shows."""
+
+
+class AcceptSettings(Settings):
+    """Settings of `accept`."""
+
+    fail_if: str | None
+    """The gate; None for none."""
 
 
 class RunSettings(Settings):
@@ -268,6 +277,7 @@ class RunSettings(Settings):
     train: TrainSettings
     merge: MergeSettings
     report: ReportSettings
+    accept: AcceptSettings
 
 
 class Resolved(Settings):

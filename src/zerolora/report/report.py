@@ -10,6 +10,8 @@ from typing import Any
 import jinja2
 
 from zerolora.config.settings import ReportSettings
+from zerolora.evaluate.difference import changed, difference
+from zerolora.evaluate.gate import parse
 from zerolora.files import MANIFEST, read_json, sha256, write_json, write_text
 from zerolora.log import result
 from zerolora.report.plots import length_histogram, loss_curve, memory_bars, step_times
@@ -32,10 +34,11 @@ def report(
     accounted: dict[str, Any] | None,
     usage_file: Path,
     summary_file: Path,
+    difference_file: Path,
     output: Path,
 ) -> None:
     """Write the HTML page (self-contained), predicted and actual resource usage (usage.py), and the headline metrics
-    (summary.py).
+    (summary.py), and what changed row by row (evaluate/difference.py).
 
     `accounted` comes from Slurm's accounting, None without it. Raises UserError if an earlier stage's file is missing.
     """
@@ -54,11 +57,11 @@ def report(
         loader=jinja2.PackageLoader("zerolora", "report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["gib"] = gib
-    examples = zip(
+    answers = (
         read_json(base / "answers.json", "zerolora evaluate"),
         read_json(results / "answers.json", "zerolora evaluate"),
-        strict=True,
     )
+    compared = difference(before, after, answers)
     page = environment.get_template("page.html").render(
         run=run,
         evaluated=after.get("enabled", True),
@@ -78,13 +81,28 @@ def report(
         times=step_times(metrics / "telemetry.csv"),
         gpu_memory=memory_bars(estimate, "gpu"),
         host_memory=memory_bars(estimate, "host"),
-        examples=list(examples)[: settings.examples],
+        difference=compared,
+        groups=[name.removesuffix(".difference") for name in compared if name.endswith(".difference")],
+        changed=changed(*answers)[: settings.examples],
+        gate={"fail_if": settings.fail_if, "failure": _verdict(settings.fail_if, compared)},
+        examples=list(zip(*answers, strict=True))[: settings.examples],
         provenance=_provenance(run, model, data, results, config, lock),
     )
     write_json(usage_file, train_usage)
-    write_json(summary_file, headline(before, after, trained, used["train"], train_usage))
+    write_json(summary_file, headline(before, compared, trained, used["train"], train_usage))
+    write_json(difference_file, compared)
     write_text(output, page)
-    result(before_and_after(before, after))
+    result(before_and_after(before, compared))
+
+
+def _verdict(fail_if: str | None, figures: dict[str, Any]) -> str | None:
+    """Return why the stage accept will fail, None if it will not."""
+    if fail_if is None:
+        return None
+    try:
+        return parse(fail_if).failure(figures)
+    except KeyError as error:
+        return f"there is no {error.args[0]}"
 
 
 def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:

@@ -23,6 +23,8 @@ def summary(results: Path) -> str:
             lines.append(f"{name:<{width}}  not evaluated yet")
             continue
         before, after = (read_json(path, "zerolora evaluate") for path in files)
+        if (compared := results / name / "metrics/difference.json").is_file():
+            after = read_json(compared, "zerolora report")
         pages.append(results / name / "report.html")
         lines.append(f"{name:<{width}}  {before_and_after(before, after)}  {pages[-1]}")
     if pages:
@@ -35,9 +37,15 @@ def summary(results: Path) -> str:
 
 
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Return the accuracies of base and fine-tuned model, or their losses if no row has a prompt."""
+    """Return the accuracies of base and fine-tuned model, or their losses if no row has a prompt.
+
+    `after` is the fine-tuned model's evaluate.json, or difference.json, which has the interval of the difference.
+    """
     if not after.get("enabled", True):
         return "trained, not evaluated: evaluate.enabled is false"
     if "accuracy" in after:
-        return f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
+        text = f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
+        if "difference_low" in after:
+            text += f" ({after['difference']:+.3f}: {after['difference_low']:+.3f} to {after['difference_high']:+.3f})"
+        return text
     return f"loss {before['loss']:.3f} before, {after['loss']:.3f} after"

@@ -14,18 +14,20 @@ def headline(
     """Return the headline metrics of one run. Names are short, since DVC prints all of them side by side.
 
     before, accuracy     share of right answers of base and merged model; missing if no row has a prompt
+    acc_low, acc_high    Wilson's 95 % interval of the accuracy
     loss                 mean cross-entropy per supervised token of the fine-tuned model, on the same rows; with
                          evaluate.enabled: false neither is there
     tok/s, step_s        training: tokens per second, seconds per optimizer step
     wall_s               seconds of training, including loading and saving
     host_use, gpu_use    ratio of measured to predicted peak memory (usage.py); no gpu_use on CPU
 
-    before, after: evaluate.json of base and merged model. train, resources: train.json and train_resources.json. used:
-    the result of `usage`.
+    before: evaluate.json of the base model. after: difference.json. train, resources: train.json and
+    train_resources.json. used: the result of `usage`.
     """
     metrics = {"loss": after["loss"]} if "loss" in after else {}
     if "accuracy" in after:
         metrics |= {"before": before["accuracy"], "accuracy": after["accuracy"]}
+        metrics |= {"acc_low": after["accuracy_low"], "acc_high": after["accuracy_high"]}
     metrics |= {
         "tok/s": resources["tokens_per_second"],
         "step_s": resources["training_seconds"] / train["steps"],

@@ -1,0 +1,139 @@
+"""What fine-tuning changed, row by row: the answers of two models to the same rows, compared in pairs.
+
+Rates get Wilson's interval, their difference a bootstrap interval over pairs, and McNemar's exact test says whether as
+many rows would turn right, or wrong, by chance.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+CONFIDENCE = 0.95
+RESAMPLES = 9999
+"""Resamples of a bootstrap, as scipy.stats.bootstrap takes by default."""
+SEED = 0
+BUCKETS = 3
+"""Groups of rows by length, of about the same size."""
+FEWEST = 10
+"""Rows that a group by length has at least; with fewer, there are fewer groups."""
+Answer = Mapping[str, Any]
+"""An entry of answers.json."""
+TASK_FIELDS = {"question", "expected", "answer", "format", "right", "category", "prompt_tokens"}
+"""Of an entry, what is not a score of the task's own."""
+
+
+def difference(
+    before: Mapping[str, Any], after: Mapping[str, Any], answers: tuple[Sequence[Answer], Sequence[Answer]]
+) -> dict[str, Any]:
+    """Return results/<run>/metrics/difference.json: every metric of the fine-tuned model, those of the base model under
+    base_<metric>, and what `compared` finds in the answers of both.
+
+    `before` and `after` are the evaluate.json of both. Raises ValueError if the answers are to other rows.
+    """
+    if not after.get("enabled", True):
+        return dict(after)
+    figures = {**after, **{f"base_{name}": value for name, value in before.items() if name != "rows"}}
+    return figures | compared(*answers)
+
+
+def compared(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, float]:
+    """Return a flat table of figures of two models on the same rows; empty if no row was asked.
+
+    answers                           the number of rows that were asked
+    accuracy, base_accuracy           shares of right answers, each with _low and _high: Wilson's interval
+    difference                        accuracy less base_accuracy, with _low and _high: bootstrap over pairs
+    p                                 McNemar's exact two-sided p
+    gained, lost                      rows that became right, and wrong
+    <group>.accuracy and so on        the same, without the test, for each category and each range of prompt lengths
+    format_rate_difference and other  differences of the task's other scores, each with _low and _high
+
+    Raises ValueError if the rows differ.
+    """
+    if [one["question"] for one in before] != [other["question"] for other in after]:
+        raise ValueError("the answers are to other rows")
+    if not after:
+        return {}
+    rows = {"accuracy": (_column(before, "right"), _column(after, "right"))}
+    rows["format_rate"] = _column(before, "format"), _column(after, "format")
+    scores = [name for name, value in after[0].items() if name not in TASK_FIELDS and isinstance(value, int | float)]
+    rows |= {name: (_column(before, name), _column(after, name)) for name in scores}
+    one, other = rows.pop("accuracy")
+    gained, lost = int((other > one).sum()), int((one > other).sum())
+    result: dict[str, float] = {"answers": len(after), **_rates(one, other)}
+    result |= {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+    for name, (first, second) in rows.items():
+        low, high = bootstrap(second - first)
+        result |= {f"{name}_difference": float((second - first).mean())}
+        result |= {f"{name}_difference_low": low, f"{name}_difference_high": high}
+    for group, members in _groups(after).items():
+        figures = {"answers": len(members), **_rates(one[members], other[members])}
+        result |= {f"{group}.{key}": value for key, value in figures.items()}
+    return result
+
+
+def changed(before: Sequence[Answer], after: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
+    """Return the pairs of answers of which one alone is right: those that were lost first."""
+    pairs = [pair for pair in zip(before, after, strict=True) if pair[0]["right"] != pair[1]["right"]]
+    return sorted(pairs, key=lambda pair: bool(pair[1]["right"]))
+
+
+def wilson(right: int, rows: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the interval of a share (E. B. Wilson, JASA 22, 1927, p. 209), as scipy's binomtest computes it."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(right, rows).proportion_ci(confidence, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Return McNemar's exact two-sided p: that of as uneven a split of the changed rows by a fair coin
+    (Q. McNemar, Psychometrika 12, 1947); 1 if no row has changed."""
+    from scipy.stats import binomtest
+
+    return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+
+
+def bootstrap(differences: "np.ndarray[Any, Any]", confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of the mean of the rows' differences (B. Efron, R. Tibshirani, An
+    Introduction to the Bootstrap, 1993, section 13.3), the same for the same numbers.
+
+    Rows are alike if their differences are, so that a resample is a draw of how many it has of each. That takes the
+    memory of the distinct differences, which are three for right and wrong, and not of all rows.
+    """
+    values, counts = np.unique(differences, return_counts=True)
+    rows = int(counts.sum())
+    drawn = np.random.default_rng(SEED).multinomial(rows, counts / rows, size=RESAMPLES)
+    means = drawn @ values / rows
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def _rates(one: "np.ndarray[Any, Any]", other: "np.ndarray[Any, Any]") -> dict[str, float]:
+    result: dict[str, float] = {}
+    for name, right in (("base_accuracy", one), ("accuracy", other)):
+        low, high = wilson(int(right.sum()), len(right))
+        result |= {name: float(right.mean()), f"{name}_low": low, f"{name}_high": high}
+    low, high = bootstrap(other - one)
+    return result | {"difference": float((other - one).mean()), "difference_low": low, "difference_high": high}
+
+
+def _column(answers: Iterable[Answer], name: str) -> "np.ndarray[Any, Any]":
+    return np.array([float(answer[name]) for answer in answers])
+
+
+def _groups(answers: Sequence[Answer]) -> dict[str, "np.ndarray[Any, Any]"]:
+    """Return the places of the rows of each category, and of each range of prompt lengths, if there are several."""
+    groups: dict[str, np.ndarray[Any, Any]] = {}
+    categories = [answer.get("category") for answer in answers]
+    named = sorted({category for category in categories if category is not None})
+    if len(named) > 1:
+        groups |= {name: np.array([at for at, own in enumerate(categories) if own == name]) for name in named}
+    lengths = np.array([answer["prompt_tokens"] for answer in answers])
+    number = min(BUCKETS, len(answers) // FEWEST)
+    edges = np.unique(np.quantile(lengths, [part / number for part in range(1, number)])) if number > 1 else []
+    ranges = np.searchsorted(edges, lengths, side="left")
+    for each in np.unique(ranges) if len(np.unique(ranges)) > 1 else []:
+        members = np.flatnonzero(ranges == each)
+        groups[f"prompt_tokens_{lengths[members].min()}_{lengths[members].max()}"] = members
+    return groups

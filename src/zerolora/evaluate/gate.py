@@ -1,0 +1,58 @@
+"""The gate of a run, as in evaluate.fail_if: a condition on its metrics that must not hold.
+
+    METRIC COMPARISON NUMBER          accuracy < 0.9
+    METRIC COMPARISON base ± NUMBER   accuracy < base - 0.01
+
+METRIC is one of evaluate.json; `base` is the same metric of the base model. Comparisons: <, <=, >, >=.
+"""
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GRAMMAR = re.compile(
+    r"\s*(?P<metric>[A-Za-z_]\w*)\s*(?P<comparison><=|>=|<|>)\s*"
+    r"(?:(?P<base>base)\s*(?:(?P<sign>[+-])\s*(?P<margin>\d+(?:\.\d+)?))?|(?P<number>-?\d+(?:\.\d+)?))\s*"
+)
+COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+EXAMPLES = "accuracy < base - 0.01 or loss > 1.5"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A condition that must not hold."""
+
+    metric: str
+    comparison: str
+    relative: bool
+    """The bound is the base model's metric and `number`, else `number`."""
+    number: float
+
+    def failure(self, figures: Mapping[str, Any]) -> str | None:
+        """Return the condition with its numbers if it holds, else None; `figures` are those of difference.json.
+
+        Raises KeyError if the metric is not among them.
+        """
+        value = figures[self.metric]
+        base = figures[f"base_{self.metric}"] if self.relative else 0.0
+        if not COMPARISONS[self.comparison](value, base + self.number):
+            return None
+        text = f"{self.metric} {value:.4g} {self.comparison} {base + self.number:.4g}"
+        if self.relative:
+            text += f" (base {base:.4g} {'-' if self.number < 0 else '+'} {abs(self.number):.4g})"
+        if self.metric == "accuracy":
+            low, high, p = (figures[name] for name in ("difference_low", "difference_high", "p"))
+            text += f"; difference {figures['difference']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, p {p:.2g}"
+        return text
+
+
+def parse(text: str) -> Gate:
+    """Return the gate that `text` describes. Raises ValueError if it describes none."""
+    match = GRAMMAR.fullmatch(text)
+    if not match:
+        raise ValueError(f"is no condition; write METRIC < NUMBER or METRIC < base - NUMBER, as in {EXAMPLES}")
+    relative = match["base"] is not None
+    number = float(match["margin"] or 0) if relative else float(match["number"])
+    return Gate(match["metric"], match["comparison"], relative, -number if match["sign"] == "-" else number)

@@ -1,0 +1,146 @@
+"""The difference of two models on the same rows, against scipy and published values; and the gate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import served
+from scipy import stats
+
+from zerolora.config.schema import Config
+from zerolora.evaluate.difference import bootstrap, changed, compared, difference, mcnemar, wilson
+from zerolora.evaluate.gate import parse
+from zerolora.files import write_json
+
+
+def answers(right: list[int], **more: list[Any]) -> list[dict[str, Any]]:
+    rows = [
+        {"question": f"{at}", "expected": "", "answer": "", "format": True, "right": bool(value), "prompt_tokens": at}
+        for at, value in enumerate(right)
+    ]
+    return [row | {name: values[at] for name, values in more.items()} for at, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("right", "rows", "low", "high"),
+    # R. G. Newcombe, Statistics in Medicine 17, 1998, table I, method 3.
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilsons_interval_is_the_published_one(right: int, rows: int, low: float, high: float) -> None:
+    assert wilson(right, rows) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_mcnemars_p_is_that_of_a_fair_coin() -> None:
+    assert mcnemar(5, 0) == pytest.approx(2 / 2**5)
+    assert mcnemar(0, 0) == mcnemar(4, 4) == 1
+    assert mcnemar(7, 1) == pytest.approx(2 * (8 + 1) / 2**8) == mcnemar(1, 7)
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_the_bootstrap_is_scipys_over_pairs(scored: bool) -> None:
+    drawn = np.random.default_rng(5)
+    if scored:
+        one, other = drawn.random(80), drawn.random(80) + 0.1
+    else:
+        one, other = drawn.integers(0, 2, 80).astype(float), (drawn.random(80) < 0.8).astype(float)
+    theirs = stats.bootstrap(
+        (other, one),
+        lambda a, b, axis: (a - b).mean(axis=axis),
+        paired=True,
+        method="percentile",
+        n_resamples=9999,
+        rng=drawn,
+    ).confidence_interval
+    ours = bootstrap(other - one)
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.013)  # a row more or less
+    assert ours == bootstrap(other - one)
+
+
+def test_all_figures_of_two_models() -> None:
+    before = answers([0] * 20 + [1] * 20, category=["a", "b"] * 20, f1=[0.0] * 40)
+    after = answers([1] * 18 + [0] * 4 + [1] * 18, category=["a", "b"] * 20, f1=[0.5] * 40)
+    found = compared(before, after)
+    assert (found["base_accuracy"], found["accuracy"], found["difference"]) == (0.5, 0.9, 0.4)
+    assert (found["gained"], found["lost"]) == (18, 2)
+    assert found["p"] == pytest.approx(stats.binomtest(18, 20).pvalue)
+    assert found["difference_low"] < 0.4 < found["difference_high"]
+    assert (found["accuracy_low"], found["accuracy_high"]) == wilson(36, 40)
+    assert found["f1_difference"] == found["f1_difference_low"] == found["f1_difference_high"] == 0.5
+    assert (found["a.answers"], found["a.accuracy"]) == (20, 0.9)
+    lengths = {name: value for name, value in found.items() if name.startswith("prompt") and name.endswith("answers")}
+    assert sum(lengths.values()) == 40 and len(lengths) == 3
+    assert found["prompt_tokens_0_13.difference"] == 1
+    assert all(isinstance(value, int | float) for value in found.values())
+    assert [pair[1]["right"] for pair in changed(before, after)] == [False] * 2 + [True] * 18
+    # Few rows have no groups by length, and rows without a prompt no figures.
+    assert not any("prompt_tokens" in name for name in compared(answers([0, 1]), answers([1, 1])))
+    assert compared([], []) == {}
+    with pytest.raises(ValueError, match="to other rows"):
+        compared(answers([1]), [])
+    left_out = {"enabled": False}
+    assert difference(left_out, left_out, ([], [])) == left_out
+
+
+FIGURES = {
+    **{"accuracy": 0.75, "base_accuracy": 0.8, "difference": -0.05, "difference_low": -0.1, "difference_high": 0.0},
+    **{"p": 0.02, "loss": 1.5, "base_loss": 2.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("condition", "failure"),
+    [
+        ("accuracy < base - 0.01", "accuracy 0.75 < 0.79 (base 0.8 - 0.01); difference -0.050"),
+        ("accuracy < base - 0.1", None),
+        ("accuracy<=0.75", "accuracy 0.75 <= 0.75; difference"),
+        ("accuracy<0.75", None),
+        ("loss > base + 0.5", None),
+        ("loss >= base", None),
+        ("loss > 1", "loss 1.5 > 1"),
+    ],
+)
+def test_a_gate_fails_where_its_condition_holds(condition: str, failure: str | None) -> None:
+    found = parse(condition).failure(FIGURES)
+    assert found is None if failure is None else found and found.startswith(failure)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "accuracy", "accuracy < other", "accuracy < base * 2", "a == 1", "x < 1; y", "1<2"]
+)
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no condition; write METRIC < NUMBER"):
+        parse(text)
+
+
+def test_the_config_refuses_a_gate_in_one_line(tmp_path: Path) -> None:
+    from conftest import TINY_CONFIG
+
+    from zerolora.config.rules import impossible
+
+    def mistakes(**evaluate: Any) -> list[str]:
+        config = json.loads(json.dumps(TINY_CONFIG))
+        config["evaluate"] |= evaluate
+        return [text for where, text in impossible(Config.model_validate(config)) if where == ("evaluate", "fail_if")]
+
+    assert mistakes(fail_if="accuracy < base - 0.01") == []
+    assert "rows has no metric bleu; write one of accuracy, loss, format_rate" in mistakes(fail_if="bleu < 1")[0]
+    assert "needs an evaluation; set evaluate.enabled: true" in mistakes(fail_if="loss > 1", enabled=False)[0]
+
+
+def test_the_command_ends_with_the_numbers(tmp_path: Path) -> None:
+    write_json(tmp_path / "difference.json", FIGURES)
+    command = ("zerolora", "accept", "--difference", "difference.json", "--output", "accepted.json", "--settings")
+    failed = served(*command, '{"fail_if": "accuracy < base - 0.01"}', directory=tmp_path)
+    assert failed.returncode == 1
+    assert failed.stderr.strip() == (
+        "zerolora: evaluate.fail_if: accuracy < base - 0.01: accuracy 0.75 < 0.79 (base 0.8 - 0.01); "
+        "difference -0.050, 95 % interval -0.100 to +0.000, p 0.02"
+    )
+    assert not (tmp_path / "accepted.json").exists()
+    unknown = served(*command, '{"fail_if": "bleu < 0.2"}', directory=tmp_path)
+    assert unknown.returncode == 2 and "has no bleu; write one of accuracy, loss" in unknown.stderr
+    for gate in ("null", '"loss > 2"'):
+        served(*command, f'{{"fail_if": {gate}}}', directory=tmp_path).check_returncode()
+        assert json.loads((tmp_path / "accepted.json").read_text())["accepted"]

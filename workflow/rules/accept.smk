@@ -1,0 +1,19 @@
+# The gate comes after the report, so that the page is there and says why a run was not accepted.
+rule accept:
+    input:
+        difference="results/{run}/metrics/difference.json",
+    output:
+        accepted="results/{run}/accepted.json",
+    log:
+        "results/logs/accept/{run}.log",
+    # The same numbers fail again.
+    retries: 0
+    localrule: True
+    conda:
+        "../../envs/conda.yaml"
+    params:
+        code=code("accept"),
+        settings=settings("runs", "run", "accept"),
+    shell:
+        "zerolora --log {log} accept --settings {params.settings:q}"
+        " --difference {input.difference} --output {output.accepted}"
