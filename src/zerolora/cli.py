@@ -47,6 +47,10 @@ Packing = Annotated[Path, typer.Option(help="Directory of the run's packing plan
 Stamp = Annotated[Path, typer.Option("--weights", help="File with the directory of the weights.")]
 Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]
 
+WAITING = {"OMP_WAIT_POLICY": "passive"}
+"""Set before torch is loaded: its threads sleep while they wait for each other. Beside other work, threads that spin
+take the processor from the one that they wait for (docs/evaluation.md)."""
+
 
 @app.callback()
 def start(
@@ -386,6 +390,8 @@ def evaluate(
     if not checked.enabled:
         leave_out(output, answers)
         return
+    for name, value in WAITING.items():
+        os.environ.setdefault(name, value)
     from zerolora.evaluate.evaluate import evaluate as stage
 
     check_intact(data, "zerolora prepare")

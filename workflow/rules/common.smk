@@ -99,12 +99,10 @@ def code(stage):
 
 def every_output():
     """Every output of every stage, for what the runs use of the config."""
-    paths = [
-        CONFIG.prepare[name].path for name in DATASETS
-    ] + [task.path for task in CONFIG.tasks.rows.values()]
-    manifests = {
-        Path(file) for path in paths for file in manifests_of(Path(path))
-    }
+    paths = [CONFIG.prepare[name].path for name in DATASETS] + [
+        task.path for task in CONFIG.tasks.rows.values()
+    ]
+    manifests = {Path(file) for path in paths for file in manifests_of(Path(path))}
     names = {
         "run": list(CONFIG.all_runs),
         "dataset": DATASETS,

@@ -1,0 +1,74 @@
+"""benchmarks/evaluate in its smallest form, with a tiny model whose speed says nothing; and how evaluation waits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import generation
+import pytest
+from conftest import ROOT, SERVERS, project_environment
+
+from zerolora.cli import WAITING
+
+
+@pytest.mark.slow
+def test_all_answer_the_same(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contestants are forks (fork_server.py)."""
+    stand_ins = SERVERS.of(ROOT, project_environment(ROOT)).stand_ins
+    monkeypatch.setattr(sys, "executable", str(stand_ins / "python"))
+    output = tmp_path / "result.json"
+    few = [
+        "--rows",
+        "3",
+        "--max-new-tokens",
+        "4",
+        "--max-length",
+        "128",
+        "--rounds",
+        "1",
+        "--busy",
+        "0",
+        "--threads",
+        "1",
+    ]
+    wanted = ["--device", "cpu", "--model", str(tiny_model), "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["generation.py", *few, *wanted])
+    generation.main()
+    result: dict[str, Any] = json.loads(output.read_text())
+    assert result["free"].keys() == generation.ANSWERERS.keys() and len(result["loaded"]) == 2
+    for each in (*result["free"].values(), *result["loaded"].values()):
+        assert each["same_texts"] and each["tokens"] == 12 and each["rows_per_second"] > 0
+    assert [len(table) for table in generation.tables(result)] == [5, 4]
+
+
+def test_another_text_is_told() -> None:
+    figures = {"seconds": 1, "cpu_seconds": 1, "rows_per_second": 1, "tokens_per_second": 1, "tokens": 1}
+    found = generation.summary({"a": [{**figures, "texts": ["x"]}, {**figures, "texts": ["y"]}]}, ["x"])
+    assert not found["a"]["same_texts"]
+
+
+def test_threads_of_an_evaluation_sleep_while_they_wait(tmp_path: Path) -> None:
+    """OpenMP itself says so, when torch is loaded in a process of its own, which takes 3 s; there are no rows."""
+    given = ["--data", "none", "--weights", "none", "--output", "none", "--answers", "none"]
+    others = {key: value for key, value in project_environment(ROOT).items() if key not in WAITING}
+    command = [sys.executable, "-m", "zerolora", "evaluate", "--settings", '{"check": "exact"}', *given]
+    told = subprocess.run(
+        command, cwd=tmp_path, env=others | {"OMP_DISPLAY_ENV": "true"}, capture_output=True, text=True, check=False
+    )
+    assert told.returncode and "OMP_WAIT_POLICY = 'PASSIVE'" in told.stderr
+
+
+RESULT = generation.RESULT
+
+
+@pytest.mark.skipif(not RESULT.is_file(), reason="not measured")
+def test_the_tables_are_those_measured() -> None:
+    measured = json.loads(RESULT.read_text())
+    text = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    assert all("\n".join(table) in text for table in generation.tables(measured))
+    assert all(each["same_texts"] for each in measured["free"].values())
+    assert (
+        measured["free"]["zerolora"]["rows_per_second"] >= 8 * measured["free"][generation.REFERENCE]["rows_per_second"]
+    )
