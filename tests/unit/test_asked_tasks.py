@@ -47,7 +47,7 @@ def prompts(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> list[d
 
 
 def settings_of(check: str, **settings: Any) -> AskedTaskSettings:
-    plain = {"check_settings": {}, "check_source": None, "chat_template": False, "max_new_tokens": 5, "batch": 3}
+    plain: dict[str, Any] = {"check_settings": {}, "check_source": None, "chat_template": False, "max_new_tokens": 5, "batch": 3}
     return AskedTaskSettings(**{**plain, "check": check, "seed": 1, **settings})
 
 
@@ -93,8 +93,8 @@ def test_multiple_choice_is_exactly_the_harness(model: Path, here: Path, chat_te
 def test_letters_of_choices_share_a_forward_pass_and_keep_their_likelihood(model: Path, here: Path) -> None:
     rows = [{"country": "France", "cities": ["Paris", "Pari", "Paries"], "right": 0}]
     prompts(rows, here, **CAPITALS)
-    together = asked(model, here, "multiple_choice")[1][0]["answer"]
-    alone = []
+    together: Any = asked(model, here, "multiple_choice")[1][0]["answer"]
+    alone: list[Any] = []
     for city in rows[0]["cities"]:
         prompts([{**rows[0], "cities": [city, "Rome"]}], here, **CAPITALS)
         alone.append(asked(model, here, "multiple_choice", batch=1)[1][0]["answer"][0])
@@ -214,9 +214,9 @@ def test_wilsons_interval_is_scipys_and_mirrored(counts: tuple[int, int]) -> Non
     right, rows = counts
     low, high = wilson(right, rows)
     published = binomtest(right, rows).proportion_ci(method="wilson")
-    assert (low, high) == (pytest.approx(published.low, abs=1e-9), pytest.approx(published.high, abs=1e-9))
+    assert [low, high] == pytest.approx([published.low, published.high], abs=1e-9)
     mirrored = wilson(rows - right, rows)
-    assert (1 - high, 1 - low) == (pytest.approx(mirrored[0], abs=1e-9), pytest.approx(mirrored[1], abs=1e-9))
+    assert [1 - high, 1 - low] == pytest.approx(list(mirrored), abs=1e-9)
 
 
 def test_a_bootstrap_is_near_the_normal_interval_and_seeded() -> None:
@@ -224,5 +224,5 @@ def test_a_bootstrap_is_near_the_normal_interval_and_seeded() -> None:
     low, high = bootstrap(values, lambda rows: sum(rows) / len(rows), 5)
     mean = sum(values) / 400
     half = 1.96 * math.sqrt(sum((each - mean) ** 2 for each in values)) / 400
-    assert (low, high) == (pytest.approx(mean - half, abs=0.01), pytest.approx(mean + half, abs=0.01))
+    assert [low, high] == pytest.approx([mean - half, mean + half], abs=0.01)
     assert (low, high) == bootstrap(values, lambda rows: sum(rows) / len(rows), 5)

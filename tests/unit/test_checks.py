@@ -71,7 +71,7 @@ def test_scores_of_a_corpus_are_sacrebleus_and_lie_in_their_interval(kind: str) 
     judgements = [judged(kind, answer, expected) for answer, expected in rows]
     metrics = task.metrics(judgements)
     answers, expected = ([pair[number] for pair in rows] for number in (0, 1))
-    corpus = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}[kind]
+    corpus: Any = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}[kind]
     sentence: Any = {"bleu": sacrebleu.sentence_bleu, "chrf": sacrebleu.sentence_chrf}[kind]
     assert metrics[kind] == pytest.approx(corpus(answers, [expected]).score)
     assert metrics[f"{kind}_low"] < metrics[kind] < metrics[f"{kind}_high"]

@@ -125,7 +125,7 @@ def test_the_config_refuses_a_gate_in_one_line(tmp_path: Path) -> None:
         return [text for where, text in impossible(Config.model_validate(config)) if where == ("evaluate", "fail_if")]
 
     assert mistakes(fail_if="accuracy < base - 0.01") == []
-    assert "rows has no metric bleu; write one of accuracy, loss, format_rate" in mistakes(fail_if="bleu < 1")[0]
+    assert "rows has no metric bleu; write one of loss, format_rate, accuracy" in mistakes(fail_if="bleu < 1")[0]
     assert "needs an evaluation; set evaluate.enabled: true" in mistakes(fail_if="loss > 1", enabled=False)[0]
 
 

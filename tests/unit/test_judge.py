@@ -365,7 +365,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 
 def test_the_price_is_that_of_the_tokens(tmp_path: Path) -> None:
-    prices = {"prompt_price": 2.5, "completion_price": 10.0}
+    prices: dict[str, Any] = {"prompt_price": 2.5, "completion_price": 10.0}
     with judging() as judge:
         settings = settings_of(judge, **prices)
         records = asked(judge, tmp_path, **prices)
@@ -381,7 +381,7 @@ def test_a_longer_text_has_no_fewer_tokens(one: str, other: str) -> None:
 
 
 def test_nothing_is_asked_if_all_of_it_could_exceed_the_price(tmp_path: Path) -> None:
-    prices = {"prompt_price": 0.0, "completion_price": 1_000_000.0, "judge_tokens": 10}
+    prices: dict[str, Any] = {"prompt_price": 0.0, "completion_price": 1_000_000.0, "judge_tokens": 10}
     with judging() as judge:
         with pytest.raises(UserError, match="judge.max_price: 159 is less than 160.0000"):
             asked(judge, tmp_path, max_price=159.0, **prices)
@@ -426,7 +426,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
         (directory / f"{name}.json").write_text(json.dumps({"path": str(directory / name), "files": {}}))
     get_peft_model(
         model, LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"], task_type="CAUSAL_LM")
-    ).save_pretrained(directory / "adapter")
+    ).save_pretrained(str(directory / "adapter"))
     lines = [{"question_id": each.id, "category": each.category, "turns": each.turns} for each in QUESTIONS]
     (directory / "questions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return directory
@@ -487,7 +487,7 @@ def test_a_price_that_even_empty_answers_exceed_is_refused_before_the_models_ans
     place: Path, tmp_path: Path
 ) -> None:
     with judging() as judge:
-        prices = {"prompt_price": 1.0, "completion_price": 1e6, "max_price": 1.0}
+        prices: dict[str, Any] = {"prompt_price": 1.0, "completion_price": 1e6, "max_price": 1.0}
         result = served(*command(place, tmp_path, endpoint=judge.endpoint, model="judge", **prices))
         assert result.returncode == 2 and judge.asked == []
     assert "judge.max_price: 1 is less than" in (tmp_path / "log").read_text()

@@ -131,7 +131,7 @@ def _groups(answers: Sequence[Answer]) -> dict[str, "np.ndarray[Any, Any]"]:
         groups |= {name: np.array([at for at, own in enumerate(categories) if own == name]) for name in named}
     lengths = np.array([answer["prompt_tokens"] for answer in answers])
     number = min(BUCKETS, len(answers) // FEWEST)
-    edges = np.unique(np.quantile(lengths, [part / number for part in range(1, number)])) if number > 1 else []
+    edges: Any = np.unique(np.quantile(lengths, [part / number for part in range(1, number)])) if number > 1 else []
     ranges = np.searchsorted(edges, lengths, side="left")
     for each in np.unique(ranges) if len(np.unique(ranges)) > 1 else []:
         members = np.flatnonzero(ranges == each)
