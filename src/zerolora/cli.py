@@ -471,6 +471,36 @@ def judge(
 
 
 @app.command()
+def export(
+    target: Annotated[str, typer.Option(help="The target: a file of src/zerolora/export/targets/.")],
+    settings: Annotated[
+        dict[str, Any],
+        typer.Option(
+            parser=settings_of, metavar="JSON|@FILE", help="The target's section of `export`; {} for defaults."
+        ),
+    ],
+    model: ModelDirectory,
+    weights: Stamp,
+    adapter: Adapter,
+    merged: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
+    data: Data,
+    output: Output,
+) -> None:
+    """Write a run's result in another form, open it again, and let it answer three held-out rows."""
+    from zerolora.export.export import export as stage
+    from zerolora.export.targets import TARGETS
+    from zerolora.export.targets.base import RunResult
+    from zerolora.manifest import check_intact, located
+
+    if target not in TARGETS:
+        raise UserError(f"--target: {target} is no target; write one of {', '.join(TARGETS)}")
+    check_intact(adapter, "zerolora train")
+    check_intact(data, "zerolora prepare")
+    source = RunResult(model, located(weights), adapter, located(merged))
+    stage(target, _typed(TARGETS[target].settings, settings), source, data, output)
+
+
+@app.command()
 def report(
     settings: Settings,
     run: Annotated[str, typer.Option(help="Name of the run.")],

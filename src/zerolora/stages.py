@@ -1,7 +1,7 @@
 """The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
 
 The workflow, the code fingerprints (fingerprint.py) and the tests read these tables. `{model}`, `{source}`,
-`{packaged}`, `{adapter}`, `{dataset}`, `{task}` and `{run}` stand for a name in the config.
+`{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config.
 """
 
 from dataclasses import dataclass
@@ -209,6 +209,16 @@ ON_REQUEST = {
             ("results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
             ("results/{run}/judge",),
         ),
+        Stage(
+            "export_target",
+            "writes a run's result in another form, and opens it again",
+            ("export.export",),
+            "runs.{run}.export",
+            ("resources/models/{model}", "results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
+            ("results/{run}/export/{target}",),
+            rule_file="export",
+        ),
     )
 }
-"""Stages that run only when their outputs are asked for: neither `all` nor dvc.yaml has them, since they cost money."""
+"""Stages that run only when their outputs are asked for: neither `all` nor dvc.yaml has them, since they cost money, or
+make what leaves the project."""

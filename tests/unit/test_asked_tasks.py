@@ -47,7 +47,13 @@ def prompts(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> list[d
 
 
 def settings_of(check: str, **settings: Any) -> AskedTaskSettings:
-    plain: dict[str, Any] = {"check_settings": {}, "check_source": None, "chat_template": False, "max_new_tokens": 5, "batch": 3}
+    plain: dict[str, Any] = {
+        "check_settings": {},
+        "check_source": None,
+        "chat_template": False,
+        "max_new_tokens": 5,
+        "batch": 3,
+    }
     return AskedTaskSettings(**{**plain, "check": check, "seed": 1, **settings})
 
 

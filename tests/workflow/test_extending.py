@@ -21,6 +21,7 @@ FORMAT = "| `human` | `<s>Human: Hi⏎Assistant:« Hello</s>»` | none | no mode
 METHOD = "| `lora_fa` | the second factor of LoRA | estimated only |"
 OPTIMIZER = "| `lion_8bit` | `bitsandbytes.optim.Lion` | 1.02 | 0.9, 0.99 | none | everywhere but on NVMe |"
 TRACKER = "| `jsonl` | yes | `steps.jsonl` | |"
+TARGET = "| `bundle` | the adapter | `adapter.zip` | peft |"
 # Of each kind of thing: the folder of its file, the page with its table, the line there and the line before or after.
 EXAMPLES: dict[str, tuple[str, str | None, str, str]] = {
     "form": ("data/formats", "data", f"{FORM}\n", "| `text` |"),
@@ -30,6 +31,7 @@ EXAMPLES: dict[str, tuple[str, str | None, str, str]] = {
     "tracker": ("train/telemetry/trackers", "telemetry", f"{TRACKER}\n", "| `wandb` |"),
     "strategy": ("strategies", "choice", "", f"| `{BEFORE}` |"),
     "task": ("evaluate/tasks", None, "", ""),
+    "export target": ("export/targets", "export", f"{TARGET}\n", "| `gguf` |"),
 }
 # Tests of the registries, which hold for what was added as for the rest.
 CHECKS = {
@@ -105,7 +107,7 @@ def test_each_is_one_file_and_a_line_and_a_stage_is_four_files(project: Project)
     changed = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith(" M"))
     assert len(new) == len(EXAMPLES) + 2, new  # the stage's module and rule
     assert changed == [
-        "docs/choice.md", "docs/data.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
+        "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
         "docs/telemetry.md", "dvc.yaml", "src/zerolora/stages.py",
     ]  # fmt: skip
 
@@ -170,6 +172,18 @@ def test_the_stage_runs_in_both_engines(project: Project) -> None:
     assert card.splitlines() == [
         f"- {name}: {value}" for name, value in sorted(read(project, "default/summary.json").items())
     ]
+    assert dvc_changed(project) == set()
+    assert snakemake_would_run(project) == set()
+
+
+def test_the_export_target_is_made_by_request_alone(project: Project) -> None:
+    edit_config(project, **{"export.targets": ["bundle", "vllm_adapter"]})
+    assert snakemake_would_run(project) == {"resolve"}
+    project.snakemake("export")
+    for target in ("bundle", "vllm_adapter"):
+        loaded = read(project, f"default/export/{target}/manifest.json")["loaded"]
+        assert loaded["opened_by"].startswith("peft")
+        assert loaded["equal"] == 3, loaded
     assert dvc_changed(project) == set()
     assert snakemake_would_run(project) == set()
 

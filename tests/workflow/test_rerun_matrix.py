@@ -99,6 +99,12 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.ia3.modules_to_save": (["norm"], set()),
     "merge.enabled": (False, {M}),
     "merge.version": (False, {M}),
+    "export.targets": (["gguf"], set()),  # made by request alone
+    "export.gguf.type": ("q8_0", set()),
+    "export.gguf_adapter.type": ("f32", set()),
+    "export.ollama.type": ("f16", set()),
+    "export.ollama.system": ("Be brief.", set()),
+    "export.vllm_adapter.max_lora_rank": (32, set()),
     "evaluate.enabled": (False, JUDGE),
     "evaluate.ranks": (2, JUDGE),
     "evaluate.fail_if": ("loss > 1000", {P, "accept@default"}),

@@ -26,6 +26,7 @@ from zerolora.files import canonical
 from zerolora.fingerprint import fingerprints
 from zerolora.long_argument import argument_of
 from zerolora.config.resolve import resolve
+from zerolora.export.targets import TARGETS
 from zerolora.stages import ON_REQUEST, STAGES
 
 CONFIG_FILE = "config/config.yaml"
@@ -66,6 +67,7 @@ wildcard_constraints:
     packaged="|".join(SETTINGS["fetch_package_data"]) or "none",
     adapter="|".join(SETTINGS["fetch_adapter"]) or "none",
     task="|".join(SETTINGS["tasks"]) or "none",
+    target="|".join(TARGETS),
 
 
 def settings(section, wildcard, stage=None):
@@ -351,6 +353,26 @@ def gres_of(resources):
         return f"gpu:{gpus}" if gpus else ""
 
     return of
+
+
+def exported(wildcards):
+    """The manifests of all targets that the runs' `export.targets` list."""
+    found = [
+        f"results/{run}/export/{target}/manifest.json"
+        for run in CONFIG.all_runs
+        for target in SETTINGS["runs"][run]["export"]["targets"]
+    ]
+    if not found:
+        raise WorkflowError(
+            f"{CONFIG_FILE}: export.targets is empty, so there is nothing to export; write export: {{targets: [gguf]}}, "
+            f"or some of {', '.join(TARGETS)}"
+        )
+    return found
+
+
+def export_settings(wildcards):
+    """The settings of one target, as canonical JSON, so that those of others are not compared."""
+    return argument_of(SETTINGS["runs"][wildcards.run]["export"][wildcards.target])
 
 
 def merged_place(wildcards):

@@ -41,7 +41,8 @@ USER_FILES = (
     *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
     *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*"),
 )
-TARGET_RULES = ("all", "default", "judge_all")
+# Those that name targets, and one that runs by request, with two wildcards, which DVC does not know.
+TARGET_RULES = ("all", "default", "judge_all", "export", "export_target")
 HARNESS = "_harness"  # of the DVC stages of tasks of lm-evaluation-harness
 CONTINUED = "_continued"  # of the DVC stages of runs that go on from an adapter
 

@@ -21,6 +21,7 @@ from zerolora.config.settings import (
     AskedTaskSettings,
     EstimateSettings,
     EvaluateSettings,
+    ExportSettings,
     FetchDirectory,
     FetchHub,
     FetchPackage,
@@ -178,6 +179,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         ),
         train=TrainSettings(**_training(train), device=hardware.device),
         merge=MergeSettings(**settings.merge.model_dump()),
+        export=ExportSettings(**settings.export.model_dump()),
         report=ReportSettings(
             **settings.report.model_dump(), strategy=settings.render.strategy, fail_if=config.evaluate.fail_if
         ),

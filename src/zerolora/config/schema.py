@@ -16,6 +16,8 @@ from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.evaluate.gate import parse
 from zerolora.evaluate.tasks import TASKS
+from zerolora.export.sections import ExportSections
+from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
 from zerolora.optimizers import OPTIMIZERS
@@ -199,6 +201,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 TrackerName = Annotated[str, _one_of([NONE, *TRACKERS]), Field(json_schema_extra={"enum": [NONE, *TRACKERS]})]
 OptimizerName = Annotated[str, _one_of(OPTIMIZERS), Field(json_schema_extra={"enum": list(OPTIMIZERS)})]
 ScheduleName = Annotated[str, _one_of(SCHEDULES), Field(json_schema_extra={"enum": list(SCHEDULES)})]
+TargetName = Annotated[str, _one_of(TARGETS), Field(json_schema_extra={"enum": list(TARGETS)})]
 GENERATED = [name for name, task in TASKS.items() if task.ask == "generate"]
 
 
@@ -561,6 +564,13 @@ class Merge(Section):
     again from base and adapter where they are needed."""
 
 
+class Export(ExportSections):
+    """What else a run is exported as. Nothing is by itself: `snakemake export` makes what is listed here."""
+
+    targets: list[TargetName] = []
+    """Targets to make: gguf, gguf_adapter, ollama, vllm_adapter (docs/export.md)."""
+
+
 class EvaluateSettings(Section):
     """What the stages evaluate and evaluate_base read."""
 
@@ -718,6 +728,8 @@ class Run(Section):
     """Overrides of `train`."""
     merge: dict[str, Any] = {}
     """Overrides of `merge`."""
+    export: dict[str, Any] = {}
+    """Overrides of `export`."""
     report: dict[str, Any] = {}
     """Overrides of `report`."""
 
@@ -741,6 +753,8 @@ class Config(Section):
     """Training."""
     merge: Merge = Merge()
     """Merging."""
+    export: Export = Export()
+    """Other forms of the result."""
     evaluate: Evaluate = Evaluate()
     """Evaluation."""
     tasks: Tasks = Tasks()
@@ -769,4 +783,5 @@ class RunSections(Section):
     render: Render
     train: Train
     merge: Merge
+    export: Export
     report: Report

@@ -20,7 +20,10 @@ def _field_docstrings(section: "type[Section]") -> dict[str, str]:
     for base in reversed(section.__mro__):
         if not issubclass(base, Section) or base is Section:
             continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        try:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except OSError:  # made from a registry, as in export/sections.py: its fields have descriptions
+            continue
         assert isinstance(definition, ast.ClassDef)
         for field, after in itertools.pairwise(definition.body):
             match field, after:

@@ -204,6 +204,12 @@ class MergeSettings(schema.Merge):
     model_config = ConfigDict(frozen=True)
 
 
+class ExportSettings(schema.Export):
+    """Settings of `export`, by target."""
+
+    model_config = ConfigDict(frozen=True)
+
+
 class EvaluateSettings(schema.EvaluateSettings):
     """Settings of `evaluate` and `evaluate_base`."""
 
@@ -285,6 +291,7 @@ class RunSettings(Settings):
     render: RenderSettings
     train: TrainSettings
     merge: MergeSettings
+    export: ExportSettings
     report: ReportSettings
     accept: AcceptSettings
 

@@ -1,0 +1,1 @@
+"""Stage export: what a run leaves behind, in the forms that other programs serve."""

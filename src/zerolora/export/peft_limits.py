@@ -1,0 +1,46 @@
+"""What an adapter may be, for programs that read peft's files but not all that peft writes."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError, shown
+from zerolora.files import read_object
+
+REMEDIES = {
+    "use_dora": "write train.method: lora",
+    "modules_to_save": "write train.lora.modules_to_save: []",
+    "trainable_token_indices": "leave out add_special_tokens and add_tokens of the data set",
+    "target_parameters": "name no experts in train.lora.targets",
+    "rank_pattern": "write train.lora.rank_pattern: {}",
+    "alpha_pattern": "write train.lora.alpha_pattern: {}",
+    "use_rslora": "write train.lora.rank_stabilized: false",
+}
+"""What a user writes instead, by key of adapter_config.json."""
+ALWAYS = ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters")
+
+
+def check_plain_lora(adapter: Path, target: str, program: str, refused: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the config of an adapter that consists of LoRA's factors alone.
+
+    Raises UserError for another method, for what no `program` has a form for (`ALWAYS`), and for keys in `refused`.
+    """
+    path = adapter / "adapter_config.json"
+    if not path.is_file():
+        raise UserError(
+            f"export.targets: {target}: {adapter} holds no adapter but all weights; write gguf, which takes the merged "
+            "model"
+        )
+    config = read_object(path, "zerolora train")
+    if config.get("peft_type") != "LORA":
+        raise UserError(
+            f"export.targets: {target}: {path}: peft_type is {shown(config.get('peft_type'))}, and {program} reads "
+            "LoRA alone; write train.method: lora, or export the merged model"
+        )
+    for key in (*ALWAYS, *refused):
+        if config.get(key):
+            raise UserError(
+                f"export.targets: {target}: {path}: {key} is {shown(config[key])}, for which {program} has no form; "
+                f"{REMEDIES[key]}, or export the merged model"
+            )
+    return config

@@ -1,0 +1,20 @@
+"""The targets that `export.targets` may name, one file each.
+
+To add a target, write a file here that defines `TARGET` (base.py). The config, its JSON Schema and the stage export
+find it by its file. Nothing here imports torch or transformers before a target is run.
+"""
+
+import importlib
+import pkgutil
+
+from zerolora.export.targets.base import ExportTarget
+
+
+def _registered() -> dict[str, ExportTarget]:
+    modules = (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
+    targets = [module.TARGET for module in modules if hasattr(module, "TARGET")]
+    return {target.name: target for target in sorted(targets, key=lambda target: target.name)}
+
+
+TARGETS = _registered()
+"""Every target by name."""
