@@ -467,8 +467,8 @@ def run_rank(request: dict[str, Any]) -> None:
                 found |= {"host_steps": resident()}
                 expected = adapter.expected_tensors(weights, plan)
                 base = {"name": str(weights), "revision": None}
-                rank = torch.distributed.get_rank()
-                adapter.save(engine, plan, weights.parent / "adapter", rank, expected, {}, {}, base)
+                place, rank_number = weights.parent / "adapter", torch.distributed.get_rank()
+                adapter.save(engine, plan, place, rank_number, expected, {}, {}, base)
                 found |= {name: value for name, value in marks.items() if name.startswith("host")}
                 found |= {"host_peak_steps": found["host_peak"], "host_peak": memory.host()}
             output.write(json.dumps(found) + "\n")

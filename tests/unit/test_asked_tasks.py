@@ -97,7 +97,7 @@ def test_multiple_choice_is_exactly_the_harness(model: Path, here: Path, chat_te
 
 
 def test_letters_of_choices_share_a_forward_pass_and_keep_their_likelihood(model: Path, here: Path) -> None:
-    rows = [{"country": "France", "cities": ["Paris", "Pari", "Paries"], "right": 0}]
+    rows: list[dict[str, Any]] = [{"country": "France", "cities": ["Paris", "Pari", "Paries"], "right": 0}]
     prompts(rows, here, **CAPITALS)
     together: Any = asked(model, here, "multiple_choice")[1][0]["answer"]
     alone: list[Any] = []

@@ -42,8 +42,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.2)
-    adapted.save_pretrained(folder / "adapter")
-    adapted.merge_and_unload().save_pretrained(folder / "merged")
+    adapted.save_pretrained(str(folder / "adapter"))
+    merged: Any = adapted.merge_and_unload()
+    merged.save_pretrained(folder / "merged")
     for name in ("base", "merged"):
         tokenizer.save_pretrained(folder / name)
     return RunResult(folder / "base", folder / "base", folder / "adapter", folder / "merged")
