@@ -50,6 +50,7 @@ def test_dvc_shows_two_runs_in_120_columns(tmp_path: Path) -> None:
     """Two runs, as DVC prints them from the `metrics:` of this project's dvc.yaml."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
     paths = [path for entry in stages for path in entry.get("do", entry).get("metrics", [])]
+    paths = [path for path in paths if "/tasks/" not in path]  # each task's own metrics are lines of their own
     assert set(paths) == {"results/${key}/summary.json"}
     files = [paths[0].replace("${key}", run) for run in ("default", "packing")]
     for file in files:
