@@ -12,8 +12,7 @@ from zerolora.memory.training_spec import TrainingSpec
 from zerolora.types import Attention
 
 AUTO_ROWS = 64
-"""Prompts that share a batch of an evaluation at most, if the config leaves it open. More are hardly faster on a CPU:
-benchmarks/results/evaluate.json."""
+"""Prompts that share a batch of an evaluation at most, if the config leaves it open: an assumption, not measured."""
 
 
 @dataclass(frozen=True)
