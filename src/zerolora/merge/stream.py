@@ -5,6 +5,7 @@ few times the tensors that transformers makes one weight of.
 """
 
 import contextlib
+import ctypes
 import errno
 import functools
 import hashlib
@@ -183,6 +184,8 @@ class _Writer:
         for name, tensor in names.stored(weights, [each.name for each in unit.stored]).items():
             into = self.targets[name]
             _write(self.handles[into.path], _bytes(tensor.contiguous()), into.start)
+        del weights, tensor
+        _return_freed_memory()
 
 
 def apply(update: Update, rows: torch.Tensor, first: int) -> None:
@@ -247,6 +250,13 @@ def _hash(digest: Any, handle: int, start: int, stop: int, path: Path) -> None:
         read_into(handle, part, start, path)
         digest.update(part)
         start += len(part)
+
+
+def _return_freed_memory() -> None:
+    """Let the C library give what was freed back to the system: glibc keeps several groups' worth of small tensors."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
+        trim(0)
 
 
 def _cores() -> int:
