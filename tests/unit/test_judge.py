@@ -24,13 +24,13 @@ from zerolora.judge.judge import publish
 from zerolora.judge.metrics import interval, metrics
 from zerolora.judge.price import price, tokens_of
 from zerolora.judge.prompts import BASE, TUNED, JudgeRequest, requests
-from zerolora.judge.questions import Question, read_questions
+from zerolora.judge.questions import JudgeQuestion, read_questions
 from zerolora.judge.verdicts import TIE, outcome, rating, winner
 from zerolora.judge.work_file import WorkFile
 
 QUESTIONS = [
-    Question("1", "writing", ("Write {this}.", "Write it {0} again."), None),
-    Question("2", "math", ("1 + 1?", "And 2 + 2?"), ("It is 2.", "It is 4.")),
+    JudgeQuestion("1", "writing", ("Write {this}.", "Write it {0} again."), None),
+    JudgeQuestion("2", "math", ("1 + 1?", "And 2 + 2?"), ("It is 2.", "It is 4.")),
 ]
 ANSWERS = {
     BASE: {"1": ("so so", "so so"), "2": ("so so", "so so")},
