@@ -24,13 +24,13 @@ from zerolora.judge.judge import publish
 from zerolora.judge.metrics import interval, metrics
 from zerolora.judge.price import price, tokens_of
 from zerolora.judge.prompts import BASE, TUNED, JudgeRequest, requests
-from zerolora.judge.questions import Question, read_questions
+from zerolora.judge.questions import JudgeQuestion, read_questions
 from zerolora.judge.verdicts import TIE, outcome, rating, winner
 from zerolora.judge.work_file import WorkFile
 
 QUESTIONS = [
-    Question("1", "writing", ("Write {this}.", "Write it {0} again."), None),
-    Question("2", "math", ("1 + 1?", "And 2 + 2?"), ("It is 2.", "It is 4.")),
+    JudgeQuestion("1", "writing", ("Write {this}.", "Write it {0} again."), None),
+    JudgeQuestion("2", "math", ("1 + 1?", "And 2 + 2?"), ("It is 2.", "It is 4.")),
 ]
 ANSWERS = {
     BASE: {"1": ("so so", "so so"), "2": ("so so", "so so")},
@@ -424,6 +424,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
         model.save_pretrained(directory / name)
         AutoTokenizer.from_pretrained(tiny_model).save_pretrained(directory / name)
         (directory / f"{name}.json").write_text(json.dumps({"path": str(directory / name), "files": {}}))
+    (directory / "unmerged.json").write_text(json.dumps({"enabled": False, "files": {}}))
     get_peft_model(
         model, LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"], task_type="CAUSAL_LM")
     ).save_pretrained(str(directory / "adapter"))
@@ -468,8 +469,10 @@ def test_two_models_answer_and_are_judged_and_the_key_stays_secret(place: Path, 
 def test_an_adapter_that_was_not_merged_is_loaded_onto_the_base_model(place: Path, tmp_path: Path) -> None:
     with judging() as judge:
         known = {"endpoint": judge.endpoint, "model": "judge"}
-        result = served(*command(place, tmp_path, BASE, **known), "--adapter", str(place / "adapter"))
-    assert result.returncode == 0, (tmp_path / "log").read_text()
+        result = served(*command(place, tmp_path, "unmerged", **known), "--adapter", str(place / "adapter"))
+        without = served(*command(place, tmp_path, "unmerged", **known))
+    assert (result.returncode, without.returncode) == (0, 2), (tmp_path / "log").read_text()
+    assert "names no merged weights; add --adapter" in (tmp_path / "log").read_text()
     answers = [json.loads(line) for line in (tmp_path / "judge/answers.jsonl").read_text().splitlines()]
     assert all(each[BASE] != each[TUNED] for each in answers)
 

@@ -9,7 +9,7 @@ from typing import Any
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.judge.prompts import Answers
-from zerolora.judge.questions import TURNS, Question
+from zerolora.judge.questions import TURNS, JudgeQuestion
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
 
@@ -28,7 +28,7 @@ class Contender:
 
 
 def answer_all(
-    questions: list[Question], contenders: list[Contender], data: Path, max_new_tokens: int, kept: WorkFile
+    questions: list[JudgeQuestion], contenders: list[Contender], data: Path, max_new_tokens: int, kept: WorkFile
 ) -> Answers:
     """Return the answers of each contender to all questions, the second turn after its own first answer.
 
@@ -41,7 +41,7 @@ def answer_all(
 
 
 def _answers(
-    questions: list[Question], contender: Contender, template: str, data: Path, max_new_tokens: int, kept: WorkFile
+    questions: list[JudgeQuestion], contender: Contender, template: str, data: Path, max_new_tokens: int, kept: WorkFile
 ) -> dict[str, tuple[str, str]]:
     found: dict[str, list[str]] = {question.id: [] for question in questions}
     generate: Callable[[list[list[dict[str, str]]]], list[str]] | None = None
@@ -59,7 +59,7 @@ def _answers(
     return {name: (first, second) for name, (first, second) in found.items()}
 
 
-def _messages(question: Question, answers: list[str]) -> list[dict[str, str]]:
+def _messages(question: JudgeQuestion, answers: list[str]) -> list[dict[str, str]]:
     """Return the conversation up to the turn that comes after `answers`."""
     messages = []
     for turn, answer in zip(question.turns, [*answers, None], strict=False):

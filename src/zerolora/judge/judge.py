@@ -20,7 +20,7 @@ from zerolora.judge.endpoint import Endpoint
 from zerolora.judge.metrics import metrics, read
 from zerolora.judge.price import price
 from zerolora.judge.prompts import BASE, MODELS, TUNED, Answers, requests
-from zerolora.judge.questions import Question, read_questions
+from zerolora.judge.questions import JudgeQuestion, read_questions
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER, result
 from zerolora.manifest import is_merged, located
@@ -66,7 +66,11 @@ def judge(
 
 
 def publish(
-    settings: JudgeSettings, questions: list[Question], answers: Answers, records: list[dict[str, Any]], output: Path
+    settings: JudgeSettings,
+    questions: list[JudgeQuestion],
+    answers: Answers,
+    records: list[dict[str, Any]],
+    output: Path,
 ) -> None:
     """Write metrics, answers and verdicts to directory `output`, and tell what was found and spent."""
     found = metrics(records, settings.seed)

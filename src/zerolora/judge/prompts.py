@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.files import canonical
-from zerolora.judge.questions import TURNS, Question
+from zerolora.judge.questions import TURNS, JudgeQuestion
 
 BASE, TUNED = "base", "tuned"
 MODELS = (BASE, TUNED)
@@ -23,7 +23,7 @@ Answers = Mapping[str, Mapping[str, tuple[str, str]]]
 class JudgeRequest(NamedTuple):
     """One request to the judge."""
 
-    question: Question
+    question: JudgeQuestion
     turn: int
     """1 or 2."""
     kind: str
@@ -45,7 +45,7 @@ class JudgeRequest(NamedTuple):
         return hashlib.sha256(canonical(what).encode()).hexdigest()
 
 
-def requests(questions: list[Question], answers: Answers) -> list[JudgeRequest]:
+def requests(questions: list[JudgeQuestion], answers: Answers) -> list[JudgeRequest]:
     """Return all requests, by question and turn: a grade for each model, and the comparison in both orders."""
     prompts = _prompts()
     orders = [(SINGLE, (BASE,)), (SINGLE, (TUNED,)), (PAIR, (BASE, TUNED)), (PAIR, (TUNED, BASE))]
@@ -58,7 +58,7 @@ def requests(questions: list[Question], answers: Answers) -> list[JudgeRequest]:
 
 
 def _request(
-    prompts: dict[str, Any], question: Question, turn: int, kind: str, models: tuple[str, ...], answers: Answers
+    prompts: dict[str, Any], question: JudgeQuestion, turn: int, kind: str, models: tuple[str, ...], answers: Answers
 ) -> JudgeRequest:
     reference = question.reference if question.category in REFERENCE_CATEGORIES else None
     name = {SINGLE: ("single-v1", "single-math-v1"), PAIR: ("pair-v2", "pair-math-v1")}[kind][reference is not None]

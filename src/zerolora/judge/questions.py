@@ -11,7 +11,7 @@ CATEGORY = re.compile(r"[a-z0-9][a-z0-9_-]*")
 TURNS = 2
 
 
-class Question(NamedTuple):
+class JudgeQuestion(NamedTuple):
     """A question: what the user says first, and after the model's answer."""
 
     id: str
@@ -21,7 +21,7 @@ class Question(NamedTuple):
     """Right answers to both turns; None if the file has none."""
 
 
-def read_questions(path: Path) -> list[Question]:
+def read_questions(path: Path) -> list[JudgeQuestion]:
     """Return the questions of a file, in its order.
 
     Raises UserError, with file and line, if a line is no question or repeats an id, or if the file has none.
@@ -32,7 +32,7 @@ def read_questions(path: Path) -> list[Question]:
         raise UserError(f"{path}: there is no such file; write the path of one in judge.questions") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
-    questions: dict[str, Question] = {}
+    questions: dict[str, JudgeQuestion] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -45,7 +45,7 @@ def read_questions(path: Path) -> list[Question]:
     return list(questions.values())
 
 
-def _question(where: str, line: str) -> Question:
+def _question(where: str, line: str) -> JudgeQuestion:
     try:
         value = json.loads(line)
         line.encode()
@@ -61,7 +61,7 @@ def _question(where: str, line: str) -> Question:
         raise UserError(f"{where}: category: {shown(category)} is not valid; write a word in lower case, as in writing")
     turns = _texts(where, "turns", value.get("turns"))
     reference = value.get("reference")
-    return Question(
+    return JudgeQuestion(
         str(identity), category, turns, None if reference is None else _texts(where, "reference", reference)
     )
 
