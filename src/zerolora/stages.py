@@ -1,7 +1,7 @@
 """The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
 
-The workflow, the code fingerprints (fingerprint.py) and the tests read these tables. `{model}`, `{source}`, `{packaged}`,
-`{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config.
+The workflow, the code fingerprints (fingerprint.py) and the tests read these tables. `{model}`, `{source}`,
+`{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config.
 """
 
 from dataclasses import dataclass

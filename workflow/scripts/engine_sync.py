@@ -265,7 +265,10 @@ def _run_again(missing: dict[str, list[str]]) -> None:
 def _without_forced(found: outputs.Findings, settings: Any) -> outputs.Findings:
     """Drop the stages that the user has told Snakemake to run whatever their outputs are (--forcerun, --forceall)."""
     for stage in found.stages:
-        if settings.forceall or stage.partition("@")[0].removesuffix(CONTINUED).removesuffix(HARNESS) in settings.forcerun:
+        if (
+            settings.forceall
+            or stage.partition("@")[0].removesuffix(CONTINUED).removesuffix(HARNESS) in settings.forcerun
+        ):
             found.drop(stage)
     return found
 
