@@ -36,7 +36,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)
     model.save_pretrained(folder / "base")
-    adapted = get_peft_model(
+    adapted: Any = get_peft_model(
         model, LoraConfig(r=RANK, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     )
     for name, parameter in adapted.named_parameters():

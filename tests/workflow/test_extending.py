@@ -91,7 +91,7 @@ def add_stage(project: Project) -> None:
     (project.directory / "src/zerolora/card.py").write_text(module)
     (project.directory / "workflow/rules/card.smk").write_text(rule)
     table = project.directory / "src/zerolora/stages.py"
-    head, end = table.read_text().rsplit("    )\n}", 1)
+    head, end = table.read_text().split("    )\n}", 1)  # STAGES is the first table
     table.write_text(f"{head}{entry}    )\n}}{end}")
     pipeline = project.directory / "dvc.yaml"
     pipeline.write_text(f"{pipeline.read_text()}\n{dvc}")
