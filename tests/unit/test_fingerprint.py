@@ -60,6 +60,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return Copy(tmp_path_factory.mktemp("copy"))
 
 
+ANSWERING = {"evaluate", "evaluate_base", "task", "task_base"}
 METHODS = {"resolve", "estimate", "render", "train", "merge"}
 PLACE = '"""The learning rate of each step."""\n'
 
@@ -91,7 +92,7 @@ def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
         ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
         ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
-        ("src/zerolora/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", "evaluate", "evaluate_base"}),
+        ("src/zerolora/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", *ANSWERING}),
     ],
 )
 def test_code_that_computes_changes_exactly_its_stages(
