@@ -29,6 +29,8 @@ pytestmark = pytest.mark.slow
 # Config key: (another value, the stages that read it). What comes after those follows from the DAG.
 K, E, R, T, M, P = (f"{stage}@default" for stage in ("pack", "estimate", "render", "train", "merge", "report"))
 JUDGE = {"evaluate_base@rows", "evaluate@default"}
+# Settings of a check belong to the one that has them.
+TOGETHER: dict[str, dict[str, Any]] = {"prepare.rows.check_settings": {"prepare.rows.check": "regex"}}
 KEYS: dict[str, tuple[Any, set[str]]] = {
     "hardware.host_memory": ("25GiB", {E, R}),
     "hardware.nodes": (2, set()),
@@ -234,7 +236,7 @@ def test_each_key_changes_the_stages_that_read_it(finished: Project) -> None:
     edges = edges_of(finished)  # no key of these adds a stage
     with Asker(finished) as asker:
         for number, (key, (value, readers)) in enumerate(KEYS.items()):
-            edit_config(finished, **{key: value})
+            edit_config(finished, **{key: value} | TOGETHER.get(key, {}))
             snakemake = asker.snakemake_would_run()
             if not number:
                 assert snakemake == snakemake_would_run(finished)
