@@ -26,12 +26,13 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from machine import machine
+
+from zerolora.files import write_json
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
-from machine import machine  # noqa: E402
-
-from zerolora.files import write_json  # noqa: E402
-
 # Llama's shapes (config.json of TinyLlama-1.1B, Llama-3.2-3B and Llama-2-7B), heads and embeddings apart.
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -390,12 +390,17 @@ def evaluate(
     if not checked.enabled:
         leave_out(output, answers)
         return
-    for name, value in WAITING.items():
-        os.environ.setdefault(name, value)
+    _let_threads_sleep()
     from zerolora.evaluate.evaluate import evaluate as stage
 
     check_intact(data, "zerolora prepare")
     stage(checked, data, _evaluated(weights, base, adapter), output, answers, work)
+
+
+def _let_threads_sleep() -> None:
+    """Set WAITING, unless the user has; called before torch is loaded."""
+    for name, value in WAITING.items():
+        os.environ.setdefault(name, value)
 
 
 def _evaluated(weights: Path, base: Path | None, adapter: Path | None) -> Any:
@@ -439,6 +444,7 @@ def task(
     from zerolora.config.settings import HarnessTaskSettings, TaskSettings
 
     checked = _typed(TaskSettings, settings)
+    _let_threads_sleep()
     if isinstance(checked, HarnessTaskSettings):
         from zerolora.evaluate.harness import ask_harness
 

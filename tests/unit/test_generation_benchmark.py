@@ -49,13 +49,26 @@ def test_another_text_is_told() -> None:
     assert not found["a"]["same_texts"]
 
 
-def test_threads_of_an_evaluation_sleep_while_they_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate", "--settings", '{"check": "exact"}', "--data", "none"],
+        ["task", "--settings", '{"kind": "harness", "tasks": ["none"], "files": {}}', "--data", "none"],
+    ],
+    ids=["evaluate", "task"],
+)
+def test_threads_of_an_evaluation_sleep_while_they_wait(command: list[str], tmp_path: Path) -> None:
     """OpenMP itself says so, when torch is loaded in a process of its own, which takes 3 s; there are no rows."""
-    given = ["--data", "none", "--weights", "none", "--output", "none", "--answers", "none"]
+    (tmp_path / "none").write_text('{"path": "none", "files": {}}')
+    given = ["--weights", "none", "--output", "out", "--answers", "answers"]
     others = {key: value for key, value in project_environment(ROOT).items() if key not in WAITING}
-    command = [sys.executable, "-m", "zerolora", "evaluate", "--settings", '{"check": "exact"}', *given]
     told = subprocess.run(
-        command, cwd=tmp_path, env=others | {"OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "zerolora", *command, *given],
+        cwd=tmp_path,
+        env=others | {"OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert told.returncode and "GOMP_SPINCOUNT = '0'" in told.stderr
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.schema import HARNESS_FILES, USER_TASK, USER_TASK_JSON
+from zerolora.config.user_file import user_text
 from zerolora.errors import UserError
 from zerolora.files import sha256
 
@@ -19,7 +20,7 @@ def user_task(check: str) -> str | None:
     """
     if not USER_TASK.fullmatch(check):
         return None
-    text = _text(check, "a file that defines TASK")
+    text = user_text(check, "a file that defines TASK", LONGEST)
     try:
         compile(text, check, "exec")
     except SyntaxError as error:
@@ -51,22 +52,8 @@ def harness_files() -> dict[str, str]:
 
 def _json(name: str) -> Any:
     try:
-        return json.loads(_text(name, "a JSON file"))
+        return json.loads(user_text(name, "a JSON file", LONGEST))
     except json.JSONDecodeError as error:
         raise UserError(f"{name}:{error.lineno}: not JSON: {error.msg}; correct that line") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: not JSON that can be read: {error}; correct it") from None
-
-
-def _text(name: str, what: str) -> str:
-    try:
-        text = Path(name).read_bytes().decode()
-    except FileNotFoundError:
-        raise UserError(f"{name}: there is no such file; correct the path, or put {what} there") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{name}: {error.strerror}; put a file there that can be read") from None
-    if len(text) > LONGEST:
-        raise UserError(f"{name}: has {len(text):,} characters; write at most {LONGEST:,}")
-    return text

@@ -1,10 +1,10 @@
 """Reads a prompt format of the user's own: a Jinja chat template in config/templates/."""
 
-from pathlib import Path
 from typing import Any
 
 from zerolora.bounded import bounded
 from zerolora.config.schema import USER_TEMPLATE
+from zerolora.config.user_file import user_text
 from zerolora.errors import UserError
 
 LONGEST = 100_000  # characters: the longest of tests/templates/ has 16,000
@@ -17,16 +17,7 @@ def user_template(name: str) -> str | None:
     """
     if not USER_TEMPLATE.fullmatch(name):
         return None
-    try:
-        text = Path(name).read_bytes().decode()  # not read_text, which turns other line ends into \n
-    except FileNotFoundError:
-        raise UserError(f"{name}: there is no such file; correct the path, or put a chat template there") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{name}: {error.strerror}; put a file there that can be read") from None
-    if len(text) > LONGEST:
-        raise UserError(f"{name}: has {len(text):,} characters; write at most {LONGEST:,}")
+    text = user_text(name, "a chat template", LONGEST)
     if not text.strip():
         raise UserError(f"{name}: is empty; write a chat template, as in docs/data.md")
     _check_syntax(name, text)
