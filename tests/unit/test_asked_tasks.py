@@ -43,7 +43,7 @@ def prompts(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> list[d
     file, output = folder / "rows.jsonl", folder / "prompts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task_rows(TaskRowsSettings(**{"path": str(file), "whole": False, **settings}), output)
-    return [json.loads(line) for line in output.read_text().splitlines()]
+    return [json.loads(line) for line in output.read_text().split("\n") if line]
 
 
 def settings_of(check: str, **settings: Any) -> AskedTaskSettings:
@@ -139,6 +139,13 @@ def test_generated_answers_are_judged_and_cut(model: Path, here: Path) -> None:
     assert _cut("5\n\nQuestion: 6?", ["Question:", "\n\n"]) == "5" and _cut("5", ["\n"]) == "5"
     with pytest.raises(UserError, match=r"rows.jsonl:1: the prompt has .* tokens, and the model takes"):
         asked(model, here, "exact", max_new_tokens=10_000)
+
+
+def test_texts_may_hold_any_line_end(model: Path, here: Path) -> None:
+    ends = "a\u2028b\u2029c\x85d\x0be\x0cf\r\ng"
+    prompts([{"country": ends, "cities": ["x", "y"], "right": "x"}], here, **CAPITALS)
+    _, answers = asked(model, here, "multiple_choice")
+    assert [each["question"] for each in answers] == [f"The capital of {ends} is"]
 
 
 def test_solved_rows_come_before_a_row_and_never_are_it(tmp_path: Path) -> None:

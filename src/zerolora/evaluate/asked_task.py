@@ -34,7 +34,8 @@ def ask(
     file is missing or broken, or a row does not fit into the model.
     """
     task = task_of(settings.check, settings.check_settings, settings.check_source)
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    with file.open(encoding="utf-8") as lines:  # not splitlines(), which divides at U+2028 and others too
+        rows = [json.loads(line) for line in lines]
     if task.ask == "choices" and any(not row["choices"] for row in rows):
         raise UserError(f"{settings.check}: its rows have no choices; write prompt, choices and answer")
     model, tokenizer, stops = loaded(weights, data)
