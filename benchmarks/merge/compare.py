@@ -3,11 +3,15 @@
     .venv/bin/python benchmarks/merge/compare.py [--llamafactory VENV/bin/llamafactory-cli]
 
 A model of random bf16 weights of each size is written, with a LoRA adapter of all its linear modules, and merged in
-turn: by `zerolora merge`, which writes no hashes by hand, and as a stage, which does; by peft, from_pretrained to
-save_pretrained; by `cp`. Each is a process of its own, which ends with its files flushed to disk. Taken of each: wall
-and CPU seconds, peak resident set (VmHWM, as the kernel keeps it) and peak of memory in which a shared page counts once
-(Pss, every 50 ms). The page cache is dropped of the base and the adapter (posix_fadvise) before each, then warmed by
-reading them, so that all read from memory and what is compared is work and writing; --cold leaves it dropped.
+rounds, whose order rotates: by `zerolora merge`, which writes no hashes by hand, and as a stage, which does; by peft,
+from_pretrained to save_pretrained; by `cp`, in the kernel or with --reflink=never through its own buffer. Each is a
+process of its own, which ends with its files flushed to disk. "start" merges a model of kilobytes: the rest of the time
+is for the bytes. Taken of each: wall and CPU seconds, peak resident set (VmHWM, as the kernel keeps it) and peak of
+memory in which a shared page counts once (Pss, every 50 ms); medians of the rounds, and the least wall seconds, which
+other work on the machine disturbs least. The page cache is dropped of the base and the adapter (posix_fadvise) before
+each, then warmed by reading them, so that all read from memory and what is compared is work and writing; --cold leaves
+it dropped. Then --settle seconds pass: a virtual machine may hand the memory of the files that were just removed back
+to its host, and getting it again costs as much as a copy, which all are to pay or none.
 Needs disk for three copies of the largest model. Writes benchmarks/results/merge.json.
 """
 
@@ -58,13 +62,7 @@ base, adapter, output = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
 PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(output)
 """
-START = """
-import sys, zerolora.cli, zerolora.merge.by_hand
-from pathlib import Path
-from zerolora.architecture import built_on_meta, config_of
-built_on_meta(config_of(Path(sys.argv[1])))
-"""
-ROW = "| {size} | {way} | {seconds:.1f} s | {rate:.0f} MB/s | {rss:.2f} GB | {pss:.2f} GB |"
+ROW = "| {size} | {way} | {seconds:.1f} s | {least:.1f} s | {rate:.0f} MB/s | {rss:.2f} GB | {pss:.2f} GB |"
 
 
 def main() -> None:
@@ -74,6 +72,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["1B", "3B", "7B"])
     parser.add_argument("--rank", type=int, default=16, help="of the adapter")
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")
+    parser.add_argument("--settle", type=float, default=5, help="seconds before each")
     parser.add_argument("--folder", type=Path, help="where models are written; a temporary one if left out")
     parser.add_argument("--cold", action="store_true", help="read from the disk")
     parser.add_argument("--llamafactory", type=Path, help="llamafactory-cli of a virtual environment")
@@ -82,6 +81,8 @@ def main() -> None:
         "page_cache": "cold" if options.cold else "warm",
         "rank": options.rank,
         "rounds": options.rounds,
+        "settle_seconds": options.settle,
+        "file_system": file_system(options.folder or Path(tempfile.gettempdir())),
         "threads": len(os.sched_getaffinity(0)),
         "llamafactory": str(options.llamafactory) if options.llamafactory else "unmeasured: not given",
         "models": {},
@@ -90,6 +91,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.folder) as name:
             folder = Path(name)
             write_model(folder, MODELS[size], options.rank)
+            (folder / "small").mkdir()
+            write_model(folder / "small", MODELS["tiny"], options.rank)
             found["models"][size] = compared(folder, options)
             write_json(options.output, found)
     print(markdown(found))
@@ -100,35 +103,54 @@ def compared(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     base, adapter = folder / "base", folder / "adapter"
     ways = commands(folder, options.llamafactory)
     of_rounds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    kept: dict[str, Path] = {}
     alike = None
     for number in range(options.rounds):
-        for way, command in ways.items():
-            forget([*base.iterdir(), *adapter.iterdir()])
+        order = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
+        for way in order:
+            inputs = [*base.iterdir(), *adapter.iterdir()]
+            forget(inputs)
             if not options.cold:
-                for path in base.iterdir():
+                for path in inputs:
                     subprocess.run(["cat", str(path)], stdout=subprocess.DEVNULL, check=True)
             for output in (folder / "output", folder / "work"):
                 shutil.rmtree(output, ignore_errors=True)
             os.sync()
-            of_rounds[way].append(taken(command, folder))
+            time.sleep(options.settle)
+            of_rounds[way].append(taken(ways[way], folder))
             print(f"{way}: {of_rounds[way][-1]}", flush=True)
-            if number == options.rounds - 1 and way == "zerolora":
-                (folder / "output").rename(folder / "ours")
-            if number == options.rounds - 1 and way == "peft":
-                alike = same(folder / "ours", folder / "output")
+            if number == options.rounds - 1 and way in ("zerolora", "peft"):
+                kept[way] = (folder / "output").rename(folder / f"by {way}")
+            if alike is None and len(kept) == 2:
+                alike = same(*kept.values())
+                for output in kept.values():
+                    shutil.rmtree(output)
     bytes_ = sum(path.stat().st_size for path in base.glob("*.safetensors"))
-    medians: dict[str, Any] = {
+    found: dict[str, Any] = {
         way: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+        | {"least_seconds": min(each["seconds"] for each in rounds)}
         for way, rounds in of_rounds.items()
     }
     return {
         "bytes": bytes_,
         "largest_tensor_bytes": largest_tensor(base),
         "adapter_bytes": (adapter / "adapter_model.safetensors").stat().st_size,
-        "ways": medians,
+        "ways": found,
+        "of_copy": of_copy(found),
         "same_weights": alike,
         "of_rounds": of_rounds,
     }
+
+
+def of_copy(ways: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the bandwidth of zerolora's merges as a share of cp's: of the whole time, and without that of a start."""
+    shares = {}
+    for key in ("seconds", "least_seconds"):
+        copy, start = ways["cp"][key], ways["start"][key]
+        for way in ("zerolora", "zerolora, hashed"):
+            whole = ways[way][key]
+            shares[f"{way}, {key}"] = {"whole": copy / whole, "without_start": copy / (whole - start)}
+    return shares
 
 
 def commands(folder: Path, llamafactory: Path | None) -> dict[str, list[str]]:
@@ -138,9 +160,18 @@ def commands(folder: Path, llamafactory: Path | None) -> dict[str, list[str]]:
     ways = {
         "zerolora": [*zerolora, "--base", base, "--adapter", adapter, "--output", output],
         "zerolora, hashed": [*zerolora, "--weights", f"{base}.json", "--adapter", adapter, "--output", output],
-        "start": [sys.executable, "-c", START, base],
+        "start": [
+            *zerolora,
+            "--base",
+            f"{folder}/small/base",
+            "--adapter",
+            f"{folder}/small/adapter",
+            "--output",
+            output,
+        ],
         "peft": [sys.executable, "-c", PEFT, base, adapter, output],
         "cp": ["cp", "-r", "--reflink=auto", base, output],
+        "cp, no reflink": ["cp", "-r", "--reflink=never", base, output],
     }
     if llamafactory:
         settings = {"model_name_or_path": base, "adapter_name_or_path": adapter, "export_dir": output}
@@ -248,6 +279,13 @@ def shards(weights: dict[str, torch.Tensor]) -> Iterator[list[str]]:
     yield names
 
 
+def file_system(path: Path) -> str:
+    """Return the type of the file system that a path is on."""
+    return subprocess.run(
+        ["stat", "--file-system", "--format=%T", str(path)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
 def largest_tensor(base: Path) -> int:
     """Return the bytes of the largest tensor."""
     from zerolora.tensor_file import read_header
@@ -267,13 +305,26 @@ def same(ours: Path, theirs: Path) -> bool:
 
 def markdown(found: dict[str, Any]) -> str:
     """Return the table of docs/merge.md."""
-    lines = ["| model | way | wall time | written | peak resident | peak Pss |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| model | way | wall time | least | written | peak resident | peak Pss |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for size, model in found["models"].items():
         for way, each in model["ways"].items():
             if way != "start":
                 rate = model["bytes"] / each["seconds"] / 1e6
                 rss, pss = each["rss_bytes"] / 1e9, each["pss_bytes"] / 1e9
-                lines.append(ROW.format(size=size, way=way, seconds=each["seconds"], rate=rate, rss=rss, pss=pss))
+                lines.append(
+                    ROW.format(
+                        size=size,
+                        way=way,
+                        rate=rate,
+                        rss=rss,
+                        pss=pss,
+                        seconds=each["seconds"],
+                        least=each["least_seconds"],
+                    )
+                )
     return "\n".join(lines)
 
 

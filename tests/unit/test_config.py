@@ -16,6 +16,7 @@ from zerolora.config.schema import Config
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError
+from zerolora.methods.registry import TRAINABLE
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:
@@ -228,6 +229,7 @@ MISTAKES = [
         ["train.lora.init", "olora with method qlora", "default"],
     ),
     ("train", {"method": "qdora", "quantization": {"type": "int8"}}, ["train.quantization.type", "int8", "write nf4"]),
+    ("merge.base", "quantized", ["merge.base", "'quantized'", "'original' or 'dequantized'"]),
     ("train.lora.plus_ratio", 0.5, ["train.lora.plus_ratio", "0.5", "1"]),
     ("train.attention", "fast", ["train.attention", "'fast'", "'flash', 'sdpa' or 'eager'"]),
     (
@@ -267,6 +269,21 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(
     assert len(lines) == 1
     for text in [*said, "config.yaml"]:
         assert text in lines[0], lines[0]
+
+
+@pytest.mark.parametrize("method", TRAINABLE)
+def test_only_a_method_that_quantizes_merges_into_a_dequantized_base(method: str, tmp_path: Path) -> None:
+    config = edited("train.method", method)
+    config["merge"] = {"base": "dequantized"}
+    if TRAINABLE[method].quantizes():
+        assert load(write(tmp_path, config)).merge.base == "dequantized"
+        return
+    said = (
+        rf"config\.yaml:\d+: merge\.base: dequantized with method {method}, which quantizes nothing; write original, or"
+    )
+    with pytest.raises(UserError, match=said) as raised:
+        load(write(tmp_path, config))
+    assert "\n" not in str(raised.value)
 
 
 def test_the_schema_names_every_template() -> None:

@@ -19,8 +19,11 @@ from test_merge import make_adapter, shard
 
 from zerolora import cli
 from zerolora.errors import UserError, explained
+from zerolora.merge import merge as merging
 from zerolora.merge import stream
 from zerolora.merge.by_hand import merge_by_hand
+from zerolora.merge.listed import listed_model
+from zerolora.tensor_file import read_header
 from zerolora.train.launch.stop_signals import Stopped
 
 
@@ -42,9 +45,12 @@ PEAK = """
 import json, sys
 from pathlib import Path
 import torch
+from zerolora.architecture import built_on_meta, config_of
 from zerolora.merge.by_hand import merge_by_hand
 from zerolora.peak_memory import PeakMemory
 first, *cases = json.loads(sys.argv[1])
+for base, _, _ in cases:
+    built_on_meta(config_of(Path(base)))
 def merge(base, adapter, output):
     merge_by_hand(Path(base), [Path(adapter)], [], Path(output))
 merge(*first)
@@ -101,6 +107,29 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path, tiny_model: Path, a
         total = sum(path.stat().st_size for path in made[name][0].glob("*.safetensors"))
         held = (5 * experts if name == "experts" else 3 * matrix) + trained + threads
         assert peaks[name] < held < total / 2, (name, peaks, total)
+
+
+BY_LIST = """
+import sys
+from zerolora import cli
+cli.app(["merge", *sys.argv[1:]], standalone_mode=False)
+assert "torch" in sys.modules
+print(*sorted({"peft", "scipy", "transformers"} & set(sys.modules)))
+"""
+
+
+def test_plain_lora_is_merged_without_transformers(
+    tmp_path: Path, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of its own; the bytes are those of a merge that has built the class."""
+    options = ["--base", tiny_model, "--adapter", adapter, "--output"]
+    command = [sys.executable, "-c", BY_LIST, *map(str, options), str(tmp_path / "listed")]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.splitlines()[-1] == ""
+    monkeypatch.setattr(merging, "listed_model", lambda *_: None)
+    merge(*options, tmp_path / "built")
+    for path in (tmp_path / "built").iterdir():
+        assert path.read_bytes() == (tmp_path / "listed" / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -255,6 +284,56 @@ def test_what_cannot_be_merged_is_one_line(case: str, tmp_path: Path, tiny_model
         merge("--base", base, "--adapter", adapter, "--output", tmp_path / "merged", *options)
     assert "\n" not in str(raised.value)
     assert left_in(tmp_path) == set()
+
+
+def _renamed(base: Path, adapter: Path) -> None:
+    tensors = load_file(base / "model.safetensors")
+    save_file({f"old.{name}": tensor for name, tensor in tensors.items()}, base / "model.safetensors")
+
+
+def _further(base: Path, adapter: Path) -> None:
+    tensors = load_file(base / "model.safetensors")
+    save_file(tensors | {"rotary.inv_freq": torch.ones(2)}, base / "model.safetensors")
+
+
+def _model(**edits: Any) -> Callable[[Path, Path], None]:
+    def edit(base: Path, adapter: Path) -> None:
+        path = base / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | edits))
+
+    return edit
+
+
+UNLISTED: dict[str, Callable[[Path, Path], None]] = {
+    "other names": _renamed,
+    "one more tensor": _further,
+    "an unknown family": _model(model_type="mamba"),
+    "another size": _model(intermediate_size=1),
+    "a broken size": _model(intermediate_size="x"),
+    "experts": _config(target_parameters=["experts.down_proj"]),
+    "trained rows": _config(trainable_token_indices=[3]),
+    "added tokens": lambda _, adapter: _written(adapter / "tokens.json"),
+    "full fine-tuning": lambda _, adapter: (adapter / "adapter_config.json").unlink(),
+}
+
+
+def _written(path: Path) -> None:
+    path.write_text("[]")
+
+
+@pytest.mark.parametrize("case", UNLISTED)
+def test_what_the_config_does_not_list_is_left_to_the_class(
+    case: str, tmp_path: Path, tiny_model: Path, adapter: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model, base)
+
+    def listed() -> object:
+        return listed_model(base, [read_header(base / "model.safetensors")], [adapter])
+
+    assert listed() is not None
+    UNLISTED[case](base, adapter)
+    assert listed() is None
 
 
 def test_an_output_that_is_not_free_is_refused(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:

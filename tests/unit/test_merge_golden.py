@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "embedding": ("untied", "LORA", {"target_modules": ["embed_tokens", "lm_head", "o_proj"]}),
     "rows": ("llama", "LORA", {"target_modules": ["q_proj"], "trainable_token_indices": [3, 69]}),
     "ia3": ("untied", "IA3", {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}),
-    "conv1d": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_fc", "lm_head"]}),
+    "conv1d": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_proj", "c_fc", "lm_head"]}),
     "conv1d dora": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_fc"], "use_dora": True}),
     "conv1d ia3": ("gpt2", "IA3", {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]}),
     "experts": ("qwen3_moe", "LORA", {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}),

@@ -20,8 +20,8 @@ from zerolora.files import MANIFEST, describe, read_json, staged_directory, writ
 from zerolora.log import result
 from zerolora.manifest import is_weight, model_files, weight_files
 from zerolora.merge.combine import updates_of
-from zerolora.merge.dequantize import requantized
-from zerolora.merge.plan import plan_merge
+from zerolora.merge.listed import ListedNames, listed_model, listed_shapes
+from zerolora.merge.plan import BaseNames, plan_merge
 from zerolora.merge.stream import write_weights
 from zerolora.merge.tokenizer import write_size, write_tokens
 from zerolora.prompt_format import write_prompt_format
@@ -81,13 +81,21 @@ def write_model(
 
     `place` is what messages call it. Returns the sha256 of the weight files by name, none without `hashed`.
     """
-    model, tokens = built_on_meta(config_of(base)), added_tokens.of_directory(adapters[0][0])
-    added_tokens.add_rows(model, tokens)
-    updates = updates_of(adapters, model)
-    if dequantized:
-        updates = requantized(updates, adapters[0][0], model)
     files = [read_header(path) for path in weight_files(base)]
-    plan = plan_merge(files, stored_names(model), updates, staged)
+    spec = None if dequantized else listed_model(base, files, [path for path, _ in adapters])
+    tokens = added_tokens.of_directory(adapters[0][0])
+    names: BaseNames
+    if spec is not None:
+        names, updates = ListedNames(listed_shapes(spec)), updates_of(adapters, spec)
+    else:
+        model = built_on_meta(config_of(base))
+        added_tokens.add_rows(model, tokens)
+        names, updates = stored_names(model), updates_of(adapters, model)
+        if dequantized:
+            from zerolora.merge.dequantize import requantized
+
+            updates = requantized(updates, adapters[0][0], model)
+    plan = plan_merge(files, names, updates, staged)
     if missing := plan.missing(updates):
         raise UserError(f"{adapters[0][0]}: the base has no {missing[0]}; this adapter was trained on another model")
     for path in model_files(base):

@@ -4,16 +4,31 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
-import torch
-
-from zerolora.compat.transformers import StoredNames
 from zerolora.errors import UserError
 from zerolora.methods.base import Update
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile
 
 FLOATS = ("F32", "F16", "BF16")
 """The types of a weight that is not quantized, as safetensors writes them."""
+
+
+class BaseNames(Protocol):
+    """How the weights of the merged model are called in the base's files, and how tensors there become weights."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of the merged model's weights, by name."""
+
+    def of_model(self, stored: str) -> tuple[str, bool]:
+        """Return the weight that a stored tensor is, or is a part of; and whether it has to be converted."""
+
+    def converted(self, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return the weights that are made of these stored tensors."""
+
+    def stored(self, weights: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        """Return the tensors, of these names, that `converted` made the weights of."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +51,7 @@ class MergePlan:
     """By the name of each stored tensor; a tensor without one is copied."""
     files: tuple[tuple[TensorFile, TensorFile], ...]
     """The header of each file of the base, and the one that is written."""
-    names: StoredNames
+    names: BaseNames
     more_parameters: int = 0
     more_bytes: int = 0
     """Of rows that the base has not."""
@@ -54,7 +69,7 @@ class MergePlan:
 
 
 def plan_merge(
-    files: Iterable[TensorFile], names: StoredNames, updates: Mapping[str, Update], place: Path = Path()
+    files: Iterable[TensorFile], names: BaseNames, updates: Mapping[str, Update], place: Path = Path()
 ) -> MergePlan:
     """Return the plan that merges `updates` into the tensors of `files`, to be written to the directory `place`.
 
@@ -99,8 +114,10 @@ def plan_merge(
     )
 
 
-def _converted(group: tuple[StoredTensor, ...], names: StoredNames, updates: Mapping[str, Update]) -> MergeUnit:
+def _converted(group: tuple[StoredTensor, ...], names: BaseNames, updates: Mapping[str, Update]) -> MergeUnit:
     """Return the unit of tensors that are one weight, or several, of the model; tried on the meta device."""
+    import torch
+
     kinds = {each.name: TYPES.get(each.kind, ("uint8", 1))[0] for each in group}
     empty = {
         each.name: torch.empty(each.shape, dtype=getattr(torch, kinds[each.name]), device="meta") for each in group

@@ -1,7 +1,8 @@
 """Write merged weight files in place: laid out before the first number is read, a few blocks of rows at a time.
 
 The memory is that of a block for each thread, whatever the model; of a whole tensor where an update needs it, and of a
-few times the tensors that transformers makes one weight of.
+few times the tensors that transformers makes one weight of. While torch is imported, bytes are copied already, and
+while blocks are computed, those before them are on their way to the disk.
 """
 
 import contextlib
@@ -9,17 +10,17 @@ import ctypes
 import errno
 import functools
 import hashlib
+import importlib
 import itertools
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from zerolora.added_tokens import SUMMED, mean_row
 from zerolora.errors import UserError
@@ -29,20 +30,30 @@ from zerolora.progress import Progress
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, read_into
 from zerolora.units import byte_size
 
+if TYPE_CHECKING:
+    import torch
+
 THREADS = 8
 """At most: more wait for the disk."""
-SPAN = 2 * 2**20
+AHEAD = 64
+"""Blocks that may be written before those in front of them have been hashed."""
+SPAN = 4 * 2**20
 """Bytes of a tensor's rows that one thread reads, changes and writes."""
 COPIED = 32 * 2**20
 """Bytes that are copied at a time."""
-BLOCK = 2**18
-"""Numbers whose fp32 copy and update are held at a time: they stay in a core's cache."""
+BLOCK = 2**19
+"""Numbers whose fp32 copy and update are held at a time: they stay in the cache."""
+SENT = 32 * 2**20
+"""Bytes after which the system is told to bring them to the disk, and not to wait until there are more."""
 THIN = 16
 """Rows of a matrix that a block has at least: for fewer, BLAS sums in another order than for the whole matrix."""
 READ = 2**20
 """Bytes that are hashed at a time."""
 NOT_COPIED = (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EBADF)
 """What copy_file_range answers where it cannot copy (man 2 copy_file_range)."""
+SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
+
+_thread = threading.local()
 
 
 @dataclass(frozen=True)
@@ -66,18 +77,19 @@ def write_weights(plan: MergePlan, output: Path, hashed: bool) -> dict[str, str]
         handles = _allocated(plan, output, stack)
         writer = _Writer(plan, handles)
         bar = stack.enter_context(Progress("merge", plan.nbytes, binary=True))
-        pool = stack.enter_context(ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)))
-        single = stack.enter_context(ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)))
+        pool, single = (stack.enter_context(ThreadPoolExecutor(count)) for count in (workers, 1))
         for each in (pool, single):
             stack.callback(each.shutdown, cancel_futures=True)
+        single.submit(importlib.import_module, "torch")
         written = {target.path: len(target.header) for _, target in plan.files}
         digests = {target.path: hashlib.sha256(target.header) for _, target in plan.files if hashed}
+        sent = dict.fromkeys(written, 0)
         bar.update(sum(written.values()))
         waiting: deque[tuple[_Job, Future[None] | None]] = deque()
         for job in [*writer.jobs(), None]:
             if job:
                 waiting.append((job, (single if job.alone else pool).submit(job.work) if job.work else None))
-            while len(waiting) > (2 * workers if job else 0):
+            while len(waiting) > (AHEAD if job else 0):
                 ended, future = waiting.popleft()
                 if future:
                     future.result()
@@ -86,6 +98,9 @@ def write_weights(plan: MergePlan, output: Path, hashed: bool) -> dict[str, str]
                     _hash(digests[path], handles[path], written[path], ended.stop, path)
                 bar.update(ended.stop - written[path])
                 written[path] = ended.stop
+                if ended.stop - sent[path] >= SENT:
+                    _send(handles[path], sent[path], ended.stop)
+                    sent[path] = ended.stop
     return {path.name: digest.hexdigest() for path, digest in digests.items()}
 
 
@@ -162,10 +177,13 @@ class _Writer:
             stop = into.start + last * into.nbytes // max(_length(into), 1)
             yield _Job(target, stop, work, alone=not by_rows)
 
-    def _write_rows(self, unit: MergeUnit, mean: torch.Tensor | None, first: int, last: int) -> None:
+    def _write_rows(self, unit: MergeUnit, mean: "torch.Tensor | None", first: int, last: int) -> None:
+        import torch
+
+        _compute_alone()
         (stored,) = unit.stored
         into = self.targets[stored.name]
-        rows = stored.read(first, last)
+        rows = stored.read(first, last, "rows")
         if mean is not None:
             added = mean.to(rows.dtype).expand(last - first - len(rows), *mean.shape)
             rows = torch.cat([rows, added])
@@ -176,6 +194,7 @@ class _Writer:
 
     def _convert(self, unit: MergeUnit) -> None:
         """Write all stored tensors of a unit that transformers converts."""
+        _compute_alone()
         names = self.plan.names
         weights = names.converted({each.name: each.read() for each in unit.stored})
         for weight, update in unit.updates.items():
@@ -188,11 +207,15 @@ class _Writer:
         _return_freed_memory()
 
 
-def apply(update: Update, rows: torch.Tensor, first: int) -> None:
+def apply(update: Update, rows: "torch.Tensor", first: int) -> None:
     """Make of `rows` what they are after training, in place: computed in fp32 and rounded once."""
+    import torch
+
+    from zerolora.scratch import scratch
+
     for start, stop in spans(tuple(rows.shape), BLOCK) if update.by_rows and rows.ndim else [(0, None)]:
         block = rows[start:stop] if rows.ndim else rows
-        full = block.float()
+        full = block if block.dtype == torch.float32 else scratch("sum", tuple(block.shape)).copy_(block)
         update.apply(full, first + start)
         if full is not block:
             block.copy_(full)
@@ -214,7 +237,9 @@ def _length(stored: StoredTensor) -> int:
     return stored.shape[0] if stored.shape else 1
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
+def _bytes(tensor: "torch.Tensor") -> memoryview:
+    import torch
+
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -250,6 +275,22 @@ def _hash(digest: Any, handle: int, start: int, stop: int, path: Path) -> None:
         read_into(handle, part, start, path)
         digest.update(part)
         start += len(part)
+
+
+def _send(handle: int, start: int, stop: int) -> None:
+    """Have the system write these bytes to the disk now, without waiting for it, where the C library can ask for it."""
+    send = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if send:
+        send(handle, ctypes.c_int64(start), ctypes.c_int64(stop - start), SYNC_FILE_RANGE_WRITE)
+
+
+def _compute_alone() -> None:
+    """Have torch compute in this thread alone: the others have blocks of their own."""
+    import torch
+
+    if not getattr(_thread, "alone", False):
+        torch.set_num_threads(1)
+        _thread.alone = True
 
 
 def _return_freed_memory() -> None:

@@ -141,7 +141,7 @@ class TrainableMethod(Method):
     @abstractmethod
     def updates(directory: Path, model: Any) -> "dict[str, Update]":
         """Return what a directory that training published makes of the base model's weights, by the weight's name in
-        `model`, the base on the meta device.
+        `model`, the base on the meta device, or its spec for an adapter of plain modules (merge/listed.py).
 
         Raises UserError if a tensor is not of this method.
         """

@@ -500,13 +500,16 @@ class Product(Update):
         """Add B·A·scale, and scale to the trained norms."""
         import torch
 
+        from zerolora.scratch import scratch
+
         left, right = self.factors
         last = first + len(rows)
         if self.turned:
-            product = (_in_fp32(right) @ _in_fp32(left)[:, first:last]).mul_(self.scale).T
+            one, other = _in_fp32(right), _in_fp32(left)[:, first:last]
         else:
-            product = (rows_of(right, first, last).float() @ _in_fp32(left)).mul_(self.scale)
-        rows.add_(product)
+            one, other = rows_of(right, first, last).float(), _in_fp32(left)
+        product = torch.mm(one, other, out=scratch("product", (one.shape[0], other.shape[1]))).mul_(self.scale)
+        rows.add_(product.T if self.turned else product)
         magnitude = self.parts.get("magnitude_vector")
         if magnitude is None:
             return

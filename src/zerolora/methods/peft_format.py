@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerolora.architecture import other_parts
 from zerolora.errors import UserError, shown
 from zerolora.files import read_object
+from zerolora.memory.model_spec import ModelSpec
 from zerolora.methods.base import check_untied
 from zerolora.methods.experts import FAMILIES, ROUTER, check_expression, paths_named
 from zerolora.tensor_file import StoredTensor, read_header
@@ -133,11 +134,15 @@ def saved_name(name: str) -> str:
 
 
 def conv1d_paths(model: Any) -> set[str]:
-    """Return the paths of the modules that keep their weight as [inputs, outputs]: GPT-2's Conv1D.
+    """Return the paths of the modules of a model, or of its spec, that keep their weight as [inputs, outputs]: GPT-2's
+    Conv1D.
 
     fan_in_fan_out of an adapter's config says no more than what the last module was that peft built
     (peft/tuners/lora/layer.py, dispatch_default; peft/tuners/ia3/model.py).
     """
+    if isinstance(model, ModelSpec):
+        turned = (each for each in model.modules if each.kind == "conv1d")
+        return {each.path.format(number) for each in turned for number in each.numbers}
     from transformers.pytorch_utils import Conv1D
 
     return {name for name, module in model.named_modules() if isinstance(module, Conv1D)}

@@ -1,0 +1,75 @@
+"""The weights of a base model as its config.json lists them, where its files call them so: without transformers.
+
+Building the class takes transformers' import and some seconds. The families of memory/families/ are listed without it.
+"""
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerolora import added_tokens
+from zerolora.errors import UserError
+from zerolora.files import read_json
+from zerolora.memory.families import FAMILIES
+from zerolora.memory.families.keys import Keys
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.methods.peft_format import CONFIG, read_config
+from zerolora.methods.token_rows import INDICES
+from zerolora.tensor_file import TensorFile
+
+ASKING = ("target_parameters", INDICES)
+"""Keys of an adapter's config whose weights only the built class tells: parameters of experts, and tied rows."""
+
+
+@dataclass(frozen=True)
+class ListedNames:
+    """The names of weights that are called in their files as in the model."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def of_model(self, stored: str) -> tuple[str, bool]:
+        """Return the weight that a stored tensor is, and that it is not converted."""
+        return stored, False
+
+    def converted(self, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return the weights that are stored, which are the tensors themselves."""
+        return stored
+
+    def stored(self, weights: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        """Return the tensors of weights, which are the weights themselves."""
+        return {name: weights[name] for name in names}
+
+
+def listed_model(base: Path, files: Iterable[TensorFile], adapters: Sequence[Path]) -> ModelSpec | None:
+    """Return the spec of a base whose files hold exactly the weights that it lists, in these shapes.
+
+    None if they hold others, the architecture is in no file of memory/families/, or an adapter changes what only the
+    built class tells.
+    """
+    for adapter in adapters:
+        if not (adapter / CONFIG).is_file() or (adapter / added_tokens.FILE).is_file():
+            return None
+        config = read_config(adapter)
+        if any(config.get(key) for key in ASKING):
+            return None
+    config = read_json(base / "config.json", "save_pretrained")
+    family = config.get("model_type") if isinstance(config, dict) else None
+    if family not in FAMILIES or config.get("add_cross_attention"):
+        return None
+    with contextlib.suppress(UserError):
+        spec = FAMILIES[family](Keys(config, base / "config.json", family))
+        stored = {name: each.shape for file in files for name, each in file.tensors.items()}
+        return spec if listed_shapes(spec) == stored else None
+    return None
+
+
+def listed_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight by its name."""
+    return {
+        f"{module.path.format(number)}.{name}": shape
+        for module in spec.modules
+        for number in module.numbers
+        for name, shape in module.weights
+    }
