@@ -16,6 +16,7 @@ Needs disk for three copies of the largest model. Writes benchmarks/results/merg
 """
 
 import argparse
+import json
 import os
 import resource
 import shutil
@@ -84,7 +85,7 @@ def main() -> None:
         "settle_seconds": options.settle,
         "file_system": file_system(options.folder or Path(tempfile.gettempdir())),
         "threads": len(os.sched_getaffinity(0)),
-        "llamafactory": str(options.llamafactory) if options.llamafactory else "unmeasured: not given",
+        "llamafactory": versions(options.llamafactory) if options.llamafactory else "unmeasured: not given",
         "models": {},
     }
     for size in options.models:
@@ -244,6 +245,7 @@ def write_model(folder: Path, sizes: dict[str, Any], rank: int) -> None:
     base.mkdir()
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(base)
+    write_tokenizer(base)
     shared = {"lm_head.weight"} if config.tie_word_embeddings else set()
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in shared}
     files = list(shards(weights))
@@ -266,6 +268,16 @@ def write_model(folder: Path, sizes: dict[str, Any], rank: int) -> None:
     write_json(folder / "base.json", {"path": str(base), "files": {}})
 
 
+def write_tokenizer(base: Path) -> None:
+    """Write a tokenizer of three tokens; LLaMA-Factory exports no model without one."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    Tokenizer(WordLevel({"<s>": 0, "</s>": 1, "<unk>": 2}, unk_token=None)).save(str(base / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
+    write_json(base / "tokenizer_config.json", settings)
+
+
 def shards(weights: dict[str, torch.Tensor]) -> Iterator[list[str]]:
     """Yield the names of the tensors of each weight file."""
     names: list[str] = []
@@ -277,6 +289,15 @@ def shards(weights: dict[str, torch.Tensor]) -> Iterator[list[str]]:
         names.append(name)
         size += tensor.nbytes
     yield names
+
+
+def versions(command: Path) -> dict[str, str]:
+    """Return the versions in the virtual environment of a command."""
+    names = ("llamafactory", "torch", "transformers", "peft")
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
+    python = command.parent / "python"
+    found: dict[str, str] = json.loads(subprocess.run([python, "-c", code], capture_output=True, check=True).stdout)
+    return found
 
 
 def file_system(path: Path) -> str:

@@ -213,6 +213,26 @@ def test_without_copies_in_the_kernel_the_bytes_are_the_same(
     assert one.read_bytes() == other.read_bytes()
 
 
+def test_copies_are_of_whole_blocks_that_file_systems_can_share(
+    tmp_path: Path, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In both files, but for what lies before the first block of tensors side by side."""
+    monkeypatch.setattr(stream, "ALIGNED", 64)
+    monkeypatch.setattr(stream, "COPIED", 256)
+    monkeypatch.setattr(stream, "_copy", lambda *arguments: copies.append(arguments))
+    copies: list[Any] = []
+    merge("--base", tiny_model, "--adapter", adapter, "--output", tmp_path / "merged")
+    runs: list[list[Any]] = []
+    for copied in sorted(copies, key=lambda each: each[1]):
+        if runs and copied[1] == runs[-1][-1][2]:
+            runs[-1].append(copied)
+        else:
+            runs.append([copied])
+    assert max(map(len, runs)) > 2
+    assert all(start % 64 == 0 == offset % 64 for run in runs for _, start, _, _, offset in run[1:])
+    assert all(stop - start <= 256 for _, start, stop, _, _ in copies)
+
+
 def test_the_files_are_those_of_the_base_but_for_the_weights(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
     merge("--base", tiny_model, "--adapter", adapter, "--output", tmp_path / "merged")
     merged = tmp_path / "merged"

@@ -41,6 +41,8 @@ SPAN = 4 * 2**20
 """Bytes of a tensor's rows that one thread reads, changes and writes."""
 COPIED = 32 * 2**20
 """Bytes that are copied at a time."""
+ALIGNED = 2**16
+"""Bytes: copies begin at multiples, but for the first. A file system shares whole blocks, of 4 to 64 KiB, or none."""
 BLOCK = 2**19
 """Numbers whose fp32 copy and update are held at a time: they stay in the cache."""
 SENT = 32 * 2**20
@@ -159,8 +161,8 @@ class _Writer:
             return
         source, first, stop = tensors[0].path, tensors[0].start, tensors[-1].stop
         shift = self.targets[tensors[0].name].start - first
-        for start in range(first, stop, COPIED):
-            end = min(start + COPIED, stop)
+        aligned = min(-(-first // ALIGNED) * ALIGNED, stop)
+        for start, end in itertools.pairwise(sorted({first, *range(aligned, stop, COPIED), stop})):
             work = functools.partial(_copy, source, start, end, self.handles[target.path], start + shift)
             yield _Job(target, end + shift, work)
 
