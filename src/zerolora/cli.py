@@ -57,7 +57,7 @@ def start(
     context: typer.Context,
     log: Annotated[Path | None, typer.Option(help="Write all output to this file instead of the terminal.")] = None,
 ) -> None:
-    """Set up messages, and keep every stage but fetch and push off the network; memory keeps itself off it without --hub."""
+    """Set up messages, and keep all commands off the network but fetch and push; memory needs --hub for it."""
     if log:
         messages.redirect(log)
     if context.invoked_subcommand not in (
@@ -569,7 +569,9 @@ def push(
         str, typer.Option(metavar="OWNER/NAME|DIRECTORY", help="A hub repository, or a directory, as in ./NAME.")
     ],
     revision: Annotated[str | None, typer.Option(help="Branch of the repository; main if left out.")] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make the repository, if it is new, a private one.")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository, if it is new, a private one.")
+    ] = False,
     message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
 ) -> None:
     """Publish a run's adapter or merged model, with a model card, in a hub repository or a directory."""

@@ -3,6 +3,7 @@
 Everything in it comes from the run's files. What they do not say is left out, or said to be unknown.
 """
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from zerolora.publish.data_facts import DataFile, data_files, data_sources
 from zerolora.publish.finished import CONFIG, FinishedRun, command
 from zerolora.publish.licences import licence_metadata
 from zerolora.publish.markdown import Cell, Written, code, facts, fenced, table
-from zerolora.publish.product import Product, weights_of
+from zerolora.publish.product import PushedModel, weights_of
 from zerolora.units import gib
 
 LOCK = Path("envs/requirements.lock")
@@ -31,6 +32,10 @@ TRAINING = (
     "weight_decay", "global_batch", "epochs", "max_steps", "neftune_alpha", "seed", "keep", "validation_steps",
     "patience",
 )  # fmt: skip
+TOKENS_WERE_ADDED = (
+    "if len(tokenizer) > base.get_input_embeddings().num_embeddings:",
+    "    base.resize_token_embeddings(len(tokenizer))",
+)
 UNKNOWN = Written("not known; write it here before others use the model")
 
 
@@ -39,9 +44,11 @@ class CardFacts:
     """What all parts of a card draw on."""
 
     run: FinishedRun
-    product: Product
+    product: PushedModel
     title: str
     """The name of the repository or directory."""
+    repository: bool
+    branch: str | None
     files: list[DataFile]
     figures: dict[str, Any]
     """metrics/difference.json."""
@@ -51,15 +58,22 @@ class CardFacts:
     @property
     def on_hub(self) -> bool:
         """Tell whether the base model is of the hub."""
-        return self.model["source"]["source"] == "hub"
+        return bool(self.model["source"]["source"] == "hub")
 
 
-def model_card(run: FinishedRun, product: Product, title: str) -> str:
-    """Return the card as the text of README.md. Raises UserError if a file of the run is missing or was changed."""
+def model_card(
+    run: FinishedRun, product: PushedModel, title: str, *, repository: bool = True, branch: str | None = None
+) -> str:
+    """Return the card as the text of README.md, for a `branch` of a `repository` or for a directory.
+
+    Raises UserError if a file of the run is missing or was changed.
+    """
     found = CardFacts(
         run=run,
         product=product,
         title=title,
+        repository=repository,
+        branch=branch,
         files=data_files(run),
         figures=run.read(run.directory / "metrics/difference.json"),
         model=run.read(run.model / MANIFEST),
@@ -110,14 +124,17 @@ def _metadata(found: CardFacts) -> str:
     data = ModelCardData(
         library_name="peft" if adapter else "transformers",
         base_model=found.product.base["name"] if found.on_hub else None,
-        **({"base_model_relation": "adapter" if adapter else "finetune"} if found.on_hub else {}),
-        **licence_metadata(found.model["license"]),
         datasets=sorted({file.repository for file in found.files if file.repository}) or None,
         pipeline_tag="text-generation",
         tags=["zerolora", run.settings.train.method],
-        model_name=found.title,
+        model_name=found.title.rpartition("/")[2],
         eval_results=results or None,
     )
+    more = licence_metadata(found.model["license"])
+    if found.on_hub:
+        more["base_model_relation"] = "adapter" if adapter else "finetune"
+    for key, value in more.items():
+        data[key] = value
     return data.to_yaml()
 
 
@@ -132,31 +149,34 @@ def _summary(found: CardFacts) -> str:
 
 def _use(found: CardFacts) -> str:
     base, revision = found.product.base["name"], found.product.base["revision"]
-    at = f', revision="{revision}"' if revision else ""
-    name = found.title if "/" in found.title else "THIS DIRECTORY"
+    of_base = _arguments(base, revision) if found.on_hub else '"DIRECTORY OF THE BASE MODEL"'
+    own = _arguments(found.title, found.branch) if found.repository else '"THIS DIRECTORY"'
     if found.product.kind == "merged":
         lines = [
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
             "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
-            f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")',
+            f"tokenizer = AutoTokenizer.from_pretrained({own})",
+            f'model = AutoModelForCausalLM.from_pretrained({own}, dtype="auto")',
         ]
-    else:
-        of_base = f'"{base}"{at}' if found.on_hub else '"DIRECTORY OF THE BASE MODEL"'
-        lines = [
-            "from peft import PeftModel",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            f"tokenizer = AutoTokenizer.from_pretrained({of_base})",
-            f'base = AutoModelForCausalLM.from_pretrained({of_base}, dtype="auto")',
-            f'model = PeftModel.from_pretrained(base, "{name}")',
-        ]
-    more = []
-    if found.product.kind == "adapter" and "chat_template.jinja" in found.product.files:
-        more.append("`chat_template.jinja` is the chat template of training; give it to the tokenizer.")
-    if "tokens.json" in found.product.files and found.product.kind == "adapter":
-        more.append("`tokens.json` lists tokens that were added to the tokenizer, which the base model's lacks.")
-    return "\n\n".join([fenced("\n".join(lines), "python"), *more])
+        return fenced("\n".join(lines), "python")
+    added = "tokenizer.json" in found.product.files
+    lines = [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({own if added else of_base})",
+        f'base = AutoModelForCausalLM.from_pretrained({of_base}, dtype="auto")',
+        *(TOKENS_WERE_ADDED if added else ()),
+        f"model = PeftModel.from_pretrained(base, {own})",
+    ]
+    block = fenced("\n".join(lines), "python")
+    if added or "chat_template.jinja" not in found.product.files:
+        return block
+    return f"{block}\n\n`chat_template.jinja` is the chat template of training; give it to the tokenizer."
+
+
+def _arguments(name: str, revision: str | None) -> str:
+    return json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else "")
 
 
 def _base(found: CardFacts) -> str:
@@ -202,7 +222,7 @@ def _data(found: CardFacts) -> str:
             facts(
                 [
                     ("prompt format", run.prepared.template),
-                    ("supervised", run.prepared.loss),
+                    ("supervised", _value(run.prepared.loss)),
                     ("longest row, in tokens", run.prepared.max_length),
                     ("seed of the splits", run.prepared.seed),
                 ]
@@ -240,6 +260,8 @@ def _method(found: CardFacts) -> str:
 
 
 def _value(value: Any) -> Cell:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return value if isinstance(value, str | int | float) else str(value)
 
 

@@ -62,18 +62,14 @@ def data_files(run: FinishedRun) -> list[DataFile]:
 def data_sources(run: FinishedRun) -> list[DataSource]:
     """Return the sources of the training rows of a run, with their shares."""
     stats = run.read(run.data / "stats.json")
-    if "sources" not in stats:
-        (name,) = run.read(run.data / MANIFEST)["sources"]
-        counts = (stats[f"train_{key}"] for key in ("rows", "tokens", "supervised_tokens"))
-        return [DataSource(name, *counts, 1.0)]
-    return [
-        DataSource(
-            name,
-            *(entry[f"train_{key}"] for key in ("rows", "tokens", "supervised_tokens")),
-            entry["train_supervised_share"],
-        )
-        for name, entry in stats["sources"].items()
-    ]
+    if "sources" in stats:
+        return [_source(name, entry, entry["train_supervised_share"]) for name, entry in stats["sources"].items()]
+    (name,) = run.read(run.data / MANIFEST)["sources"]
+    return [_source(name, stats, 1.0)]
+
+
+def _source(name: str, counts: dict[str, Any], share: float) -> DataSource:
+    return DataSource(name, counts["train_rows"], counts["train_tokens"], counts["train_supervised_tokens"], share)
 
 
 def _folders(run: FinishedRun, paths: list[str]) -> list[str]:

@@ -8,10 +8,10 @@ from typing import Any
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_object, sha256, staged_directory, write_text
 from zerolora.publish.finished import RESULTS
-from zerolora.publish.product import PUSH, Product
+from zerolora.publish.product import PUSH, PushedModel
 
 
-def push_to_directory(product: Product, texts: dict[str, str], target: Path) -> bool:
+def push_to_directory(product: PushedModel, texts: dict[str, str], target: Path) -> bool:
     """Write the product's files and `texts`, by name, to directory `target`. Return False if they are there already.
 
     Raises UserError if something else is there.

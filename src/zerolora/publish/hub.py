@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST
-from zerolora.publish.product import PUSH, Product
+from zerolora.publish.product import PUSH, PushedModel
+from zerolora.train.launch.stop_signals import Stopped
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -41,10 +42,12 @@ def check_repository(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError:
-        raise UserError(f"--to {name}: is no name of a repository; write OWNER/NAME, or ./{name} for a directory") from None
+        raise UserError(
+            f"--to {name}: is no name of a repository; write OWNER/NAME, or ./{name} for a directory"
+        ) from None
 
 
-def push_to_hub(product: Product, texts: dict[str, str], target: HubTarget, message: str) -> tuple[str, str, bool]:
+def push_to_hub(product: PushedModel, texts: dict[str, str], target: HubTarget, message: str) -> tuple[str, str, bool]:
     """Commit the product's files and `texts`, by name. Return the commit, its address, and whether it is new.
 
     Files of an earlier push that this one does not have are deleted in the same commit. Raises UserError if the hub
@@ -56,10 +59,10 @@ def push_to_hub(product: Product, texts: dict[str, str], target: HubTarget, mess
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what is to be said is said here
     if not sys.stderr.isatty():
         disable_progress_bars()
-    if get_token() is None:
-        raise UserError(f"--to {target.repository}: no one is logged in to the hub; {LOGIN}")
-    api = HfApi()
     with _explained(target):
+        if (token := get_token()) is None:
+            raise UserError(f"--to {target.repository}: no one is logged in to the hub; {LOGIN}")
+        api = HfApi(token=token)
         head = _head(api, target)
         old = _files_of_earlier_push(api, target, head, {*product.files, *texts})
         operations: list[Any] = [
@@ -132,7 +135,11 @@ def _explained(target: HubTarget) -> Iterator[None]:
     try:
         yield
     except (HTTPError, OSError, ValueError, RuntimeError) as raised:
+        if isinstance(raised, OSError) and raised.filename is not None:  # a file of this machine
+            raise
         error = raised.__cause__ if isinstance(raised, RuntimeError) and raised.__cause__ else raised
+        if isinstance(error, Stopped):
+            raise error from None
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         if isinstance(error, OfflineModeIsEnabled):
             text = f"{name}: HF_HUB_OFFLINE is set; unset it to push"
@@ -151,13 +158,19 @@ def _explained(target: HubTarget) -> Iterator[None]:
             text = f"{name}: has changed while it was pushed to{_reason(error)}; run it again"
         elif status is not None:
             text = f"{name}: the hub answers with status {status}{_reason(error)}; nothing was committed, run it again"
-        else:
-            reason = type(error).__name__
-            text = f"{name}: the hub cannot be reached ({reason}); check the network, then run it again"
+        elif isinstance(error, HTTPError | OSError):
+            text = f"{name}: the hub cannot be reached ({type(error).__name__}); check the network, then run it again"
+        else:  # the hub refuses the card, or its client the files or an answer
+            text = f"{name}: nothing was committed: {_plain(str(error)) or type(error).__name__}; run it again"
         raise UserError(text) from None
 
 
 def _reason(error: Any) -> str:
-    """Return what the hub says, in one line and without addresses."""
-    line = " ".join(str(error.server_message or "").split()).rstrip(".")
-    return f" ({line})" if line and "://" not in line else ""
+    """Return what the hub says, in one line in brackets."""
+    line = _plain(error.server_message or "")
+    return f" ({line})" if line else ""
+
+
+def _plain(text: str) -> str:
+    """Return a text as one line; nothing if it has an address, which may hold a pass."""
+    return "" if "://" in text else " ".join(text.split()).rstrip(".")

@@ -22,7 +22,7 @@ NAMING = {CONFIG: "base_model_name_or_path", "config.json": "_name_or_path", "to
 
 
 @dataclass(frozen=True)
-class Product:
+class PushedModel:
     """A directory of files to be pushed."""
 
     kind: str
@@ -41,7 +41,7 @@ class Product:
         return sum(entry["bytes"] for entry in self.files.values())
 
 
-def product_of(run: FinishedRun, kind: str) -> Product:
+def product_of(run: FinishedRun, kind: str) -> PushedModel:
     """Return what a run made.
 
     Every byte is read and compared with the manifest. Raises UserError if the run made nothing of this kind, or a file
@@ -73,7 +73,7 @@ def product_of(run: FinishedRun, kind: str) -> Product:
             value = config.get(key)
             if isinstance(value, str) and _without_place(value) != value:
                 rewritten[name] = json.dumps(config | {key: _without_place(value)}, ensure_ascii=False, indent=2) + "\n"
-    return Product(kind, directory, found["files"], base, rewritten)
+    return PushedModel(kind, directory, found["files"], base, rewritten)
 
 
 def _without_place(name: str) -> str:

@@ -16,7 +16,7 @@ from zerolora.publish.card import model_card
 from zerolora.publish.directory import push_to_directory
 from zerolora.publish.finished import finished_run
 from zerolora.publish.hub import HubTarget, check_repository, push_to_hub
-from zerolora.publish.product import CARD, PUSH, Product, product_of
+from zerolora.publish.product import CARD, PUSH, PushedModel, product_of
 from zerolora.units import byte_size
 
 PLACES = ("/", "./", "../")
@@ -39,7 +39,8 @@ def push(run: str, what: str, to: str, revision: str | None, private: bool, mess
     finished = finished_run(run)
     product = product_of(finished, what)
     title = directory.resolve().name if directory else repository
-    texts = product.rewritten | {CARD: model_card(finished, product, title)}
+    card = model_card(finished, product, title, repository=directory is None, branch=revision)
+    texts = product.rewritten | {CARD: card}
     texts[MANIFEST] = _manifest(product, texts, run)
     size = f"{len(product.files | texts)} files, {byte_size(product.bytes)}"
     if directory is not None:
@@ -56,12 +57,12 @@ def _directory(to: str) -> Path | None:
     """Return the directory that --to names, None if it names a repository. Raises UserError if it could be both."""
     if to in (".", "..") or to.startswith(PLACES):
         return Path(to)
-    if not to.startswith(HUB) and Path(to.split("/")[0]).exists():
+    if not to.startswith(HUB) and Path(to.split("/", maxsplit=1)[0]).exists():
         raise UserError(f"--to {to}: write ./{to} for the directory, or {HUB}{to} for the repository")
     return None
 
 
-def _manifest(product: Product, texts: dict[str, str], run: str) -> str:
+def _manifest(product: PushedModel, texts: dict[str, str], run: str) -> str:
     """Return the manifest that is pushed along: by it a later push knows its own files, and anybody can check them."""
     own = {
         name: {"sha256": hashlib.sha256(text.encode()).hexdigest(), "bytes": len(text.encode())}
