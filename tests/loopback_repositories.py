@@ -103,7 +103,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for start, refusals in self.server.refusals.items():
             if path.startswith(start) and refusals:
                 status, code = refusals.pop(0)
-                self._answer({"error": "refused"}, status, {"X-Error-Code": code} if code else {})
+                message = f"refused: {self.server.endpoint}{self.path}" if path.startswith("/lfs/") else "refused"
+                self._answer({"error": message}, status, {"X-Error-Code": code} if code else {})
                 return
         if path.startswith("/lfs/"):
             self._large_file(path.removeprefix("/lfs/"), body)

@@ -219,7 +219,7 @@ def test_a_push_goes_to_a_branch(here: Path, hub: Repositories) -> None:
         ("/api/models/me/sums", (401, None), "me/sums: the hub does not accept the token; log in with `hf auth login`"),
         ("/api/repos/create", (403, None), "me/sums: the token may not write there (refused); name a repository of"),
         ("/me/sums.git", (403, None), "me/sums: the token may not write there (refused); name a repository of"),
-        ("/lfs/", (400, None), "me/sums: the hub answers with status 400 (refused); nothing was committed, run it"),
+        ("/lfs/", (400, None), "me/sums: the hub answers with status 400; nothing was committed, run it again"),
         ("/api/models/me/sums/commit", (409, None), "me/sums: has changed while it was pushed to (refused); run it"),
         ("/api/models/me/sums/commit", (500, None), "me/sums: the hub answers with status 500 (refused); nothing was"),
     ],
