@@ -57,7 +57,7 @@ def start(
     context: typer.Context,
     log: Annotated[Path | None, typer.Option(help="Write all output to this file instead of the terminal.")] = None,
 ) -> None:
-    """Set up messages, and keep every stage but fetch off the network; memory keeps itself off it without --hub."""
+    """Set up messages, and keep all commands off the network but fetch and push; memory needs --hub for it."""
     if log:
         messages.redirect(log)
     if context.invoked_subcommand not in (
@@ -67,6 +67,7 @@ def start(
         "fetch-adapter",
         "weights",
         "memory",
+        "push",
     ):
         os.environ["HF_HUB_OFFLINE"] = "1"
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
@@ -558,6 +559,26 @@ def show(
     from zerolora.report.show import summary
 
     typer.echo(summary(results))
+
+
+@app.command()
+def push(
+    run: Annotated[str, typer.Option(help="Name of a finished run.")],
+    what: Annotated[str, typer.Option(help="adapter or merged.")],
+    to: Annotated[
+        str, typer.Option(metavar="OWNER/NAME|DIRECTORY", help="A hub repository, or a directory, as in ./NAME.")
+    ],
+    revision: Annotated[str | None, typer.Option(help="Branch of the repository; main if left out.")] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository, if it is new, a private one.")
+    ] = False,
+    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
+) -> None:
+    """Publish a run's adapter or merged model, with a model card, in a hub repository or a directory."""
+    from zerolora.publish.push import push as publish
+
+    with stoppable(f"{to} has either all of the push or nothing of it"):
+        typer.echo(publish(run, what, to, revision, private, message))
 
 
 @contextlib.contextmanager

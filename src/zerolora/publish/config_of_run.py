@@ -1,0 +1,69 @@
+"""The config of one run alone, without the paths of this machine, to be shown in a model card."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zerolora.config.file import read_values
+from zerolora.config.schema import HUB_ADAPTERS, data_folders
+from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun
+
+SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "evaluate", "report")
+"""What the stages of every run read. Judge, export and further tasks are not needed to make a run again."""
+ELSEWHERE = "/path/to"
+
+
+def config_of_run(run: FinishedRun) -> tuple[str, bool]:
+    """Return config/config.yaml with no more than the run uses, as YAML, and whether an absolute path in it was cut
+    to its last part."""
+    values = read_values(CONFIG)
+    names = _with_origins(run)
+    if not names & run.config.runs.keys():  # the config has to have one
+        names.add(next(iter(run.config.runs)))
+    datasets = {run.resolved.runs[name].dataset for name in names}
+    models = {run.resolved.prepare[name].model for name in datasets}
+    folders = data_folders(run.config.fetch)
+    paths = [Path(run.resolved.prepare[name].path) for name in datasets]
+    starts = {run.resolved.runs[name].train.from_adapter for name in names}
+
+    def uses(source: str, name: str) -> bool:
+        if source in ("data", "package_data"):
+            folder = Path(folders[f"{source}.{name}"])
+            return any(folder.is_relative_to(path) or path.is_relative_to(folder) for path in paths)
+        return f"{HUB_ADAPTERS}/{name}" in starts if source == "adapter" else name in models
+
+    used: dict[str, Any] = {key: values[key] for key in SECTIONS if key in values}
+    used["fetch"] = {
+        source: {name: value for name, value in (entries or {}).items() if uses(source, name)}
+        for source, entries in values["fetch"].items()
+    }
+    used["prepare"] = {name: value for name, value in values["prepare"].items() if name in datasets}
+    for group in ("runs", "continued"):
+        if group in values:
+            used[group] = {name: value for name, value in (values[group] or {}).items() if name in names}
+    cut: list[str] = []
+    text = yaml.safe_dump(_without_absolute_paths(used, cut), sort_keys=False, allow_unicode=True, width=100)
+    return text, bool(cut)
+
+
+def _with_origins(run: FinishedRun) -> set[str]:
+    """Return the run, and those whose adapters it goes on from."""
+    names, waiting = set(), [run.name]
+    while waiting:
+        names.add(name := waiting.pop())
+        start = run.resolved.runs[name].train.from_adapter
+        before = {each for each in run.resolved.runs if start and Path(start) == RESULTS / each / "adapter"}
+        waiting += before - names
+    return names
+
+
+def _without_absolute_paths(value: Any, cut: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_absolute_paths(item, cut) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_absolute_paths(item, cut) for item in value]
+    if isinstance(value, str) and value.startswith(("/", "~")):
+        cut.append(value)
+        return f"{ELSEWHERE}/{Path(value).name}"
+    return value

@@ -1,0 +1,450 @@
+"""`zerolora push` of a run that the whole pipeline made: to a directory, to a loopback hub, and what it refuses."""
+
+import json
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BIN, Project, project_environment
+from engines import edit_config, snakemake_ran
+from huggingface_hub import ModelCard
+from loopback_repositories import Repositories, serving
+
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
+from zerolora.config.schema import HubData
+from zerolora.config.settings import FetchAdapterSettings, FetchHub
+from zerolora.errors import UserError
+from zerolora.fetch.data_sets import fetch_adapter
+from zerolora.fetch.models import fetch
+from zerolora.files import sha256
+from zerolora.methods.peft_format import ADAPTER, CONFIG
+from zerolora.publish.card import model_card
+from zerolora.publish.finished import FinishedRun, finished_run
+from zerolora.publish.product import product_of
+from zerolora.publish.push import push
+from zerolora.train.launch.stop_signals import STOPPED
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TOKEN = "hf_1234567890abcdef"  # noqa: S105
+TO = "me/sums"
+
+
+@pytest.fixture(scope="module")
+def finished(make_project: Callable[[str], Project]) -> Project:
+    """Return a project whose run has ended well, with absolute paths in its config.
+
+    The whole pipeline takes half a minute.
+    """
+    project = make_project("push")
+    edit_config(
+        project,
+        **{
+            "fetch.directory.tiny.path": str(project.directory / "model"),
+            "prepare.rows.path": str(project.directory / "rows.json"),
+        },
+    )
+    snakemake_ran(project)
+    return project
+
+
+@pytest.fixture
+def here(finished: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in the finished project, which stays as it is."""
+    monkeypatch.chdir(finished.directory)
+    return finished.directory
+
+
+@pytest.fixture
+def copy(finished: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a copy of the finished project."""
+    place = tmp_path / "copy"
+    subprocess.run(["cp", "-a", str(finished.directory), str(place)], check=True)
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repositories]:
+    """Serve an empty hub, to which this process is logged in, and keep its client from the user's own."""
+    with serving(Repositories(TOKEN)) as server:
+        constants = {
+            "ENDPOINT": server.endpoint,
+            "HUGGINGFACE_CO_URL_TEMPLATE": server.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_TOKEN_PATH": str(tmp_path / "token"),
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+        }
+        for name, value in constants.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        yield server
+
+
+def pushed(what: str = "adapter", to: str = TO, **options: Any) -> str:
+    return push(
+        **{"run": "default", "what": what, "to": to, "revision": None, "private": False, "message": None} | options
+    )
+
+
+def refused(**options: Any) -> str:
+    with pytest.raises(UserError) as raised:
+        pushed(**options)
+    (line,) = str(raised.value).splitlines()
+    assert TOKEN not in line
+    return line
+
+
+def begun(finished: Project, hub: Repositories, home: Path) -> subprocess.Popen[str]:
+    """Begin to push in a process of its own, since the hub's client reads its variables when it is imported."""
+    command = [str(BIN / "zerolora"), "push", "--run", "default", "--what", "adapter", "--to", TO, "--private"]
+    variables = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home)}
+    environment = project_environment(finished.directory) | variables
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=finished.directory, env=environment, text=True, stdout=pipe, stderr=pipe)
+
+
+def test_the_command_pushes_an_adapter(finished: Project, tmp_path: Path) -> None:
+    with serving(Repositories(TOKEN)) as hub:
+        process = begun(finished, hub, tmp_path)
+        out, err = process.communicate()
+    repository = hub.repositories[TO]
+    commit = repository.branches["main"]
+    assert (process.returncode, out) == (0, f"{TO}@{commit}\n"), err
+    assert err == f"5 files, 19.6 KiB in {hub.endpoint}/{TO}/commit/{commit}\n"
+    assert repository.private
+    assert repository.messages == ["initial commit", "Push adapter of run default"]
+    assert not any(TOKEN.encode() in data for data in repository.files.values())
+    assert not any(TOKEN in asked.path for asked in hub.asked)
+
+
+def test_a_push_that_is_stopped_commits_nothing(finished: Project, tmp_path: Path) -> None:
+    with serving(Repositories(TOKEN)) as hub:
+        hub.stalls = True
+        process = begun(finished, hub, tmp_path)
+        assert hub.stalled.wait(120)
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (STOPPED, "")
+    assert err == "zerolora: stopped by SIGTERM; me/sums has either all of the push or nothing of it\n"
+    assert hub.repositories[TO].messages == ["initial commit"]
+
+
+def test_fetch_and_peft_take_a_pushed_adapter_back(here: Path, hub: Repositories, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    repository, commit = pushed().split("@")
+    fetch_adapter(FetchAdapterSettings(repository=repository, revision=commit, license="MIT"), tmp_path / "back")
+    adapter = here / "results/default/adapter"
+    assert (tmp_path / "back" / ADAPTER).read_bytes() == (adapter / ADAPTER).read_bytes()
+    assert hub.repositories[TO].files["generation_config.json"] == (adapter / "generation_config.json").read_bytes()
+    # All but the base model's directory, which is of this machine.
+    pushed_config, own = (json.loads((folder / CONFIG).read_text()) for folder in (tmp_path / "back", adapter))
+    assert own["base_model_name_or_path"] == str(here / "model")
+    assert pushed_config == own | {"base_model_name_or_path": "./model"}
+    base = AutoModelForCausalLM.from_pretrained(here / "model")
+    model = PeftModel.from_pretrained(base, str(tmp_path / "back"))
+    loaded = {name.replace(".default", ""): tensor for name, tensor in model.state_dict().items() if "lora_" in name}
+    saved = load_file(adapter / ADAPTER)
+    assert loaded.keys() == saved.keys()
+    assert all((loaded[name] == saved[name]).all() for name in saved)
+
+
+def test_fetch_takes_a_pushed_merged_model_back(here: Path, hub: Repositories, tmp_path: Path) -> None:
+    repository, commit = pushed("merged").split("@")
+    settings = FetchHub(repository=repository, revision=commit, license="Apache-2.0")
+    fetch(settings, tmp_path / "weights", tmp_path / "model")
+    merged = json.loads((here / "results/default/merged/manifest.json").read_text())["files"]
+    assert json.loads((tmp_path / "model/manifest.json").read_text())["files"] == merged
+
+
+def test_what_is_there_already_is_not_committed_again(here: Path, hub: Repositories) -> None:
+    first = pushed()
+    written = len(hub.written())
+    assert pushed() == first
+    assert len(hub.written()) == written
+    assert pushed(message="again", what="merged") != first
+    assert hub.repositories[TO].messages[-1] == "again"
+
+
+def test_a_push_takes_the_files_of_an_earlier_one_away_and_no_others(here: Path, hub: Repositories) -> None:
+    """transformers would load an adapter that lies beside a merged model, too."""
+    pushed()
+    repository = hub.repositories[TO]
+    repository.add("main", repository.files | {"picture.png": b"x"}, "a picture")
+    pushed("merged")
+    merged = json.loads((here / "results/default/merged/manifest.json").read_text())["files"]
+    assert repository.files.keys() == {*merged, "README.md", "manifest.json", ".gitattributes", "picture.png"}
+    assert len(repository.messages) == 4
+    repository.add("main", repository.files | {"pytorch_model.bin": b"x"}, "somebody's")
+    assert refused() == (
+        "me/sums: holds pytorch_model.bin, which no push wrote and which would be loaded with what is pushed; delete "
+        "it there, or name another repository"
+    )
+    assert repository.messages[-1] == "somebody's"
+
+
+def test_a_push_goes_to_a_branch(here: Path, hub: Repositories) -> None:
+    assert refused(revision="v1") == (
+        "me/sums: there is no such repository, or the token may not see it; correct --to, or log in with `hf auth "
+        "login`, or put a token that may write there into the environment variable HF_TOKEN"
+    )
+    assert hub.repositories == {}
+    pushed("merged")
+    assert refused(revision="v1") == (
+        "--revision v1: me/sums has no such branch; make it with `hf repos branch create me/sums v1`, or leave it out "
+        "for main"
+    )
+    repository = hub.repositories[TO]
+    main = repository.branches["v1"] = repository.branches["main"]
+    assert pushed(revision="v1") == f"{TO}@{repository.branches['v1']}"
+    assert repository.branches["main"] == main != repository.branches["v1"]
+    card = repository.commits[repository.branches["v1"]]["README.md"].decode()
+    assert 'PeftModel.from_pretrained(base, "me/sums", revision="v1")' in card
+
+
+@pytest.mark.parametrize(
+    ("start", "refusal", "said"),
+    [
+        ("/api/models/me/sums", (401, None), "me/sums: the hub does not accept the token; log in with `hf auth login`"),
+        ("/api/repos/create", (403, None), "me/sums: the token may not write there (refused); name a repository of"),
+        ("/me/sums.git", (403, None), "me/sums: the token may not write there (refused); name a repository of"),
+        ("/lfs/", (400, None), "me/sums: the hub answers with status 400; nothing was committed, run it again"),
+        ("/api/models/me/sums/commit", (409, None), "me/sums: has changed while it was pushed to (refused); run it"),
+        ("/api/models/me/sums/commit", (500, None), "me/sums: the hub answers with status 500 (refused); nothing was"),
+    ],
+)
+def test_a_refusal_of_the_hub_is_one_line_and_commits_nothing(
+    start: str, refusal: tuple[int, str | None], said: str, here: Path, hub: Repositories
+) -> None:
+    hub.refusals[start] = [refusal]
+    line = refused()
+    assert line.startswith(said)
+    assert "secret" not in line  # of the addresses that large files go to
+    assert [len(repository.messages) for repository in hub.repositories.values()] in ([], [1])
+    pushed()
+    assert len(hub.repositories[TO].messages) == 2
+
+
+def test_a_repository_that_changes_meanwhile_is_left_alone(here: Path, hub: Repositories) -> None:
+    pushed("merged")
+    hub.meanwhile = lambda repository: repository.add("main", {"README.md": b"mine"}, "meanwhile")
+    assert refused() == "me/sums: has changed while it was pushed to (The branch has moved); run it again"
+    assert hub.repositories[TO].files == {"README.md": b"mine"}
+
+
+def test_without_a_hub_or_a_login_it_is_one_line(
+    here: Path, hub: Repositories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    assert refused() == (
+        "--to me/sums: no one is logged in to the hub; log in with `hf auth login`, or put a token that may write "
+        "there into the environment variable HF_TOKEN"
+    )
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    assert refused().startswith("me/sums: the hub does not accept the token; log in")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert refused(to="others/sums").startswith("others/sums: the token may not write there (You don't have the rights")
+    assert refused(to="a/b/c") == "--to a/b/c: is no name of a repository; write OWNER/NAME, or ./a/b/c for a directory"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert refused() == "me/sums: HF_HUB_OFFLINE is set; unset it to push"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
+    assert refused() == "me/sums: the hub cannot be reached (ConnectError); check the network, then run it again"
+    assert hub.repositories == {}
+
+
+def test_what_is_to_be_private_is_not_pushed_to_a_public_repository(here: Path, hub: Repositories) -> None:
+    pushed()
+    assert refused(what="merged", private=True).startswith(
+        "--private: me/sums is there already, and everybody can read"
+    )
+    assert len(hub.repositories[TO].messages) == 2
+    with pytest.raises(UserError, match="write ./results/sums for the directory, or hf://results/sums for"):
+        pushed(to="results/sums")
+
+
+def test_a_directory_gets_the_whole_push_and_is_replaced_whole(here: Path, tmp_path: Path) -> None:
+    to = tmp_path / "shared/sums"
+    assert pushed(to=str(to)) == str(to)
+    manifest = json.loads((to / "manifest.json").read_text())
+    assert manifest["pushed"] == {"run": "default", "what": "adapter"}
+    assert {path.name for path in to.iterdir()} == {*manifest["files"], "manifest.json"}
+    assert all(sha256(to / name) == entry["sha256"] for name, entry in manifest["files"].items())
+    before = (to / ADAPTER).stat().st_ino
+    pushed(to=str(to))
+    assert (to / ADAPTER).stat().st_ino == before  # nothing was written again
+    (to / ADAPTER).write_bytes(b"damaged")
+    pushed(to=str(to))
+    assert sha256(to / ADAPTER) == manifest["files"][ADAPTER]["sha256"]
+    pushed("merged", to=str(to))
+    assert not (to / ADAPTER).exists()
+    assert (to / "model.safetensors").read_bytes() == (here / "results/default/merged/model.safetensors").read_bytes()
+    assert [path.name for path in to.parent.iterdir()] == ["sums"]
+
+
+def test_a_directory_that_no_push_wrote_stays_as_it_is(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/manifest.json").write_text("{}")
+    (tmp_path / "file").write_text("x")
+    for name in ("mine", "file"):
+        assert refused(to=f"{tmp_path}/{name}") == (
+            f"--to {tmp_path}/{name}: is there already, and no earlier push wrote it; name another directory, or "
+            "remove it"
+        )
+    assert refused(to="./results/shared").startswith("--to results/shared: results belongs to the pipeline; write")
+    assert refused(to="./out", private=True).startswith("--to ./out: is a directory; --revision, --private and")
+    assert not (here / "out").exists()
+
+
+def test_only_a_finished_run_is_pushed(copy: Path, hub: Repositories) -> None:
+    assert refused(run="other") == "--run 'other': config/config.yaml has no such run; write one of default"
+    assert refused(what="gguf") == "--what 'gguf': write one of adapter, merged"
+    accepted = copy / "results/default/accepted.json"
+    accepted.unlink()
+    assert refused() == (
+        "run default is not finished: results/default/accepted.json is missing; run `snakemake --profile "
+        "profiles/local results/default/accepted.json`"
+    )
+    config = copy / "config/config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("max_new_tokens: 4", "max_new_tokens: 4\n  fail_if: accuracy < 0.5"))
+    assert refused().startswith(
+        "run default did not pass its gate, evaluate.fail_if: accuracy 0 < 0.5; difference +0.000, 95 % interval"
+    )
+    assert hub.asked == []
+
+
+def test_results_of_other_settings_or_code_are_not_pushed(
+    copy: Path, hub: Repositories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = copy / "config/config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("learning_rate: 0.01", "learning_rate: 0.02"))
+    assert refused() == (
+        "run default is out of date: since train@default runs.default.train.learning_rate was 0.01, and is 0.02; run "
+        "`snakemake --profile profiles/local results/default/accepted.json`"
+    )
+    config.write_text(text.replace("examples: 2", "examples: 2  # a remark"))
+    lock = copy / "dvc.lock"
+    recorded = lock.read_text()
+    code = next(line for line in recorded.splitlines() if line.strip() and len(line.strip()) == 64)
+    lock.write_text(recorded.replace(code.strip(), "0" * 64))
+    assert ": since accept@default the code has changed; run `snakemake" in refused()
+    lock.unlink()
+    assert refused().startswith("dvc.lock: has no record of run default, so nobody knows its settings; run `snakemake")
+    assert hub.asked == []
+    lock.write_text(recorded)
+    pushed()
+
+
+@pytest.mark.parametrize(
+    ("what", "damaged", "said"),
+    [
+        ("adapter", "results/default/adapter/adapter_model.safetensors", "is not the file that the manifest of its"),
+        ("merged", "results/default/merged/model.safetensors", "is not the file that the manifest of its stage lists"),
+        ("adapter", "results/default/metrics/difference.json", "is not the file that dvc.lock lists; restore it: `dvc"),
+        ("adapter", "results/default/metrics/train.json", "is not the file that dvc.lock lists; restore it: `dvc"),
+    ],
+)
+def test_damaged_files_are_not_pushed(what: str, damaged: str, said: str, copy: Path, hub: Repositories) -> None:
+    path = copy / damaged
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content.replace(b"0", b"1", 1))
+    assert refused(what=what).startswith(f"{damaged}: {said}")
+    path.unlink()
+    assert refused(what=what).startswith(f"{damaged}: ")
+    assert hub.asked == []
+
+
+def test_the_card_says_what_the_files_say(here: Path, hub: Repositories) -> None:
+    pushed()
+    text = hub.repositories[TO].files["README.md"].decode()
+    data: Any = ModelCard(text).data
+    figures = json.loads((here / "results/default/metrics/difference.json").read_text())
+    (result,) = data.eval_results
+    assert (result.metric_value, result.metric_args["high"]) == (figures["accuracy"], figures["accuracy_high"])
+    assert (data.license, data.library_name, data.base_model) == ("apache-2.0", "peft", None)
+    assert data.language is None
+    assert "| `rows.json` | `rows.json` | a file of the author's | not known; " in text
+    assert sha256(here / "rows.json") in text
+    assert sha256(here / "model/model.safetensors") in text
+    assert f"| {figures['loss']:.4g} |" in text
+    assert f"[{figures['base_accuracy_low']:.4g}, {figures['base_accuracy_high']:.4g}]" in text
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert commit in text
+
+
+def test_the_config_of_the_card_makes_the_same_run(here: Path, hub: Repositories, tmp_path: Path) -> None:
+    pushed()
+    text = hub.repositories[TO].files["README.md"].decode()
+    config = text.split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "config.yaml").write_text(config.replace("/path/to", str(here)))
+    again, own = (resolve(load(path)) for path in (tmp_path / "config.yaml", Path("config/config.yaml")))
+    assert again.runs == own.runs
+    assert (again.prepare, again.fetch, again.evaluate) == (own.prepare, own.fetch, own.evaluate)
+
+
+def test_nothing_pushed_names_this_machine(here: Path, hub: Repositories) -> None:
+    for what in ("adapter", "merged"):
+        pushed(what)
+        for name, data in hub.repositories[TO].files.items():
+            assert str(here.parent).encode() not in data, name
+            assert f"{Path.home()}/".encode() not in data, name
+            assert name.endswith(".safetensors") or not re.search(rf"\b{socket.gethostname()}\b".encode(), data), name
+
+
+def test_the_card_of_a_run_on_a_base_and_data_of_the_hub(copy: Path) -> None:
+    """As such a run leaves its manifests; with names that would be Markdown, HTML and YAML."""
+    from markdown_it import MarkdownIt
+
+    change(copy / "resources/models/tiny/manifest.json", source={
+        "source": "hub", "repository": "some/model", "revision": "0" * 40, "license": "Llama 9: <b>Terms</b>"
+    }, license="Llama 9: <b>Terms</b>")  # fmt: skip
+    base = {"name": "some/model", "revision": "0" * 40, "weights": "1" * 64}
+    change(copy / "results/default/adapter/manifest.json", base_model=base)
+    nasty = "a|b` <script>alert(1)</script> [x](http://e.org)\n# heading\n---\n"
+    run = finished_run("default")
+    config = run.config.model_copy(deep=True)
+    config.fetch.data["d"] = HubData(repository="some/data", revision="2" * 40, license=nasty, files=["*.json"])
+    folder = copy / "data/hub/d"
+    folder.mkdir(parents=True)
+    origin = {"repository": "some/data", "revision": "2" * 40}
+    (folder / "manifest.json").write_text(json.dumps({"source": origin, "license": nasty, "files": {}}))
+    run = FinishedRun("default", config, run.resolved, {})
+    change(
+        copy / "results/data/rows/manifest.json", read={f"data/hub/d/{nasty}.json": "3" * 64, "/home/me/x": "4" * 64}
+    )
+    text = model_card(run, product_of(run, "adapter"), TO)
+    data: Any = ModelCard(text).data
+    assert (data.base_model, data.base_model_relation) == ("some/model", "adapter")
+    assert (data.license, data.license_name) == ("other", "llama-9-b-terms-b")
+    assert data.datasets == ["some/data"]
+    assert f'from_pretrained("some/model", revision="{"0" * 40}", dtype="auto")' in text
+    assert "/home/me" not in text
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(text.split("---\n", 2)[2])
+    assert "<script" not in html
+    assert "<a " not in html
+    assert html.count("<h1>") == 1
+    rows = [row for row in html.split("<tr>") if "3" * 64 in row]
+    assert [row.count("<td>") for row in rows] == [5]
+
+
+def change(path: Path, **values: Any) -> None:
+    """Set values of a JSON file, in the place of its link into DVC's cache."""
+    content = json.loads(path.read_text()) | values
+    path.unlink()
+    path.write_text(json.dumps(content))
