@@ -39,9 +39,9 @@ class EvaluatedModel:
         return None if self.merged else self.adapter
 
 
-def device_here(rank: int = 0) -> torch.device:
-    """Return the device of a rank: a GPU of its own if there is one."""
-    return torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+def device_here() -> torch.device:
+    """Return the device of this process: the first GPU that it sees, if there is one."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def load(weights: Path, device: torch.device, tokens: list[AddedToken], adapter: Path | None = None) -> tuple[Any, Any]:
@@ -50,15 +50,8 @@ def load(weights: Path, device: torch.device, tokens: list[AddedToken], adapter:
     A base model gets the `tokens` that its data adds, with the rows that training starts with. A model that does not
     fit on one GPU is spread over all of them.
     """
-    from transformers import AutoTokenizer
-
-    own = adapter is not None and (adapter / prompt_format.TOKENIZER).is_file()
-    directory = adapter if own else weights
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    known = {} if own else tokenizer.get_vocab()
-    lacking = [each for each in tokens if each.token not in known]
-    added_tokens.extend_again(tokenizer, tokens)
-    spread = device.type == "cuda" and torch.cuda.device_count() > 1 and _too_large(weights, device)
+    tokenizer, lacking = load_tokenizer(weights, tokens, adapter)
+    spread = device.type == "cuda" and torch.cuda.device_count() > 1 and too_large(weights, device)
     # On CPU fp32 is both faster and exact; on a GPU the weights keep their dtype.
     model = auto_class(config_of(weights)).from_pretrained(
         weights,
@@ -72,6 +65,20 @@ def load(weights: Path, device: torch.device, tokens: list[AddedToken], adapter:
     if adapter is not None:
         model = _with_adapter(model, adapter)
     return (model.eval() if spread else model.eval().to(device=device)), tokenizer
+
+
+def load_tokenizer(weights: Path, tokens: list[AddedToken], adapter: Path | None) -> tuple[Any, list[AddedToken]]:
+    """Return the tokenizer of a model directory, or of an adapter that has its own, with `tokens` added; and those of
+    `tokens` that it lacked."""
+    from transformers import AutoTokenizer
+
+    own = adapter is not None and (adapter / prompt_format.TOKENIZER).is_file()
+    directory = adapter if own else weights
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    known = {} if own else tokenizer.get_vocab()
+    lacking = [each for each in tokens if each.token not in known]
+    added_tokens.extend_again(tokenizer, tokens)
+    return tokenizer, lacking
 
 
 def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> set[int]:
@@ -102,6 +109,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     return PeftModel.from_pretrained(model, str(adapter)).get_base_model()
 
 
-def _too_large(weights: Path, device: torch.device) -> bool:
+def too_large(weights: Path, device: torch.device) -> bool:
+    """Return whether weights leave too little of a GPU's free memory for anything else."""
     size = sum(path.stat().st_size for path in weights.glob("*.safetensors"))
     return size > SHARE * torch.cuda.mem_get_info(device)[0]
