@@ -49,7 +49,7 @@ def models(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
     adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False))
     adapted.save_pretrained(str(folder / "adapter"))
     shutil.copytree(base, folder / "merged")
-    merged: Any = adapted.merge_and_unload()  # type: ignore[operator]  # peft has no types for it
+    merged: Any = adapted.merge_and_unload()
     merged.save_pretrained(folder / "merged")
     rows = bench.settings["prepare"]["rows"] | {"split": {"validation": 4, "test": 12}}
     source = bench.folder / "rows.json"

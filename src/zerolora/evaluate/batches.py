@@ -11,7 +11,7 @@ import torch
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.memory.inference import AUTO_ROWS, answering
-from zerolora.memory.read_spec import from_config
+from zerolora.memory.read_spec import from_config, read_model_spec
 
 SHARE = 0.5
 """Share of the free memory that the batches of all ranks may take; other processes, and what no estimate knows, have
@@ -29,7 +29,10 @@ class PromptBatches:
         self.settings, self.free, self.spec = settings, 0, None
         if settings.batch == "auto":
             self.width = model.dtype.itemsize
-            self.free = int(SHARE * free_memory(model.device)) // (ranks if model.device.type == "cpu" else 1)
+            devices = {each for each in getattr(model, "hf_device_map", {}).values() if isinstance(each, int)}
+            free = min((free_memory(torch.device("cuda", each)) for each in devices), default=free_memory(model.device))
+            self.parts = max(1, len(devices))  # of the cache, which lies where the layers do
+            self.free = int(SHARE * free) // (ranks if model.device.type == "cpu" else 1)
             try:
                 self.spec = from_config(json.loads(model.config.to_json_string(use_diff=False)), Path("config.json"))
             except UserError:
@@ -44,9 +47,23 @@ class PromptBatches:
         spec = self.spec
 
         def needed(rows: int) -> int:
-            return sum(answering(spec, self.width, "sdpa", rows, prompt, self.settings.max_new_tokens))
+            cache, working = answering(spec, self.width, "sdpa", rows, prompt, self.settings.max_new_tokens)
+            return cache // self.parts + working
 
         return max(1, bisect_right(range(1, AUTO_ROWS + 1), self.free, key=needed))
+
+
+def least_bytes(weights: Path, settings: EvaluateSettings, prompt: int) -> int:
+    """Return the bytes beside the weights, in half precision, that a batch of prompts needs at least.
+
+    0 for a model that the estimate does not know.
+    """
+    try:
+        spec = read_model_spec(weights)
+    except UserError:
+        return 0
+    rows = 1 if settings.batch == "auto" else settings.batch
+    return sum(answering(spec, torch.bfloat16.itemsize, "sdpa", rows, prompt, settings.max_new_tokens))
 
 
 def free_memory(device: torch.device) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens, cpu_matmul
+from zerolora import cpu_matmul
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import FIELDS, IGNORED
 from zerolora.evaluate import vllm_engine
@@ -23,7 +23,7 @@ from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
-from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out
+from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
 from zerolora.evaluate.tasks import task_of
 from zerolora.files import MANIFEST, read_json, write_json
 from zerolora.log import result
@@ -63,7 +63,7 @@ def evaluate(
         elif kept.left() and settings.ranks > 1:
             answer_on_ranks(settings, data, model, asked, kept)
         memory = PeakMemory(device)
-        loaded, tokenizer = load(model.merged or model.base, device, added_tokens.of_data(data), model.loaded_adapter)
+        loaded, tokenizer = load_for(settings, data, model, asked)
         if left := kept.left():
             ready = loaded, tokenizer, stops_of(model, loaded, tokenizer, data)
             answer(kept.folder, 0, settings, ready, asked, left, memory, PromptBatches(loaded, settings))
@@ -140,7 +140,7 @@ def loss(model: Any, rows: Any) -> float:
                 use_cache=False,
                 logits_to_keep=kept + 1,
             )
-        targets = labels[:, -kept:].to(model.device)
+        targets = labels[:, -kept:].to(output.logits.device)
         total += torch.nn.functional.cross_entropy(
             output.logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         ).item()

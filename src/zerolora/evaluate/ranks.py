@@ -17,7 +17,7 @@ import torch
 from zerolora import added_tokens, cpu_matmul
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import open_split
-from zerolora.evaluate.batches import PromptBatches
+from zerolora.evaluate.batches import PromptBatches, least_bytes
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
@@ -30,6 +30,14 @@ def held_out(settings: EvaluateSettings, data: Path) -> Any:
     """Return the rows that are evaluated, as a memory-mapped data set."""
     rows = open_split(data, settings.split)
     return rows.select(range(min(settings.rows or len(rows), len(rows))))
+
+
+def load_for(settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any]) -> tuple[Any, Any]:
+    """Return the model, with room for the answers to `asked` beside it, and its tokenizer."""
+    weights = model.merged or model.base
+    longest = max((row["prompt"] for row in asked), default=1)
+    beside = least_bytes(weights, settings, longest)
+    return load(weights, device_here(), added_tokens.of_data(data), model.loaded_adapter, beside)
 
 
 def answer_on_ranks(
@@ -85,9 +93,9 @@ def run_rank(spec: dict[str, Any]) -> None:
     if device.type == "cpu":
         cpu_matmul.choose()
     memory = PeakMemory(device)
-    loaded, tokenizer = load(model.merged or model.base, device, added_tokens.of_data(data), model.loaded_adapter)
     task = task_of(settings.check, settings.check_settings, settings.check_source)
     asked = [row for row in held_out(settings, data) if task.asks(row)]
+    loaded, tokenizer = load_for(settings, data, model, asked)
     stops = stops_of(model, loaded, tokenizer, data)
     batches = PromptBatches(loaded, settings, spec["ranks"])
     folder, rank = Path(spec["folder"]), spec["rank"]

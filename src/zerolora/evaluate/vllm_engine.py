@@ -24,7 +24,7 @@ from zerolora.errors import UserError, shown
 from zerolora.evaluate import vllm_worker
 from zerolora.evaluate.batches import SHARE, free_memory
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
-from zerolora.evaluate.models import EvaluatedModel, device_here, load_tokenizer, stops_of, too_large
+from zerolora.evaluate.models import EvaluatedModel, device_here, load_tokenizer, placement, stops_of
 from zerolora.export.vllm_limits import check_for_vllm, rank_limit
 from zerolora.files import canonical, read_json
 from zerolora.memory.inference import AUTO_ROWS
@@ -143,7 +143,6 @@ def _engine_arguments(
     """Return vLLM's arguments (vllm/engine/arg_utils.py): weights in the precision that transformers has them in."""
     device = device_here()
     on_gpu = device.type == "cuda"
-    spread = on_gpu and torch.cuda.device_count() > 1 and too_large(weights, device)
     arguments: dict[str, Any] = {
         "model": str(weights.absolute()),
         "skip_tokenizer_init": True,
@@ -153,7 +152,7 @@ def _engine_arguments(
         "dtype": str(config.dtype or torch.float32).removeprefix("torch.") if on_gpu else "float32",
         "max_model_len": length,
         "generation_config": "vllm",  # none of the model's
-        "tensor_parallel_size": torch.cuda.device_count() if spread else 1,
+        "tensor_parallel_size": torch.cuda.device_count() if placement(weights, device) else 1,
         "disable_log_stats": True,
         "seed": 0,
     }
