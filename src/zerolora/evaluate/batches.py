@@ -16,6 +16,8 @@ from zerolora.memory.read_spec import from_config, read_model_spec
 SHARE = 0.5
 """Share of the free memory that the batches of all ranks may take; other processes, and what no estimate knows, have
 the rest."""
+BLOCK = 128
+"""Positions of a block of vLLM's cache on a CPU (vllm/platforms/cpu.py)."""
 UNKNOWN = 8
 """Prompts in a batch of a model that the estimate does not know."""
 CGROUPS = Path("/sys/fs/cgroup")
@@ -64,6 +66,17 @@ def least_bytes(weights: Path, settings: EvaluateSettings, prompt: int) -> int:
         return 0
     rows = 1 if settings.batch == "auto" else settings.batch
     return sum(answering(spec, torch.bfloat16.itemsize, "sdpa", rows, prompt, settings.max_new_tokens))
+
+
+def paged_cache(settings: EvaluateSettings, config: Any, length: int) -> tuple[int, int]:
+    """Return how many rows of `length` tokens vLLM answers at once on a CPU, and the bytes of their cache in fp32, at
+    most SHARE of the free memory."""
+    rows = AUTO_ROWS if settings.batch == "auto" else settings.batch
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    position = 2 * config.num_hidden_layers * heads * width * torch.float32.itemsize
+    wanted = rows * (-(-length // BLOCK) + 1) * BLOCK * position
+    return rows, min(wanted, int(SHARE * free_memory(torch.device("cpu"))))
 
 
 def free_memory(device: torch.device) -> int:

