@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 import torch
 from against_reference import VALIDATED, reference_task
 from contest import MODEL, QUIET, RESULTS, about
-from transformers import GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from zerolora import cpu_matmul
 from zerolora.cli import WAITING
@@ -142,11 +142,21 @@ def one_by_one(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], l
 
 
 def continuous(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:
-    """Answer with transformers' continuous batching."""
+    """Answer with transformers' continuous batching.
+
+    Its cache holds all rows, and no more: left open, it takes and clears most of the free memory at each call.
+    """
     config = GenerationConfig(
         max_new_tokens=limit, do_sample=False, eos_token_id=sorted(stops), pad_token_id=tokenizer.pad_token_id
     )
-    outputs = model.generate_batch([row["input_ids"][: row["prompt"]] for row in rows], generation_config=config)
+    prompts = [row["input_ids"][: row["prompt"]] for row in rows]
+    page = 256
+    sizes = ContinuousBatchingConfig(
+        page_size=page,
+        num_blocks=sum(-(-(len(prompt) + limit) // page) for prompt in prompts) + 1,
+        max_batch_tokens=max(256, sum(map(len, prompts))),
+    )
+    outputs = model.generate_batch(prompts, generation_config=config, continuous_batching_config=sizes)
     # Named by the order in which they were asked: req_0, req_1 …
     named = sorted(outputs.items(), key=lambda item: int(item[0].rpartition("_")[2]))
     return _decoded(tokenizer, [each.generated_tokens for _, each in named])

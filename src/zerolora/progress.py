@@ -61,9 +61,9 @@ class Progress:
             self._logged = now
             print(f"{self.name} {self._amount(self.done)}/{self._amount(self.total)}  {shown}", file=sys.stderr)
 
-    def rate(self) -> float:
-        """Return the units/s of this process so far."""
-        return (self.done - self._first) / max(time.monotonic() - self._started, 1e-9)
+    def rate(self, more: int = 0) -> float:
+        """Return the units/s of this process so far, with `more` that are about to be counted."""
+        return (self.done + more - self._first) / max(time.monotonic() - self._started, 1e-9)
 
     def _amount(self, value: int) -> str:
         return f"{self._bar.format_sizeof(value, 'B', 1024)}" if self.binary else str(value)

@@ -178,6 +178,8 @@ MISTAKES = [
     ("train.method", "loha", ["train.method", "loha", "lora", "qlora", "full"]),
     ("train.quantization.type", "fp4", ["train.quantization.type", "fp4", "method: qlora"]),
     ("train.nodes", 2, ["train.nodes", "2 nodes of 1", "write 1 or less"]),
+    ("evaluate.vllm_python", "python", ["evaluate.vllm_python", "write engine: vllm"]),
+    ("evaluate", {"engine": "vllm", "ranks": 2}, ["evaluate.ranks", "2 with engine: vllm", "write 1"]),
     ("hardware", GPU | {"gpu_memory": "16"}, ["hardware.gpu_memory", "'16'", "80GiB"]),
     ("hardware", {"device": "cuda"}, ["hardware", "gpu_memory"]),
     ("hardware", {"device": "cpu", "gpus_per_node": 1}, ["gpus_per_node 1", "device cpu"]),
@@ -654,3 +656,28 @@ def test_a_value_that_no_stage_could_use_is_refused(tmp_path: Path, key: str, va
         load(write(tmp_path, edited(key, value)))
     (line,) = str(error.value).splitlines()
     assert key.rpartition(".")[2] in line and "write" in line
+
+
+@pytest.mark.parametrize(
+    ("train", "where"),
+    [
+        ({"method": "dora"}, "train.method"),
+        ({"lora": {"modules_to_save": ["lm_head"]}}, "train.lora.modules_to_save"),
+        ({"lora": {"rank_pattern": {"q_proj": 4}}}, "train.lora.rank_pattern"),
+    ],
+)
+def test_vllm_takes_adapters_of_plain_lora(tmp_path: Path, train: dict[str, Any], where: str) -> None:
+    """A merged model may have had any; one run's override is named as the run's."""
+    config = copy.deepcopy(TINY_CONFIG)
+    config["evaluate"] = {"engine": "vllm"}
+    config["runs"]["default"]["train"] = train
+    load(write(tmp_path, config))
+    config["merge"] = {"enabled": False}
+    with pytest.raises(UserError, match=f"runs.default.{where}: with merge.enabled: false.*write evaluate.engine"):
+        load(write(tmp_path, config))
+
+
+def test_vllm_knows_no_token_that_a_data_set_adds(tmp_path: Path) -> None:
+    config = edited("prepare.rows.add_tokens", ["<x>"]) | {"evaluate": {"engine": "vllm"}}
+    with pytest.raises(UserError, match="prepare.rows.add_tokens: adds tokens to the base model.*engine: transformers"):
+        load(write(tmp_path, config))

@@ -171,7 +171,9 @@ def test_other_refusals_are_one_line(source: RunResult, tmp_path: Path, monkeypa
     assert 'export.ollama.system: \'end """ SYSTEM\' holds' in line
     assert "use_rslora is True" in refused("gguf_adapter", changed(source, tmp_path, "use_rslora", True), tmp_path)
     whole = RunResult(source.model, source.weights, tmp_path / "none", source.merged)
-    assert "holds no adapter but all weights; write gguf" in refused("vllm_adapter", whole, tmp_path)
+    assert "holds no adapter but all weights; export the merged model, as gguf does" in refused(
+        "vllm_adapter", whole, tmp_path
+    )
 
 
 def test_a_tokenizer_that_llama_cpp_does_not_know_is_one_line(tiny_model: Path, data: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from zerolora.evaluate import batches as batches_module
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.generation import answer_batch
-from zerolora.evaluate.ranks import _kept
+from zerolora.evaluate.kept import kept_in
 from zerolora.files import read_json, write_json
 from zerolora.memory.inference import AUTO_ROWS
 from zerolora.merge.merge import merge
@@ -176,12 +176,12 @@ def test_an_evaluation_that_was_killed_goes_on_from_its_answers(evaluated: Simpl
     }
     process = subprocess.Popen([sys.executable, "-c", SLOW, json.dumps(spec)], env=project_environment(Path.cwd()))
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and sum(len(_kept(folder)) for folder in work.glob("*/")) < 4:
+    while time.monotonic() < deadline and sum(len(kept_in(folder)) for folder in work.glob("*/")) < 4:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     (folder,) = work.glob("*/")
-    kept = _kept(folder)
+    kept = kept_in(folder)
     assert 4 <= len(kept) < len(evaluated.answers)
     with (folder / "rank0.jsonl").open("a") as file:
         file.write("[0, ")  # of a line that the kill cut off

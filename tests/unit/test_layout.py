@@ -41,7 +41,7 @@ SHARED = {
     },
     "export": {"data.prompt_formats", "data.rows"},
     "train": {"data.plan", "data.rows"},
-    "evaluate": {"data.rows", "data.reference"},
+    "evaluate": {"data.rows", "data.reference", "export.vllm_limits"},
     "report": {"evaluate.difference", "evaluate.gate"},
     "methods": {"memory.model_spec", "memory.projections", "memory.tracer"},
 }

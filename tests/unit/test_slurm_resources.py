@@ -156,3 +156,21 @@ def test_merging_holds_no_more_than_it_asks_for(tmp_path: Path) -> None:
 
 def test_the_report_asks_for_the_least() -> None:
     assert reporting()["minutes"] == MINIMUM_MINUTES
+
+
+def test_evaluation_takes_as_many_gpus_as_hold_the_model(tmp_path: Path) -> None:
+    """70 billion parameters in bf16, of 141 GB: by hand, two GPUs of 80 GiB have 172 GB, and four of 40 GiB too."""
+    model, data = fetched(tmp_path / "model", "llama-3-70b", 2, 4), prepared(tmp_path / "data", 200, 60)
+    few = EVALUATE.model_copy(update={"batch": "auto"})
+
+    def gpus(gib: int, node: int, **values: Any) -> int:
+        settings = few.model_copy(update=values)
+        return evaluating(settings, model, data, settings_of(gpu_memory=gib * GIB), node)["gpus"]
+
+    assert [gpus(gib, 8) for gib in (192, 80, 40, 24)] == [1, 2, 4, 7]
+    assert [gpus(80, node) for node in (1, 2)] == [0, 2]
+    assert gpus(24, 8, engine="vllm") == 8
+    assert gpus(80, 8, ranks=4) == 8 and gpus(80, 6, ranks=4) == 0
+    assert gpus(80, 8, batch=20, max_new_tokens=8000) == 3  # with 53 GB of keys and values
+    on_cpu, on_gpu = (evaluating(few, model, data, settings_of(gpu_memory=80 * GIB), node) for node in (1, 2))
+    assert on_cpu["host_bytes"] > 1.9 * on_gpu["host_bytes"]

@@ -30,7 +30,10 @@ pytestmark = pytest.mark.slow
 K, E, R, T, M, P = (f"{stage}@default" for stage in ("pack", "estimate", "render", "train", "merge", "report"))
 JUDGE = {"evaluate_base@rows", "evaluate@default"}
 # Settings of a check belong to the one that has them.
-TOGETHER: dict[str, dict[str, Any]] = {"prepare.rows.check_settings": {"prepare.rows.check": "regex"}}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "prepare.rows.check_settings": {"prepare.rows.check": "regex"},
+    "evaluate.vllm_python": {"evaluate.engine": "vllm"},
+}
 KEYS: dict[str, tuple[Any, set[str]]] = {
     "hardware.host_memory": ("25GiB", {E, R}),
     "hardware.nodes": (2, set()),
@@ -109,6 +112,8 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "export.vllm_adapter.max_lora_rank": (32, set()),
     "evaluate.enabled": (False, JUDGE),
     "evaluate.ranks": (2, JUDGE),
+    "evaluate.engine": ("vllm", JUDGE),
+    "evaluate.vllm_python": ("python3", JUDGE),
     "evaluate.fail_if": ("loss > 1000", {P, "accept@default"}),
     "evaluate.split": ("validation", JUDGE),
     "evaluate.rows": (2, JUDGE),

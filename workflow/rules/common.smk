@@ -25,7 +25,7 @@ from zerolora.errors import UserError
 from zerolora.files import canonical
 from zerolora.fingerprint import fingerprints
 from zerolora.long_argument import argument_of
-from zerolora.config.resolve import resolve
+from zerolora.config.resolve import resolve, run_sections
 from zerolora.export.targets import TARGETS
 from zerolora.stages import ON_REQUEST, STAGES
 
@@ -295,6 +295,7 @@ def resources_of_evaluate(wildcards, threads):
         Path(model_directory(wildcards)),
         Path(data_directory(wildcards)),
         STAGE_SETTINGS.runs[run_of(wildcards)].render,
+        run_sections(CONFIG, run_of(wildcards)).hardware.gpus_per_node,
     )
 
 

@@ -34,6 +34,8 @@ from zerolora.planner.user_config import check_user_config, layout_of
 from zerolora.schedules import SCHEDULES, too_short
 from zerolora.strategies import STRATEGIES
 
+PLAIN_LORA = ("lora", "qlora")
+"""Methods whose adapter consists of LoRA's factors alone."""
 RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")
 Mistake = tuple[tuple[str, ...], str]
 
@@ -57,6 +59,7 @@ def impossible(config: Config) -> Iterable[Mistake]:
         yield from _impossible_data(config, name)
     yield from _impossible_tasks(config)
     yield from _impossible_gate(config)
+    yield from _impossible_engine(config)
     if config.train.from_adapter is not None:
         yield ("train", "from_adapter"), "stands for all runs; write it in each run of continued that goes on from it"
     for name, run in config.all_runs.items():
@@ -115,6 +118,46 @@ def _impossible_check(here: tuple[str, ...], section: Prepare | AskedTask) -> It
             TASKS[section.check].configured(settings)
     except (UserError, ValueError) as error:
         yield (*here, "check_settings"), str(error)
+
+
+def _impossible_engine(config: Config) -> Iterable[Mistake]:
+    """Yield what vLLM cannot answer for, as far as the config tells (evaluate/vllm_engine.py checks the rest)."""
+    asked = config.evaluate
+    if asked.engine != "vllm":
+        if asked.vllm_python is not None:
+            yield ("evaluate", "vllm_python"), "is read with engine: vllm alone; write engine: vllm, or leave it out"
+        return
+    if asked.ranks > 1:
+        yield ("evaluate", "ranks"), f"{asked.ranks} with engine: vllm, which answers all rows at once; write 1"
+    for name, data in config.prepare.items() if asked.enabled else ():
+        if data.add_tokens or data.add_special_tokens:
+            key = "add_tokens" if data.add_tokens else "add_special_tokens"
+            yield (
+                ("prepare", name, key),
+                "adds tokens to the base model, which evaluate.engine: vllm reads as it is; write evaluate.engine: "
+                "transformers, or leave them out",
+            )
+    for name, run in config.all_runs.items() if asked.enabled else ():
+        try:
+            settings = run_sections(config, name)
+        except ValidationError:
+            continue  # said by _impossible_in
+        more = None if settings.merge.enabled else _more_than_lora(settings.train)
+        if more:
+            own = more.split(".")[0] in run.train
+            yield (
+                (*((group_of(config, name), name) if own else ()), "train", *more.split(".")),
+                "with merge.enabled: false, and evaluate.engine: vllm has no form for such an adapter; write "
+                "evaluate.engine: transformers, or merge.enabled: true",
+            )
+
+
+def _more_than_lora(train: Train) -> str | None:
+    """Return the key below train that makes an adapter more than LoRA's factors."""
+    if train.method not in PLAIN_LORA:
+        return "method"
+    keys = ("modules_to_save", "rank_pattern", "alpha_pattern")
+    return next((f"lora.{key}" for key in keys if getattr(train.lora, key)), None)
 
 
 def _impossible_gate(config: Config) -> Iterable[Mistake]:

@@ -583,7 +583,11 @@ class EvaluateSettings(Section):
     batch: Positive | Literal["auto"] = "auto"
     """Number of prompts in a batch; auto = as many as fit into the memory that is free, at most 64."""
     ranks: Positive = 1
-    """Number of processes that share the rows, on CUDA with one GPU each."""
+    """Number of processes that share the rows, on CUDA each with GPUs of its own."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """Library that generates the answers; the loss is transformers' in any case."""
+    vllm_python: Text | None = None
+    """Python interpreter of the environment that has vLLM. Default: the one that runs zerolora."""
     max_new_tokens: Positive = 32
     """Maximum length of an answer in tokens."""
 

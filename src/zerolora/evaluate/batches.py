@@ -11,11 +11,13 @@ import torch
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.memory.inference import AUTO_ROWS, answering
-from zerolora.memory.read_spec import from_config
+from zerolora.memory.read_spec import from_config, read_model_spec
 
 SHARE = 0.5
 """Share of the free memory that the batches of all ranks may take; other processes, and what no estimate knows, have
 the rest."""
+BLOCK = 128
+"""Positions of a block of vLLM's cache on a CPU (vllm/platforms/cpu.py)."""
 UNKNOWN = 8
 """Prompts in a batch of a model that the estimate does not know."""
 CGROUPS = Path("/sys/fs/cgroup")
@@ -29,7 +31,10 @@ class PromptBatches:
         self.settings, self.free, self.spec = settings, 0, None
         if settings.batch == "auto":
             self.width = model.dtype.itemsize
-            self.free = int(SHARE * free_memory(model.device)) // (ranks if model.device.type == "cpu" else 1)
+            devices = {each for each in getattr(model, "hf_device_map", {}).values() if isinstance(each, int)}
+            free = min((free_memory(torch.device("cuda", each)) for each in devices), default=free_memory(model.device))
+            self.parts = max(1, len(devices))  # of the cache, which lies where the layers do
+            self.free = int(SHARE * free) // (ranks if model.device.type == "cpu" else 1)
             try:
                 self.spec = from_config(json.loads(model.config.to_json_string(use_diff=False)), Path("config.json"))
             except UserError:
@@ -44,9 +49,34 @@ class PromptBatches:
         spec = self.spec
 
         def needed(rows: int) -> int:
-            return sum(answering(spec, self.width, "sdpa", rows, prompt, self.settings.max_new_tokens))
+            cache, working = answering(spec, self.width, "sdpa", rows, prompt, self.settings.max_new_tokens)
+            return cache // self.parts + working
 
         return max(1, bisect_right(range(1, AUTO_ROWS + 1), self.free, key=needed))
+
+
+def least_bytes(weights: Path, settings: EvaluateSettings, prompt: int) -> int:
+    """Return the bytes beside the weights, in half precision, that a batch of prompts needs at least.
+
+    0 for a model that the estimate does not know.
+    """
+    try:
+        spec = read_model_spec(weights)
+    except UserError:
+        return 0
+    rows = 1 if settings.batch == "auto" else settings.batch
+    return sum(answering(spec, torch.bfloat16.itemsize, "sdpa", rows, prompt, settings.max_new_tokens))
+
+
+def paged_cache(settings: EvaluateSettings, config: Any, length: int) -> tuple[int, int]:
+    """Return how many rows of `length` tokens vLLM answers at once on a CPU, and the bytes of their cache in fp32, at
+    most SHARE of the free memory."""
+    rows = AUTO_ROWS if settings.batch == "auto" else settings.batch
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    position = 2 * config.num_hidden_layers * heads * width * torch.float32.itemsize
+    wanted = rows * (-(-length // BLOCK) + 1) * BLOCK * position
+    return rows, min(wanted, int(SHARE * free_memory(torch.device("cpu"))))
 
 
 def free_memory(device: torch.device) -> int:

@@ -7,17 +7,23 @@ Writes evaluate.json (rates, loss), evaluate_resources.json (speed, memory) and 
 such as plain texts, only have a loss.
 """
 
+import contextlib
+import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from zerolora import added_tokens, cpu_matmul
+from zerolora import cpu_matmul
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import FIELDS, IGNORED
+from zerolora.evaluate import vllm_engine
+from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.generation import generate
+from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
-from zerolora.evaluate.ranks import answer_on_ranks, held_out
+from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
 from zerolora.evaluate.tasks import task_of
 from zerolora.files import MANIFEST, read_json, write_json
 from zerolora.log import result
@@ -41,33 +47,38 @@ def evaluate(
     while others are generated, and an evaluation that was killed goes on from them. Raises UserError if an earlier
     stage's file is missing.
     """
+    engine = vllm_engine.check(settings, data, model) if settings.engine == "vllm" else _transformers()
     task = task_of(settings.check, settings.check_settings, settings.check_source)
     device = device_here()
     if device.type == "cpu":
         cpu_matmul.choose()
     rows = held_out(settings, data)
-    memory = PeakMemory(device)
-    loaded, tokenizer = load(model.merged or model.base, device, added_tokens.of_data(data), model.loaded_adapter)
-    loading = {"host": memory.host(), "gpu": memory.gpu()}
-    memory.restart()
-    stops = stops_of(model, loaded, tokenizer, data)
     asked = [row for row in rows if task.asks(row)]
-    answers, generated, speed = answer_on_ranks(settings, data, model, loaded, tokenizer, asked, stops, work)
+    with contextlib.ExitStack() as stack:
+        folder = work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        kept = KeptAnswers(folder, key_of(settings, data, model, engine), len(asked))
+        # Before this process holds a model, which it needs for the loss in any case.
+        if kept.left() and settings.engine == "vllm":
+            vllm_engine.answer_with_vllm(settings, data, model, asked, kept)
+        elif kept.left() and settings.ranks > 1:
+            answer_on_ranks(settings, data, model, asked, kept)
+        memory = PeakMemory(device)
+        loaded, tokenizer = load_for(settings, data, model, asked)
+        if left := kept.left():
+            ready = loaded, tokenizer, stops_of(model, loaded, tokenizer, data)
+            answer(kept.folder, 0, settings, ready, asked, left, memory, PromptBatches(loaded, settings))
+        given = kept.all()
+        answers = [
+            each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each, _ in given
+        ]
+        resources = {"engine": engine, **_resources(kept, sum(tokens for _, tokens in given))}
+        loss_of_rows = loss(loaded, rows)
+        kept.remove()
     judged = [task.judge(row, answer.strip()) for row, answer in zip(asked, answers, strict=True)]
     rates = task.metrics(judged)
-    figures = {"rows": len(rows), **rates, "loss": loss(loaded, rows)}
+    figures = {"rows": len(rows), **rates, "loss": loss_of_rows}
     write_json(output / "evaluate.json", figures)
-    write_json(
-        output / "evaluate_resources.json",
-        {
-            "generated_tokens": generated,
-            "generated_tokens_per_second": speed,
-            "peak_host_bytes_loading": loading["host"],
-            "peak_host_bytes_generating": memory.host(),
-            "peak_gpu_bytes_loading": loading["gpu"],
-            "peak_gpu_bytes_generating": memory.gpu(),
-        },
-    )
+    write_json(output / "evaluate_resources.json", resources)
     sources = read_json(data / MANIFEST, "zerolora prepare").get("sources", [])
     write_json(
         answers_file,
@@ -86,6 +97,23 @@ def evaluate(
     )
     shown = [f"{name.removesuffix('_rate')} {rate:.3f}" for name, rate in rates.items()]
     result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {len(rows):,} rows")
+
+
+def _transformers() -> str:
+    return f"transformers {version('transformers')}"
+
+
+def _resources(kept: KeptAnswers, tokens: int) -> dict[str, float]:
+    """Return speed and memory of the processes that answered: the highest peaks of any of them."""
+    figures = kept.figures()
+    seconds = max((each["seconds"] for each in figures), default=0.0)
+    peaks = {
+        f"peak_{where}_bytes_{when}": max((each[when][where] for each in figures), default=0)
+        for where in ("host", "gpu")
+        for when in ("loading", "generating")
+    }
+    speed = sum(each["tokens"] for each in figures) / seconds if seconds else 0.0
+    return {"generated_tokens": tokens, "generated_tokens_per_second": speed, **peaks}
 
 
 def loss(model: Any, rows: Any) -> float:
@@ -112,7 +140,7 @@ def loss(model: Any, rows: Any) -> float:
                 use_cache=False,
                 logits_to_keep=kept + 1,
             )
-        targets = labels[:, -kept:].to(model.device)
+        targets = labels[:, -kept:].to(output.logits.device)
         total += torch.nn.functional.cross_entropy(
             output.logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         ).item()

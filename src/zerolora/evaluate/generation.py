@@ -26,11 +26,14 @@ def generate(
     keep: Callable[[dict[int, tuple[str, int]]], None] | None = None,
     done: Iterable[int] = (),
     batches: PromptBatches | None = None,
+    *,
+    silent: bool = False,
 ) -> tuple[list[str], int]:
     """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens.
 
     Generation stops at any token of `stops`. `keep` is given the answers of each finished batch, with their tokens, by
     the row's place in `rows`; rows whose place is in `done` are left out, and their answers are empty.
+    `silent` shows no bar.
     """
     done = set(done)
     batches = batches or PromptBatches(model, settings)
@@ -40,7 +43,7 @@ def generate(
     # The longest first, which fills memory most; prompts of similar length share a batch, which keeps padding low.
     places = (place for place in range(len(prompts)) if place not in done)
     order = sorted(places, key=lambda place: (-len(prompts[place]), place))
-    with Progress("answer", len(prompts), len(done)) as bar:
+    with Progress("answer", len(prompts), len(done), silent=silent) as bar:
         while order:
             size = batches.rows(len(prompts[order[0]]))
             members, order = order[:size], order[size:]
@@ -54,7 +57,7 @@ def generate(
                 generated += len(tokens)
             if keep:
                 keep(finished)
-            bar.update(len(members), f"{bar.rate():.1f} rows/s")
+            bar.update(len(members), f"{bar.rate(len(members)):.1f} rows/s")
     return answers, generated
 
 

@@ -14,7 +14,7 @@ from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
 
 SHARE = 0.8
-"""Share of a GPU's free memory that weights may take; a larger model is spread over all GPUs of the job."""
+"""Share of a GPU's free memory that a model may take; a larger one is spread over all GPUs of the process."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,39 @@ class EvaluatedModel:
         return None if self.merged else self.adapter
 
 
-def device_here(rank: int = 0) -> torch.device:
-    """Return the device of a rank: a GPU of its own if there is one."""
-    return torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+def device_here() -> torch.device:
+    """Return the device of this process: the first GPU that it sees, if there is one."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def load(weights: Path, device: torch.device, tokens: list[AddedToken], adapter: Path | None = None) -> tuple[Any, Any]:
+def load(
+    weights: Path, device: torch.device, tokens: list[AddedToken], adapter: Path | None = None, beside: float = 0
+) -> tuple[Any, Any]:
     """Load model and tokenizer of a model directory, ready to generate, and an adapter that was trained on it.
 
-    A base model gets the `tokens` that its data adds, with the rows that training starts with. A model that does not
-    fit on one GPU is spread over all of them.
+    A base model gets the `tokens` that its data adds, with the rows that training starts with. A model whose
+    weights and the bytes `beside` them do not fit on one GPU is spread over all that this process sees.
     """
+    tokenizer, lacking = load_tokenizer(weights, tokens, adapter)
+    placed = placement(weights, device, beside)
+    # On CPU fp32 is both faster and exact; on a GPU the weights keep their dtype.
+    model = auto_class(config_of(weights)).from_pretrained(
+        weights,
+        dtype="auto" if device.type == "cuda" else torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        **placed,
+    )
+    added_tokens.add_rows(model, lacking)
+    if adapter is not None:
+        model = _with_adapter(model, adapter)
+    return (model.eval() if placed else model.eval().to(device=device)), tokenizer
+
+
+def load_tokenizer(weights: Path, tokens: list[AddedToken], adapter: Path | None) -> tuple[Any, list[AddedToken]]:
+    """Return the tokenizer of a model directory, or of an adapter that has its own, with `tokens` added; and those of
+    `tokens` that it lacked."""
     from transformers import AutoTokenizer
 
     own = adapter is not None and (adapter / prompt_format.TOKENIZER).is_file()
@@ -58,20 +80,7 @@ def load(weights: Path, device: torch.device, tokens: list[AddedToken], adapter:
     known = {} if own else tokenizer.get_vocab()
     lacking = [each for each in tokens if each.token not in known]
     added_tokens.extend_again(tokenizer, tokens)
-    spread = device.type == "cuda" and torch.cuda.device_count() > 1 and _too_large(weights, device)
-    # On CPU fp32 is both faster and exact; on a GPU the weights keep their dtype.
-    model = auto_class(config_of(weights)).from_pretrained(
-        weights,
-        dtype="auto" if device.type == "cuda" else torch.float32,
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        device_map="auto" if spread else None,
-    )
-    added_tokens.add_rows(model, lacking)
-    if adapter is not None:
-        model = _with_adapter(model, adapter)
-    return (model.eval() if spread else model.eval().to(device=device)), tokenizer
+    return tokenizer, lacking
 
 
 def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> set[int]:
@@ -102,6 +111,10 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     return PeftModel.from_pretrained(model, str(adapter)).get_base_model()
 
 
-def _too_large(weights: Path, device: torch.device) -> bool:
+def placement(weights: Path, device: torch.device, beside: float = 0) -> dict[str, Any]:
+    """Return the arguments by which transformers has accelerate spread a model evenly over all GPUs, if there are
+    several and it does not fit on one; otherwise none."""
+    if device.type != "cuda" or torch.cuda.device_count() == 1:
+        return {}
     size = sum(path.stat().st_size for path in weights.glob("*.safetensors"))
-    return size > SHARE * torch.cuda.mem_get_info(device)[0]
+    return {"device_map": "auto"} if size + beside > SHARE * torch.cuda.mem_get_info(device)[0] else {}

@@ -1,4 +1,4 @@
-"""One further rank of an evaluation: python -m zerolora.evaluate.rank FILE, as rank 0 wrote it (ranks.py)."""
+"""One of several ranks of an evaluation: python -m zerolora.evaluate.rank FILE, as ranks.py wrote it."""
 
 import sys
 from pathlib import Path

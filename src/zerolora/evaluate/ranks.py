@@ -1,89 +1,29 @@
-"""Several processes answer the rows of one evaluation, and an evaluation that was killed goes on from its answers.
+"""The rows of an evaluation are answered with transformers, in this process or by several ranks.
 
-Every rank loads the model, answers its share and appends each finished batch to a file of its own in the work
-directory; rank 0, which is the evaluation itself, reads them all. The files are named by a fingerprint of everything
-that decides an answer, so that those of other settings, weights, rows or code are never taken for these.
+Each of several ranks is a process of its own (rank.py) that loads the model and answers its share; this process watches
+them (kept.py) and holds no model meanwhile.
 """
 
-import contextlib
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from zerolora import added_tokens, cpu_matmul, fingerprint
+from zerolora import added_tokens, cpu_matmul
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import open_split
-from zerolora.errors import UserError
-from zerolora.evaluate.batches import PromptBatches
+from zerolora.evaluate.batches import PromptBatches, least_bytes
 from zerolora.evaluate.generation import generate
+from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
 from zerolora.evaluate.tasks import task_of
-from zerolora.files import MANIFEST, canonical, read_json
-
-SPEED_ALONE = ("batch", "ranks")
-"""Settings that decide how fast answers are made, and no answer."""
-Answers = dict[int, tuple[str, int]]
-"""Text and number of tokens, by the row's place among those asked."""
-
-
-def answer_on_ranks(
-    settings: EvaluateSettings,
-    data: Path,
-    model: EvaluatedModel,
-    loaded: Any,
-    tokenizer: Any,
-    asked: list[Any],
-    stops: set[int],
-    work: Path | None,
-) -> tuple[list[str], int, float]:
-    """Return the answers to the rows in `asked`, the number of their tokens, and tokens/s of what was generated now.
-
-    `loaded` is the model, as rank 0 uses it. Raises UserError if a rank fails.
-    """
-    if work is None:
-        with tempfile.TemporaryDirectory() as own:
-            return answer_on_ranks(settings, data, model, loaded, tokenizer, asked, stops, Path(own))
-    folder = work / _key(settings, data, model)
-    for other in work.glob("*/"):
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)  # of other settings, weights or rows
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = _kept(folder)
-    left = [place for place in range(len(asked)) if place not in kept]
-    # A rank takes every so-manieth of the rows by length: as much work as any other.
-    left.sort(key=lambda place: (-asked[place]["prompt"], place))
-    shares = [share for number in range(settings.ranks) if (share := left[number :: settings.ranks])]
-    started = time.monotonic()
-    others = [_start(folder, settings, data, model, share, rank) for rank, share in enumerate(shares) if rank]
-    try:
-        if shares:
-            _limit_threads(len(shares))
-            _answer(folder, settings, loaded, tokenizer, asked, stops, shares[0], 0, len(shares))
-        for rank, process in enumerate(others, start=1):
-            if process.wait():
-                raise UserError(f"evaluate: rank {rank} ended with exit code {process.returncode}; the log tells why")
-    finally:
-        for process in others:
-            process.kill()
-            process.wait()
-    seconds = time.monotonic() - started
-    found = _kept(folder)
-    if missing := sorted(set(range(len(asked))) - found.keys()):
-        raise UserError(f"{folder}: holds no answer to row {missing[0]}; delete it and run `zerolora evaluate` again")
-    shutil.rmtree(folder)
-    with contextlib.suppress(OSError):  # not empty: files of somebody else
-        work.rmdir()
-    now = sum(found[place][1] for place in left)
-    return [found[place][0] for place in range(len(asked))], sum(tokens for _, tokens in found.values()), now / seconds
+from zerolora.files import canonical, write_json
+from zerolora.peak_memory import PeakMemory
 
 
 def held_out(settings: EvaluateSettings, data: Path) -> Any:
@@ -92,52 +32,101 @@ def held_out(settings: EvaluateSettings, data: Path) -> Any:
     return rows.select(range(min(settings.rows or len(rows), len(rows))))
 
 
+def load_for(settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any]) -> tuple[Any, Any]:
+    """Return the model, with room for the answers to `asked` beside it, and its tokenizer."""
+    weights = model.merged or model.base
+    longest = max((row["prompt"] for row in asked), default=1)
+    beside = least_bytes(weights, settings, longest)
+    return load(weights, device_here(), added_tokens.of_data(data), model.loaded_adapter, beside)
+
+
+def answer_on_ranks(
+    settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any], kept: KeptAnswers
+) -> None:
+    """Have ranks answer the rows in `asked` that have no answer. Raises UserError as soon as a rank fails."""
+    left = kept.left()
+    # A rank takes every so-manieth of the rows by length: as much work as any other.
+    left.sort(key=lambda place: (-asked[place]["prompt"], place))
+    shares = [share for number in range(settings.ranks) if (share := left[number :: settings.ranks])]
+    gpus = [str(number) for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    if gpus and (visible := os.environ.get("CUDA_VISIBLE_DEVICES")):
+        gpus = visible.split(",")[: len(gpus)]
+    specs: list[dict[str, Any]] = [
+        {
+            "settings": settings.model_dump(mode="json"),
+            "data": str(data),
+            "model": [str(path) if path else None for path in (model.base, model.adapter, model.merged)],
+            "folder": str(kept.folder),
+            "share": share,
+            "rank": rank,
+            "ranks": len(shares),
+        }
+        for rank, share in enumerate(shares)
+    ]
+    wait_for([_start(kept.folder, spec, gpus_of(spec["rank"], len(shares), gpus)) for spec in specs], kept)
+
+
+def gpus_of(rank: int, ranks: int, gpus: list[str]) -> list[str]:
+    """Return the GPUs of a rank: as many as any other, or one that it shares where there are too few."""
+    each = max(1, len(gpus) // ranks)
+    return [gpus[number % len(gpus)] for number in range(rank * each, (rank + 1) * each)] if gpus else []
+
+
+def _start(folder: Path, spec: dict[str, Any], gpus: list[str]) -> Answerer:
+    path = folder / f"rank{spec['rank']}.json"
+    path.write_text(canonical(spec), encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zerolora.evaluate.rank", str(path)],
+        stdin=subprocess.DEVNULL,
+        env=os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
+    )
+    return Answerer(f"rank {spec['rank']}", process, process.kill, lambda: "the log tells why")
+
+
 def run_rank(spec: dict[str, Any]) -> None:
-    """Answer a share of the rows, as rank 0 wrote it down for this process."""
+    """Answer a share of the rows, as it was written down for this process."""
     settings = EvaluateSettings.model_validate(spec["settings"])
-    data, rank = Path(spec["data"]), spec["rank"]
+    data, parent = Path(spec["data"]), os.getppid()
     model = EvaluatedModel(*(Path(path) if path else None for path in spec["model"]))  # type: ignore[arg-type]  # base is set
-    device = device_here(rank)
-    _limit_threads(spec["ranks"])
+    device = device_here()
+    torch.set_num_threads(max(1, torch.get_num_threads() // spec["ranks"]))
     if device.type == "cpu":
         cpu_matmul.choose()
-    loaded, tokenizer = load(model.merged or model.base, device, added_tokens.of_data(data), model.loaded_adapter)
+    memory = PeakMemory(device)
     task = task_of(settings.check, settings.check_settings, settings.check_source)
     asked = [row for row in held_out(settings, data) if task.asks(row)]
+    loaded, tokenizer = load_for(settings, data, model, asked)
     stops = stops_of(model, loaded, tokenizer, data)
-    _answer(
-        Path(spec["folder"]),
-        settings,
-        loaded,
-        tokenizer,
-        asked,
-        stops,
-        spec["share"],
-        rank,
-        spec["ranks"],
-        os.getppid(),
-    )
+    batches = PromptBatches(loaded, settings, spec["ranks"])
+    folder, rank = Path(spec["folder"]), spec["rank"]
+    answer(folder, rank, settings, (loaded, tokenizer, stops), asked, spec["share"], memory, batches, parent)
 
 
-def _answer(
+def answer(
     folder: Path,
-    settings: EvaluateSettings,
-    loaded: Any,
-    tokenizer: Any,
-    asked: list[Any],
-    stops: set[int],
-    share: list[int],
     rank: int,
-    ranks: int,
+    settings: EvaluateSettings,
+    model: tuple[Any, Any, set[int]],
+    asked: list[Any],
+    share: list[int],
+    memory: PeakMemory,
+    batches: PromptBatches,
     parent: int | None = None,
 ) -> None:
-    """Answer a share of the rows and append each batch to the rank's file; end when `parent` has ended."""
+    """Answer a share of the rows and append each batch to the rank's file; end when `parent` has ended.
+
+    `model` is the loaded one, its tokenizer and its stop tokens; `memory` has run since before it was loaded. A rank
+    with a parent shows no bar.
+    """
+    loading = {"host": memory.host(), "gpu": memory.gpu()}
+    memory.restart()
+    started = time.monotonic()
     others = set(range(len(asked))) - set(share)
     with (folder / f"rank{rank}.jsonl").open("a", encoding="utf-8") as file:
         # What a kill left of a line must not become the beginning of the next.
         file.write("\n")
 
-        def keep(finished: Answers) -> None:
+        def keep(finished: dict[int, tuple[str, int]]) -> None:
             for place, (text, tokens) in finished.items():
                 file.write(json.dumps([place, text, tokens], ensure_ascii=False) + "\n")
             file.flush()
@@ -145,61 +134,10 @@ def _answer(
             if parent is not None and os.getppid() != parent:
                 sys.exit(1)
 
-        generate(loaded, tokenizer, asked, stops, settings, keep, others, PromptBatches(loaded, settings, ranks))
-
-
-def _start(
-    folder: Path, settings: EvaluateSettings, data: Path, model: EvaluatedModel, share: list[int], rank: int
-) -> "subprocess.Popen[bytes]":
-    spec = {
-        "settings": settings.model_dump(mode="json"),
-        "data": str(data),
-        "model": [str(path) if path else None for path in (model.base, model.adapter, model.merged)],
-        "folder": str(folder),
-        "share": share,
-        "rank": rank,
-        "ranks": settings.ranks,
-    }
-    path = folder / f"rank{rank}.json"
-    path.write_text(canonical(spec), encoding="utf-8")
-    return subprocess.Popen([sys.executable, "-m", "zerolora.evaluate.rank", str(path)], stdin=subprocess.DEVNULL)
-
-
-def _limit_threads(ranks: int) -> None:
-    """Divide this process's share of the processors among the ranks."""
-    if ranks > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
-
-
-def _kept(folder: Path) -> Answers:
-    """Return the answers in the files of all ranks; a line that a kill cut off is none."""
-    found: Answers = {}
-    for path in sorted(folder.glob("rank*.jsonl")):
-        # Not splitlines(), which divides at U+2028 and others too; answers may hold them.
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                place, text, tokens = json.loads(line)
-            except ValueError:
-                continue
-            found[place] = text, tokens
-    return found
-
-
-def _key(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
-    """Return a fingerprint of what decides the answers: settings, rows, weights and code."""
-    decides = {
-        "settings": {key: value for key, value in settings.model_dump(mode="json").items() if key not in SPEED_ALONE},
-        "rows": read_json(data / MANIFEST, "zerolora prepare"),
-        "weights": [_files(path) for path in (model.base, model.adapter, model.merged) if path],
-        "code": fingerprint.of_stage("evaluate"),
-        "device": str(device_here()).split(":")[0],
-    }
-    return hashlib.sha256(canonical(decides).encode()).hexdigest()[:16]
-
-
-def _files(directory: Path) -> Any:
-    """Return a directory's manifest; without one, name, size and time of its files."""
-    if (directory / MANIFEST).is_file():
-        return read_json(directory / MANIFEST, "zerolora train")
-    stats = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}
-    return [str(directory), {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}]
+        loaded, tokenizer, stops = model
+        silent = parent is not None
+        _, tokens = generate(loaded, tokenizer, asked, stops, settings, keep, others, batches, silent=silent)
+    generating = {"host": memory.host(), "gpu": memory.gpu()}
+    seconds = time.monotonic() - started
+    figures = {"tokens": tokens, "seconds": seconds, "loading": loading, "generating": generating}
+    write_json(folder / f"figures{rank}.json", figures)

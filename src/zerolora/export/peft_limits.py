@@ -17,30 +17,31 @@ REMEDIES = {
     "use_rslora": "write train.lora.rank_stabilized: false",
 }
 """What a user writes instead, by key of adapter_config.json."""
+MERGED = "export the merged model, as gguf does"
 ALWAYS = ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters")
 
 
-def check_plain_lora(adapter: Path, target: str, program: str, refused: Iterable[str] = ()) -> dict[str, Any]:
+def check_plain_lora(
+    adapter: Path, where: str, program: str, instead: str = MERGED, refused: Iterable[str] = ()
+) -> dict[str, Any]:
     """Return the config of an adapter that consists of LoRA's factors alone.
 
-    Raises UserError for another method, for what no `program` has a form for (`ALWAYS`), and for keys in `refused`.
+    Raises UserError, which begins with the key `where` and ends with `instead`, for another method, for what no
+    `program` has a form for (`ALWAYS`), and for keys in `refused`.
     """
     path = adapter / "adapter_config.json"
     if not path.is_file():
-        raise UserError(
-            f"export.targets: {target}: {adapter} holds no adapter but all weights; write gguf, which takes the merged "
-            "model"
-        )
+        raise UserError(f"{where}: {adapter} holds no adapter but all weights; {instead}")
     config = read_object(path, "zerolora train")
     if config.get("peft_type") != "LORA":
         raise UserError(
-            f"export.targets: {target}: {path}: peft_type is {shown(config.get('peft_type'))}, and {program} reads "
-            "LoRA alone; write train.method: lora, or export the merged model"
+            f"{where}: {path}: peft_type is {shown(config.get('peft_type'))}, and {program} reads LoRA alone; write "
+            f"train.method: lora, or {instead}"
         )
     for key in (*ALWAYS, *refused):
         if config.get(key):
             raise UserError(
-                f"export.targets: {target}: {path}: {key} is {shown(config[key])}, for which {program} has no form; "
-                f"{REMEDIES[key]}, or export the merged model"
+                f"{where}: {path}: {key} is {shown(config[key])}, for which {program} has no form; "
+                f"{REMEDIES[key]}, or {instead}"
             )
     return config

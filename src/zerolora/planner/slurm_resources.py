@@ -121,9 +121,13 @@ def merging(model: Path, adapter: Path) -> Resources:
     return _resources(2 * sum(files) / SHARED_DISK, MERGE_PROCESS + held)
 
 
-def evaluating(settings: EvaluateSettings, model: Path, data: Path, run: RenderSettings) -> Resources:
-    """Return the resources of evaluating a model: on one GPU if the run has any and the model fits, else in fp32 on the
-    CPU. Raises UserError if a stage's file is missing.
+def evaluating(
+    settings: EvaluateSettings, model: Path, data: Path, run: RenderSettings, gpus_per_node: int | None = None
+) -> Resources:
+    """Return the resources of evaluating a model: on as few GPUs of a node for each rank as hold it, if the run has any
+    and they do, else in fp32 on the CPU. A node has `gpus_per_node`, by default as many as training uses.
+
+    Raises UserError if a stage's file is missing.
     """
     spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora prepare")
     stored = sum(_weight_files(model))
@@ -132,14 +136,37 @@ def evaluating(settings: EvaluateSettings, model: Path, data: Path, run: RenderS
     # Where the batch is left open, one prompt has to fit on a GPU, and as many are asked for on a CPU as are used.
     open_batch = settings.batch == "auto"
     half = _answering(spec, settings, longest, BYTES["bf16"], 1 if open_batch else None)
-    reserve = CONTEXT + int(UNUSED * (stored + half)) if run.reserve is None else run.reserve
-    free = (run.gpu_memory or 0) - reserve if run.device == "cuda" else 0
-    on_gpu = stored + half <= free
+    most = (run.ranks_per_node if gpus_per_node is None else gpus_per_node) // settings.ranks
+    cache = answering(
+        spec, BYTES["bf16"], "sdpa", 1 if open_batch else _batch(settings), longest, settings.max_new_tokens
+    )[0]
+    gpus = _gpus(spec, stored, cache, half - cache, run, most) if run.device == "cuda" else 0
+    if settings.engine == "vllm":  # each GPU has as many heads as any other
+        gpus = next((number for number in range(gpus, most + 1) if number and spec.key_heads % number == 0), gpus)
+    on_gpu = gpus > 0
     # A model for a GPU is loaded to host memory first; a model on a CPU is in fp32.
     held = stored if on_gpu else spec.parameters * BYTES["fp32"] + _answering(spec, settings, longest, BYTES["fp32"])
     seconds = _answering_seconds(spec, settings, rows, longest, run, on_gpu)
     ranks = settings.ranks
-    return _resources(seconds / ranks + stored / SHARED_DISK, ranks * (PROCESS_BYTES + held), ranks * int(on_gpu))
+    return _resources(seconds / ranks + stored / SHARED_DISK, ranks * (PROCESS_BYTES + held), ranks * gpus)
+
+
+def _gpus(spec: ModelSpec, stored: int, cache: int, working: float, run: RenderSettings, most: int) -> int:
+    """Return the least number of GPUs, up to `most`, that hold `stored` bytes of weights, the cache, which lies where
+    its layers do, and on each `working`; 0 if they are too many.
+
+    accelerate (get_balanced_memory) places whole layers, so that one of several GPUs may have a layer, or an embedding,
+    more than its share.
+    """
+    width = stored / spec.parameters
+    tables = [width * module.parameters for module in spec.modules if module.kind in ("embedding", "head")]
+    largest = max([stored / spec.layers, *tables])
+    for number in range(1, most + 1):
+        held = (stored + cache) / number + (largest if number > 1 else 0) + working
+        reserve = CONTEXT + int(UNUSED * held) if run.reserve is None else run.reserve
+        if held + reserve <= (run.gpu_memory or 0):
+            return number
+    return 0
 
 
 def preparing(rows: Path, processes: int) -> Resources:

@@ -22,7 +22,9 @@ class GgufAdapter(Section):
 
 def _check(source: RunResult, settings: GgufAdapter) -> None:
     # One alpha for the whole file (llama.cpp, convert_lora_to_gguf.py), divided by each factor's own rank.
-    check_plain_lora(source.adapter, "gguf_adapter", "llama.cpp", refused=("alpha_pattern", "use_rslora"))
+    check_plain_lora(
+        source.adapter, "export.targets: gguf_adapter", "llama.cpp", refused=("alpha_pattern", "use_rslora")
+    )
 
 
 def _run(source: RunResult, settings: GgufAdapter, output: Path) -> dict[str, Any]:

