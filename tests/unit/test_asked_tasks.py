@@ -230,6 +230,7 @@ def test_wilsons_interval_is_scipys_and_mirrored(counts: tuple[int, int]) -> Non
     assert [low, high] == pytest.approx([published.low, published.high], abs=1e-9)
     mirrored = wilson(rows - right, rows)
     assert [1 - high, 1 - low] == pytest.approx(list(mirrored), abs=1e-9)
+    assert wilson(0, rows)[0] == 0 and wilson(rows, rows)[1] == 1
 
 
 def test_a_bootstrap_is_near_the_normal_interval_and_seeded() -> None:

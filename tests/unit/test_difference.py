@@ -10,7 +10,8 @@ from conftest import served
 from scipy import stats
 
 from zerolora.config.schema import Config
-from zerolora.evaluate.difference import bootstrap, changed, compared, difference, mcnemar, wilson
+from zerolora.evaluate.difference import changed, compared, difference, mcnemar
+from zerolora.evaluate.intervals import bootstrap_mean, wilson
 from zerolora.evaluate.gate import parse
 from zerolora.files import write_json
 
@@ -53,9 +54,9 @@ def test_the_bootstrap_is_scipys_over_pairs(scored: bool) -> None:
         n_resamples=9999,
         rng=drawn,
     ).confidence_interval
-    ours = bootstrap(other - one)
+    ours = bootstrap_mean(other - one)
     assert ours == pytest.approx((theirs.low, theirs.high), abs=0.013)  # a row more or less
-    assert ours == bootstrap(other - one)
+    assert ours == bootstrap_mean(other - one)
 
 
 def test_all_figures_of_two_models() -> None:

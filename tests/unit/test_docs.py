@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, served
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
+from benchmarks.evaluate import public
 from benchmarks.memory import compare
 from benchmarks.merge import compare as compare_merges
 from benchmarks.train import tables
@@ -108,6 +109,11 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
     ours, peft = large["ways"]["zerolora"], large["ways"]["peft"]
     assert ours["rss_bytes"] <= peft["rss_bytes"] / 8 and ours["seconds"] <= peft["seconds"] / 2
     assert all(model["same_weights"] for model in found["models"].values())
+
+
+def test_the_table_of_public_benchmarks_is_the_one_measured() -> None:
+    found: Any = result("public.json")
+    assert public.markdown(found) in (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
 
 
 def test_the_errors_of_the_estimate_are_those_found() -> None:

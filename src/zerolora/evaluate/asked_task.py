@@ -14,7 +14,7 @@ from zerolora import added_tokens, cpu_matmul
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate.generation import generate
-from zerolora.evaluate.intervals import bootstrap, wilson
+from zerolora.evaluate.intervals import bootstrap, bootstrap_mean, wilson
 from zerolora.evaluate.likelihood import longest_input, of_continuations, of_texts
 from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
 from zerolora.evaluate.tasks import task_of
@@ -85,7 +85,7 @@ def with_intervals(task: Task, judged: Sequence[Judgement], seed: int) -> dict[s
         if name in columns:
             values = columns[name]
             share = set(values) <= {0.0, 1.0}
-            low, high = wilson(int(sum(values)), len(values)) if share else bootstrap(values, _mean, seed)
+            low, high = wilson(int(sum(values)), len(values)) if share else bootstrap_mean(values, seed)
         elif task.ask == "loss" and task.corpus:
             low, high = bootstrap([each.material for each in judged], partial(_of_corpus, task.corpus, name), seed)
         else:
@@ -96,10 +96,6 @@ def with_intervals(task: Task, judged: Sequence[Judgement], seed: int) -> dict[s
 
 def _of_corpus(corpus: Callable[[Sequence[Any]], Mapping[str, float]], name: str, rows: list[Any]) -> float:
     return corpus(rows)[name]
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _prompt(settings: AskedTaskSettings, row: dict[str, Any], tokenizer: Any) -> str:

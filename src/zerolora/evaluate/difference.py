@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-CONFIDENCE = 0.95
-RESAMPLES = 9999
-"""Resamples of a bootstrap, as scipy.stats.bootstrap takes by default."""
-SEED = 0
+from zerolora.evaluate.intervals import bootstrap_mean, wilson
+
 BUCKETS = 3
 """Groups of rows by length, of about the same size."""
 FEWEST = 10
@@ -63,7 +61,7 @@ def compared(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, flo
     result: dict[str, float] = {"answers": len(after), **_rates(one, other)}
     result |= {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
     for name, (first, second) in rows.items():
-        low, high = bootstrap(second - first)
+        low, high = bootstrap_mean(second - first)
         result |= {f"{name}_difference": float((second - first).mean())}
         result |= {f"{name}_difference_low": low, f"{name}_difference_high": high}
     for group, members in _groups(after).items():
@@ -78,14 +76,6 @@ def changed(before: Sequence[Answer], after: Sequence[Answer]) -> list[tuple[Ans
     return sorted(pairs, key=lambda pair: bool(pair[1]["right"]))
 
 
-def wilson(right: int, rows: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the interval of a share (E. B. Wilson, JASA 22, 1927, p. 209), as scipy's binomtest computes it."""
-    from scipy.stats import binomtest
-
-    interval = binomtest(right, rows).proportion_ci(confidence, method="wilson")
-    return float(interval.low), float(interval.high)
-
-
 def mcnemar(gained: int, lost: int) -> float:
     """Return McNemar's exact two-sided p: that of as uneven a split of the changed rows by a fair coin
     (Q. McNemar, Psychometrika 12, 1947); 1 if no row has changed."""
@@ -94,27 +84,12 @@ def mcnemar(gained: int, lost: int) -> float:
     return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
-def bootstrap(differences: "np.ndarray[Any, Any]", confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the mean of the rows' differences (B. Efron, R. Tibshirani, An
-    Introduction to the Bootstrap, 1993, section 13.3), the same for the same numbers.
-
-    Rows are alike if their differences are, so that a resample is a draw of how many it has of each. That takes the
-    memory of the distinct differences, which are three for right and wrong, and not of all rows.
-    """
-    values, counts = np.unique(differences, return_counts=True)
-    rows = int(counts.sum())
-    drawn = np.random.default_rng(SEED).multinomial(rows, counts / rows, size=RESAMPLES)
-    means = drawn @ values / rows
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
-
-
 def _rates(one: "np.ndarray[Any, Any]", other: "np.ndarray[Any, Any]") -> dict[str, float]:
     result: dict[str, float] = {}
     for name, right in (("base_accuracy", one), ("accuracy", other)):
         low, high = wilson(int(right.sum()), len(right))
         result |= {name: float(right.mean()), f"{name}_low": low, f"{name}_high": high}
-    low, high = bootstrap(other - one)
+    low, high = bootstrap_mean(other - one)
     return result | {"difference": float((other - one).mean()), "difference_low": low, "difference_high": high}
 
 
