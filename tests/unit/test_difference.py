@@ -11,8 +11,8 @@ from scipy import stats
 
 from zerolora.config.schema import Config
 from zerolora.evaluate.difference import changed, compared, difference, mcnemar
-from zerolora.evaluate.intervals import bootstrap_mean, wilson
 from zerolora.evaluate.gate import parse
+from zerolora.evaluate.intervals import bootstrap_mean, wilson
 from zerolora.files import write_json
 
 
