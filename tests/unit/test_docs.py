@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, served
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
-from benchmarks.evaluate import public
+from benchmarks.evaluate import public_benchmarks
 from benchmarks.memory import compare
 from benchmarks.merge import compare as compare_merges
 from benchmarks.train import tables
@@ -113,7 +113,7 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
 
 def test_the_table_of_public_benchmarks_is_the_one_measured() -> None:
     found: Any = result("public.json")
-    assert public.markdown(found) in (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+    assert public_benchmarks.markdown(found) in (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
 
 
 def test_the_errors_of_the_estimate_are_those_found() -> None:
