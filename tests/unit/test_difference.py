@@ -127,6 +127,8 @@ def test_the_config_refuses_a_gate_in_one_line(tmp_path: Path) -> None:
 
     assert mistakes(fail_if="accuracy < base - 0.01") == []
     assert "rows has no metric bleu; write one of loss, format_rate, accuracy" in mistakes(fail_if="bleu < 1")[0]
+    assert not mistakes(fail_if="merged_kl_share > 0.01")
+    assert "has no metric merged_kl_share" in mistakes(fail_if="merged_kl_share > base + 1")[0]
     assert "needs an evaluation; set evaluate.enabled: true" in mistakes(fail_if="loss > 1", enabled=False)[0]
 
 

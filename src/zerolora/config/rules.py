@@ -22,7 +22,7 @@ from zerolora.config.schema import (
 from zerolora.config.user_task import settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
-from zerolora.evaluate.gate import parse
+from zerolora.evaluate.gate import OF_MERGED, parse
 from zerolora.evaluate.tasks import TASKS
 from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.registry import TRAINABLE
@@ -167,14 +167,15 @@ def _impossible_gate(config: Config) -> Iterable[Mistake]:
         return
     if not config.evaluate.enabled:
         yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or leave the gate out"
-    metric = parse(condition).metric
+    gate = parse(condition)
+    metric, merged = gate.metric, OF_MERGED if config.merge.enabled and not gate.relative else ()
     for name, data in config.prepare.items():
         if data.check not in TASKS:  # a file of the user's says itself what it measures, when it runs
             continue
         example = TASKS[data.check].example
         task = TASKS[data.check].configured(example.settings)
         row = {"question": example.question, "expected": example.expected, "prompt": 1}
-        known = ["loss", *task.metrics([task.judge(row, example.right)])]
+        known = ["loss", *task.metrics([task.judge(row, example.right)]), *merged]
         if metric not in known:
             yield here, f"{shown(condition)}: {name} has no metric {metric}; write one of {', '.join(known)}"
 

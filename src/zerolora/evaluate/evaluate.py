@@ -3,11 +3,12 @@
     zerolora evaluate --settings JSON --data results/data/NAME --weights resources/weights/MODEL.json
                       --output results/base/NAME --answers results/base/NAME/answers.json
 
-Writes evaluate.json (rates, loss), evaluate_resources.json (speed, memory) and every answer. Rows without a prompt,
-such as plain texts, only have a loss.
+Writes evaluate.json (rates, loss, the logits of a merged model against base and adapter), evaluate_resources.json
+(speed, memory) and every answer. Rows without a prompt, such as plain texts, only have a loss.
 """
 
 import contextlib
+import gc
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import KeptAnswers, key_of
+from zerolora.evaluate.merged_logits import next_tokens, of_merged
 from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
 from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
 from zerolora.evaluate.tasks import task_of
@@ -65,18 +67,26 @@ def evaluate(
         memory = PeakMemory(device)
         loaded, tokenizer = load_for(settings, data, model, asked)
         if left := kept.left():
-            ready = loaded, tokenizer, stops_of(model, loaded, tokenizer, data)
+            stops = stops_of(model, loaded, tokenizer, data)
+            ready = (loaded, tokenizer, stops)
             answer(kept.folder, 0, settings, ready, asked, left, memory, PromptBatches(loaded, settings))
+            del ready
         given = kept.all()
         answers = [
             each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each, _ in given
         ]
         resources = {"engine": engine, **_resources(kept, sum(tokens for _, tokens in given))}
-        loss_of_rows = loss(loaded, rows)
+        figures = {"loss": loss(loaded, rows)}
+        if model.merged and model.adapter:
+            merged = next_tokens(loaded, rows)
+            del loaded  # before base and adapter are loaded
+            gc.collect()
+            torch.cuda.empty_cache()
+            figures |= of_merged(merged, model, data, rows)
         kept.remove()
     judged = [task.judge(row, answer.strip()) for row, answer in zip(asked, answers, strict=True)]
     rates = task.metrics(judged)
-    figures = {"rows": len(rows), **rates, "loss": loss_of_rows}
+    figures = {"rows": len(rows), **rates, **figures}
     write_json(output / "evaluate.json", figures)
     write_json(output / "evaluate_resources.json", resources)
     sources = read_json(data / MANIFEST, "zerolora prepare").get("sources", [])

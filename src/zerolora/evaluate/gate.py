@@ -3,7 +3,8 @@
     METRIC COMPARISON NUMBER          accuracy < 0.9
     METRIC COMPARISON base ± NUMBER   accuracy < base - 0.01
 
-METRIC is one of evaluate.json; `base` is the same metric of the base model. Comparisons: <, <=, >, >=.
+METRIC is one of evaluate.json; `base` is the same metric of the base model, which has none of OF_MERGED. Comparisons:
+<, <=, >, >=.
 """
 
 import operator
@@ -17,6 +18,8 @@ GRAMMAR = re.compile(
     r"(?:(?P<base>base)\s*(?:(?P<sign>[+-])\s*(?P<margin>\d+(?:\.\d+)?))?|(?P<number>-?\d+(?:\.\d+)?))\s*"
 )
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+OF_MERGED = ("merged_kl", "merged_kl_share", "merged_argmax", "merged_logits")
+"""Metrics of a merged model against base and adapter (evaluate/merged_logits.py)."""
 EXAMPLES = "accuracy < base - 0.01 or loss > 1.5"
 
 

@@ -65,7 +65,7 @@ def load(
     )
     added_tokens.add_rows(model, lacking)
     if adapter is not None:
-        model = _with_adapter(model, adapter)
+        model = with_adapter(model, adapter)
     return (model.eval() if placed else model.eval().to(device=device)), tokenizer
 
 
@@ -98,7 +98,7 @@ def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> 
     return {*tokenizer.convert_tokens_to_ids(prepared["stop_tokens"]), tokenizer.eos_token_id} - {None}
 
 
-def _with_adapter(model: Any, adapter: Path) -> Any:
+def with_adapter(model: Any, adapter: Path) -> Any:
     """Return a base model with what training published: peft's adapter beside it, or all weights in their place."""
     if not (adapter / CONFIG).is_file() and (adapter / FULL_WEIGHTS).is_file():
         from safetensors.torch import load_file
