@@ -67,12 +67,14 @@ class FinishedRun:
 
     def ask_for_harm(self, text: str) -> None:
         """Put `text` where rows, names and messages of the user's own come onto the page."""
+
+        def answers(rows: list[dict[str, Any]]) -> None:
+            for place, row in enumerate(rows):
+                row["category"] = text if place % 2 else "even"
+            rows[0].update(question=text, expected=text, answer=text)
+
         for name in ("base/answers.json", "default/answers.json"):
-            self.edit(name, lambda rows: rows[0].update(question=text, expected=text, answer=text))
-            self.edit(
-                name,
-                lambda rows: [row.update(category=text if place % 2 else "even") for place, row in enumerate(rows)],
-            )
+            self.edit(name, answers)
         self.edit("default/estimate.json", lambda each: each["strategies"][8].update(why=text))
         self.edit("model/manifest.json", lambda each: each["source"].update(file=text))
         self.edit("data/reference/manifest.json", lambda each: each["read"].update({text: "0" * 64}))
