@@ -15,6 +15,7 @@ from zerolora.evaluate.gate import parse
 from zerolora.files import MANIFEST, read_json, sha256, write_json, write_text
 from zerolora.log import result
 from zerolora.report.plots import length_histogram, loss_curve, memory_bars, step_times
+from zerolora.report.row import row
 from zerolora.report.show import before_and_after
 from zerolora.report.summary import headline
 from zerolora.report.usage import COLUMNS, table, usage
@@ -35,10 +36,11 @@ def report(
     usage_file: Path,
     summary_file: Path,
     difference_file: Path,
+    row_file: Path,
     output: Path,
 ) -> None:
     """Write the HTML page (self-contained), predicted and actual resource usage (usage.py), and the headline metrics
-    (summary.py), and what changed row by row (evaluate/difference.py).
+    (summary.py), what changed row by row (evaluate/difference.py), and the run's row in the comparison (row.py).
 
     `accounted` comes from Slurm's accounting, None without it. Raises UserError if an earlier stage's file is missing.
     """
@@ -91,6 +93,8 @@ def report(
     write_json(usage_file, train_usage)
     write_json(summary_file, headline(before, compared, trained, used["train"], train_usage))
     write_json(difference_file, compared)
+    refused = _refused(settings.fail_if, compared)
+    write_json(row_file, row(results, compared, trained, used["train"], train_usage, refused))
     write_text(output, page)
     result(before_and_after(before, compared))
 
@@ -103,6 +107,12 @@ def _verdict(fail_if: str | None, figures: dict[str, Any]) -> str | None:
         return parse(fail_if).failure(figures)
     except KeyError as error:
         return f"there is no {error.args[0]}"
+
+
+def _refused(fail_if: str | None, figures: dict[str, Any]) -> str | None:
+    """Return why a run is not accepted, as the stage accept says it."""
+    failure = _verdict(fail_if, figures)
+    return f"evaluate.fail_if: {fail_if}: {failure}" if failure else None
 
 
 def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:
