@@ -27,7 +27,7 @@ LIBRARIES = (
     *("dvc.cachemgr", "dvc.data_cloud", "dvc.rwlock", "dvc.utils.strictyaml", "dvc_data.hashfile.status"),
     *(f"dvc.repo.{name}" for name in ("artifacts", "datasets", "index", "metrics", "params", "plots")),
     *("networkx", "scmrepo.git", "smart_open", "snakemake.cli", "snakemake.report.html_reporter"),
-    *("jinja2", "matplotlib.backends.backend_svg", "matplotlib.pyplot", "pydantic", "typer"),
+    *("jinja2", "pydantic", "typer", "vl_convert"),
 )
 CODE = (
     "cli",

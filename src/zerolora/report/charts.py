@@ -7,23 +7,26 @@ the machine.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 VEGA_LITE = "6.4"
 WIDTH = 760
 """Pixels of a static picture."""
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8A8A8A", "#F0E442")
-"""Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/, and B. Wong, Nature
-Methods 8, 441, 2011), grey for black; first those with a contrast of 3:1 to white and to the dark page."""
 INK = "currentColor"
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8A8A8A", "#F0E442", INK)
+"""Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/, and B. Wong, Nature
+Methods 8, 441, 2011), and a grey; first those with a contrast of 3:1 to white and to the dark page."""
+POINTS = 300
+"""Points of a line at most; more would not be seen, and would make the page large."""
 
 CONFIG: dict[str, Any] = {
     "background": None,
     "aria": False,  # the figure around it has a summary; a name for each mark would be thousands of words
     "font": "Liberation Sans, Arial, Helvetica, sans-serif",
     "padding": 4,
-    "autosize": {"type": "fit-x", "contains": "padding"},
     "view": {"stroke": None},
     "axis": {
         "labelColor": INK,
@@ -38,12 +41,13 @@ CONFIG: dict[str, Any] = {
         "gridColor": INK,
         "gridOpacity": 0.12,
         "labelLimit": 200,
+        "labelSeparation": 6,
         "tickCount": 6,
     },
     "axisX": {"grid": False},
     "legend": {
         "orient": "top",
-        "columns": 5,
+        "columns": 6,
         "title": None,
         "labelColor": INK,
         "labelFontSize": 12,
@@ -51,7 +55,7 @@ CONFIG: dict[str, Any] = {
         "symbolStrokeWidth": 2,
     },
     "range": {"category": list(PALETTE)},
-    "line": {"strokeWidth": 2},
+    "line": {"strokeWidth": 2, "color": PALETTE[0]},
     "rule": {"color": INK},
     "text": {"color": INK, "fontSize": 12},
     "bar": {"color": PALETTE[0]},
@@ -65,13 +69,16 @@ class Chart:
     """A chart and its words: `name` is its id on the page; `title` and `summary` stand above it. A screen reader has
     nothing else of it, so the summary says what the chart shows, in figures.
 
-    `spec` is a Vega-Lite spec of one view or of layers, with its data in it, and without $schema, width and config.
+    `spec` is a Vega-Lite spec of one view or of layers, with its data in it, and without $schema, width and config. Its
+    height is in pixels; one in steps makes Vega-Lite warn in the browser's console.
+    `hover` is a layer for the browser alone, as `rule_at_pointer` makes one; a spec with it has layers.
     """
 
     name: str
     title: str
     summary: str
     spec: dict[str, Any]
+    hover: dict[str, Any] | None = None
 
     def svg(self) -> str:
         """Return the static picture."""
@@ -81,7 +88,10 @@ class Chart:
 
     def json(self) -> str:
         """Return the spec for the browser, as JSON that may stand in a <script> element."""
-        text = json.dumps(self._spec("container"), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        spec = self._spec("container")
+        if self.hover:
+            spec["layer"] = [*spec["layer"], self.hover]
+        text = json.dumps(spec, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return text.replace("<", "\\u003c")
 
     def _spec(self, width: int | str) -> dict[str, Any]:
@@ -89,8 +99,49 @@ class Chart:
             "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
             "width": width,
             "height": 220,
+            "autosize": {"type": "fit-x", "contains": "padding"},
             "config": CONFIG,
         } | self.spec
+
+
+def rule_at_pointer(x: str, title: str, series: Sequence[str], unit: str = "", shown: str = ".4~g") -> dict[str, Any]:
+    """Return a layer that shows the values of all series at the x next to the pointer.
+
+    Its data are {x, "series", "value"}; `shown` is a d3 format, `unit` stands behind each value.
+    """
+    return {
+        "transform": [{"pivot": "series", "value": "value", "groupby": [x]}],
+        "mark": {"type": "rule", "strokeWidth": 1},
+        "params": [
+            {
+                "name": "pointed",
+                "select": {"type": "point", "fields": [x], "nearest": True, "on": "pointerover", "clear": "pointerout"},
+            }
+        ],
+        "encoding": {
+            "x": {"field": x, "type": "quantitative"},
+            "opacity": {"condition": {"param": "pointed", "empty": False, "value": 0.4}, "value": 0},
+            "tooltip": [
+                {"field": x, "type": "quantitative", "title": title},
+                *(
+                    {"field": name, "type": "quantitative", "format": shown, "title": f"{name}{unit and f', {unit}'}"}
+                    for name in series
+                ),
+            ],
+        },
+    }
+
+
+def thinned(rows: Sequence[Mapping[str, float]], at_most: int = POINTS) -> list[dict[str, float]]:
+    """Return the means of as many rows in a row as leave `at_most`. A column that some of them lack is the mean of the
+    others; it is missing if all lack it."""
+    size = -(-len(rows) // at_most) or 1
+    result = []
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        names = dict.fromkeys(name for row in part for name in row)
+        result.append({name: fmean(row[name] for row in part if name in row) for name in names})
+    return result
 
 
 def javascript() -> str:

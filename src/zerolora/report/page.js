@@ -6,7 +6,7 @@ function draw(figure) {
   figure.classList.add("drawn");
   const spec = JSON.parse(figure.querySelector("script").textContent);
   const live = figure.querySelector(".live");
-  if (live.clientWidth < 560) spec.config.legend.columns = 2;
+  if (figure.clientWidth < 560) spec.config.legend.columns = 2;
   // ast: expressions are interpreted, since the page's policy does not let text be run as code.
   const options = { actions: false, renderer: "svg", ast: true, tooltip: { disableDefaultStyle: true } };
   vegaEmbed(live, spec, options).catch(error => {

@@ -3,23 +3,29 @@
 zerolora report --settings JSON --run NAME … --usage results/NAME/usage.json --output results/NAME/report.html
 """
 
-import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from zerolora.config.settings import ReportSettings
-from zerolora.evaluate.difference import changed, difference
+from zerolora.evaluate.difference import Answer, changed, difference
 from zerolora.evaluate.gate import parse
-from zerolora.files import MANIFEST, read_json, sha256, write_json, write_text
+from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
-from zerolora.report.plots import length_histogram, loss_curve, memory_bars, step_times
+from zerolora.report import figures
+from zerolora.report.cost import figures as cost
+from zerolora.report.cost import ratios
+from zerolora.report.html import render as page_of
+from zerolora.report.provenance import commands, provenance
 from zerolora.report.row import row
 from zerolora.report.show import before_and_after
 from zerolora.report.summary import headline
-from zerolora.report.usage import COLUMNS, table, usage
-from zerolora.units import gib
+from zerolora.report.usage import table, usage
+
+SHOWN_FIRST = 3
+"""Answers beside the result."""
+Pair = tuple[Answer, Answer]
+"""The answers of the base model and of the fine-tuned one to the same row."""
 
 
 def report(
@@ -54,41 +60,46 @@ def report(
     trained = read_json(metrics / "train.json", "zerolora train")
     estimate = read_json(results / "estimate.json", "zerolora estimate")
     render = read_json(results / "render.json", "zerolora render")
+    adapter = read_json(results / "adapter" / MANIFEST, "zerolora train")
     train_usage = usage(render["slurm_resources"], used["train"], accounted)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("zerolora", "report"), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters["gib"] = gib
     answers = (
         read_json(base / "answers.json", "zerolora evaluate"),
         read_json(results / "answers.json", "zerolora evaluate"),
     )
     compared = difference(before, after, answers)
-    page = environment.get_template("page.html").render(
+    groups = [name.removesuffix(".difference") for name in compared if name.endswith(".difference")]
+    made_of = provenance(run, model, data, results, config, lock)
+    zero = read_json(results / "zero.json", "zerolora render")
+    columns, rows = table(train_usage)
+    page = page_of(
+        "page.html",
         run=run,
+        model=model.name,
+        data=data.name,
         evaluated=after.get("enabled", True),
         before=before,
         after=after,
+        difference=compared,
+        metrics=_metrics(compared),
+        groups=groups,
+        gate={"fail_if": settings.fail_if, "failure": _verdict(settings.fail_if, compared)},
+        pairs=list(zip(*answers, strict=True))[: settings.examples],
+        changed=changed(*answers)[: settings.examples],
+        first=_first(list(zip(*answers, strict=True)), changed(*answers))[: min(SHOWN_FIRST, settings.examples)],
+        cost=cost(train_usage, trained, used["train"], sum(file["bytes"] for file in adapter["files"].values())),
         used=used,
         train=trained,
+        usage={"columns": columns, "rows": rows, "jobs": train_usage.get("accounted_jobs")},
         stats=read_json(data / "stats.json", "zerolora prepare"),
         mask=read_json(data / "mask.json", "zerolora prepare"),
         packing=read_json(packing / "stats.json", "zerolora pack"),
-        lengths=length_histogram(data / "lengths.csv"),
         estimate=estimate,
+        strategy=zero["zerolora"]["strategy"],
         render=render,
-        usage={"columns": COLUMNS, "rows": table(train_usage), "jobs": train_usage.get("accounted_jobs")},
         zero=(results / "zero.json").read_text(encoding="utf-8"),
-        loss=loss_curve(metrics / "loss.csv"),
-        times=step_times(metrics / "telemetry.csv"),
-        gpu_memory=memory_bars(estimate, "gpu"),
-        host_memory=memory_bars(estimate, "host"),
-        difference=compared,
-        groups=[name.removesuffix(".difference") for name in compared if name.endswith(".difference")],
-        changed=changed(*answers)[: settings.examples],
-        gate={"fail_if": settings.fail_if, "failure": _verdict(settings.fail_if, compared)},
-        examples=list(zip(*answers, strict=True))[: settings.examples],
-        provenance=_provenance(run, model, data, results, config, lock),
+        charts=_charts(compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained),
+        provenance=made_of,
+        commands=commands(made_of["commit"], f"results/{run}/report.html"),
     )
     write_json(usage_file, train_usage)
     write_json(summary_file, headline(before, compared, trained, used["train"], train_usage))
@@ -99,61 +110,72 @@ def report(
     result(before_and_after(before, compared))
 
 
-def _verdict(fail_if: str | None, figures: dict[str, Any]) -> str | None:
+def _charts(
+    compared: Mapping[str, float],
+    groups: Sequence[str],
+    data: Path,
+    metrics: Path,
+    estimate: Mapping[str, Any],
+    render: Mapping[str, Any],
+    zero: Mapping[str, Any],
+    used: Mapping[str, Any],
+    resources: Mapping[str, Any],
+    trained: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the charts by the section of the page that shows them."""
+    strategy = zero["zerolora"]["strategy"]
+    telemetry = metrics / "telemetry.csv"
+    rendered, wanted = render["choice"]["ranked"][0], render["slurm_resources"]
+    measured_step = resources["training_seconds"] / trained["steps"]
+    memory = [
+        figures.memory_bars(estimate, "gpu", strategy, rendered["gpu_bytes"], used["measured_gpu_bytes"]),
+        figures.memory_bars(estimate, "host", strategy, wanted["host_bytes"], used["measured_host_bytes"]),
+    ]
+    return {
+        "score": [figures.scores(compared, [""], "accuracy", "Accuracy.")] if "difference" in compared else [],
+        "groups": [figures.scores(compared, ["", *groups], "groups-chart", "Accuracy of groups.")] if groups else [],
+        "loss": [figures.loss_curve(metrics / "loss.csv")],
+        "steps": figures.step_times(telemetry),
+        "load": figures.load(telemetry),
+        "memory": memory if wanted["gpus"] else memory[::-1],
+        "predicted": [figures.accuracy_of_prediction(ratios(used, rendered["step_seconds"], measured_step))],
+        "lengths": [figures.lengths(data / "lengths.csv")],
+    }
+
+
+def _metrics(compared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each metric that both models have: its name, both values, the difference and its interval."""
+    names = [
+        name.removeprefix("base_")
+        for name in compared
+        if name.startswith("base_") and not name.endswith(("_low", "_high"))
+    ]
+    rows = []
+    for name in sorted((name for name in names if name in compared), key=lambda name: (name != "accuracy", name)):
+        at = "difference" if name == "accuracy" else f"{name}_difference"
+        ends = [compared[f"{at}_{end}"] for end in ("low", "high") if f"{at}_{end}" in compared]
+        rows.append({"name": name, "base": compared[f"base_{name}"], "tuned": compared[name], "interval": ends})
+    return rows
+
+
+def _first(pairs: Sequence[Pair], changed: Sequence[Pair]) -> list[Pair]:
+    """Return the answers that say most: one that was lost, then those that were gained, then the others."""
+    lost = [pair for pair in changed if not pair[1]["right"]]
+    gained = [pair for pair in changed if pair[1]["right"]]
+    return [*lost[:1], *gained, *lost[1:], *(pair for pair in pairs if pair[0]["right"] == pair[1]["right"])]
+
+
+def _verdict(fail_if: str | None, compared: dict[str, Any]) -> str | None:
     """Return why the stage accept will fail, None if it will not."""
     if fail_if is None:
         return None
     try:
-        return parse(fail_if).failure(figures)
+        return parse(fail_if).failure(compared)
     except KeyError as error:
         return f"there is no {error.args[0]}"
 
 
-def _refused(fail_if: str | None, figures: dict[str, Any]) -> str | None:
+def _refused(fail_if: str | None, compared: dict[str, Any]) -> str | None:
     """Return why a run is not accepted, as the stage accept says it."""
-    failure = _verdict(fail_if, figures)
+    failure = _verdict(fail_if, compared)
     return f"evaluate.fail_if: {fail_if}: {failure}" if failure else None
-
-
-def _provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:
-    base = read_json(model / MANIFEST, "zerolora fetch")
-    prepared = read_json(data / "manifest.json", "zerolora prepare")
-    weights = {name: file["sha256"] for name, file in base["files"].items() if name.endswith(".safetensors")}
-    return {
-        "run": run,
-        "commit": _commit(),
-        "base model": ", ".join(f"{key} {value}" for key, value in base["source"].items()),
-        "base model's licence": base["license"],
-        "base model's parameters": f"{base['parameters']:,}",
-        **{f"base {name} sha256": digest for name, digest in weights.items()},
-        **{f"data file {path} sha256": digest for path, digest in prepared["read"].items()},
-        **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
-        **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora train")),
-        "config sha256": sha256(config),
-        "lock file sha256": sha256(lock),
-    }
-
-
-def _of_adapter(manifest: dict[str, Any]) -> dict[str, str]:
-    """Return the hashes of what was trained, and of each adapter that training went on from, the last one first."""
-    found = {
-        f"{name} sha256": file["sha256"] for name, file in manifest["files"].items() if name.endswith(".safetensors")
-    }
-    origin, before = manifest.get("from_adapter"), "goes on from"
-    while origin:
-        source = "".join(f", {key} {value}" for key, value in origin.get("source", {}).items())
-        licence = f", {origin['license']}" if "license" in origin else ""
-        found[before] = f"{origin['directory']} (sha256 {origin['sha256']}{source}{licence})"
-        origin, before = origin.get("from_adapter"), f"{before}, which goes on from"
-    return found
-
-
-def _commit() -> str:
-    """Return the checked-out commit, with a note if tracked files differ from it."""
-    answers = []
-    for command in (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]):
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            return "not in a git repository"
-        answers.append(result.stdout.strip())
-    return answers[0] + (" with uncommitted changes" if answers[1] else "")

@@ -54,9 +54,17 @@ ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def table(found: dict[str, Any]) -> dict[str, list[str]]:
-    """Return {row title: one formatted cell for each of COLUMNS}; unknown values are empty strings."""
-    return {
-        title: [shown(found[f"{column}_{name}"]) if f"{column}_{name}" in found else "" for column in COLUMNS]
-        for title, (name, shown) in ROWS.items()
+def table(found: dict[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the columns that have a figure, and {row title: one formatted cell for each of them}; unknown values are
+    empty strings. A quantity that is 0 everywhere, as GPU memory on CPUs, has no row."""
+    known = {
+        title: [found.get(f"{column}_{name}") for column in COLUMNS]
+        for title, (name, _) in ROWS.items()
+        if any(found.get(f"{column}_{name}") for column in COLUMNS)
     }
+    columns = [place for place in range(len(COLUMNS)) if any(cells[place] is not None for cells in known.values())]
+    cells = {
+        title: ["" if values[place] is None else ROWS[title][1](values[place]) for place in columns]
+        for title, values in known.items()
+    }
+    return [COLUMNS[place] for place in columns], cells

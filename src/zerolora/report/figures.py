@@ -1,0 +1,402 @@
+"""The charts of a run's page: scores, loss, time of a step, load, lengths of rows, memory of every strategy."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from zerolora.report.charts import PALETTE, Chart, rule_at_pointer, thinned
+from zerolora.units import GIB
+
+PARTS = ("forward", "backward", "communication", "optimizer", "data", "between")
+"""Where the time of a step goes, as telemetry.csv has it."""
+AROUND = ("total", "model_states", "peak_phase")
+"""Of a prediction, what is not a term."""
+
+
+def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, title: str) -> Chart:
+    """Return the accuracies of both models with their 95 % intervals, for all rows ("") or for these groups."""
+    rows = []
+    for group in groups:
+        at = f"{group}." if group else ""
+        for model, field in (("base", "base_accuracy"), ("fine-tuned", "accuracy")):
+            value, low, high = (difference[f"{at}{field}{end}"] for end in ("", "_low", "_high"))
+            rows.append({"group": group or "all rows", "model": model, "accuracy": value, "low": low, "high": high})
+    colour = {"field": "model", "scale": {"domain": ["base", "fine-tuned"], "range": [PALETTE[1], PALETTE[0]]}}
+    several = len(groups) > 1
+    y: dict[str, Any] = {"field": "group" if several else "model", "sort": None, "title": None}
+    offset = {"yOffset": {"field": "model", "sort": None}} if several else {}
+    x = {
+        "type": "quantitative",
+        "title": "accuracy",
+        "scale": {"domain": [0, 1]},
+        "axis": {"format": "%", "grid": True},
+    }
+    tooltip = [
+        {"field": "group", "title": "rows"},
+        {"field": "model"},
+        *({"field": field, "type": "quantitative", "format": ".1%"} for field in ("accuracy", "low", "high")),
+    ]
+    encoding = {"y": y | {"type": "nominal"}, **offset, "color": colour | {"type": "nominal"}, "tooltip": tooltip}
+    if not several:
+        encoding["color"]["legend"] = None
+    spec = {
+        "height": (34 if several else 30) * (len(groups) if several else 2),
+        "data": {"values": rows},
+        "encoding": encoding,
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 3},
+                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+            },
+            {"mark": {"type": "point", "size": 90}, "encoding": {"x": {"field": "accuracy", **x}}},
+        ],
+    }
+    gains = [row["accuracy"] - base["accuracy"] for base, row in zip(rows[::2], rows[1::2], strict=True)]
+    summary = "Lines are Wilson's 95 % intervals." + (
+        f" The difference is between {min(gains):+.1%} and {max(gains):+.1%}." if several else ""
+    )
+    return Chart(name, title, summary, spec)
+
+
+def loss_curve(table: Path) -> Chart:
+    """Return training and validation loss by step, from loss.csv."""
+    read = _read(table)
+    trained = [{"step": row["step"], "loss": row["loss"]} for row in read if "loss" in row]
+    validated = [{"step": row["step"], "loss": row["loss_validation"]} for row in read if "loss_validation" in row]
+    rows = [
+        {"step": row["step"], "series": series, "value": row["loss"]}
+        for series, own in (("training", thinned(trained)), ("validation", validated))
+        for row in own
+    ]
+    names = ["training", "validation"] if validated else ["training"]
+    logarithmic = all(row["value"] > 0 for row in rows)
+    colour = {"field": "series", "type": "nominal", "scale": {"domain": names, "range": list(PALETTE[:2])}}
+    encoding = {
+        "x": {"field": "step", "type": "quantitative", "axis": {"tickMinStep": 1}, "scale": {"nice": False}},
+        "y": {
+            "field": "value",
+            "type": "quantitative",
+            "title": f"loss per supervised token{' (log scale)' if logarithmic else ''}",
+            "scale": {"type": "log" if logarithmic else "linear"},
+            "axis": {"format": "~g", "tickCount": 5},
+        },
+        "color": colour if validated else colour | {"legend": None},
+    }
+    points = {"transform": [{"filter": "datum.series == 'validation'"}], "mark": {"type": "point", "size": 70}}
+    spec = {
+        "data": {"values": rows},
+        "layer": [{"mark": "line", "encoding": encoding}, {**points, "encoding": encoding}],
+    }
+    summary = f"Training: {trained[0]['loss']:.4g} at step {trained[0]['step']:.0f}, "
+    summary += f"{trained[-1]['loss']:.4g} at step {trained[-1]['step']:.0f}."
+    if validated:
+        summary += f" Validation: {validated[-1]['loss']:.4g} at step {validated[-1]['step']:.0f}."
+    return Chart("loss-curve", "Loss.", summary + _thinning(trained), spec, rule_at_pointer("step", "step", names))
+
+
+def step_times(table: Path) -> list[Chart]:
+    """Return the parts of each step's time, and the tokens/s, from telemetry.csv; nothing if it has no times."""
+    read = [row for row in _read(table) if "seconds" in row]
+    if not read:
+        return []
+    rows = thinned([{name.removesuffix("_seconds"): value for name, value in row.items()} for row in read])
+    parts = [part for part in PARTS if any(row.get(part) for row in rows)]
+    long = [
+        {"step": row["step"], "series": part, "value": row.get(part, 0), "order": order}
+        for row in rows
+        for order, part in enumerate(parts)
+    ]
+    sums = {part: sum(row.get(f"{part}_seconds", 0) for row in read) for part in parts}
+    whole = sum(sums.values())
+    shares = ", ".join(f"{part} {sums[part] / whole:.1%}" for part in sorted(parts, key=lambda part: -sums[part]))
+    step = {"field": "step", "type": "quantitative", "axis": {"tickMinStep": 1}, "scale": {"nice": False}}
+    stacked = {
+        "data": {"values": long},
+        "layer": [
+            {
+                "mark": {"type": "area", "opacity": 0.9},
+                "encoding": {
+                    "x": step,
+                    "y": {"field": "value", "type": "quantitative", "title": "seconds of a step", "stack": True},
+                    "order": {"field": "order"},
+                    "color": {"field": "series", "type": "nominal", "scale": {"domain": parts}},
+                },
+            }
+        ],
+    }
+    rates = [row | {"series": "tokens/s", "value": row["tokens_per_second"]} for row in rows]
+    rates = [{name: row[name] for name in ("step", "series", "value")} for row in rates]
+    line = {
+        "height": 130,
+        "data": {"values": rates},
+        "layer": [
+            {
+                "mark": "line",
+                "encoding": {"x": step, "y": {"field": "value", "type": "quantitative", "title": "tokens/s"}},
+            }
+        ],
+    }
+    values = sorted(row["tokens_per_second"] for row in read)
+    middle = f"Median of all steps: {values[len(values) // 2]:,.4g}; least {values[0]:,.4g}, most {values[-1]:,.4g}."
+    pointed = rule_at_pointer("step", "step", parts, "s")
+    return [
+        Chart("step-times", "Time of a step, by part.", f"Of all steps: {shares}.{_thinning(read)}", stacked, pointed),
+        Chart("tokens", "Tokens per second.", middle, line, rule_at_pointer("step", "step", ["tokens/s"])),
+    ]
+
+
+def load(table: Path) -> list[Chart]:
+    """Return the load of processors and GPU, and the memory in use, over time, from telemetry.csv. What was never read
+    has no chart."""
+    read = [row for row in _read(table) if "seconds" in row]
+    ends = accumulate(row["seconds"] + row.get("between_seconds", 0) for row in read)
+    rows = thinned([row | {"minutes": end / 60} for row, end in zip(read, ends, strict=True)])
+    charts = [
+        ("load", "Utilisation.", {"CPU": ("cpu_percent", 1), "GPU": ("gpu_percent", 1), "MFU": ("mfu", 0.01)}, "%"),
+        ("held", "Memory in use.", {"host": ("host_memory_bytes", GIB), "GPU": ("gpu_memory_bytes", GIB)}, "GiB"),
+    ]
+    return [chart for each in charts for chart in _over_time(rows, *each)]
+
+
+def _over_time(
+    rows: list[dict[str, float]], name: str, title: str, columns: Mapping[str, tuple[str, float]], unit: str
+) -> list[Chart]:
+    series = [key for key, (column, _) in columns.items() if any(column in row for row in rows)]
+    if not series:
+        return []
+    long = [
+        {"minutes": row["minutes"], "series": key, "value": row[columns[key][0]] / columns[key][1]}
+        for key in series
+        for row in rows
+        if columns[key][0] in row
+    ]
+    scale = {"domain": [0, 100]} if unit == "%" else {}
+    colour = {"field": "series", "type": "nominal", "scale": {"domain": series}}
+    spec = {
+        "height": 150,
+        "data": {"values": long},
+        "layer": [
+            {
+                "mark": "line",
+                "encoding": {
+                    "x": {"field": "minutes", "type": "quantitative", "title": "minutes of training"},
+                    "y": {"field": "value", "type": "quantitative", "title": unit, "scale": scale},
+                    "color": colour if len(series) > 1 else colour | {"legend": None},
+                },
+            }
+        ],
+    }
+    said = []
+    for key in series:
+        own = [row["value"] for row in long if row["series"] == key]
+        said.append(f"{key}: mean {sum(own) / len(own):.3g} {unit}, most {max(own):.3g} {unit}")
+    pointed = rule_at_pointer("minutes", "minutes", series, unit, ".3~g")
+    return [Chart(name, title, "; ".join(said) + ", of rank 0's node and device.", spec, pointed)]
+
+
+def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: float, measured: float | None) -> Chart:
+    """Return the predicted memory of every strategy, stacked by term, against the capacity.
+
+    `where` is "gpu" or "host"; `rendered` is predicted for the run as it was rendered, with strategy `chosen`, and
+    `measured` is its peak, both in bytes.
+    """
+    entries = estimate["strategies"]
+    terms = {name for entry in entries for name, size in entry[where].items() if name not in AROUND and size > 0}
+    # Negative terms are left out: activations may use memory that is counted for gradients (memory/gpu.py).
+    ordered = sorted(terms, key=lambda term: (-max(entry[where][term] for entry in entries), term))
+    rows = [
+        {
+            "strategy": entry["strategy"],
+            "term": term.replace("_", " "),
+            "GiB": entry[where][term] / GIB,
+            "order": order,
+            "fits": bool(entry["fits"]),
+        }
+        for entry in entries
+        for order, term in enumerate(ordered)
+        if entry[where][term] > 0
+    ]
+    points = {"◇ predicted as rendered": rendered} | ({"◆ measured": measured} if measured else {})
+    ends = {entry["strategy"]: _end(entry, where) for entry in entries}
+    ends[chosen] = max(ends[chosen], *(value / GIB for value in points.values()))
+    notes = [
+        {"strategy": entry["strategy"], "end": ends[entry["strategy"]], "note": note}
+        for entry in entries
+        if (note := "chosen" if entry["strategy"] == chosen else "" if entry["fits"] else "cannot run")
+    ]
+    marked = f"datum.value == {json.dumps(chosen)}"
+    capacity = estimate["capacity"][where]
+    per = "host" if where == "host" else "GPU" if capacity else "rank"
+    y = {
+        "field": "strategy",
+        "type": "nominal",
+        "sort": None,
+        "title": None,
+        "axis": {"labelFontWeight": {"condition": {"test": marked, "value": "bold"}, "value": "normal"}},
+    }
+    layers = [
+        {
+            "data": {"values": rows},
+            "mark": "bar",
+            "encoding": {
+                "y": y,
+                "x": {"field": "GiB", "type": "quantitative", "title": f"GiB per {per}", "axis": {"grid": True}},
+                "color": {
+                    "field": "term",
+                    "type": "nominal",
+                    "scale": {"domain": [term.replace("_", " ") for term in ordered]},
+                },
+                "order": {"field": "order"},
+                "opacity": {"condition": {"test": "datum.fits", "value": 1}, "value": 0.35},
+                "tooltip": [
+                    {"field": "strategy"},
+                    {"field": "term"},
+                    {"field": "GiB", "type": "quantitative", "format": ".3f"},
+                ],
+            },
+        },
+        {
+            "data": {"values": notes},
+            "mark": {"type": "text", "align": "left", "dx": 10},
+            "encoding": {"y": y, "x": {"field": "end", "type": "quantitative"}, "text": {"field": "note"}},
+        },
+        *(_diamond(value / GIB, what, chosen, y) for what, value in points.items()),
+    ]
+    fitting = sum(bool(entry["fits"]) for entry in entries)
+    summary = f"{fitting} of {len(entries)} strategies can run here"
+    if capacity:
+        layers.append(_line(capacity / GIB, f"capacity {capacity / GIB:.4g} GiB"))
+        summary += f", in {capacity / GIB:.4g} GiB per {per}"
+    summary += f". Chosen: {chosen}, " + ", ".join(f"{value / GIB:.2f} GiB {what}" for what, value in points.items())
+    summary += ". Bars are with activation checkpointing, unless it is turned off."
+    title = f"Peak memory of one {per}, predicted by term."
+    return Chart(f"memory-{where}", title, summary, {"height": 21 * len(entries), "layer": layers})
+
+
+def _end(entry: Mapping[str, Any], where: str) -> float:
+    return sum(size for name, size in entry[where].items() if name not in AROUND and size > 0) / GIB
+
+
+def _line(at: float, label: str) -> dict[str, Any]:
+    """Return a vertical line with its label left of it."""
+    x = {"field": "at", "type": "quantitative"}
+    text = {"type": "text", "align": "right", "baseline": "top", "dx": -5}
+    return {
+        "data": {"values": [{"at": at, "label": label}]},
+        "layer": [
+            {"mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5}, "encoding": {"x": x}},
+            {"mark": text, "encoding": {"x": x, "y": {"value": 2}, "text": {"field": "label"}}},
+        ],
+    }
+
+
+def _diamond(at: float, what: str, strategy: str, y: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "data": {"values": [{"strategy": strategy, "GiB": at, "what": what}]},
+        "mark": {
+            "type": "point",
+            "shape": "diamond",
+            "size": 90,
+            "filled": what.startswith("◆"),
+            "color": "currentColor",
+            "strokeWidth": 2,
+        },
+        "encoding": {
+            "y": y,
+            "x": {"field": "GiB", "type": "quantitative"},
+            "tooltip": [{"field": "what"}, {"field": "GiB", "type": "quantitative", "format": ".3f"}],
+        },
+    }
+
+
+def accuracy_of_prediction(ratios: Mapping[str, float]) -> Chart:
+    """Return what was measured over what was predicted, by quantity."""
+    rows = [{"quantity": name, "ratio": ratio} for name, ratio in ratios.items()]
+    furthest = max(2.0, *(max(ratio, 1 / ratio) for ratio in ratios.values())) * 1.1
+    x = {
+        "field": "ratio",
+        "type": "quantitative",
+        "title": "measured over predicted (log scale)",
+        "scale": {"type": "log", "domain": [1 / furthest, furthest], "nice": False},
+        "axis": {"format": "~g", "values": [0.1, 0.2, 0.5, 1, 2, 5, 10], "grid": True},
+    }
+    y = {"field": "quantity", "type": "nominal", "sort": None, "title": None}
+    spec = {
+        "height": 28 * len(rows),
+        "data": {"values": rows},
+        "layer": [
+            {"mark": {"type": "rule", "strokeDash": [5, 4]}, "data": {"values": [{"ratio": 1}]}, "encoding": {"x": x}},
+            {
+                "mark": {"type": "bar", "height": 4},
+                "encoding": {"y": y, "x": x, "x2": {"datum": 1}},
+            },
+            {
+                "mark": {"type": "point", "size": 90, "color": PALETTE[0]},
+                "encoding": {
+                    "y": y,
+                    "x": x,
+                    "tooltip": [{"field": "quantity"}, {"field": "ratio", "type": "quantitative", "format": ".3f"}],
+                },
+            },
+        ],
+    }
+    said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    return Chart("predicted", "Measured over predicted.", f"1 is exact: {said}.", spec)
+
+
+def lengths(table: Path) -> Chart:
+    """Return the number of rows of each split by length, from lengths.csv."""
+    read = _read(table)
+    width = read[0]["tokens"]
+    splits = [name for name in ("train", "validation", "test") if any(row[name] for row in read)]
+    first = next((place for place, row in enumerate(read) if any(row[name] for name in splits)), 0)
+    rows = [
+        {"from": row["tokens"] - width, "to": row["tokens"], "series": name, "value": row[name]}
+        for name in splits
+        for row in read[first:]
+        if row[name]
+    ]
+    x = {"field": "from", "type": "quantitative", "title": "tokens of a row", "scale": {"zero": False}}
+    spec = {
+        "height": 170,
+        "data": {"values": rows},
+        "mark": {"type": "bar", "binSpacing": 1, "opacity": 0.75},
+        "encoding": {
+            "x": x | {"bin": "binned"},
+            "x2": {"field": "to"},
+            "y": {
+                "field": "value",
+                "type": "quantitative",
+                "title": "rows (symlog scale)",
+                "stack": None,
+                "scale": {"type": "symlog"},
+                "axis": {"values": [0, 1, 10, 100, 1000, 10000, 100000, 1000000]},
+            },
+            "color": {"field": "series", "type": "nominal", "scale": {"domain": splits}},
+            "tooltip": [
+                {"field": "series", "title": "split"},
+                {"field": "from", "title": "tokens over"},
+                {"field": "to", "title": "up to"},
+                {"field": "value", "title": "rows"},
+            ],
+        },
+    }
+    every = [row for row in read if any(row[name] for name in splits)]
+    ends = f"{every[0]['tokens'] - width:.0f} to {every[-1]['tokens']:.0f}" if every else "no"
+    return Chart("lengths", "Lengths of rows.", f"Rows have {ends} tokens.", spec)
+
+
+def _thinning(rows: Sequence[Any]) -> str:
+    size = -(-len(rows) // len(thinned(rows)))
+    return f" Each point is the mean of {size} steps." if size > 1 else ""
+
+
+def _read(table: Path) -> list[dict[str, float]]:
+    """Return the rows of a CSV file of numbers, without empty cells and those that are not finite."""
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+    return [{name: value for name, value in row.items() if isfinite(value)} for row in rows]

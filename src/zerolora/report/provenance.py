@@ -1,0 +1,67 @@
+"""What a run was made of: the hashes of all it read, the commit, and the commands that make it again."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from zerolora.files import MANIFEST, read_json, sha256
+
+UNCOMMITTED = " with uncommitted changes"
+
+
+def provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:
+    """Return {what: its name, number or sha256}. Raises UserError if a manifest is missing."""
+    base = read_json(model / MANIFEST, "zerolora fetch")
+    prepared = read_json(data / "manifest.json", "zerolora prepare")
+    weights = {name: file["sha256"] for name, file in base["files"].items() if name.endswith(".safetensors")}
+    return {
+        "run": run,
+        "commit": commit(),
+        "base model": ", ".join(f"{key} {value}" for key, value in base["source"].items()),
+        "base model's licence": base["license"],
+        "base model's parameters": f"{base['parameters']:,}",
+        **{f"base {name} sha256": digest for name, digest in weights.items()},
+        **{f"data file {path} sha256": digest for path, digest in prepared["read"].items()},
+        **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
+        **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora train")),
+        "config sha256": sha256(config),
+        "lock file sha256": sha256(lock),
+    }
+
+
+def commit() -> str:
+    """Return the checked-out commit, with a note if tracked files differ from it."""
+    answers = []
+    for command in (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]):
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            return "not in a git repository"
+        answers.append(result.stdout.strip())
+    return answers[0] + (UNCOMMITTED if answers[1] else "")
+
+
+def commands(commit: str, page: str) -> dict[str, str]:
+    """Return {what they do: shell commands}, in the project's directory; `page` is the path of the run's page there."""
+    revision = commit.removesuffix(UNCOMMITTED)
+    compute = f".venv/bin/snakemake --profile profiles/local {page}"
+    if not re.fullmatch("[0-9a-f]{40,64}", revision):
+        return {"compute it": compute}
+    return {
+        "compute it again": f"git checkout {revision}\nmake .venv/installed\n{compute}",
+        "take it from DVC's cache or remote, without computing": f".venv/bin/dvc pull\nmake checkout REV={revision}",
+    }
+
+
+def _of_adapter(manifest: dict[str, Any]) -> dict[str, str]:
+    """Return the hashes of what was trained, and of each adapter that training went on from, the last one first."""
+    found = {
+        f"{name} sha256": file["sha256"] for name, file in manifest["files"].items() if name.endswith(".safetensors")
+    }
+    origin, before = manifest.get("from_adapter"), "goes on from"
+    while origin:
+        source = "".join(f", {key} {value}" for key, value in origin.get("source", {}).items())
+        licence = f", {origin['license']}" if "license" in origin else ""
+        found[before] = f"{origin['directory']} (sha256 {origin['sha256']}{source}{licence})"
+        origin, before = origin.get("from_adapter"), f"{before}, which goes on from"
+    return found
