@@ -20,14 +20,15 @@ def sections(rows: Sequence[Row]) -> dict[str, list[Chart]]:
     trained = [row for row in rows if "curve" in row]
     chosen = best(trained)
     where = "gpu" if any("measured_gpu_bytes" in row for row in trained) else "host"
+    of_device = [row for row in trained if f"measured_{where}_bytes" in row]
     rest = f" Of {len(trained)} runs, the {MOST} of lowest loss." if len(trained) > MOST else ""
     if not chosen:
         return {}
     stacked = [_memory(chosen, where, rest)] if any(row["memory"].get(where) for row in chosen) else []
     return {
         "Losses": [_losses(chosen, rest)],
-        "Cost": [_time_and_memory(trained, where)],
-        "Predicted and measured": [_predicted_memory(trained, where), _predicted_time(trained)],
+        "Cost": [_time_and_memory(of_device, where)],
+        "Predicted and measured": [_predicted_memory(of_device, where), _predicted_time(trained)],
         "Where memory and time go": [*stacked, _parts(chosen, rest)],
     }
 
