@@ -23,7 +23,7 @@ CHARTS = 6
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the page of finished runs, one that its gate does not let pass, and one that has not run."""
-    rows = {f"run{place}": row(place) for place in range(RUNS - 2)}
+    rows = {f"run{place}": row(place, adapter_bytes=10**7 * 1000 ** (place % 2)) for place in range(RUNS - 2)}
     rows["gated"] = row(9, status="failed", reason=f"evaluate.fail_if: {SCRIPT}", strategy="config/deepspeed/<b>.json")
     folder = tmp_path_factory.mktemp("comparison")
     results = results_of(folder / "results", rows, [*rows, "waiting"])
@@ -49,7 +49,7 @@ def page(browser: Browser, file: Path) -> Iterator[Page]:
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: request.url.startswith("file:") or said.append(request.url))
+    page.on("request", lambda request: said.extend([request.url][request.url.startswith("file:") :]))
     page.goto(file.as_uri())
     page.wait_for_function(f"document.querySelectorAll('.live svg').length === {CHARTS}")
     yield page
@@ -87,6 +87,13 @@ def test_a_click_sorts_numbers_as_numbers_and_empty_ones_last(page: Page) -> Non
     assert ascending == [f"{0.5 + place:.4g}" for place in range(RUNS - 2)] + ["9.5", ""]
     button.click()
     assert column(page, loss) == [*reversed(ascending[:-1]), ""]
+
+
+def test_sizes_sort_by_their_bytes(page: Page) -> None:
+    adapter = place_of(page, "adapter")
+    page.locator("thead button").nth(adapter - 1).click()
+    units = [text.split()[-1] for text in column(page, adapter) if text]
+    assert units == sorted(units, reverse=True) and len(set(units)) == 2  # MiB before GiB
 
 
 def test_the_keyboard_sorts_too(page: Page) -> None:

@@ -137,6 +137,17 @@ def test_a_run_that_waits_for_its_jobs_has_no_results_of_before(tmp_path: Path) 
     assert "loss" not in rows[1]
 
 
+def test_a_stage_that_ended_well_is_no_reason(tmp_path: Path) -> None:
+    """Its outputs were removed since, and its log has a warning at its end."""
+    results = results_of(tmp_path, {}, ["one"])
+    log = results / "logs/train/one.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("zerolora: rank 1 is slow\n")
+    log.with_suffix(".status.json").write_text(json.dumps({"started": 1, "result": "loss 4.8 -> 0.1"}))
+    (only,), _ = what_is_there(results)
+    assert (only["status"], only["reason"]) == ("not run", "")
+
+
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
@@ -149,13 +160,24 @@ def test_a_run_that_waits_for_its_jobs_has_no_results_of_before(tmp_path: Path) 
             ],
             "rank 1 failed with exit code 1: RuntimeError: out of memory",
         ),
+        (
+            [
+                *("zerolora: nothing fits, not even with the smallest:", "zerolora:   strategy  GPU  host"),
+                *(
+                    "zerolora:   zero3: 5 GiB are more than 3 GiB",
+                    "zerolora: write into the run:",
+                    "zerolora:   render:",
+                ),
+            ],
+            "nothing fits, not even with the smallest: 5 GiB are more than 3 GiB",
+        ),
         (["zerolora: rank 1 is slow", "Killed"], ""),
         ([], ""),
     ],
 )
 def test_the_reason_is_the_last_message_of_a_log(tmp_path: Path, lines: list[str], reason: str) -> None:
     (tmp_path / "a.log").write_text("\n".join(lines))
-    assert reason_in(tmp_path / "a.log") == reason
+    assert reason_in(tmp_path / "a.log", "zero3") == reason
 
 
 def test_a_stage_that_was_killed_is_told_with_how_far_it_was(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_refused_and_failed_runs_have_a_row_and_hold_up_no_engine(make_project: 
         "large": "refused",
         "wild": "failed",
     }
-    assert rows["large"]["reason"].startswith("render: ") and "100" in rows["large"]["reason"]
+    assert rows["large"]["reason"].startswith("render: ") and "of a host's 0.10 GiB" in rows["large"]["reason"]
     assert "lower train.learning_rate" in rows["wild"]["reason"]
     assert float(rows["default"]["loss"]) > 0 and rows["wild"]["loss"] == ""
     assert [rows[name]["hardware.host_memory"] for name in rows] == ["", "100MiB", ""]

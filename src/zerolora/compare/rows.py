@@ -58,14 +58,14 @@ def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> t
             "run": run,
             "dataset": settings["dataset"],
             "model": resolved["prepare"][settings["dataset"]]["model"],
+            "strategy": settings["render"]["strategy"],
         }
         file = results / ROWS / f"{run}.json"
         row = _ended(results, names) or _outdated(run, outdated or {})
         if row is None and file.is_file():
             rows += finished([run], results / ROWS)
             continue
-        strategy = settings["render"]["strategy"]
-        rows.append({"run": run, "strategy": strategy, **(row or {"status": "not run", "reason": ""})})
+        rows.append({"run": run, "strategy": names["strategy"], **(row or {"status": "not run", "reason": ""})})
     return rows, overrides
 
 
@@ -82,17 +82,18 @@ def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
         path = results / "logs" / stage / f"{log.format(**names)}.log"
         if Path(output.format(**names)).exists() or not (status := read_status(path)) or "result" in status:
             continue
-        if reason := reason_in(path):
+        if reason := reason_in(path, names["strategy"]):
             return {"status": "refused" if stage in PLANNING else "failed", "reason": f"{stage}: {reason}"}
         far = f" at {status['done']} of {status['total']}" if status.get("total") else ""
         return {"status": "failed", "reason": f"{stage}: runs, or ended without a message{far}; see {path}"}
     return None
 
 
-def reason_in(log: Path) -> str:
-    """Return the last message for the user in a log as one line, empty if it does not end with one.
+def reason_in(log: Path, strategy: str = "") -> str:
+    """Return the last message for the user in a log as one line, empty if the log does not end with one.
 
-    The message about a rank that failed goes on with that rank's last lines, of which the last one is taken too.
+    Of a message that goes on after a colon, it is the first line and what is said of `strategy` there; of one about a
+    rank that failed, the first line and the rank's last.
     """
     try:
         with log.open("rb") as file:
@@ -101,9 +102,13 @@ def reason_in(log: Path) -> str:
     except OSError:
         return ""
     written = [line for line in lines if line.strip()]
-    messages = itertools.takewhile(lambda line: line.startswith(PREFIX), reversed(written))
-    block = [line.removeprefix(PREFIX) for line in messages]
-    if not block:
-        return ""
-    head = next((line for line in block if line.endswith(ITS_LAST_LINES)), None)
-    return f"{head.removesuffix(ITS_LAST_LINES)}: {block[0].strip()}" if head and head != block[0] else block[0]
+    messages = list(itertools.takewhile(lambda line: line.startswith(PREFIX), reversed(written)))
+    block = [line.removeprefix(PREFIX) for line in reversed(messages)]
+    for place, line in enumerate(block[:-1]):
+        if line.endswith(ITS_LAST_LINES):
+            return f"{line.removesuffix(ITS_LAST_LINES)}: {block[-1].strip()}"
+        if line.endswith(":") and line[0] != " ":
+            own = f"  {strategy}: "
+            said = next((each.removeprefix(own) for each in block[place:] if each.startswith(own)), "")
+            return f"{line} {said}" if said else line.removesuffix(":")
+    return block[-1] if block else ""
