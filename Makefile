@@ -1,5 +1,5 @@
 # `make run` and `make test` need python3 (3.11 or newer), git and make; everything else goes into .venv. Only the Slurm
-# that some tests bring up is made of the system's packages, which `make test` installs on Debian.
+# and the browser of some tests are the system's packages, which `make test` installs on Debian.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,15 +17,16 @@ help:  ## show this
 run: $(INSTALLED)  ## run the pipeline of config/config.yaml
 	$(BIN)/snakemake --profile $(PROFILE) all
 
-test: $(INSTALLED)  ## run all tests, fast ones first; on Debian, installs a Slurm for those that need one
+test: $(INSTALLED)  ## run all tests, fast ones first; on Debian, installs a Slurm and a browser for those that need one
 	@tests/slurm/install
+	@tests/browser/install
 	$(PYTEST)
 
-test-no-slurm: $(INSTALLED)  ## run all tests but those that need a Slurm
-	$(PYTEST) -m "not slurm"
+test-no-slurm: $(INSTALLED)  ## run all tests but those that need packages of the system: a Slurm, a browser
+	$(PYTEST) -m "not slurm and not browser"
 
-test-fast: $(INSTALLED)  ## run the tests that train nothing
-	$(PYTEST) -m "not slow"
+test-fast: $(INSTALLED)  ## run the tests that train nothing and need no browser
+	$(PYTEST) -m "not slow and not browser"
 
 lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/ruff check

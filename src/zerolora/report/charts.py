@@ -9,6 +9,7 @@ the machine.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -144,6 +145,7 @@ def thinned(rows: Sequence[Mapping[str, float]], at_most: int = POINTS) -> list[
     return result
 
 
+@cache
 def javascript() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script, which sets `vegaEmbed`."""
     import vl_convert

@@ -2,7 +2,7 @@
 "use strict";
 
 function draw(figure) {
-  if (figure.classList.contains("drawn") || figure.offsetParent === null) return;
+  if (figure.classList.contains("drawn") || !figure.checkVisibility()) return;
   figure.classList.add("drawn");
   const spec = JSON.parse(figure.querySelector("script").textContent);
   const live = figure.querySelector(".live");

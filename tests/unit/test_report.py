@@ -1,0 +1,198 @@
+"""The page of a finished run, as text: what is on it, and what is not. tests/browser looks at it in a browser."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from finished_run import FinishedRun
+
+from zerolora.report.charts import POINTS, Chart, thinned
+from zerolora.report.cost import duration
+from zerolora.report.html import render
+from zerolora.report.provenance import UNCOMMITTED, commands
+from zerolora.report.usage import table
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FinishedRun:
+    return FinishedRun(tmp_path / "run")
+
+
+def text_of(page: Path) -> str:
+    """Return the page's text: without scripts, styles, pictures and tags, and with single spaces."""
+    text = re.sub(r"<(script|style|svg)\b.*?</\1>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+
+
+def test_the_result_comes_first_then_the_cost_then_evidence_then_provenance(run: FinishedRun) -> None:
+    text = text_of(run.page(fail_if="accuracy < base - 0.01"))
+    marks = [
+        "0.0% → 99.5%",
+        "of 200 held-out rows",
+        "+99.5 points",
+        "95 % interval +98.5 to +100.0",
+        "199 answers became right and 0 wrong",
+        "p 2.5e-60",
+        "✓ Accepted",
+        "3 answers side by side",
+        "wall time of training 2 min 55 s predicted 8 min 2 s",
+        "peak host memory 2.98 GiB predicted 2.92 GiB",
+        "Time of a step, by part.",
+        "Peak memory of one host",
+        "1 is exact: wall time 0.36, time of a step 0.40, host memory 1.02",
+        "Proof of the loss mask",
+        "Answers that changed",
+        "Provenance",
+        "How to have it again",
+        ".venv/bin/snakemake --profile profiles/local results/default/report.html",
+    ]
+    places = [text.find(mark) for mark in marks]
+    assert -1 not in places, marks[places.index(-1)]
+    assert places == sorted(places)
+
+
+def test_what_does_not_apply_is_not_shown(run: FinishedRun) -> None:
+    text = text_of(run.page())
+    for absent in (
+        "GPU memory",
+        "GPU hours",
+        "MFU",
+        "Accepted",
+        "accepted",
+        "Packing:",
+        "Routers",
+        "accounted",
+        "None",
+    ):
+        assert absent not in text
+    run.on_gpus()
+    text = text_of(run.page(fail_if="accuracy < 2"))
+    for present in (
+        "peak GPU memory 1.60 GiB predicted 2.00 GiB",
+        "GPU hours",
+        "MFU 41.0%",
+        "on 2 GPUs",
+        "✗ Not accepted",
+    ):
+        assert present in text
+    assert "Peak memory of one GPU" in text and "GPU: mean 87 %" in text
+
+
+def test_a_run_that_was_not_evaluated_shows_its_loss(run: FinishedRun) -> None:
+    for name in ("base", "default/metrics"):
+        for file in ("evaluate", "evaluate_resources"):
+            run.edit(f"{name}/{file}.json", lambda _: {"enabled": False})
+    for name in ("base", "default"):
+        run.edit(f"{name}/answers.json", lambda _: [])
+    text = text_of(run.page())
+    assert "Not evaluated" in text and "4.816 → 0.0003569" in text
+    for absent in ("Generating answers", "side by side", "Accuracy", "that changed"):
+        assert absent not in text
+
+
+def test_rows_without_prompts_have_a_loss_before_and_after(run: FinishedRun) -> None:
+    run.edit("base/evaluate.json", lambda _: {"loss": 2.5, "rows": 200})
+    run.edit("default/metrics/evaluate.json", lambda _: {"loss": 1.25, "rows": 200})
+    for name in ("base", "default"):
+        run.edit(f"{name}/answers.json", lambda _: [])
+    text = text_of(run.page())
+    assert "2.5 → 1.25" in text and "No row asks for an answer" in text
+    assert "loss 2.5 1.25 -1.25" in text
+
+
+def test_lost_answers_are_among_the_first_three(run: FinishedRun) -> None:
+    run.edit("base/answers.json", lambda rows: rows[150].update(right=True, answer="was right"))
+    run.edit("default/answers.json", lambda rows: rows[150].update(right=False, answer="is wrong now"))
+    text = text_of(run.page())
+    assert "and 1 wrong" in text
+    assert text.index("is wrong now") < text.index("Cost")
+
+
+def test_equal_files_give_the_same_bytes_anywhere(run: FinishedRun, tmp_path: Path) -> None:
+    once = run.page().read_bytes()
+    other = FinishedRun(tmp_path / "elsewhere/deeper")
+    code = f"import pathlib, finished_run; finished_run.FinishedRun(pathlib.Path({str(other.folder)!r})).page()"
+    path = os.pathsep.join(str(ROOT / name) for name in ("src", "tests", "tests/slurm"))
+    elsewhere = {"PYTHONPATH": path, "PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | elsewhere, check=True)
+    assert (other.folder / "default/report.html").read_bytes() == once
+
+
+def test_long_trainings_do_not_make_long_pages(run: FinishedRun) -> None:
+    size = run.page().stat().st_size
+    for name in ("telemetry", "loss"):
+        path = run.folder / f"default/metrics/{name}.csv"
+        header, *rows = path.read_text().splitlines()
+        cells = [row.split(",", 1)[1] for row in rows] * 100
+        path.write_text("\n".join([header, *(f"{step},{rest}" for step, rest in enumerate(cells, 1))]) + "\n")
+    page = run.page()
+    assert "Each point is the mean of 34 steps." in text_of(page)
+    assert page.stat().st_size < size + 300_000
+
+
+def test_thinning_keeps_the_mean_and_skips_what_is_missing() -> None:
+    rows = [{"step": float(step), **({"load": 10.0} if step % 2 else {})} for step in range(2 * POINTS + 1)]
+    thin = thinned(rows)
+    assert len(thin) <= POINTS
+    assert thin[0] == {"step": 1.0, "load": 10.0}
+    assert thinned(rows[:3]) == rows[:3]
+    assert thinned([]) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.5, "0.5 s"),
+        (59.94, "59.9 s"),
+        (61, "1 min 1 s"),
+        (3599.6, "1 h 0 min"),
+        (90000, "1 d 1 h"),
+        (86399, "23 h 59 min"),
+    ],
+)
+def test_durations_are_in_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_resources_that_nobody_used_have_no_row() -> None:
+    found = {"predicted_gpu_bytes": 0, "measured_gpu_bytes": 0, "predicted_seconds": 10.0, "measured_seconds": 20.0}
+    assert table(found) == (["predicted", "measured"], {"wall time": ["10 s", "20 s"]})
+    columns, rows = table(found | {"accounted_seconds": 30, "asked_host_bytes": 2**30})
+    assert columns == ["predicted", "asked", "measured", "accounted"]
+    assert rows["host memory of a node"] == ["", "1.00 GiB", "", ""]
+
+
+def test_the_commands_go_to_the_commit_if_there_is_one() -> None:
+    digest = "0123456789abcdef" * 2 + "01234567"
+    found = commands(digest + UNCOMMITTED, "results/a/report.html")
+    assert found["compute it again"].splitlines()[0] == f"git checkout {digest}"
+    assert any(f"make checkout REV={digest}" in command for command in found.values())
+    (only,) = commands("not in a git repository", "results/a/report.html").values()
+    assert only == ".venv/bin/snakemake --profile profiles/local results/a/report.html"
+
+
+def test_a_charts_data_cannot_end_its_script() -> None:
+    spec = {
+        "data": {"values": [{"a": "</script><script>alert(1)</script>", "b": 1}]},
+        "mark": "bar",
+        "encoding": {"x": {"field": "a"}},
+    }
+    chart = Chart("one", "Title.", "Summary.", spec)
+    assert "<" not in chart.json()
+    assert json.loads(chart.json())["data"] == spec["data"]
+    assert "<script" not in chart.svg()
+
+
+def test_the_policy_names_both_scripts_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "bare.html").write_text('{% extends "shell.html" %}')
+    page = render("bare.html", tmp_path)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy
+    assert policy[1].count("sha256-") == page.count("<script>") == 2
+    assert policy[1].startswith("default-src &#39;none&#39;; script-src &#39;sha256-")
+    assert "unsafe-eval" not in policy[1]
