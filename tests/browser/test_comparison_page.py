@@ -1,19 +1,16 @@
 """The page of a comparison in a real headless browser: charts, sorting, filtering, narrow screens, escaped texts."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from browser import NARROW, Opened, browser, missing, open_page
 from comparison import results_of, row
-from playwright.sync_api import Browser, Page, sync_playwright
 
 from zerolora.compare.compare import compare_what_is_there
 
-pytestmark = [
-    pytest.mark.slow,  # a browser starts and draws
-    pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
-]
+pytestmark = pytest.mark.browser
 
 SCRIPT = "<script>document.title = 'taken'</script>"
 RUNS = 9
@@ -34,43 +31,38 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Return Debian's Chromium."""
-    with sync_playwright() as tools:
-        started = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield started
-        started.close()
+def started() -> Iterator[Any]:
+    """One browser for all tests."""
+    if lacking := missing():
+        pytest.fail(f"no browser for tests/browser: {lacking}; or leave them out: make test-no-slurm", pytrace=False)
+    with browser() as found:
+        yield found
 
 
 @pytest.fixture
-def page(browser: Browser, file: Path) -> Iterator[Page]:
-    """Return the open page; what its console or its network says fails the test."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: said.extend([request.url][request.url.startswith("file:") :]))
-    page.goto(file.as_uri())
-    page.wait_for_function(f"document.querySelectorAll('.live svg').length === {CHARTS}")
-    yield page
-    assert said == []
-    page.close()
+def page(started: Any, file: Path) -> Iterator[Any]:
+    """The open page; what its console says, or a request for any other file, fails the test."""
+    opened = open_page(started, file)
+    yield opened.tab
+    assert opened.said == []
+    assert {*opened.requests} <= {file.as_uri(), (file.parents[2] / "results/run0/report.html").as_uri()}
+    opened.tab.close()
 
 
-def column(page: Page, number: int) -> list[str]:
+def column(page: Any, number: int) -> list[str]:
     """Return the texts of a column's visible cells, from the top down."""
     cells = page.locator(f"tbody tr:visible > :nth-child({number})")
     return [text.strip() for text in cells.all_inner_texts()]
 
 
-def place_of(page: Page, title: str) -> int:
+def place_of(page: Any, title: str) -> int:
     titles = [text.split("\n")[0].strip(" ↕↑↓") for text in page.locator("thead th").all_inner_texts()]
     return titles.index(title) + 1
 
 
-def test_every_chart_is_drawn_and_has_words(page: Page) -> None:
+def test_every_chart_is_drawn_and_has_words(page: Any) -> None:
     for figure in page.locator("figure.chart").all():
-        assert figure.locator(".live svg").bounding_box()["height"] > 100  # type: ignore[index]
+        assert figure.locator(".live svg").bounding_box()["height"] > 100
         label = figure.locator("[role=img]").get_attribute("aria-label")
         assert label and any(character.isdigit() for character in label)
     text = page.locator("main").inner_text()
@@ -78,7 +70,7 @@ def test_every_chart_is_drawn_and_has_words(page: Page) -> None:
     assert "8 runs" not in text  # all nine have a row
 
 
-def test_a_click_sorts_numbers_as_numbers_and_empty_ones_last(page: Page) -> None:
+def test_a_click_sorts_numbers_as_numbers_and_empty_ones_last(page: Any) -> None:
     loss = place_of(page, "loss")
     button = page.locator("thead button").nth(loss - 1)
     button.click()
@@ -89,14 +81,14 @@ def test_a_click_sorts_numbers_as_numbers_and_empty_ones_last(page: Page) -> Non
     assert column(page, loss) == [*reversed(ascending[:-1]), ""]
 
 
-def test_sizes_sort_by_their_bytes(page: Page) -> None:
+def test_sizes_sort_by_their_bytes(page: Any) -> None:
     adapter = place_of(page, "adapter")
     page.locator("thead button").nth(adapter - 1).click()
     units = [text.split()[-1] for text in column(page, adapter) if text]
     assert units == sorted(units, reverse=True) and len(set(units)) == 2  # MiB before GiB
 
 
-def test_the_keyboard_sorts_too(page: Page) -> None:
+def test_the_keyboard_sorts_too(page: Any) -> None:
     button = page.locator("thead button").nth(place_of(page, "accuracy") - 1)
     button.focus()
     page.keyboard.press("Enter")
@@ -105,7 +97,7 @@ def test_the_keyboard_sorts_too(page: Page) -> None:
     assert column(page, 1)[0] == "run0"
 
 
-def test_the_filter_keeps_the_rows_with_every_word(page: Page) -> None:
+def test_the_filter_keeps_the_rows_with_every_word(page: Any) -> None:
     field = page.get_by_role("searchbox")
     field.fill("fail_if gated")
     assert column(page, 1) == ["gated"]
@@ -116,23 +108,22 @@ def test_the_filter_keeps_the_rows_with_every_word(page: Page) -> None:
     assert len(column(page, 1)) == RUNS
 
 
-def test_texts_of_runs_are_shown_and_never_run(page: Page) -> None:
+def test_texts_of_runs_are_shown_and_never_run(page: Any) -> None:
     assert page.title() == f"Comparison of {RUNS} runs"
     reasons = column(page, place_of(page, "reason"))
     assert f"evaluate.fail_if: {SCRIPT}" in reasons
     assert "config/deepspeed/<b>.json" in column(page, place_of(page, "strategy"))
 
 
-def test_a_run_leads_to_its_page_if_there_is_one(page: Page) -> None:
+def test_a_run_leads_to_its_page_if_there_is_one(page: Any) -> None:
     assert page.locator("tbody a").all_inner_texts() == ["run0"]
     page.locator("tbody a").click()
     assert page.title() == "the run's page"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_overflows_a_phone(browser: Browser, file: Path, scheme: str) -> None:
-    page = browser.new_page(viewport={"width": 375, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
-    page.goto(file.as_uri())
-    page.wait_for_function(f"document.querySelectorAll('.live svg').length === {CHARTS}")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
-    page.close()
+def test_nothing_overflows_a_phone(started: Any, file: Path, scheme: str) -> None:
+    opened: Opened = open_page(started, file, NARROW, color_scheme=scheme)
+    assert opened.tab.evaluate("document.documentElement.scrollWidth") <= NARROW
+    assert opened.count("figure.chart.drawn") == CHARTS
+    opened.tab.close()

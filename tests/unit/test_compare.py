@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from comparison import GPU, results_of, row, settings_of
 from conftest import ROOT, served
+from finished_run import FinishedRun
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -49,6 +50,32 @@ def test_columns_that_apply_to_no_run_are_left_out(tmp_path: Path) -> None:
     assert table(mixed)[0].keys() >= ONLY_ON_GPUS
     assert [each["energy_joules"] for each in table(mixed)] == ["4100000.0", ""]
     assert "1,138.9 Wh" in (mixed / "table.md").read_text()
+
+
+def test_the_row_of_a_real_run_has_its_figures(tmp_path: Path) -> None:
+    """The files of a finished run of SmolLM2-135M (tests/finished_run/), and the same as if on GPUs."""
+    run = FinishedRun(tmp_path)
+    run.page()
+    found, measured = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("compare/rows/default.json", "default/metrics/train_resources.json")
+    )
+    assert (found["status"], found["reason"], found["strategy"]) == ("done", "", "zero2")
+    assert found["wall_seconds"] == measured["total_seconds"]
+    assert found["accuracy_low"] < found["accuracy"] == 0.995 < found["accuracy_high"]
+    assert sum(found["parts"].values()) == pytest.approx(found["step_seconds"], rel=0.02)
+    assert found["curve"][0][0] == 1 and found["curve"][-1][0] == found["steps"] == 100
+    assert found["adapter_bytes"] > 4 * found["trainable_parameters"]
+    assert 90 < found["cpu_percent"] <= 100
+    assert found["communication_bytes"] == sum(measured[f"all_{what}_bytes_per_step"] for what in ("gather", "reduce"))
+    assert not ONLY_ON_GPUS & found.keys()
+    run.on_gpus()
+    run.edit("default/metrics/train_resources.json", lambda each: each.update(energy_joules=7200.0))
+    run.page(fail_if="accuracy < 1")
+    gpu = json.loads((tmp_path / "compare/rows/default.json").read_text())
+    assert gpu["status"] == "failed" and gpu["reason"].startswith("evaluate.fail_if: accuracy < 1: accuracy ")
+    assert gpu.keys() >= ONLY_ON_GPUS and "rank_hours" not in gpu
+    assert (gpu["gpu_percent"], gpu["energy_joules"]) == (pytest.approx(87), 7200)
 
 
 def test_what_runs_override_is_a_column(tmp_path: Path) -> None:
