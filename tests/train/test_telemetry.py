@@ -57,8 +57,8 @@ def test_every_engine_leaves_a_line_a_step(bench: Bench, strategy: str) -> None:
         assert row["mfu"] is row["gpu_percent"] is row["gpu_memory_bytes"] is None  # an unmeasured CPU
         assert row["gpu_energy_joules"] is None
     assert found[0]["between_seconds"] == 0 < found[1]["between_seconds"]
-    written = sorted(run.rglob("step-*.safetensors")) or sorted(bench.folder.rglob(f"{run.name}/**/step-*.safetensors"))
-    assert resources(run)["checkpoint_bytes"] == written[-1].stat().st_size
+    (*_, last) = sorted((bench.folder / "checkpoints" / run.name).rglob("step-*.safetensors"))
+    assert resources(run)["checkpoint_bytes"] == last.stat().st_size
     assert "energy_joules" not in resources(run)
     flops, trained = (json.loads((run / name).read_text()) for name in ("zero.json", "metrics/train.json"))
     per = flops["zerolora"]["flops"]

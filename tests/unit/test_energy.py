@@ -1,4 +1,4 @@
-"""Energy by NVML's counter. No GPU is here, so the counter is a stand-in; what is tested is the arithmetic and refusal."""
+"""Energy by NVML's counter. The counter is a stand-in, for want of a GPU: its sums and refusals are tested."""
 
 import pynvml
 import pytest
