@@ -89,6 +89,12 @@ def test_what_runs_override_is_a_column(tmp_path: Path) -> None:
     assert "`train.lora.r`" in (output / "table.md").read_text().splitlines()[0]
 
 
+def test_rows_are_in_the_order_of_their_names(tmp_path: Path) -> None:
+    names = ["sweep-r8", "8b", "sweep-r64", "sweep", "sweep-r8-x"]
+    output = made(results_of(tmp_path, {name: row() for name in names}))
+    assert [each["run"] for each in table(output)] == ["8b", "sweep", "sweep-r8", "sweep-r8-x", "sweep-r64"]
+
+
 def test_metrics_are_flat_and_dvc_shows_their_changes(tmp_path: Path) -> None:
     """Also from a commit to the next, with a run more."""
     results = results_of(tmp_path / "results", {"default": row()})

@@ -5,6 +5,7 @@ for the user (log.py).
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ Row = dict[str, Any]
 """As report/row.py has it, with `run`."""
 ROWS = Path("compare/rows")
 """Of the results directory."""
+NUMBER = re.compile(r"([0-9]+)")
 TAIL_BYTES = 65536
 """Of a log, in which its last messages are."""
 ITS_LAST_LINES = "; its last lines:"
@@ -38,8 +40,16 @@ STAGES = (
 
 
 def finished(runs: Iterable[str], folder: Path) -> list[Row]:
-    """Return the rows of runs that are all finished. Raises UserError if the row of one is missing or broken."""
-    return [{"run": run, **read_object(folder / f"{run}.json", "zerolora report")} for run in runs]
+    """Return the rows of finished runs, in the order of their names. Raises UserError if one is missing or broken."""
+    return [{"run": run, **read_object(folder / f"{run}.json", "zerolora report")} for run in by_name(runs)]
+
+
+def by_name(runs: Iterable[str]) -> list[str]:
+    """Return names in order, numbers in them by their value: r8 before r64."""
+    return sorted(
+        runs,
+        key=lambda run: [(not part.isdigit(), int(part) if part.isdigit() else part) for part in NUMBER.split(run)],
+    )
 
 
 def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[list[Row], dict[str, Any]]:
@@ -51,7 +61,7 @@ def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> t
     resolved = read_object(results / "config.json", "zerolora resolve")
     overrides = dict(resolved["compare"]["runs"])
     rows = []
-    for run in overrides:
+    for run in by_name(overrides):
         settings = resolved["runs"][run]
         names = {
             "results": results,
