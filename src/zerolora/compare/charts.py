@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zerolora.compare.rows import Row
-from zerolora.report.charts import Chart
+from zerolora.report.charts import PALETTE, Chart, rule_at_pointer
 from zerolora.units import GIB
 
 MOST = 30
@@ -55,27 +55,33 @@ def _loss(row: Row) -> float:
 
 
 def _losses(rows: Sequence[Row], rest: str) -> Chart:
-    data = [{"run": row["run"], "step": step, "loss": loss} for row in rows for step, loss in row["curve"]]
+    data = [{"step": step, "series": row["run"], "value": loss} for row in rows for step, loss in row["curve"]]
+    names = [row["run"] for row in rows]
     ends = [(row["curve"][-1][1], row["run"]) for row in rows]
+    few = len(names) <= len(PALETTE)
+    logarithmic = min(each["value"] for each in data) > 0
+    encoding: Spec = {
+        "x": {"field": "step", "type": "quantitative", "title": "step", "scale": {"nice": False}},
+        "y": {
+            "field": "value",
+            "type": "quantitative",
+            "title": f"loss per supervised token{' (log scale)' if logarithmic else ''}",
+            "scale": {"type": "log" if logarithmic else "linear"},
+            "axis": {"format": "~g", "tickCount": 5},
+        },
+        "color": {"field": "series", "type": "nominal", "sort": names},
+    }
+    if not few:  # colours come again, in lines of another kind
+        encoding |= {
+            "strokeDash": {"field": "series", "type": "nominal", "sort": names, "legend": None},
+            "tooltip": [{"field": "series", "title": "run"}, {"field": "step"}, {"field": "value", "title": "loss"}],
+        }
     return Chart(
         "losses",
         "Training loss.",
         f"Per supervised token. At the last step: {_span(min(ends), max(ends))}.{rest}",
-        {
-            "data": {"values": data},
-            "mark": {"type": "line"},
-            "encoding": {
-                "x": {"field": "step", "type": "quantitative", "title": "step"},
-                "y": {
-                    "field": "loss",
-                    "type": "quantitative",
-                    "title": "loss",
-                    "scale": {"type": "log" if min(each["loss"] for each in data) > 0 else "linear"},
-                },
-                "color": {"field": "run", "type": "nominal"},
-                "tooltip": [{"field": name} for name in ("run", "step", "loss")],
-            },
-        },
+        {"data": {"values": data}, "layer": [{"mark": "line", "encoding": encoding}]},
+        rule_at_pointer("step", "step", names) if few else None,
     )
 
 
