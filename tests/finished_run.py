@@ -47,6 +47,7 @@ class FinishedRun:
             run / "usage.json",
             run / "summary.json",
             run / "metrics/difference.json",
+            self.folder / "compare/rows/default.json",
             run / "report.html",
         )
         return run / "report.html"

@@ -31,6 +31,7 @@ LIBRARIES = (
 )
 CODE = (
     "cli",
+    "compare.compare",
     "config.resolve",
     "data.pack",
     "data.prepare",

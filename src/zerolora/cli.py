@@ -521,6 +521,7 @@ def report(
     usage: Annotated[Path, typer.Option(help="Output file of predicted and actual resource usage.")],
     summary: Annotated[Path, typer.Option(help="Output file of the headline metrics.")],
     difference: Annotated[Path, typer.Option(help="Output file of what fine-tuning changed, row by row.")],
+    row: Annotated[Path, typer.Option(help="Output file of the run's row in the comparison.")],
     output: Output,
     accounting: Annotated[
         dict[str, Any] | None,
@@ -532,7 +533,7 @@ def report(
     from zerolora.report.report import report as stage
 
     checked = ReportSettings.model_validate(settings)
-    written = usage, summary, difference, output
+    written = usage, summary, difference, row, output
     stage(checked, run, model, data, packing, base, results, config, lock, accounting, *written)
 
 
@@ -552,13 +553,36 @@ def accept(
 
 
 @app.command()
+def compare(
+    settings: Annotated[
+        dict[str, Any] | None,
+        typer.Option(parser=settings_of, metavar="JSON|@FILE", help="The stage's entry; without it, of what is there."),
+    ] = None,
+    rows: Annotated[Path, typer.Option(help="Directory of the rows of finished runs, as report wrote them.")] = Path(
+        "results/compare/rows"
+    ),
+    results: Annotated[Path, typer.Option(help="The results directory, if it is of what is there.")] = Path("results"),
+    output: Annotated[Path, typer.Option(help="Output directory.")] = Path("work/compare"),
+) -> None:
+    """Put all runs into one table: finished ones, or, without --settings, all of the config as they stand."""
+    from zerolora.compare.compare import compare as stage
+    from zerolora.compare.compare import compare_what_is_there
+    from zerolora.config.settings import CompareSettings
+
+    if settings is None:
+        typer.echo(compare_what_is_there(results, output))
+    else:
+        stage(_typed(CompareSettings, settings), rows, output)
+
+
+@app.command()
 def show(
     results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
 ) -> None:
-    """Print each run's accuracy before and after, and its report page."""
-    from zerolora.report.show import summary
+    """Print a row for each run, finished or not, in at most 120 columns."""
+    from zerolora.compare.show import show as table
 
-    typer.echo(summary(results))
+    typer.echo(table(results, colour=sys.stdout.isatty()))
 
 
 @app.command()

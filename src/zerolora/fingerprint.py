@@ -40,6 +40,7 @@ LEFT_OUT: Mapping[str, str] = {
     "peak_memory": "reads how much memory a process held",
     "train.launch.heartbeat": "ends ranks that hang; no value passes through it",
     "train.telemetry.collectives": "counts what ranks send",
+    "train.telemetry.energy": "reads the energy that GPUs take",
     "train.telemetry.health": "warns of a run that goes wrong",
     "train.telemetry.stopwatch": "reads the clock",
     "train.telemetry.stragglers": "names a rank that is slower than the others",

@@ -185,6 +185,7 @@ STAGES = {
                 "results/{run}/summary.json",
                 "results/{run}/usage.json",
                 "results/{run}/metrics/difference.json",
+                "results/compare/rows/{run}.json",
             ),
         ),
         Stage(
@@ -194,6 +195,19 @@ STAGES = {
             "runs.{run}.accept",
             ("results/{run}/metrics/difference.json",),
             ("results/{run}/accepted.json",),
+        ),
+        Stage(
+            "compare",
+            "puts all runs into one table",
+            ("compare.compare",),
+            "compare",
+            ("results/compare/rows",),
+            (
+                "results/compare/index.html",
+                "results/compare/table.md",
+                "results/compare/table.csv",
+                "results/compare/metrics.json",
+            ),
         ),
     )
 }

@@ -55,7 +55,11 @@ def test_every_engine_leaves_a_line_a_step(bench: Bench, strategy: str) -> None:
         assert 0 <= row["cpu_percent"] <= 100
         assert row["host_memory_bytes"] > 0
         assert row["mfu"] is row["gpu_percent"] is row["gpu_memory_bytes"] is None  # an unmeasured CPU
+        assert row["gpu_energy_joules"] is None
     assert found[0]["between_seconds"] == 0 < found[1]["between_seconds"]
+    (*_, last) = sorted((bench.folder / "checkpoints" / run.name).rglob("step-*.safetensors"))
+    assert resources(run)["checkpoint_bytes"] == last.stat().st_size
+    assert "energy_joules" not in resources(run)
     flops, trained = (json.loads((run / name).read_text()) for name in ("zero.json", "metrics/train.json"))
     per = flops["zerolora"]["flops"]
     mean = trained["tokens"] / (STEPS * 4)  # of rows, which are about as long as each other

@@ -12,11 +12,13 @@ import pytest
 from conftest import ROOT, served
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
+from benchmarks import strategies as measured_strategies
 from benchmarks.evaluate import public_benchmarks
 from benchmarks.memory import compare
 from benchmarks.merge import compare as compare_merges
 from benchmarks.train import tables
 from zerolora import strategies
+from zerolora.config.file import load
 from zerolora.config.schema import Config
 from zerolora.memory.headroom import JOB_BYTES
 from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS
@@ -28,6 +30,19 @@ ENGINE_SYNC = (ROOT / "docs/engine-sync.md").read_text(encoding="utf-8")
 
 def result(name: str) -> dict[str, object]:
     return json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8"))
+
+
+def test_the_comparisons_figures_are_those_measured() -> None:
+    page = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
+    measured: Any = result("strategies.json")
+    assert measured_strategies.table(measured) in page
+    assert measured["machine"]["date"] in page
+    recipe = load(ROOT / "config/recipes/smollm2-135m-strategies.yaml")
+    assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
+    losses = [run["loss_validation"] for run in measured["runs"]]
+    assert max(losses) - min(losses) < 1e-3 * min(losses)
+    many: Any = result("many_runs.json")["runs"]  # type: ignore[index]
+    assert f"{many['1000']['cpu_seconds']:.1f} s of CPU time for 1,000 runs" in page
 
 
 def test_the_figures_of_make_run_are_those_measured() -> None:

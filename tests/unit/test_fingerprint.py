@@ -87,7 +87,7 @@ def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old
     [
         ("src/zerolora/train/schedule.py", PLACE, PLACE + "NUMBER = 1\n", {"train"}),
         ("src/zerolora/data/packing.py", "\nimport ", "\nNUMBER = 1\nimport ", {"pack"}),
-        ("src/zerolora/report/shell.html", "<html", "<html data-other", {"report"}),
+        ("src/zerolora/report/shell.html", "<html", "<html data-other", {"report", "compare"}),
         ("workflow/rules/train.smk", "--packing {params.packing}", "--packing {params.packing} ", {"train"}),
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
         ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),

@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"memory.command", "publish"},
     {"config.file", "config.rules", "config.origin"},
     {"probe", "gate", "judge"},
-    {"fetch", "data", "planner", "train", "merge", "evaluate", "export", "report"},
+    {"fetch", "data", "planner", "train", "merge", "evaluate", "export", "report", "compare"},
     {"memory"},
     {"methods"},
     {"optimizers"},
@@ -43,6 +43,7 @@ SHARED = {
     "train": {"data.plan", "data.rows"},
     "evaluate": {"data.rows", "data.reference", "export.vllm_limits"},
     "report": {"evaluate.difference", "evaluate.gate"},
+    "compare": {"publish.markdown", "report.charts", "report.html", "report.show"},
     "methods": {"memory.model_spec", "memory.projections", "memory.tracer"},
 }
 BASE = len(LAYERS)

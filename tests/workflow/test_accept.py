@@ -32,14 +32,14 @@ def test_a_gate_stops_both_engines_and_the_report_says_why(make_project: Callabl
     assert not (results / "accepted.json").exists()
 
     edit_config(project, **{"evaluate.fail_if": "loss > base + 100"})
-    assert snakemake_ran(project) == {"resolve", "report@default", "accept@default"}
+    assert snakemake_ran(project) == {"resolve", "report@default", "accept@default", "compare"}
     assert json.loads((results / "accepted.json").read_text())["accepted"]
     assert "Accepted" in (results / "report.html").read_text()
     assert dvc_changed(project) == set()
 
     edit_config(project, **{"evaluate.enabled": False, "evaluate.fail_if": None})
     assert dvc_ran(project) == {
-        *("resolve", "evaluate_base@rows"),
+        *("resolve", "evaluate_base@rows", "compare"),
         *(f"{stage}@default" for stage in ("evaluate", "report", "accept")),
     }
     assert snakemake_would_run(project) == set()

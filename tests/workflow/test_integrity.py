@@ -124,7 +124,7 @@ def test_missing_outputs_come_back_from_dvcs_cache(project: Project) -> None:
     shutil.rmtree(project.directory / "results")
     code, said = run(project)
     assert code == 0, said
-    assert re.search(r"restored from DVC's cache: \d+ outputs of 11 stages", said), said
+    assert re.search(r"restored from DVC's cache: \d+ outputs of 12 stages", said), said
     assert "Nothing to be done" in said
     assert {path: path.read_bytes() for path in contents if "/logs/" not in str(path)} == {
         path: content for path, content in contents.items() if "/logs/" not in str(path)

@@ -22,6 +22,7 @@ ALTERED = {
     "progress": "Progress.update = lambda self, amount=1, text='': None",
     "train.launch.heartbeat": "_Thread.run = lambda self: None",
     "train.telemetry.collectives": "Collectives.add = lambda self, *_: None",
+    "train.telemetry.energy": "EnergyMeter.since_last = EnergyMeter.of_all_ranks = lambda self: 7.0",
     "train.telemetry.health": "Health.judge = lambda self, row: ['all is lost']",
     "train.telemetry.stopwatch": "_own = Stopwatch.seconds\n"
     "Stopwatch.seconds = lambda self: {part: 1.0 for part in _own(self)}",
@@ -42,6 +43,7 @@ MEASURED = {
     "default/render.json",
     "default/report.html",
     "default/summary.json",
+    *(f"compare/{name}" for name in ("index.html", "metrics.json", "rows/default.json", "table.csv", "table.md")),
     "default/usage.json",
 }
 

@@ -131,11 +131,12 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "judge.max_price": (1.0, set()),
     "judge.seed": (7, set()),
     "report.examples": (1, {P}),
-    "runs.default.hardware": ({"host_memory": "25GiB"}, {E, R}),
-    "runs.default.pack": ({"packing": True}, {K}),
-    "runs.default.render": ({"strategy": "zero1"}, {R, P}),
-    "runs.default.train": ({"learning_rate": 2e-2}, {T}),
-    "runs.default.report": ({"examples": 1}, {P}),
+    # What a run overrides is a column of the comparison.
+    "runs.default.hardware": ({"host_memory": "25GiB"}, {E, R, "compare"}),
+    "runs.default.pack": ({"packing": True}, {K, "compare"}),
+    "runs.default.render": ({"strategy": "zero1"}, {R, P, "compare"}),
+    "runs.default.train": ({"learning_rate": 2e-2}, {T, "compare"}),
+    "runs.default.report": ({"examples": 1}, {P, "compare"}),
 }
 # Keys that say which things there are, or that only another device has; each has its own test.
 ELSEWHERE = {
@@ -196,6 +197,7 @@ EVERYTHING = {
     "prepare@rows",
     "evaluate_base@rows",
     *(f"{stage}@default" for stage in ONE_RUN),
+    "compare",
 }
 
 
@@ -433,7 +435,7 @@ def _set(**values: Any) -> Callable[[Project], None]:
     return lambda project: edit_config(project, **values)
 
 
-AFTER_TRAIN = {f"{stage}@default" for stage in ("train", "merge", "evaluate", "report", "accept")}
+AFTER_TRAIN = {"compare", *(f"{stage}@default" for stage in ("train", "merge", "evaluate", "report", "accept"))}
 # What is edited, how, and all that then runs: a stage whose inputs turn out the same does not. DVC alone runs resolve
 # after any edit of the source, since it learns from it that no fingerprint has changed.
 EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
@@ -443,9 +445,9 @@ EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
     ("every file touched", _touch, set()),
     ("the profile", _profile, set()),
     ("a default written out", _set(**{"train.weight_decay": 0.0}), {"resolve"}),
-    ("the host's memory", _set(**{"hardware.host_memory": "25GiB"}), {"resolve", E, R, P}),
+    ("the host's memory", _set(**{"hardware.host_memory": "25GiB"}), {"resolve", E, R, P, "compare"}),
     ("remarks in modules and a rule", _remarks, set()),
-    ("a constant of a module", _constant, {"resolve", T, P}),  # the times of training differ
+    ("a constant of a module", _constant, {"resolve", T, P, "compare"}),  # the times of training differ
     ("a rule's command", _shell, {"resolve", K}),
     ("the learning rate", _set(**{"train.learning_rate": 2e-2}), {"resolve", *AFTER_TRAIN}),
     ("a data row", _row, {"prepare@rows", "evaluate_base@rows", K, E, R, *AFTER_TRAIN}),
@@ -466,12 +468,12 @@ EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
         _set(**{"merge.enabled": False}),
         {"resolve", "merge@default", "evaluate@default", P, "accept@default"},
     ),
-    ("a second run", _second_run, {"resolve", *(f"{stage}@second" for stage in ONE_RUN)}),
+    ("a second run", _second_run, {"resolve", "compare", *(f"{stage}@second" for stage in ONE_RUN)}),
     (
         "nothing evaluated",
         _set(**{"evaluate.enabled": False}),
         {
-            *("resolve", "evaluate_base@rows"),
+            *("resolve", "evaluate_base@rows", "compare"),
             *(f"{stage}@{run}" for stage in ("evaluate", "report", "accept") for run in ("default", "second")),
         },
     ),

@@ -405,6 +405,10 @@ def evaluate_settings(wildcards):
     return argument_of(SETTINGS["evaluate"][dataset_of(wildcards)])
 
 
+def compare_settings(wildcards):
+    return argument_of(SETTINGS["compare"])
+
+
 def packing_directory(wildcards):
     return f"results/{wildcards.run}/packing"
 

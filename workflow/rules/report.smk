@@ -28,6 +28,7 @@ checkpoint report:
         usage="results/{run}/usage.json",
         summary="results/{run}/summary.json",
         difference="results/{run}/metrics/difference.json",
+        row="results/compare/rows/{run}.json",
     log:
         "results/logs/report/{run}.log",
     conda:
@@ -49,4 +50,4 @@ checkpoint report:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
         " --data {params.data} --packing {params.packing} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
         ' --accounting "$(workflow/scripts/accounting.py {params.steps})" --usage {output.usage}'
-        " --summary {output.summary} --difference {output.difference} --output {output.page}"
+        " --summary {output.summary} --difference {output.difference} --row {output.row} --output {output.page}"

@@ -24,6 +24,7 @@ from dvc_state import LOCK, DvcStages, locked_stages, record, remove, remove_bro
 from snakemake.exceptions import WorkflowError
 
 from zerolora.compat.snakemake import after_each_job
+from zerolora.errors import UserError
 
 PIPELINE = Path("dvc.yaml")
 # The hash of the dvc.lock that Snakemake's metadata was last synchronised with.
@@ -32,6 +33,7 @@ AGREED = Path(".snakemake/agreed-dvc-lock.sha256")
 AGREED_SOURCES = Path(".snakemake/agreed-sources.sha256")
 SOURCES = (Path("src/zerolora"), Path("workflow/rules"))  # of the stage resolve in dvc.yaml
 RESOLVED = Path("results/config.json")
+UNFINISHED = Path("work/compare")  # of neither engine
 IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # set for the Snakemake that import_dvc_state starts
 SITE_CACHE = Path(".cache/dvc")  # as .dvc/config has it
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
@@ -130,6 +132,24 @@ def commit_dvc_state(workflow: Any) -> None:
         print(f"not recorded in DVC: {error}; run `dvc commit` when that is mended", file=sys.stderr)
         return
     _agree()
+
+
+def compare_what_is_there(workflow: Any) -> None:
+    """Write a table of all runs, with the reasons of those that failed, outside the outputs of both engines.
+
+    The stage compare is not made while a run is unfinished. What an earlier config left of a run whose jobs were still
+    to come is not shown as its result.
+    """
+    from zerolora.compare.compare import compare_what_is_there
+
+    if not RESOLVED.is_file():
+        return
+    waiting = [job for job in workflow.dag.needrun_jobs() if not workflow.dag.finished(job)]
+    outdated = {str(job.wildcards.run): str(job.rule.name) for job in reversed(waiting) if "run" in job.wildcards_dict}
+    try:
+        print(f"zerolora: {compare_what_is_there(RESOLVED.parent, UNFINISHED, outdated)}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        print(f"zerolora: no table of what is there: {error}", file=sys.stderr)
 
 
 def _is_as_written(stage: str) -> bool:

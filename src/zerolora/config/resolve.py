@@ -19,6 +19,7 @@ from zerolora.config.section import Section
 from zerolora.config.settings import (
     AcceptSettings,
     AskedTaskSettings,
+    CompareSettings,
     EstimateSettings,
     EvaluateSettings,
     ExportSettings,
@@ -95,7 +96,24 @@ def resolve(config: Config) -> Resolved:
         },
         judge=JudgeSettings(**config.judge.model_dump()),
         runs={name: stages_of(config, name) for name in config.all_runs},
+        compare=CompareSettings(runs={name: _overrides(config, name) for name in sorted(config.all_runs)}),
     )
+
+
+def _overrides(config: Config, run: str) -> dict[str, Any]:
+    """Return what a run overrides, by dotted key."""
+    overrides = config.all_runs[run]
+    return _dotted({name: getattr(overrides, name) for name in RunSections.model_fields})
+
+
+def _dotted(values: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in sorted(values.items()):
+        if isinstance(value, dict):
+            found |= {f"{key}.{inner}": each for inner, each in _dotted(value).items()}
+        else:
+            found[key] = value
+    return found
 
 
 def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:

@@ -282,6 +282,13 @@ class AcceptSettings(Settings):
     """The gate; None for none."""
 
 
+class CompareSettings(Settings):
+    """Settings of `compare`."""
+
+    runs: dict[str, dict[str, Any]]
+    """By run, sorted by name: its overrides, by dotted key."""
+
+
 class RunSettings(Settings):
     """The settings of every stage of one run."""
 
@@ -316,3 +323,4 @@ class Resolved(Settings):
     judge: JudgeSettings
     runs: dict[str, RunSettings]
     """By run."""
+    compare: CompareSettings

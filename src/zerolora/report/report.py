@@ -17,6 +17,7 @@ from zerolora.report.cost import figures as cost
 from zerolora.report.cost import ratios
 from zerolora.report.html import render as page_of
 from zerolora.report.provenance import commands, provenance
+from zerolora.report.row import row
 from zerolora.report.show import before_and_after
 from zerolora.report.summary import headline
 from zerolora.report.usage import table, usage
@@ -41,10 +42,11 @@ def report(
     usage_file: Path,
     summary_file: Path,
     difference_file: Path,
+    row_file: Path,
     output: Path,
 ) -> None:
     """Write the HTML page (self-contained), predicted and actual resource usage (usage.py), and the headline metrics
-    (summary.py), and what changed row by row (evaluate/difference.py).
+    (summary.py), what changed row by row (evaluate/difference.py), and the run's row in the comparison (row.py).
 
     `accounted` comes from Slurm's accounting, None without it. Raises UserError if an earlier stage's file is missing.
     """
@@ -103,6 +105,8 @@ def report(
     write_json(usage_file, train_usage)
     write_json(summary_file, headline(before, compared, trained, used["train"], train_usage))
     write_json(difference_file, compared)
+    refused = _refused(settings.fail_if, compared)
+    write_json(row_file, row(results, compared, trained, used["train"], train_usage, refused))
     write_text(output, page)
     result(before_and_after(before, compared))
 
@@ -170,3 +174,9 @@ def _verdict(fail_if: str | None, compared: dict[str, Any]) -> str | None:
         return parse(fail_if).failure(compared)
     except KeyError as error:
         return f"there is no {error.args[0]}"
+
+
+def _refused(fail_if: str | None, compared: dict[str, Any]) -> str | None:
+    """Return why a run is not accepted, as the stage accept says it."""
+    failure = _verdict(fail_if, compared)
+    return f"evaluate.fail_if: {fail_if}: {failure}" if failure else None

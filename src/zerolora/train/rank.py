@@ -159,11 +159,13 @@ def _publish(
     carry = partial(write_adapter_format, paths.data, base, tokens=tokens)
     identity = base_identity(paths.weights)
     save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry)
-    peaks = memory.of_all_ranks()
+    peaks, energy = memory.of_all_ranks(), loop.telemetry.energy.of_all_ranks()
+    loop.checkpoints.wait()  # its size is known then
     if loop.rank == 0:
         published = sum(shape.numel() for shape in expected.values())
         trainable = published - sum(tensor.numel() for tensor in start.values())
-        _write_metrics(paths.output / "metrics", loop, trainable, paths, peaks, time.monotonic() - started)
+        measured = peaks | ({} if energy is None else {"energy_joules": energy})
+        _write_metrics(paths.output / "metrics", loop, trainable, paths, measured, time.monotonic() - started)
         loop.checkpoints.mark_finished()
 
 
@@ -268,7 +270,12 @@ def claim_device(plan: TrainingPlan) -> torch.device:
 
 
 def _write_metrics(
-    directory: Path, loop: Loop, trainable_parameters: int, paths: Paths, peaks: dict[str, int], total_seconds: float
+    directory: Path,
+    loop: Loop,
+    trainable_parameters: int,
+    paths: Paths,
+    measured: dict[str, float],
+    total_seconds: float,
 ) -> None:
     """Write loss.csv, telemetry.csv, train.json and train_resources.json of a finished loop. Rank 0 only."""
     batches, validations = loop.batches, loop.validations
@@ -299,7 +306,8 @@ def _write_metrics(
         "total_seconds": total_seconds,
         "tokens_per_second": tokens / loop.seconds,
         **loop.telemetry.summary(),
-        **peaks,
+        **measured,
+        **({"checkpoint_bytes": loop.checkpoints.size} if loop.checkpoints.size else {}),
     }
     loop.telemetry.publish(directory / FILE)
     write_text(directory / "loss.csv", table.getvalue())

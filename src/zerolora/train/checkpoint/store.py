@@ -53,6 +53,8 @@ class Checkpoints:
         self._lock: IO[str] | None = None
         self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self.size = 0
+        """Bytes of the last checkpoint that this process wrote; 0 before."""
 
     def choose(self, resume: str) -> tuple[Path | None, list[str]]:
         """Return the checkpoint to resume, None to start anew, and lines about others that are not resumed.
@@ -196,6 +198,7 @@ class Checkpoints:
     def _write(self, state: State) -> None:
         try:
             written = write(self.folder, state, self.resume_key, self.run_fingerprint)
+            self.size = written.stat().st_size
             others = [path for path in newest_first(self.folder) if path != written]
             # Newer ones are corrupt, as they were passed over; they must not displace whole ones.
             kept = [path for path in others if path < written][: KEPT - 1]

@@ -19,6 +19,7 @@ from zerolora.train.engines.base import Engine
 from zerolora.train.feed import Batches
 from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.collectives import Collectives, Counts
+from zerolora.train.telemetry.energy import EnergyMeter
 from zerolora.train.telemetry.health import Health
 from zerolora.train.telemetry.routers import AUXILIARY, LOAD, Routers
 from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
@@ -43,6 +44,7 @@ COLUMNS = (
     "host_memory_bytes",
     "gpu_percent",
     "gpu_memory_bytes",
+    "gpu_energy_joules",
 )
 ROUTED = ((), LOAD, (*LOAD, AUXILIARY))
 """The further columns of a mixture of experts."""
@@ -66,6 +68,7 @@ class TelemetryWriter:
         self.totals: Counts = {}
         """Collectives of those steps."""
         self.system = SystemMonitor(self.device)
+        self.energy = EnergyMeter(self.device)
         self.routers = Routers(engine.module)
         self.columns = (*COLUMNS, *self.routers.columns)
         self._file: Any = None
@@ -126,6 +129,7 @@ class TelemetryWriter:
             "between_seconds": self.times.between,
             "communication_bytes": sum(counted["bytes"] for counted in self.sent.counts().values()),
             **self.system.now(),
+            "gpu_energy_joules": self.energy.since_last(),
             **self.routers.figures(),
         }
         self._put(row)

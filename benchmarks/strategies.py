@@ -1,0 +1,78 @@
+"""Every strategy that two CPU ranks of one machine can run, on SmolLM2-135M: the table of docs/compare.md.
+
+    cp config/recipes/smollm2-135m-strategies.yaml config/config.yaml
+    make run
+    .venv/bin/python benchmarks/strategies.py --results results
+
+Collects the rows of the comparison with the machine in benchmarks/results/strategies.json, and prints the table, beside
+what the published experiment says of its four strategies.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+
+from zerolora.files import read_json, write_json
+from zerolora.strategies import STRATEGIES
+from zerolora.units import byte_size, gib
+
+RESULT = Path(__file__).resolve().parent / "results/strategies.json"
+# "Multi-GPU DeepSpeed + LoRA fine-tuning of Qwen2.5-14B-Instruct", two GPUs of 32 GB: (seconds of training, CPU use).
+# Its stage 2 has the optimizer on the host, its stage 3 optimizer and parameters.
+PUBLISHED = {
+    "zero0": ("1 min 54 s", "7.6 %"),
+    "zero1": ("1 min 52 s", "8.5 %"),
+    "zero2_offload": ("1 min 54 s", "9 %"),
+    "zero3_offload": ("12 min", "11.5 %"),
+}
+FIGURES = (
+    "strategy",
+    "steps",
+    "step_seconds",
+    "predicted_step_seconds",
+    "wall_seconds",
+    "tokens_per_second",
+    "measured_host_bytes",
+    "predicted_host_bytes",
+    "communication_bytes",
+    "cpu_percent",
+    "loss_validation",
+)
+
+
+def main() -> None:
+    """Collect the rows, write the result file, and print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--results", type=Path, required=True)
+    folder = parser.parse_args().results / "compare/rows"
+    rows = [read_json(path, "zerolora report") for path in sorted(folder.glob("*.json"))]
+    rows.sort(key=lambda row: list(STRATEGIES).index(row["strategy"]))
+    found = {"machine": machine(), "runs": [{name: row[name] for name in FIGURES} for row in rows]}
+    write_json(RESULT, found)
+    print(table(found))
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return the measured table, with the published figures in its last two columns."""
+    header = ("strategy", "step", "predicted", "wall time", "tokens/s", "host memory", "predicted", "sent a step")
+    lines = [f"| {' | '.join((*header, 'published: time', 'CPU'))} |", "|---|" + "---:|" * (len(header) + 1)]
+    for run in found["runs"]:
+        cells = (
+            f"`{run['strategy']}`",
+            f"{run['step_seconds']:.2f} s",
+            f"{run['predicted_step_seconds']:.2f} s",
+            f"{run['wall_seconds']:.0f} s",
+            f"{run['tokens_per_second']:.0f}",
+            gib(run["measured_host_bytes"]),
+            gib(run["predicted_host_bytes"]),
+            byte_size(run["communication_bytes"]),
+            *PUBLISHED.get(run["strategy"], ("", "")),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

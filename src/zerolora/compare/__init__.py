@@ -1,0 +1,1 @@
+"""Stage compare: one row for each run, as a page, Markdown, CSV and metrics."""

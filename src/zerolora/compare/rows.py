@@ -1,0 +1,124 @@
+"""The rows of a comparison: those that report wrote of finished runs, and of every other run what became of it.
+
+A run that was refused or failed has no outputs. Its reason is in the log of the stage that ended it, on the lines meant
+for the user (log.py).
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerolora.files import MANIFEST, read_object
+from zerolora.log import PREFIX, read_status
+
+Row = dict[str, Any]
+"""As report/row.py has it, with `run`."""
+ROWS = Path("compare/rows")
+"""Of the results directory."""
+NUMBER = re.compile(r"([0-9]+)")
+TAIL_BYTES = 65536
+"""Of a log, in which its last messages are."""
+ITS_LAST_LINES = "; its last lines:"
+"""Ends the first line of the message about a rank that failed (train/launch/processes.py)."""
+PLANNING = ("estimate", "render")
+"""Stages that refuse a run before anything is trained."""
+# The stages of a run, in their order: name, log below results/logs, first output below the project.
+STAGES = (
+    ("fetch", "{model}", f"resources/models/{{model}}/{MANIFEST}"),
+    ("prepare", "{dataset}", f"{{results}}/data/{{dataset}}/{MANIFEST}"),
+    ("pack", "{run}", f"{{results}}/{{run}}/packing/{MANIFEST}"),
+    ("estimate", "{run}", "{results}/{run}/estimate.json"),
+    ("render", "{run}", "{results}/{run}/zero.json"),
+    ("train", "{run}", f"{{results}}/{{run}}/adapter/{MANIFEST}"),
+    ("merge", "{run}", f"{{results}}/{{run}}/merged/{MANIFEST}"),
+    ("evaluate_base", "{dataset}", "{results}/base/{dataset}/evaluate.json"),
+    ("evaluate", "{run}", "{results}/{run}/metrics/evaluate.json"),
+    ("report", "{run}", f"{{results}}/{ROWS}/{{run}}.json"),
+)
+
+
+def finished(runs: Iterable[str], folder: Path) -> list[Row]:
+    """Return the rows of finished runs, in the order of their names. Raises UserError if one is missing or broken."""
+    return [{"run": run, **read_object(folder / f"{run}.json", "zerolora report")} for run in by_name(runs)]
+
+
+def by_name(runs: Iterable[str]) -> list[str]:
+    """Return names in order, numbers in them by their value: r8 before r64."""
+    return sorted(
+        runs,
+        key=lambda run: [(not part.isdigit(), int(part) if part.isdigit() else part) for part in NUMBER.split(run)],
+    )
+
+
+def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[list[Row], dict[str, Any]]:
+    """Return a row for each run of `results`/config.json, finished or not, and the overrides of each run.
+
+    `outdated` has, by run, a stage that has to run again, so that what was left of an earlier one is no result. Raises
+    UserError if config.json or a row is broken.
+    """
+    resolved = read_object(results / "config.json", "zerolora resolve")
+    overrides = dict(resolved["compare"]["runs"])
+    rows = []
+    for run in by_name(overrides):
+        settings = resolved["runs"][run]
+        names = {
+            "results": results,
+            "run": run,
+            "dataset": settings["dataset"],
+            "model": resolved["prepare"][settings["dataset"]]["model"],
+            "strategy": settings["render"]["strategy"],
+        }
+        file = results / ROWS / f"{run}.json"
+        row = _ended(results, names) or _outdated(run, outdated or {})
+        if row is None and file.is_file():
+            rows += finished([run], results / ROWS)
+            continue
+        rows.append({"run": run, "strategy": names["strategy"], **(row or {"status": "not run", "reason": ""})})
+    return rows, overrides
+
+
+def _outdated(run: str, outdated: Mapping[str, str]) -> Row | None:
+    if run not in outdated:
+        return None
+    return {"status": "not run", "reason": f"{outdated[run]} has to run again; what lies here is of an earlier config"}
+
+
+def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
+    """Return status and reason of a run that a stage ended, None if none did: its output is missing, and its status
+    file has no result."""
+    for stage, log, output in STAGES:
+        path = results / "logs" / stage / f"{log.format(**names)}.log"
+        if Path(output.format(**names)).exists() or not (status := read_status(path)) or "result" in status:
+            continue
+        if reason := reason_in(path, names["strategy"]):
+            return {"status": "refused" if stage in PLANNING else "failed", "reason": f"{stage}: {reason}"}
+        far = f" at {status['done']} of {status['total']}" if status.get("total") else ""
+        return {"status": "failed", "reason": f"{stage}: runs, or ended without a message{far}; see {path}"}
+    return None
+
+
+def reason_in(log: Path, strategy: str = "") -> str:
+    """Return the last message for the user in a log as one line, empty if the log does not end with one.
+
+    Of a message that goes on after a colon, it is the first line and what is said of `strategy` there; of one about a
+    rank that failed, the first line and the rank's last.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    written = [line for line in lines if line.strip()]
+    messages = list(itertools.takewhile(lambda line: line.startswith(PREFIX), reversed(written)))
+    block = [line.removeprefix(PREFIX) for line in reversed(messages)]
+    for place, line in enumerate(block[:-1]):
+        if line.endswith(ITS_LAST_LINES):
+            return f"{line.removesuffix(ITS_LAST_LINES)}: {block[-1].strip()}"
+        if line.endswith(":") and line[0] != " ":
+            own = f"  {strategy}: "
+            said = next((each.removeprefix(own) for each in block[place:] if each.startswith(own)), "")
+            return f"{line} {said}" if said else line.removesuffix(":")
+    return block[-1] if block else ""

@@ -1,0 +1,72 @@
+"""Rows of a comparison, as report writes them, for tests of what is made of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from zerolora.files import write_json
+
+GIB = 2**30
+
+
+def row(place: int = 0, **values: Any) -> dict[str, Any]:
+    """Return the row of a finished run on a CPU; a larger `place` is slower and smaller."""
+    step = 1.0 + place
+    return {
+        "status": "done",
+        "reason": "",
+        "strategy": "zero2",
+        "micro_batch": 4,
+        "accumulation": 1,
+        "accuracy": 0.9 - place / 100,
+        "accuracy_low": 0.85,
+        "accuracy_high": 0.95,
+        "loss": 0.5 + place,
+        "loss_validation": 0.6,
+        "steps": 100,
+        "trainable_parameters": 2_442_240,
+        "wall_seconds": 175.2,
+        "step_seconds": step,
+        "predicted_step_seconds": 1.5,
+        "tokens_per_second": 295.3,
+        "cpu_percent": 98.9,
+        "predicted_host_bytes": 3 * GIB,
+        "measured_host_bytes": (4 - place / 10) * GIB,
+        "communication_bytes": 19_537_956,
+        "rank_hours": 0.0973,
+        "adapter_bytes": 9_823_216,
+        "checkpoint_bytes": 29_400_000,
+        "curve": [[1, 4.8], [50, 0.1], [100, 0.001]],
+        "memory": {"host": {"processes": 1.2 * GIB, "ranks": GIB}, "gpu": {}, "capacity_host": 24 * GIB},
+        "parts": {"forward": step / 2, "backward": step / 3, "communication": step / 6},
+        **values,
+    }
+
+
+GPU = {
+    "mfu": 0.41,
+    "gpu_percent": 97.0,
+    "predicted_gpu_bytes": 60 * GIB,
+    "measured_gpu_bytes": 61 * GIB,
+    "gpu_hours": 3.2,
+    "energy_joules": 4.1e6,
+}
+
+
+def results_of(folder: Path, rows: dict[str, dict[str, Any]], runs: list[str] | None = None, **overrides: Any) -> Path:
+    """Write a results directory with these rows, whose config has these `runs`, by default those of the rows."""
+    for name, each in rows.items():
+        write_json(folder / f"compare/rows/{name}.json", each)
+    names = sorted(runs or rows)
+    config = {
+        "prepare": {"rows": {"model": "tiny"}},
+        "runs": {name: {"dataset": "rows", "render": {"strategy": "zero3"}} for name in names},
+        "compare": {"runs": {name: overrides.get(name, {}) for name in names}},
+    }
+    write_json(folder / "config.json", config)
+    return folder
+
+
+def settings_of(results: Path) -> str:
+    """Return what the stage compare gets as --settings."""
+    return json.dumps(json.loads((results / "config.json").read_text())["compare"])

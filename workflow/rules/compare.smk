@@ -1,0 +1,26 @@
+# Reads what report wrote of each run, so that it is made of finished runs. What is there after a run that failed is
+# compared outside both engines (docs/engine-sync.md).
+rule compare:
+    input:
+        rows=expand("results/compare/rows/{run}.json", run=CONFIG.all_runs),
+    output:
+        page=report(
+            "results/compare/index.html",
+            caption="../report/compare.rst",
+            category="Comparison",
+        ),
+        markdown="results/compare/table.md",
+        csv="results/compare/table.csv",
+        metrics="results/compare/metrics.json",
+    log:
+        "results/logs/compare.log",
+    localrule: True
+    conda:
+        "../../envs/conda.yaml"
+    params:
+        code=code("compare"),
+        settings=compare_settings,
+        rows="results/compare/rows",
+        output="results/compare",
+    shell:
+        "zerolora --log {log} compare --settings {params.settings:q} --rows {params.rows} --output {params.output}"
