@@ -28,6 +28,9 @@ def answers(request: dict[str, Any]) -> list[list[int]]:
     params.n_gpu_layers = 0
     params.warmup = params.use_jinja = False
     params.cache_ram_mib = 0
+    # Attention in fp32, not in f16 as llama.cpp has it by default: what differs then is due to the file.
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.verbosity = ERRORS_ONLY
     key = secrets.token_hex()
     params.api_keys = [key]  # it listens on a free port of 127.0.0.1, for this process alone

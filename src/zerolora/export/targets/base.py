@@ -64,3 +64,5 @@ class ExportTarget:
     """Opens what `run` wrote as its user will. Raises UserError if it cannot be opened."""
     of_merged: bool = False
     """Made of the merged model, and so refused where nothing was merged; if false, of the adapter."""
+    for_vllm: bool = False
+    """Opened with vLLM where the run is evaluated with it."""

@@ -81,4 +81,5 @@ TARGET = ExportTarget(
     _run,
     _opened,
     of_merged=True,
+    for_vllm=True,
 )

@@ -128,5 +128,5 @@ def _opened(source: RunResult, settings: TorchAo, output: Path) -> Opened:
 
 
 TARGET = ExportTarget(
-    "torchao", "the merged model with weights in 8 or 4 bits", TorchAo, _check, _run, _opened, of_merged=True
+    "torchao", "the merged model with weights in 8 or 4 bits", TorchAo, _check, _run, _opened, of_merged=True, for_vllm=True
 )
