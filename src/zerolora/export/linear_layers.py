@@ -1,4 +1,4 @@
-"""Which weights of a merged model are quantized: those of the language model's linear layers, as vLLM quantizes them."""
+"""Which weights of a merged model are quantized: those of the language model's linear layers, as in vLLM."""
 
 import json
 import re
@@ -34,9 +34,9 @@ class Layers:
         return sorted({name.rpartition(".")[0] for name in names if name.endswith(".weight")})
 
 
-def linear_layers(model: Path, multiple: int, where: str) -> Layers:
-    """Return which weights of the model in a directory are quantized: of linear layers that take a multiple of
-    `multiple` values. No tensor is loaded.
+def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> Layers:
+    """Return which weights of the model in a directory are quantized: of linear layers that take a multiple of `takes`
+    values, and give a multiple of `gives`. No tensor is loaded.
 
     Output head, embeddings, routers, experts that are no linear modules, and vision towers are left as they are. Raises
     UserError, which begins with the key `where`, if nothing is left to quantize.
@@ -55,10 +55,12 @@ def linear_layers(model: Path, multiple: int, where: str) -> Layers:
     }
     files = [read_header(path) for path in weight_files(model)]
     tensors = [tensor for file in files for tensor in file.tensors.values()]
-    chosen = [each for each in tensors if each.name in linear and each.shape[-1] % multiple == 0]
+    matrices = [each for each in tensors if each.name in linear]
+    chosen = [each for each in matrices if each.shape[0] % gives == each.shape[1] % takes == 0]
     if not chosen:
         raise UserError(
-            f"{where}: {model} has no linear layer that takes a multiple of {multiple} values; export gguf instead"
+            f"{where}: {model} has no linear layer that takes a multiple of {takes} values and gives a multiple of "
+            f"{gives}; write another type, or export gguf"
         )
     names = {each.name for each in chosen}
     left = {re.sub(r"\d+", "*", each.name) for each in tensors if len(each.shape) >= MATRIX and each.name not in names}

@@ -62,7 +62,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec(PACKAGE) is not None
 
 
-def opened(model: Path, adapter: Path | None = None, found: dict[str, Any] | None = None) -> Opened:
+def opened(model: Path, adapter: Path | None = None) -> Opened:
     """Return a GGUF file, and an adapter upon it, as llama.cpp answers with them on the CPU.
 
     Each call for answers is a process of its own. It raises UserError, with llama.cpp's reason, if it cannot open them.
@@ -71,7 +71,7 @@ def opened(model: Path, adapter: Path | None = None, found: dict[str, Any] | Non
     def answers(prompts: list[list[int]], tokens: int, stops: list[int]) -> list[list[int]]:
         return _ask(model, adapter, prompts, tokens)
 
-    return Opened(f"llama.cpp ({PACKAGE} {version(PACKAGE)})", answers, found or {})
+    return Opened(f"llama.cpp ({PACKAGE} {version(PACKAGE)})", answers, {})
 
 
 def _ask(model: Path, adapter: Path | None, prompts: list[list[int]], tokens: int) -> list[list[int]]:

@@ -4,10 +4,10 @@ A process of its own, since llama.cpp ends the one it is in where a file is not 
 zerolora: prompts come as tokens, and answers go as tokens. llama_cpp.py writes the request.
 """
 
+import http.client
 import json
 import secrets
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ def _answer(address: str, key: str, prompt: list[int], tokens: int) -> list[int]
     # Not Server.handle_completions(): that returns texts, and tokens only where they end at a whole character.
     asked = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "return_tokens": True, "cache_prompt": False}
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{address}/completion", json.dumps(asked).encode(), headers)
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as response:
-        written: list[int] = json.load(response)["tokens"]
+    connection = http.client.HTTPConnection(address.removeprefix("http://"))
+    connection.request("POST", "/completion", json.dumps(asked), headers)
+    written: list[int] = json.load(connection.getresponse())["tokens"]
     return written
 
 

@@ -25,7 +25,6 @@ class RunResult:
     vllm_python: str | None = None
     """Python interpreter of the environment whose vLLM the run is evaluated with; None if it is not."""
 
-
     @property
     def merged_model(self) -> Path:
         """Return the directory of the merged model, for targets that are `of_merged`."""

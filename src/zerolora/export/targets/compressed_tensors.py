@@ -35,13 +35,15 @@ def _check(source: RunResult, settings: CompressedTensors) -> None:
 
 def _layers(source: RunResult, settings: CompressedTensors) -> Layers:
     multiple = settings.group_size if settings.type == "int4" else 1
-    return linear_layers(source.merged_model, multiple, "export.targets: compressed_tensors")
+    return linear_layers(source.merged_model, "export.compressed_tensors.group_size", takes=multiple)
 
 
 def _run(source: RunResult, settings: CompressedTensors, output: Path) -> dict[str, Any]:
     """Quantize one file of the merged model after the other, by rounding, without calibration."""
     from llmcompressor import model_free_ptq
+    from loguru import logger
 
+    logger.disable("llmcompressor")  # a line for each file that is copied
     layers = _layers(source, settings)
     model_free_ptq(
         str(source.merged_model),

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from zerolora.config.section import Section
 from zerolora.errors import UserError
 from zerolora.export import opened
-from zerolora.export.linear_layers import add_to_config, copy_small_files, linear_layers
+from zerolora.export.linear_layers import Layers, add_to_config, copy_small_files, linear_layers
 from zerolora.export.targets.base import ExportTarget, Opened, RunResult
 from zerolora.files import write_json
 from zerolora.manifest import WEIGHT_INDEX
+from zerolora.tensor_file import TYPES, StoredTensor
 
 if TYPE_CHECKING:
     import torch
 
 PACKAGE = "torchao"
-NVFP4_BLOCK = 16
-"""Values that share a scale in nvfp4 (torchao/prototype/mx_formats/nvfp4_tensor.py)."""
+NVFP4_MULTIPLE = 16
+"""Of both sides of a weight (torchao/prototype/mx_formats/inference_workflow.py)."""
 
 
 class TorchAo(Section):
@@ -36,9 +37,9 @@ def _check(source: RunResult, settings: TorchAo) -> None:
     _layers(source, settings)
 
 
-def _layers(source: RunResult, settings: TorchAo) -> Any:
-    multiple = NVFP4_BLOCK if settings.type == "nvfp4" else 1
-    return linear_layers(source.merged_model, multiple, "export.targets: torchao")
+def _layers(source: RunResult, settings: TorchAo) -> Layers:
+    multiple = NVFP4_MULTIPLE if settings.type == "nvfp4" else 1
+    return linear_layers(source.merged_model, "export.torchao.type", multiple, multiple)
 
 
 def _run(source: RunResult, settings: TorchAo, output: Path) -> dict[str, Any]:
@@ -110,10 +111,8 @@ def _quantized(weight: "torch.Tensor", config: Any) -> "torch.Tensor":
     return layer.weight.data if type(layer.weight) is torch.nn.Parameter else layer.weight
 
 
-def _dtype(stored: Any) -> "torch.dtype":
+def _dtype(stored: StoredTensor) -> "torch.dtype":
     import torch
-
-    from zerolora.tensor_file import TYPES
 
     dtype: torch.dtype = getattr(torch, TYPES[stored.kind][0])
     return dtype
@@ -128,5 +127,12 @@ def _opened(source: RunResult, settings: TorchAo, output: Path) -> Opened:
 
 
 TARGET = ExportTarget(
-    "torchao", "the merged model with weights in 8 or 4 bits", TorchAo, _check, _run, _opened, of_merged=True, for_vllm=True
+    "torchao",
+    "the merged model with weights in 8 or 4 bits",
+    TorchAo,
+    _check,
+    _run,
+    _opened,
+    of_merged=True,
+    for_vllm=True,
 )

@@ -46,4 +46,6 @@ def _opened(source: RunResult, settings: VllmAdapter, output: Path) -> Opened:
     return opened.answering(opened.with_adapter(source.weights, output), f"peft {version('peft')}")
 
 
-TARGET = ExportTarget("vllm_adapter", "the adapter alone, within vLLM's limits", VllmAdapter, _check, _run, _opened, for_vllm=True)
+TARGET = ExportTarget(
+    "vllm_adapter", "the adapter alone, within vLLM's limits", VllmAdapter, _check, _run, _opened, for_vllm=True
+)
