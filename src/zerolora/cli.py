@@ -70,6 +70,10 @@ def start(
         "push",
     ):
         os.environ["HF_HUB_OFFLINE"] = "1"
+    if context.invoked_subcommand != "export":
+        from zerolora.compat import torchao
+
+        torchao.hide()
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
