@@ -70,6 +70,10 @@ def start(
         "push",
     ):
         os.environ["HF_HUB_OFFLINE"] = "1"
+    if context.invoked_subcommand != "export":
+        from zerolora.compat import torchao
+
+        torchao.hide()
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
@@ -492,19 +496,24 @@ def export(
     merged: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
     data: Data,
     output: Output,
+    vllm_python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="Interpreter with vLLM, which opens what is made for vLLM."),
+    ] = None,
 ) -> None:
     """Write a run's result in another form, open it again, and let it answer three held-out rows."""
     from zerolora.export.export import export as stage
     from zerolora.export.targets import TARGETS
     from zerolora.export.targets.base import RunResult
-    from zerolora.manifest import check_intact, located
+    from zerolora.manifest import check_intact, is_merged, located
 
     if target not in TARGETS:
         raise UserError(f"--target: {target} is no target; write one of {', '.join(TARGETS)}")
     check_intact(adapter, "zerolora train")
     check_intact(data, "zerolora prepare")
-    source = RunResult(model, located(weights), adapter, located(merged))
-    stage(target, _typed(TARGETS[target].settings, settings), source, data, output)
+    whole = located(merged) if is_merged(merged) else None
+    source = RunResult(model, located(weights), adapter, data, whole, vllm_python)
+    stage(target, _typed(TARGETS[target].settings, settings), source, output)
 
 
 @app.command()

@@ -337,6 +337,14 @@ def test_needed_load_without_compilers() -> None:
     assert said == ["True True\n", "False True\n"]
 
 
+def test_torchao_is_loaded_by_commands_that_quantize_alone() -> None:
+    """transformers imports it in every process that builds a model; hidden, it does not. In processes of their own."""
+    code = "import sys; {}; import transformers.modeling_utils; print(sys.modules.get('torchao') is not None)"
+    found = [alone("-c", code.format(way)) for way in ("pass", "from zerolora.compat import torchao; torchao.hide()")]
+    assert [each.stdout for each in found] == ["True\n", "False\n"]
+    assert "torchao" in found[0].stderr and "torchao" not in found[1].stderr
+
+
 def test_needed_keep_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU with AVX512-BF16, as this one is told to be, evaluation packs 4-bit weights in another way."""
     from zerolora.compat import bitsandbytes

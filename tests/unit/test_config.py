@@ -677,6 +677,16 @@ def test_vllm_takes_adapters_of_plain_lora(tmp_path: Path, train: dict[str, Any]
         load(write(tmp_path, config))
 
 
+def test_a_target_of_the_merged_model_needs_one(tmp_path: Path) -> None:
+    """One run's override is named as the run's."""
+    config = edited("merge.enabled", False) | {"export": {"targets": ["vllm_adapter", "gguf_adapter"]}}
+    load(write(tmp_path, config))
+    said = "gguf is made of the merged model, with merge.enabled: false; write merge.enabled: true, or of the targets "
+    config["runs"]["default"]["export"] = {"targets": ["vllm_adapter", "gguf"]}
+    with pytest.raises(UserError, match=f"runs.default.export.targets: {said}gguf_adapter and vllm_adapter"):
+        load(write(tmp_path, config))
+
+
 def test_vllm_knows_no_token_that_a_data_set_adds(tmp_path: Path) -> None:
     config = edited("prepare.rows.add_tokens", ["<x>"]) | {"evaluate": {"engine": "vllm"}}
     with pytest.raises(UserError, match="prepare.rows.add_tokens: adds tokens to the base model.*engine: transformers"):

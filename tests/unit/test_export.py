@@ -1,7 +1,12 @@
 """Each export target on a tiny model: what it writes, who opens it, how it answers, and what it refuses."""
 
 import json
+import os
 import shutil
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +18,23 @@ from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.data.rows import schema
 from zerolora.errors import UserError
 from zerolora.export import llama_cpp
-from zerolora.export.export import export
+from zerolora.export.export import export, loaded_check
+from zerolora.export.linear_layers import linear_layers
 from zerolora.export.modelfile import GO_TEMPLATES, TRIED, modelfile, prompt_format
+from zerolora.export.opened import answering, model_of
 from zerolora.export.targets import TARGETS
 from zerolora.export.targets.base import RunResult
+from zerolora.tensor_file import read_header
 
 RANK = 4
+VLLM = os.environ.get("ZEROLORA_VLLM_PYTHON")
+"""An interpreter with vLLM, which the lock does not have."""
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
-    """Return a Llama with a tokenizer that llama.cpp knows, a LoRA adapter with random factors, and both merged."""
+def source(tmp_path_factory: pytest.TempPathFactory, data: Path) -> RunResult:
+    """Return a Llama with a tokenizer that llama.cpp knows, a LoRA adapter with random factors, and both merged. Its
+    heads are as wide as vLLM wants them."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -33,6 +44,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=tokenizer.eos_token_id,
+        head_dim=32, initializer_range=0.3,
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)
     model.save_pretrained(folder / "base")
@@ -47,7 +59,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     merged.save_pretrained(folder / "merged")
     for name in ("base", "merged"):
         tokenizer.save_pretrained(folder / name)
-    return RunResult(folder / "base", folder / "base", folder / "adapter", folder / "merged")
+    return RunResult(folder / "base", folder / "base", folder / "adapter", data, folder / "merged")
 
 
 @pytest.fixture(scope="module")
@@ -64,66 +76,220 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = pyarrow.Table.from_pylist(rows, schema=schema(held_out=True))
     with pyarrow.OSFile(str(folder / "test.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
+    (folder / "manifest.json").write_text('{"stop_tokens": ["</s>"], "pad_token": "</s>"}')
     return folder
 
 
-def exported(target: str, source: RunResult, data: Path, folder: Path, **settings: Any) -> dict[str, Any]:
-    export(target, TARGETS[target].settings(**settings), source, data, folder / target)
+def exported(target: str, source: RunResult, folder: Path, **settings: Any) -> dict[str, Any]:
+    export(target, TARGETS[target].settings(**settings), source, folder / target)
     manifest: dict[str, Any] = json.loads((folder / target / "manifest.json").read_text())
     return manifest
 
 
 def refused(target: str, source: RunResult, folder: Path, **settings: Any) -> str:
     with pytest.raises(UserError) as raised:
-        export(target, TARGETS[target].settings(**settings), source, folder, folder / target)
+        export(target, TARGETS[target].settings(**settings), source, folder / target)
     assert not (folder / target).exists()
     (line,) = str(raised.value).splitlines()
     return line
 
 
+def unmerged(source: RunResult) -> RunResult:
+    return replace(source, merged=None)
+
+
 # Above 5 s: the converter is a process of its own, which imports torch.
-@pytest.mark.parametrize(("type_", "agreement"), [("f32", 1.0), ("q8_0", 0.3)])
-def test_a_gguf_file_answers_as_the_merged_model(
-    type_: str, agreement: float, source: RunResult, data: Path, tmp_path: Path
-) -> None:
-    manifest = exported("gguf", source, data, tmp_path, type=type_)
+def test_a_gguf_file_answers_in_llama_cpp_as_the_merged_model(source: RunResult, tmp_path: Path) -> None:
+    manifest = exported("gguf", source, tmp_path, type="f32")
     loaded = manifest["loaded"]
-    assert loaded["opened_by"].startswith("transformers ")
-    assert len(loaded["rows"]) == 3
-    assert loaded["agreement"] >= agreement
-    assert all(row["equal"] for row in loaded["rows"]) == (loaded["equal"] == 3)
+    assert loaded["opened_by"] == f"llama.cpp (xllamacpp {version('xllamacpp')})"
+    assert (loaded["compared_with"], loaded["equal"], loaded["agreement"]) == ("merged model", 3, 1.0)
+    assert len({row["exported"] for row in loaded["rows"]}) == 3
     assert (tmp_path / "gguf/model.gguf").stat().st_size == manifest["files"]["model.gguf"]["bytes"]
-    if type_ == "f32":
-        assert loaded["equal"] == 3
 
 
-def test_another_model_than_the_merged_one_is_seen(source: RunResult, data: Path, tmp_path: Path) -> None:
-    """The check compares: the file of the base model does not answer as the merged one."""
-    from zerolora.export.export import loaded_check
-    from zerolora.export.opened import answering, model_of
+# Above 5 s: a converter, and transformers' reader of GGUF.
+def test_without_llama_cpp_transformers_opens_a_gguf_file(
+    source: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_cpp, "PACKAGE", "no_llama_cpp")
+    loaded = exported("gguf", source, tmp_path, type="q8_0")["loaded"]
+    assert loaded["opened_by"] == f"transformers {version('transformers')} (GGUF reader)"
+    assert len(loaded["rows"]) == 3 and all(row["equal"] for row in loaded["rows"]) == (loaded["equal"] == 3)
 
-    found = loaded_check(answering(model_of(source.weights), "transformers"), source.merged, data)
-    assert found["equal"] == 0
-    assert found["agreement"] < 0.5
+
+def test_what_llama_cpp_cannot_open_is_one_line(source: RunResult, tmp_path: Path, capfd: Any) -> None:
+    """Its reason, or the signal that ended it; the process that asks goes on."""
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(b"GGUF" + bytes(100))
+    answers = llama_cpp.opened(file).answers
+    assert answers is not None
+    with pytest.raises(UserError) as raised:
+        answers([[5, 6]], 2, [])
+    assert str(raised.value).startswith(f"{file}: llama.cpp (xllamacpp {version('xllamacpp')}) cannot open it: ")
+    assert "gguf" in str(raised.value).partition("cannot open it")[2] and "\n" not in str(raised.value)
+    assert capfd.readouterr().err == ""
 
 
-def test_the_adapter_for_vllm_answers_through_peft(source: RunResult, data: Path, tmp_path: Path) -> None:
-    manifest = exported("vllm_adapter", source, data, tmp_path)
+def test_a_crash_of_llama_cpp_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.setattr(llama_cpp, "WORKER", worker)
+    answers = llama_cpp.opened(tmp_path / "model.gguf").answers
+    assert answers is not None
+    with pytest.raises(UserError, match="cannot open it: it was ended by SIGSEGV$"):
+        answers([[5]], 2, [])
+
+
+def test_llama_cpp_takes_no_more_threads_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert llama_cpp._threads() == 3
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert llama_cpp._threads() == len(os.sched_getaffinity(0))
+
+
+def test_another_model_than_the_runs_is_seen(source: RunResult) -> None:
+    """The check compares: the base model does not answer as the merged one, nor as base and adapter."""
+    other = replace(TARGETS["gguf"], opened=lambda *_: answering(model_of(source.weights), "transformers"))
+    for result in (source, unmerged(source)):
+        found = loaded_check(other, result, TARGETS["gguf"].settings(), source.weights)
+        assert found["equal"] == 0
+        assert found["agreement"] < 0.5
+
+
+def test_the_adapter_for_vllm_answers_through_peft(source: RunResult, tmp_path: Path) -> None:
+    manifest = exported("vllm_adapter", source, tmp_path)
     assert manifest["loaded"]["opened_by"].startswith("peft ")
     assert manifest["loaded"]["equal"] == 3
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (tmp_path / "vllm_adapter" / name).read_bytes() == (source.adapter / name).read_bytes()
 
 
-def test_the_adapter_as_gguf_has_every_factor(source: RunResult, data: Path, tmp_path: Path) -> None:
-    manifest = exported("gguf_adapter", source, data, tmp_path, type="f32")
+# Above 5 s: two converters, and llama.cpp twice.
+def test_the_adapter_as_gguf_answers_upon_its_base_in_llama_cpp(
+    source: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = exported("gguf_adapter", unmerged(source), tmp_path, type="f32")
     loaded = manifest["loaded"]
     assert (loaded["factors"], loaded["alpha"]) == (2 * 7 * 2, 8.0)
-    assert loaded["opened_by"].startswith("gguf ")
+    assert loaded["opened_by"].startswith("llama.cpp ")
+    assert (loaded["compared_with"], loaded["equal"]) == ("base and adapter", 3)
+    assert [*manifest["files"]] == ["adapter.gguf"]
+    assert sorted(path.name for path in (tmp_path / "gguf_adapter").iterdir()) == ["adapter.gguf", "manifest.json"]
+    monkeypatch.setattr(llama_cpp, "PACKAGE", "no_llama_cpp")
+    found = TARGETS["gguf_adapter"].opened(source, TARGETS["gguf_adapter"].settings(), tmp_path / "gguf_adapter")
+    assert found.library.startswith("gguf ") and found.answers is None
 
 
-def test_ollama_gets_template_stops_and_system_prompt(source: RunResult, data: Path, tmp_path: Path) -> None:
-    manifest = exported("ollama", source, data, tmp_path, system="Be brief.", type="f32")
+@pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if target.of_merged])
+def test_nothing_merged_is_one_line(target: str, source: RunResult, tmp_path: Path) -> None:
+    line = refused(target, unmerged(source), tmp_path)
+    assert line == (
+        f"export.targets: {target} is made of the merged model, and merge.enabled is false; write merge.enabled: true, "
+        "or of the targets gguf_adapter and vllm_adapter"
+    )
+
+
+def test_an_adapter_is_exported_where_nothing_was_merged(source: RunResult, tmp_path: Path) -> None:
+    loaded = exported("vllm_adapter", unmerged(source), tmp_path)["loaded"]
+    assert (loaded["compared_with"], loaded["equal"]) == ("base and adapter", 3)
+
+
+@pytest.mark.parametrize(("type_", "size"), [("int8", 1), ("fp8", 1), ("nvfp4", 0.5)])
+def test_torchao_writes_a_smaller_checkpoint_that_answers(
+    type_: str, size: float, source: RunResult, tmp_path: Path
+) -> None:
+    manifest = exported("torchao", source, tmp_path, type=type_)
+    loaded = manifest["loaded"]
+    assert loaded["opened_by"] == f"transformers {version('transformers')} with torchao {version('torchao')}"
+    assert len(loaded["rows"]) == 3 and (manifest["quantized"], manifest["type"]) == (2 * 7, type_)
+    assert manifest["unquantized"] == ["lm_head.weight", "model.embed_tokens.weight"]
+    assert {Path(name).suffix for name in manifest["files"]} <= {".json", ".safetensors", ".jinja"}
+    held = read_header(tmp_path / "torchao/model.safetensors").tensors
+    weight = held["model.layers.1.mlp.down_proj._weight_qdata"]
+    assert weight.nbytes == 64 * 96 * size
+    # The weights are the merged model's, rounded.
+    wanted = model_of(source.merged_model).model.layers[1].mlp.down_proj.weight
+    found = model_of(tmp_path / "torchao").model.layers[1].mlp.down_proj.weight.dequantize()
+    error = (found - wanted).norm() / wanted.norm()
+    assert 0.001 < error < {"int8": 0.01, "fp8": 0.04, "nvfp4": 0.15}[type_]
+
+
+def test_torchao_keeps_the_files_of_a_sharded_model(source: RunResult, tmp_path: Path) -> None:
+    sharded = tmp_path / "sharded"
+    shutil.copytree(source.merged_model, sharded, ignore=shutil.ignore_patterns("*.safetensors"))
+    model_of(source.merged_model).save_pretrained(sharded, max_shard_size="150KB")
+    names = sorted(path.name for path in sharded.glob("*.safetensors"))
+    assert len(names) > 2
+    (tmp_path / "whole").mkdir()
+    whole = exported("torchao", source, tmp_path / "whole")
+    parted = exported("torchao", replace(source, merged=sharded), tmp_path)
+    assert sorted(path.name for path in (tmp_path / "torchao").glob("*.safetensors")) == names
+    assert [row["exported"] for row in parted["loaded"]["rows"]] == [row["exported"] for row in whole["loaded"]["rows"]]
+    index = json.loads((tmp_path / "torchao/model.safetensors.index.json").read_text())["weight_map"]
+    assert {name for file in names for name in read_header(tmp_path / "torchao" / file).tensors} == set(index)
+
+
+def test_torchao_names_what_it_leaves_as_it_is(source: RunResult, tmp_path: Path) -> None:
+    """Experts and routers of a mixture, and layers that do not take whole blocks of nvfp4."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2MoeConfig(
+        vocab_size=476, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        shared_expert_intermediate_size=24, max_position_embeddings=256, eos_token_id=475,
+    )  # fmt: skip
+    mixture = tmp_path / "mixture"
+    shutil.copytree(source.merged_model, mixture, ignore=shutil.ignore_patterns("*.safetensors", "*config.json"))
+    Qwen2MoeForCausalLM(config).save_pretrained(mixture)
+    manifest = exported("torchao", replace(source, merged=mixture), tmp_path, type="nvfp4")
+    left = {name.rpartition("layers.*.")[2] for name in manifest["unquantized"]}
+    assert {"mlp.gate.weight", "mlp.experts.*.up_proj.weight", "mlp.shared_expert.down_proj.weight"} <= left
+    assert "self_attn.q_proj.weight" not in left
+    assert manifest["quantized"] > 0 and len(manifest["loaded"]["rows"]) == 3
+
+
+def test_a_model_without_a_layer_that_fits_is_one_line(source: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="k: .* has no linear layer that takes a multiple of 1024 values and gives"):
+        linear_layers(source.merged_model, "k", takes=1024)
+
+
+@pytest.mark.skipif(find_spec("llmcompressor") is None, reason="llm-compressor is not in the lock")
+@pytest.mark.parametrize("type_", ["fp8", "int8", "int4"])
+def test_llm_compressor_writes_a_checkpoint_that_answers(type_: str, source: RunResult, tmp_path: Path) -> None:
+    manifest = exported("compressed_tensors", source, tmp_path, type=type_, group_size=32)
+    assert manifest["loaded"]["opened_by"].endswith(f"with compressed-tensors {version('compressed-tensors')}")
+    assert len(manifest["loaded"]["rows"]) == 3 and manifest["quantized"] == 2 * 7
+    held = read_header(tmp_path / "compressed_tensors/model.safetensors").tensors
+    name, size = ("weight_packed", 0.5) if type_ == "int4" else ("weight_packed", 1)
+    name = "weight" if type_ == "fp8" else name
+    assert held[f"model.layers.1.mlp.down_proj.{name}"].nbytes == 64 * 96 * size
+
+
+@pytest.mark.skipif(find_spec("llmcompressor") is not None, reason="llm-compressor is installed")
+def test_without_llm_compressor_one_line_says_what_to_install(source: RunResult, tmp_path: Path) -> None:
+    line = refused("compressed_tensors", source, tmp_path)
+    assert "which is not installed; pip install --no-deps llmcompressor==" in line and "or export torchao" in line
+
+
+@pytest.mark.skipif(not VLLM, reason="no ZEROLORA_VLLM_PYTHON, an interpreter with vLLM")
+@pytest.mark.parametrize(("target", "equal"), [("vllm_adapter", 3), ("torchao", 0)])
+def test_vllm_opens_what_is_made_for_it(target: str, equal: int, source: RunResult, tmp_path: Path) -> None:
+    """Starting vLLM takes 15 s."""
+    loaded = exported(target, replace(source, vllm_python=VLLM), tmp_path)["loaded"]
+    assert loaded["opened_by"].startswith("vllm") and loaded["equal"] >= equal
+    own = exported(target, source, tmp_path)["loaded"]
+    assert [row["exported"] for row in loaded["rows"]] == [row["exported"] for row in own["rows"]]
+
+
+def test_an_interpreter_without_vllm_is_one_line(source: RunResult, tmp_path: Path) -> None:
+    line = refused("vllm_adapter", replace(source, vllm_python=sys.executable), tmp_path)
+    assert f"{sys.executable} has no vLLM" in line
+
+
+def test_ollama_gets_template_stops_and_system_prompt(source: RunResult, tmp_path: Path) -> None:
+    manifest = exported("ollama", source, tmp_path, system="Be brief.", type="f32")
     text = (tmp_path / "ollama/Modelfile").read_text()
     assert text == (
         'FROM ./model.gguf\nTEMPLATE """{{ range .Messages }}<|{{ .Role }}|>\n{{ .Content }}</s>\n{{ end }}'
@@ -161,7 +327,7 @@ def changed(source: RunResult, folder: Path, key: str, value: Any) -> RunResult:
     shutil.copytree(source.adapter, folder / "adapter")
     config = json.loads((folder / "adapter/adapter_config.json").read_text()) | {key: value}
     (folder / "adapter/adapter_config.json").write_text(json.dumps(config))
-    return RunResult(source.model, source.weights, folder / "adapter", source.merged)
+    return replace(source, adapter=folder / "adapter")
 
 
 def test_other_refusals_are_one_line(source: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,13 +336,13 @@ def test_other_refusals_are_one_line(source: RunResult, tmp_path: Path, monkeypa
     line = refused("ollama", source, tmp_path, system='end """ SYSTEM')
     assert 'export.ollama.system: \'end """ SYSTEM\' holds' in line
     assert "use_rslora is True" in refused("gguf_adapter", changed(source, tmp_path, "use_rslora", True), tmp_path)
-    whole = RunResult(source.model, source.weights, tmp_path / "none", source.merged)
+    whole = replace(source, adapter=tmp_path / "none")
     assert "holds no adapter but all weights; export the merged model, as gguf does" in refused(
         "vllm_adapter", whole, tmp_path
     )
 
 
-def test_a_tokenizer_that_llama_cpp_does_not_know_is_one_line(tiny_model: Path, data: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_llama_cpp_does_not_know_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not know this tokenizer"):
         llama_cpp.write_gguf(tiny_model, tmp_path / "model.gguf", "f16")
 
@@ -191,7 +357,7 @@ def test_quantize_is_called_where_it_is_installed(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     llama_cpp.check_types("q4_k_m", "export.gguf.type")
-    llama_cpp.write_gguf(source.merged, tmp_path / "model.gguf", "q4_k_m")
+    llama_cpp.write_gguf(source.merged_model, tmp_path / "model.gguf", "q4_k_m")
     assert (tmp_path / "model.gguf").read_text() == "Q4_K_M\n"
     assert list(tmp_path.glob("*.gguf")) == [tmp_path / "model.gguf"]
 

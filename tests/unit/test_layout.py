@@ -39,7 +39,7 @@ SHARED = {
         *("export.sections", "export.targets"),
         *("methods.registry", "methods.sections", "train.telemetry.trackers"),
     },
-    "export": {"data.prompt_formats", "data.rows"},
+    "export": {"data.prompt_formats", "data.rows", "evaluate.kept", "evaluate.models", "evaluate.vllm_engine"},
     "train": {"data.plan", "data.rows"},
     "evaluate": {"data.rows", "data.reference", "export.vllm_limits"},
     "report": {"evaluate.difference", "evaluate.gate"},

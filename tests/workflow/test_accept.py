@@ -46,3 +46,12 @@ def test_a_gate_stops_both_engines_and_the_report_says_why(make_project: Callabl
     assert "Not evaluated" in (results / "report.html").read_text()
     assert json.loads((results / "metrics/difference.json").read_text()) == {"enabled": False}
     assert "not evaluated: evaluate.enabled is false" in project.run("zerolora", "show").stdout
+
+    # The adapter alone leaves the project too.
+    edit_config(project, **{"export.targets": ["vllm_adapter"]})
+    project.snakemake("export")
+    loaded = json.loads((results / "export/vllm_adapter/manifest.json").read_text())["loaded"]
+    assert (loaded["compared_with"], loaded["equal"]) == ("base and adapter", 3)
+    edit_config(project, **{"export.targets": ["gguf"]})
+    refused = project.snakemake("export", check=False)
+    assert "export.targets: gguf is made of the merged model, with merge.enabled: false" in refused.stderr

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import shlex
 import sys
 from pathlib import Path
 
@@ -374,6 +375,14 @@ def exported(wildcards):
 def export_settings(wildcards):
     """The settings of one target, as canonical JSON, so that those of others are not compared."""
     return argument_of(SETTINGS["runs"][wildcards.run]["export"][wildcards.target])
+
+
+def export_options(wildcards):
+    """The interpreter with vLLM, for targets that vLLM opens, if the config has vLLM answer."""
+    evaluate = SETTINGS["evaluate"][dataset_of(wildcards)]
+    if evaluate["engine"] != "vllm" or not TARGETS[wildcards.target].for_vllm:
+        return ""
+    return f"--vllm-python {shlex.quote(evaluate['vllm_python'] or 'python')}"
 
 
 def merged_place(wildcards):

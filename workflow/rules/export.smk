@@ -25,6 +25,7 @@ rule export_target:
         model=model_directory,
         weights=weights_directory,
         adapter=adapter_directory,
+        options=export_options,
         output="results/{run}/export/{target}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
@@ -32,4 +33,4 @@ rule export_target:
         " --data {params.data} --manifest {input.merged} &&"
         " zerolora --log {log} export --target {wildcards.target} --settings {params.settings:q}"
         " --model {params.model} --weights {params.weights}.json --adapter {params.adapter} --merged {input.merged}"
-        " --data {params.data} --output {params.output}"
+        " --data {params.data} --output {params.output} {params.options}"

@@ -24,6 +24,7 @@ from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.gate import OF_MERGED, parse
 from zerolora.evaluate.tasks import TASKS
+from zerolora.export.targets import TARGETS
 from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import Quantization
@@ -397,6 +398,14 @@ def _impossible_merge(settings: RunSections, at: Callable[[str, str], tuple[str,
             at("merge", "base"),
             f"dequantized with method {settings.train.method}, which quantizes nothing; write original, or method: "
             "qlora or qdora",
+        )
+    of_merged = [name for name in settings.export.targets if TARGETS[name].of_merged]
+    if of_merged and not settings.merge.enabled:
+        others = [name for name, target in TARGETS.items() if not target.of_merged]
+        yield (
+            at("export", "targets"),
+            f"{of_merged[0]} is made of the merged model, with merge.enabled: false; write merge.enabled: true, or of "
+            f"the targets {' and '.join(others)}",
         )
 
 

@@ -568,7 +568,7 @@ class Export(ExportSections):
     """What else a run is exported as. Nothing is by itself: `snakemake export` makes what is listed here."""
 
     targets: list[TargetName] = []
-    """Targets to make: gguf, gguf_adapter, ollama, vllm_adapter (docs/export.md)."""
+    """Targets to make: gguf, gguf_adapter, ollama, torchao, compressed_tensors, vllm_adapter (docs/export.md)."""
 
 
 class EvaluateSettings(Section):

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from zerolora.compat import torchao
 from zerolora.errors import UserError
 from zerolora.evaluate.ranks import run_rank
 from zerolora.files import read_json
@@ -10,6 +11,7 @@ from zerolora.log import set_up
 
 if __name__ == "__main__":
     set_up()
+    torchao.hide()
     try:
         run_rank(read_json(Path(sys.argv[1]), "zerolora evaluate"))
     except UserError as error:

@@ -10,12 +10,13 @@ from typing import Any
 
 from zerolora.config.section import Section
 from zerolora.data.rows import open_split
+from zerolora.errors import UserError
 from zerolora.export import opened
-from zerolora.export.modelfile import stop_tokens
 from zerolora.export.targets import TARGETS
-from zerolora.export.targets.base import Opened, RunResult
+from zerolora.export.targets.base import ExportTarget, RunResult
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
+from zerolora.prompt_format import stop_tokens
 from zerolora.units import byte_size
 
 ROWS = 3
@@ -24,17 +25,23 @@ UNPROMPTED = 8
 """Tokens of a row without a prompt that stand for one."""
 
 
-def export(target: str, settings: Section, source: RunResult, data: Path, output: Path) -> None:
+def export(target: str, settings: Section, source: RunResult, output: Path) -> None:
     """Write `target` and its manifest to directory `output`.
 
     Raises UserError for what the target cannot hold, before anything is written, and if what was written cannot be
     opened.
     """
     kind = TARGETS[target]
+    if kind.of_merged and source.merged is None:
+        others = [name for name, each in TARGETS.items() if not each.of_merged]
+        raise UserError(
+            f"export.targets: {target} is made of the merged model, and merge.enabled is false; write merge.enabled: "
+            f"true, or of the targets {' and '.join(others)}"
+        )
     kind.check(source, settings)
     with staged_directory(output) as staged:
         found = kind.run(source, settings, staged)
-        checked = loaded_check(kind.opened(source, settings, staged), source.merged, data)
+        checked = loaded_check(kind, source, settings, staged)
         files = describe(staged)
         manifest = {"target": target, "settings": settings.model_dump(mode="json"), "files": files}
         write_json(staged / MANIFEST, manifest | found | {"loaded": checked})
@@ -43,29 +50,51 @@ def export(target: str, settings: Section, source: RunResult, data: Path, output
     result(f"{size}, opened by {checked['opened_by']}{same}")
 
 
-def loaded_check(exported: Opened, merged: Path, data: Path) -> dict[str, Any]:
-    """Return who opened what was exported, and its answers to held-out rows beside those of the merged model.
+def loaded_check(kind: ExportTarget, source: RunResult, settings: Section, exported: Path) -> dict[str, Any]:
+    """Return who opened what was exported, and its answers to held-out rows beside those of the run's result: the
+    merged model, or, where nothing was merged, base and adapter.
 
-    `agreement` is the share of the merged model's tokens before the first that differs, over all rows. Where the
-    library computes nothing, there are no answers.
+    `agreement` is the share of the result's tokens before the first that differs, over all rows. Where the library
+    computes nothing, there are no answers. Raises UserError if what was exported cannot be opened.
     """
-    record: dict[str, Any] = {"opened_by": exported.library, **exported.found, "rows": [], "equal": 0}
-    if exported.answer is None:
+    held_out = open_split(source.data, "test")
+    rows = held_out.select(range(min(ROWS, len(held_out))))
+    prompts = [list(row["input_ids"][: row["prompt"] or UNPROMPTED]) for row in rows]
+    # First, so that two models are never in memory at once.
+    compared_with, expected, stops, tokenizer = _answers_of_run(source, prompts)
+    opened_ = kind.opened(source, settings, exported)
+    record: dict[str, Any] = {"opened_by": opened_.library, **opened_.found, "rows": [], "equal": 0}
+    if opened_.answers is None:
         return record
+    found = opened_.answers(prompts, ANSWER_TOKENS, stops)
+    same = total = 0
+    for one, other in zip(expected, (_until(each, stops) for each in found), strict=True):
+        pairs = list(zip(one, other, strict=False))
+        same += next((place for place, (wanted, answer) in enumerate(pairs) if wanted != answer), len(pairs))
+        total += len(one)
+        texts = {name: tokenizer.decode(ids) for name, ids in (("expected", one), ("exported", other))}
+        record["rows"].append(texts | {"equal": one == other})
+    equal = sum(row["equal"] for row in record["rows"])
+    return record | {"compared_with": compared_with, "equal": equal, "agreement": same / total if total else 1.0}
+
+
+def _answers_of_run(source: RunResult, prompts: list[list[int]]) -> tuple[str, list[list[int]], list[int], Any]:
+    """Return what a run's result is, its answers, the tokens at which it stops, and its tokenizer."""
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(merged, local_files_only=True, trust_remote_code=False)
-    model = opened.model_of(merged)
-    original, stops = opened.answering(model, "transformers").answer, stop_tokens(model.generation_config)
-    assert original is not None
-    same = total = 0
-    held_out = open_split(data, "test")
-    for row in held_out.select(range(min(ROWS, len(held_out)))):
-        prompt = row["input_ids"][: row["prompt"] or UNPROMPTED]
-        expected, answer = (each(prompt, ANSWER_TOKENS, stops) for each in (original, exported.answer))
-        pairs = list(zip(expected, answer, strict=False))
-        same += next((place for place, (one, other) in enumerate(pairs) if one != other), len(pairs))
-        total += len(expected)
-        texts = {name: tokenizer.decode(ids) for name, ids in (("merged", expected), ("exported", answer))}
-        record["rows"].append(texts | {"equal": expected == answer})
-    return record | {"equal": sum(row["equal"] for row in record["rows"]), "agreement": same / max(total, 1)}
+    if source.merged is None:
+        name, directory, model = "base and adapter", source.adapter, opened.with_adapter(source.weights, source.adapter)
+    else:
+        name, directory, model = "merged model", source.merged, opened.model_of(source.merged)
+    stops = sorted(stop_tokens(directory, model))
+    answers = opened.answering(model, name).answers
+    assert answers is not None
+    tokenizer = AutoTokenizer.from_pretrained(
+        source.merged or source.weights, local_files_only=True, trust_remote_code=False
+    )
+    return name, [_until(each, stops) for each in answers(prompts, ANSWER_TOKENS, stops)], stops, tokenizer
+
+
+def _until(answer: list[int], stops: list[int]) -> list[int]:
+    """Return an answer up to its first stop token, which some libraries return and others do not."""
+    return answer[: next((place for place, token in enumerate(answer) if token in stops), len(answer))]

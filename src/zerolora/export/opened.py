@@ -1,16 +1,18 @@
-"""Opens exported models: with transformers or peft, to continue prompts greedily."""
+"""Opens exported models to continue prompts greedily: with llama.cpp, transformers or peft."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.export.targets.base import Opened
+from zerolora.export import llama_cpp
+from zerolora.export.targets.base import Opened, RunResult
+from zerolora.export.vllm import opened_by_vllm
 
 
-def model_of(directory: Path, **options: Any) -> Any:
-    """Return the model of a directory in fp32, loaded by transformers from safetensors, or from the GGUF file that the
-    option `gguf_file` names."""
-    import torch
+def model_of(directory: Path, dtype: str = "float32", **options: Any) -> Any:
+    """Return the model of a directory, loaded by transformers from safetensors, or from the GGUF file that the option
+    `gguf_file` names."""
     from transformers import AutoModelForCausalLM
 
     from zerolora.architecture import auto_class, config_of
@@ -18,7 +20,7 @@ def model_of(directory: Path, **options: Any) -> Any:
     safe = {} if "gguf_file" in options else {"use_safetensors": True}
     loader = AutoModelForCausalLM if "gguf_file" in options else auto_class(config_of(directory))
     loaded: Any = loader.from_pretrained(
-        directory, dtype=torch.float32, local_files_only=True, trust_remote_code=False, **safe, **options
+        directory, dtype=dtype, local_files_only=True, trust_remote_code=False, **safe, **options
     )
     return loaded.eval()
 
@@ -41,16 +43,36 @@ def answering(model: Any, library: str, found: dict[str, Any] | None = None) -> 
         continued: list[int] = written[0, len(prompt) :].tolist()
         return continued
 
-    return Opened(library, answer, found or {})
+    def answers(prompts: list[list[int]], tokens: int, stops: list[int]) -> list[list[int]]:
+        return [answer(prompt, tokens, stops) for prompt in prompts]
+
+    return Opened(library, answers, found or {})
+
+
+def with_adapter(base: Path, adapter: Path) -> Any:
+    """Return the base model with an adapter upon it, as peft computes with both."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model_of(base), str(adapter)).eval()
+
+
+def quantized(source: RunResult, directory: Path, package: str) -> Opened:
+    """Open a checkpoint whose weights `package` quantized: with vLLM where the config names one, else with transformers
+    and that package, in the type of number that its config.json has."""
+    if source.vllm_python is not None:
+        return opened_by_vllm(source.vllm_python, directory, source.data)
+    library = f"transformers {version('transformers')} with {package} {version(package)}"
+    return answering(model_of(directory, dtype="auto"), library)
 
 
 def gguf(file: Path) -> Opened:
-    """Open a GGUF file with transformers' reader, which dequantizes it. Raises UserError if it cannot."""
-    import transformers
-
+    """Open a GGUF file with llama.cpp, or, where that is not installed, with transformers' reader, which dequantizes
+    it. Raises UserError if it cannot be opened."""
+    if llama_cpp.is_installed():
+        return llama_cpp.opened(file)
     # The reader raises errors of many types for what it does not know.
     try:
         model = model_of(file.parent, gguf_file=file.name)
     except Exception as error:
         raise UserError(f"{file}: transformers cannot open it: {str(error).splitlines()[0]:.200}") from None
-    return answering(model, f"transformers {transformers.__version__} (GGUF reader)")
+    return answering(model, f"transformers {version('transformers')} (GGUF reader)")

@@ -10,6 +10,9 @@ def main() -> None:
     """Load the libraries, and run the rank."""
     # Imports create many objects and release few: collections would take a fifth of their time. rank.py turns it on.
     gc.disable()
+    from zerolora.compat import torchao
+
+    torchao.hide()
     from zerolora.train import rank
 
     rank.main()

@@ -18,8 +18,18 @@ class RunResult:
     """Directory of the base model with its weights."""
     adapter: Path
     """Directory of the adapter."""
-    merged: Path
-    """Directory of the merged model."""
+    data: Path
+    """results/data/NAME: the prepared data that it was trained on."""
+    merged: Path | None
+    """Directory of the merged model; None if nothing was merged."""
+    vllm_python: str | None = None
+    """Python interpreter of the environment whose vLLM the run is evaluated with; None if it is not."""
+
+    @property
+    def merged_model(self) -> Path:
+        """Return the directory of the merged model, for targets that are `of_merged`."""
+        assert self.merged is not None
+        return self.merged
 
 
 @dataclass(frozen=True)
@@ -28,9 +38,9 @@ class Opened:
 
     library: str
     """Which one, with its version."""
-    answer: Callable[[list[int], int, list[int]], list[int]] | None
-    """Returns the greedy continuation of a prompt: at most so many tokens, up to one of the stop tokens. None if the
-    library computes nothing here."""
+    answers: Callable[[list[list[int]], int, list[int]], list[list[int]]] | None
+    """Returns the greedy continuations of prompts: of each at most so many tokens, up to one of the stop tokens. None
+    if the library computes nothing here."""
     found: dict[str, Any]
     """What else it says of the file."""
 
@@ -51,3 +61,7 @@ class ExportTarget:
     """Writes its files into an empty directory, and returns what the manifest is to say of them."""
     opened: Callable[[RunResult, Any, Path], Opened]
     """Opens what `run` wrote as its user will. Raises UserError if it cannot be opened."""
+    of_merged: bool = False
+    """Made of the merged model, and so refused where nothing was merged; if false, of the adapter."""
+    for_vllm: bool = False
+    """Opened with vLLM where the run is evaluated with it."""

@@ -27,7 +27,7 @@ def _check(source: RunResult, settings: Gguf) -> None:
 
 
 def _run(source: RunResult, settings: Gguf, output: Path) -> dict[str, Any]:
-    llama_cpp.write_gguf(source.merged, output / FILE, settings.type)
+    llama_cpp.write_gguf(source.merged_model, output / FILE, settings.type)
     return {"type": settings.type}
 
 
@@ -35,4 +35,4 @@ def _opened(source: RunResult, settings: Gguf, output: Path) -> Opened:
     return opened.gguf(output / FILE)
 
 
-TARGET = ExportTarget("gguf", "the merged model as a GGUF file", Gguf, _check, _run, _opened)
+TARGET = ExportTarget("gguf", "the merged model as a GGUF file", Gguf, _check, _run, _opened, of_merged=True)

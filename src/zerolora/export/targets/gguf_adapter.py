@@ -1,5 +1,7 @@
 """gguf_adapter: the adapter alone as a GGUF file, which llama.cpp adds to the base model's (--lora)."""
 
+import tempfile
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -35,19 +37,45 @@ def _run(source: RunResult, settings: GgufAdapter, output: Path) -> dict[str, An
 
 
 def _opened(source: RunResult, settings: GgufAdapter, output: Path) -> Opened:
-    """Open the file with the gguf package, which reads what llama.cpp reads, but computes nothing."""
+    """Open the file with llama.cpp, upon the base model as a GGUF file that is there for this alone; where llama.cpp is
+    not installed, with the gguf package, which reads the factors but computes nothing."""
+    file = output / FILE
+    found = _contents(source, file)
+    if not llama_cpp.is_installed():
+        return Opened(f"gguf {version('gguf')}", None, found)
+
+    def answers(prompts: list[list[int]], tokens: int, stops: list[int]) -> list[list[int]]:
+        with tempfile.TemporaryDirectory(dir=output) as folder:  # as large as the base model
+            base = Path(folder) / "base.gguf"
+            llama_cpp.convert(llama_cpp.CONVERTER, source.weights, base, _exact_type(source.weights))
+            ask = llama_cpp.opened(base, file).answers
+            assert ask is not None
+            return ask(prompts, tokens, stops)
+
+    return replace(llama_cpp.opened(file), answers=answers, found=found)
+
+
+def _contents(source: RunResult, file: Path) -> dict[str, Any]:
+    """Return the number of factors in the file, and its alpha. Raises UserError if one is missing."""
     from gguf import GGUFReader
     from safetensors import safe_open
 
-    reader = GGUFReader(output / FILE)
+    reader = GGUFReader(file)
     factors = [tensor.name for tensor in reader.tensors if tensor.name.endswith((".lora_a", ".lora_b"))]
-    with safe_open(source.adapter / "adapter_model.safetensors", "numpy") as file:
-        trained = len(list(file.keys()))
-    if len(factors) != trained:
-        raise UserError(f"{output / FILE}: holds {len(factors)} factors of {trained}; report it to llama.cpp")
+    with safe_open(source.adapter / "adapter_model.safetensors", "numpy") as trained:
+        wanted = len(list(trained.keys()))
+    if len(factors) != wanted:
+        raise UserError(f"{file}: holds {len(factors)} factors of {wanted}; report it to llama.cpp")
     field = reader.get_field("adapter.lora.alpha")
     alpha = float(field.parts[field.data[0]][0]) if field else None
-    return Opened(f"gguf {version('gguf')}", None, {"factors": len(factors), "alpha": alpha})
+    return {"factors": len(factors), "alpha": alpha}
+
+
+def _exact_type(directory: Path) -> str:
+    """Return the type of a GGUF file that holds the weights of a model as they are."""
+    from zerolora.architecture import config_of
+
+    return {"torch.bfloat16": "bf16", "torch.float16": "f16"}.get(str(config_of(directory).dtype), "f32")
 
 
 TARGET = ExportTarget("gguf_adapter", "the adapter alone as a GGUF file", GgufAdapter, _check, _run, _opened)

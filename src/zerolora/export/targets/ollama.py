@@ -23,12 +23,12 @@ class Ollama(Section):
 def _check(source: RunResult, settings: Ollama) -> None:
     llama_cpp.check_types(settings.type, "export.ollama.type")
     with tempfile.TemporaryDirectory() as folder:
-        modelfile.write(source.merged, Path(folder), settings.system, FILE)
+        modelfile.write(source.merged_model, Path(folder), settings.system, FILE)
 
 
 def _run(source: RunResult, settings: Ollama, output: Path) -> dict[str, Any]:
-    llama_cpp.write_gguf(source.merged, output / FILE, settings.type)
-    known = modelfile.write(source.merged, output, settings.system, FILE)
+    llama_cpp.write_gguf(source.merged_model, output / FILE, settings.type)
+    known = modelfile.write(source.merged_model, output, settings.system, FILE)
     if known is None:
         LOGGER.warning(
             "export: ollama: the model's chat template is not one of %s, so the Modelfile has no TEMPLATE; Ollama "
@@ -42,4 +42,4 @@ def _opened(source: RunResult, settings: Ollama, output: Path) -> Opened:
     return opened.gguf(output / FILE)
 
 
-TARGET = ExportTarget("ollama", "a GGUF file with Ollama's Modelfile", Ollama, _check, _run, _opened)
+TARGET = ExportTarget("ollama", "a GGUF file with Ollama's Modelfile", Ollama, _check, _run, _opened, of_merged=True)

@@ -10,6 +10,7 @@ from zerolora.errors import UserError
 from zerolora.export import opened
 from zerolora.export.peft_limits import MERGED
 from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.vllm import opened_by_vllm
 from zerolora.export.vllm_limits import WEIGHTS, check_for_vllm, rank_limit
 
 FILES = ("adapter_config.json", WEIGHTS)
@@ -39,11 +40,12 @@ def _run(source: RunResult, settings: VllmAdapter, output: Path) -> dict[str, An
 
 
 def _opened(source: RunResult, settings: VllmAdapter, output: Path) -> Opened:
-    """Open the copy with peft, on the base model: vLLM needs a machine of its own."""
-    from peft import PeftModel
+    """Open the copy with vLLM where the config names one, else with peft, on the base model."""
+    if source.vllm_python is not None:
+        return opened_by_vllm(source.vllm_python, source.weights, source.data, adapter=output)
+    return opened.answering(opened.with_adapter(source.weights, output), f"peft {version('peft')}")
 
-    model = PeftModel.from_pretrained(opened.model_of(source.weights), str(output))
-    return opened.answering(model.eval(), f"peft {version('peft')}")
 
-
-TARGET = ExportTarget("vllm_adapter", "the adapter alone, within vLLM's limits", VllmAdapter, _check, _run, _opened)
+TARGET = ExportTarget(
+    "vllm_adapter", "the adapter alone, within vLLM's limits", VllmAdapter, _check, _run, _opened, for_vllm=True
+)

@@ -1,0 +1,81 @@
+"""Which weights of a merged model are quantized: those of the language model's linear layers, as in vLLM."""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerolora.architecture import built_on_meta, config_of, other_parts
+from zerolora.errors import UserError
+from zerolora.manifest import WEIGHT_INDEX, is_weight, model_files, weight_files
+from zerolora.tensor_file import StoredTensor, TensorFile, read_header
+
+ROUTER = re.compile(r"(^|\.)(gate|router)$")
+MATRIX = 2
+"""Dimensions of the weight of a linear layer; experts that are stored together have three."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The weights of a model directory."""
+
+    files: list[TensorFile]
+    chosen: list[StoredTensor]
+    """Weights that are quantized."""
+    left: list[str]
+    """Names of the other weights of at least two dimensions; numbers in them are `*`."""
+
+    @property
+    def left_modules(self) -> list[str]:
+        """Return the modules whose weights are not quantized, by their full names."""
+        chosen = {each.name for each in self.chosen}
+        names = [name for file in self.files for name in file.tensors if name not in chosen]
+        return sorted({name.rpartition(".")[0] for name in names if name.endswith(".weight")})
+
+
+def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> Layers:
+    """Return which weights of the model in a directory are quantized: of linear layers that take a multiple of `takes`
+    values, and give a multiple of `gives`. No tensor is loaded.
+
+    Output head, embeddings, routers, experts that are no linear modules, and vision towers are left as they are. Raises
+    UserError, which begins with the key `where`, if nothing is left to quantize.
+    """
+    import torch
+
+    built = built_on_meta(config_of(model))
+    head, other = built.get_output_embeddings(), tuple(f"{part}." for part in other_parts(built))
+    linear = {
+        f"{name}.weight"
+        for name, module in built.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and module is not head
+        and not ROUTER.search(name)
+        and not name.startswith(other)
+    }
+    files = [read_header(path) for path in weight_files(model)]
+    tensors = [tensor for file in files for tensor in file.tensors.values()]
+    matrices = [each for each in tensors if each.name in linear]
+    chosen = [each for each in matrices if each.shape[0] % gives == each.shape[1] % takes == 0]
+    if not chosen:
+        raise UserError(
+            f"{where}: {model} has no linear layer that takes a multiple of {takes} values and gives a multiple of "
+            f"{gives}; write another type, or export gguf"
+        )
+    names = {each.name for each in chosen}
+    left = {re.sub(r"\d+", "*", each.name) for each in tensors if len(each.shape) >= MATRIX and each.name not in names}
+    return Layers(files, chosen, sorted(left))
+
+
+def copy_small_files(model: Path, output: Path) -> None:
+    """Copy what a model directory has besides weights and their index: config, tokenizer, chat template, licence."""
+    for path in model_files(model):
+        if not is_weight(path.name) and path.name != WEIGHT_INDEX:
+            shutil.copyfile(path, output / path.name)
+
+
+def add_to_config(directory: Path, quantization: object) -> None:
+    """Write how the weights are quantized into the config.json of a directory."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"quantization_config": quantization}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
