@@ -14,15 +14,16 @@ import pytest
 import torch
 from bench import Bench
 from conftest import project_environment
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from zerolora import prompt_format
 from zerolora.config.settings import EvaluateSettings, PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.evaluate import batches as batches_module
+from zerolora.evaluate.batch_cache import SharedPrefix, cache_of, shared_prefix
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
-from zerolora.evaluate.generation import answer_batch
+from zerolora.evaluate.generation import answer_batch, generate
 from zerolora.evaluate.kept import kept_in
 from zerolora.files import read_json, write_json
 from zerolora.memory.inference import AUTO_ROWS
@@ -79,6 +80,62 @@ def test_the_same_answers_in_batches_of_any_size(asked: Any, size: int) -> None:
     assert together == alone
 
 
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_what_all_prompts_begin_with_is_computed_once(asked: Any, size: int) -> None:
+    """The answers are those of the prompts as a whole, one by one, without a cache that is made beforehand."""
+    model, prompts, stops, _ = asked
+    prompts = [prompts[0][:3] * 4 + prompt for prompt in prompts]
+    alone = [_by_transformers(model, prompt, stops) for prompt in prompts]
+    computed: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, arguments, keywords: computed.append(keywords["input_ids"].numel()), with_kwargs=True
+    )
+    tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda tokens, skip_special_tokens: tokens)
+    rows = [{"input_ids": prompt, "prompt": len(prompt)} for prompt in prompts]
+    given, _ = generate(model, tokenizer, rows, stops, settings(batch=size, max_new_tokens=LIMIT))
+    hook.remove()
+    assert given == alone
+    shared = 12
+    assert computed[0] == shared
+    longest = max(map(len, prompts))
+    assert computed[1] == min(size, len(prompts)) * (longest - shared)
+
+
+def _by_transformers(model: Any, prompt: list[int], stops: set[int]) -> list[int]:
+    whole = model.generate(
+        torch.tensor([prompt]), max_new_tokens=LIMIT, do_sample=False, eos_token_id=sorted(stops), pad_token_id=0
+    )
+    return list(whole[0, len(prompt) :].tolist())
+
+
+def test_windows_and_states_get_the_cache_of_transformers(asked: Any) -> None:
+    """A window counts places, padding too: prompts that share more than it holds are answered as one by one."""
+    torch.manual_seed(5)
+    config = MistralConfig(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=6,
+        initializer_range=0.5,
+    )
+    model = MistralForCausalLM(config).eval()
+    prompts = [asked[1][0][:3] * 4 + prompt for prompt in asked[1][:6]]
+    assert shared_prefix(model, prompts).length == 0 and cache_of(model, SharedPrefix(), 6, 60) is None
+    alone = [_by_transformers(model, prompt, asked[2]) for prompt in prompts]
+    assert answer_batch(model, 0, prompts, asked[2], LIMIT) == alone
+
+
+def test_left_open_all_batches_are_of_about_the_same_size(asked: Any) -> None:
+    batches, left, sizes = PromptBatches(asked[0], settings(max_new_tokens=LIMIT)), 2 * AUTO_ROWS + 2, []
+    while left:
+        sizes.append(batches.rows(30, left))
+        left -= sizes[-1]
+    assert len(sizes) == 3 and max(sizes) - min(sizes) <= 1
+
+
 def test_ended_rows_leave_the_batch_and_no_token_is_generated_after_all_have_ended(asked: Any) -> None:
     """Fewer positions are computed than a batch of its longest answer has, and none behind that."""
     model, prompts, stops, alone = asked
@@ -98,12 +155,14 @@ def test_as_many_prompts_as_fit_into_the_free_memory_share_a_batch(asked: Any, m
     sizes = []
     for free in (0, 2**20, 2**21, 2**40):
         monkeypatch.setattr(batches_module, "free_memory", lambda device, free=free: free)
-        sizes.append([PromptBatches(model, settings(max_new_tokens=LIMIT)).rows(length) for length in (30, 300)])
+        sizes.append(
+            [PromptBatches(model, settings(max_new_tokens=LIMIT)).rows(length, AUTO_ROWS) for length in (30, 300)]
+        )
     assert sizes[0] == [1, 1]
     assert sizes[-1] == [AUTO_ROWS, AUTO_ROWS]
     assert 1 < sizes[1][0] < sizes[2][0] < AUTO_ROWS
     assert sizes[1][1] < sizes[1][0]
-    assert PromptBatches(model, settings(batch=7)).rows(300) == 7
+    assert PromptBatches(model, settings(batch=7)).rows(300, 20) == 7
 
 
 @pytest.fixture(scope="module")
