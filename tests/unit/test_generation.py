@@ -17,11 +17,13 @@ from conftest import project_environment
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from zerolora import prompt_format
-from zerolora.config.settings import EvaluateSettings, PrepareSettings
+from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.evaluate import batches as batches_module
+from zerolora.evaluate import evaluate as evaluate_module
 from zerolora.evaluate.batch_cache import SharedPrefix, cache_of, shared_prefix
 from zerolora.evaluate.batches import PromptBatches
+from zerolora.evaluate.difference import with_unmerged
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.generation import answer_batch, generate
 from zerolora.evaluate.kept import kept_in
@@ -33,19 +35,20 @@ LIMIT = 24
 SLOW = """
 import json, sys, time
 from pathlib import Path
-from zerolora.config.settings import EvaluateSettings
+from zerolora.config.settings import EvaluateRunSettings
 from zerolora.evaluate import generation
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 own = generation.answer_batch
 generation.answer_batch = lambda *arguments: time.sleep(0.3) or own(*arguments)
 spec = json.loads(sys.argv[1])
 model, out = EvaluatedModel(*map(Path, spec["model"])), Path(spec["out"])
-evaluate(EvaluateSettings(**spec["settings"]), Path(spec["data"]), model, out, out / "answers.json", Path(spec["work"]))
+settings = EvaluateRunSettings(**spec["settings"])
+evaluate(settings, Path(spec["data"]), model, out, out / "answers.json", Path(spec["work"]))
 """
 
 
-def settings(**values: Any) -> EvaluateSettings:
-    return EvaluateSettings(**{"split": "test", "max_new_tokens": 8, "check": "sum", **values})
+def settings(**values: Any) -> EvaluateRunSettings:
+    return EvaluateRunSettings(**{"split": "test", "max_new_tokens": 8, "check": "sum", **values})
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +194,37 @@ def test_base_and_adapter_answer_as_the_merged_model(evaluated: SimpleNamespace,
     base = tmp_path / "base"
     evaluate(settings(), evaluated.data, EvaluatedModel(both.base), base, base / "answers.json")
     assert read_json(base / "evaluate.json", "")["loss"] > second["loss"]
+
+
+def test_base_and_adapter_are_asked_beside_the_merged_model(
+    evaluated: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here they answer the same, and are judged alike; killed between them, the first is not asked again."""
+    own, calls = evaluate_module.answer, []
+
+    def second_fails(folder: Path, *arguments: Any) -> None:
+        calls.append(folder.parent.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        own(folder, *arguments)
+
+    monkeypatch.setattr(evaluate_module, "answer", second_fails)
+    given = settings(unmerged=True), evaluated.data, evaluated.model, tmp_path, tmp_path / "answers.json"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(*given, tmp_path / "work")
+    evaluate(*given, tmp_path / "work")
+    assert calls == ["work", "work.unmerged", "work.unmerged"]
+    assert not list(tmp_path.glob("work*"))
+    answers = read_json(tmp_path / "answers.json", "")
+    judged = ("answer", "format", "right")
+    for row, alone in zip(answers, evaluated.answers, strict=True):
+        assert {name: row["unmerged"][name] for name in judged} == {name: alone[name] for name in judged}
+        assert row == alone | {"unmerged": row["unmerged"]}
+    figures, alone = (read_json(folder / "evaluate.json", "") for folder in (tmp_path, evaluated.folder))
+    assert figures["unmerged_loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert figures["unmerged_accuracy"] == alone["accuracy"] and alone.items() <= figures.items()
+    found = with_unmerged(evaluated.answers, answers)
+    assert found["merged_over_unmerged_texts"] == 0 == found["unmerged_over_base_texts"]
 
 
 def test_a_merged_model_and_an_adapter_say_themselves_where_answers_end(

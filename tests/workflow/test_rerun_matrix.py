@@ -111,6 +111,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "export.ollama.system": ("Be brief.", set()),
     "export.vllm_adapter.max_lora_rank": (32, set()),
     "evaluate.enabled": (False, JUDGE),
+    "evaluate.unmerged": (True, {"evaluate@default"}),
     "evaluate.ranks": (2, JUDGE),
     "evaluate.engine": ("vllm", JUDGE),
     "evaluate.vllm_python": ("python3", JUDGE),

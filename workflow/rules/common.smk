@@ -401,10 +401,6 @@ def judge_questions(wildcards):
     return SETTINGS["judge"]["questions"]
 
 
-def evaluate_settings(wildcards):
-    return argument_of(SETTINGS["evaluate"][dataset_of(wildcards)])
-
-
 def packing_directory(wildcards):
     return f"results/{wildcards.run}/packing"
 
