@@ -457,6 +457,11 @@ EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
     ),
     ("packing", _set(**{"pack.packing": True}), {"resolve", K, E, R, *AFTER_TRAIN}),
     (
+        "base and adapter asked too",
+        _set(**{"evaluate.unmerged": True}),
+        {"resolve", "evaluate@default", P, "accept@default"},
+    ),
+    (
         "merged weights unversioned",
         _set(**{"merge.version": False}),
         {"resolve", "merge@default", "evaluate@default", "report@default"},
