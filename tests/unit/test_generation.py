@@ -133,7 +133,7 @@ def test_windows_and_states_get_the_cache_of_transformers(asked: Any) -> None:
 
 def test_left_open_all_batches_are_of_about_the_same_size(asked: Any) -> None:
     batches, left, sizes = PromptBatches(asked[0], settings(max_new_tokens=LIMIT)), 2 * AUTO_ROWS + 2, []
-    while left:
+    while left > 0:
         sizes.append(batches.rows(30, left))
         left -= sizes[-1]
     assert len(sizes) == 3 and max(sizes) - min(sizes) <= 1
