@@ -87,7 +87,7 @@ def answer_batch(
     tokens = torch.tensor([[*first, *pads, *own] for first, pads, own in rows]).to(model.device)
     mask = torch.tensor([[1] * shared + [0] * len(pads) + [1] * len(own) for _, pads, own in rows]).to(model.device)
     answers: list[list[int]] = [[] for _ in prompts]
-    alive, cache = list(range(len(prompts))), cache_of(model, prefix, len(prompts), longest + limit)
+    alive, cache = list(range(len(prompts))), cache_of(model, prefix, len(prompts), longest + limit - 1)
     while alive:
         left = limit + longest - tokens.shape[1]
         half = 0 if len(alive) <= SMALLEST else len(alive) // 2
