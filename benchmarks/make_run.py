@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dvc_diff import commit_and_halve_the_rate
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks/results/make_run.json"
 # Metrics of time and memory differ between any two runs; these must not.
@@ -82,13 +84,7 @@ def clone_and_run(directory: Path) -> tuple[float, float]:
 
 def metrics_diff(directory: Path) -> str:
     """Commit the results, run with half the learning rate, and return what `dvc metrics diff` prints."""
-    config = directory / "config/config.yaml"
-    text = config.read_text(encoding="utf-8")
-    assert "learning_rate: 2.0e-3" in text
-    author = [f"--{kind}={value}" for kind, value in (("author", "user <user@example.org>"), ("message", "results"))]
-    run(["git", "add", "--all"], directory)
-    run(["git", "-c", "user.name=user", "-c", "user.email=user@example.org", "commit", "--quiet", *author], directory)
-    config.write_text(text.replace("learning_rate: 2.0e-3", "learning_rate: 1.0e-3"), encoding="utf-8")
+    commit_and_halve_the_rate(directory)
     make(directory, "run")
     return run([directory / ".venv/bin/dvc", "metrics", "diff"], directory)
 

@@ -1,6 +1,6 @@
 """Measure how fast rows are answered, by this project and by others, on a free machine and beside other work.
 
-    .venv/bin/python benchmarks/evaluate/generation.py
+    .venv/bin/python benchmarks/evaluate/generation.py --vllm-python ~/vllm/bin/python
     .venv/bin/python benchmarks/evaluate/generation.py --table
 
 Needs the base model: run `make run` first. The rows are the reference task's held-out ones. All answer them greedily,
@@ -9,12 +9,14 @@ that loads, answers two rows, and is timed from there:
 
 - one by one: transformers' generate with one prompt at a time, as in the reference experiment;
 - continuous batching: transformers' generate_batch;
+- vLLM, if --vllm-python names an interpreter that has it (docs/evaluation.md): its engine with the arguments that
+  `evaluate.engine: vllm` gives it;
 - zerolora: as `zerolora evaluate` does, with evaluate.batch auto.
 
-They take turns in --rounds rounds. Beside other work, which is one process that computes for each core, zerolora
-answers the same rows once as it does, and once with threads that spin while they wait, as OpenMP's do unless told
-otherwise. Texts are compared with those of one by one. Writes benchmarks/results/evaluate.json; --table prints its
-tables, as in docs/evaluation.md.
+They take turns in --rounds rounds, which --add puts to those of an earlier call. Beside other work, which is one
+process that computes for each core, zerolora answers the same rows once as it does, and once with threads that spin
+while they wait, as OpenMP's do unless told otherwise. Texts are compared with those of one by one. Writes
+benchmarks/results/evaluate.json; --table prints its tables, as in docs/evaluation.md.
 """
 
 import argparse
@@ -36,16 +38,21 @@ from contest import MODEL, QUIET, RESULTS, about
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from zerolora import cpu_matmul
+from zerolora.architecture import config_of
 from zerolora.cli import WAITING
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import open_split
+from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.generation import generate
-from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
+from zerolora.evaluate.models import EvaluatedModel, device_here, load, load_tokenizer, stops_of
 from zerolora.files import read_json, write_json
 
 RESULT = RESULTS / "evaluate.json"
 REFERENCE = "one by one"
+VLLM = "vLLM"
+IN_VLLM = Path(__file__).resolve().with_name("in_vllm.py")
 SPINNING = "zerolora, threads that spin"
+FIGURES = ("seconds", "cpu_seconds", "rows_per_second", "tokens_per_second")
 Answers = tuple[list[str], int]
 """Texts, and the number of tokens generated."""
 Found = dict[str, Any]
@@ -62,17 +69,25 @@ def main() -> None:
         task = reference_task(folder, options.model.resolve(), options, VALIDATED)
         request = {
             "model": str(options.model.resolve()), "data": str(task.data), "rows": options.rows,
-            "limit": options.max_new_tokens, "threads": options.threads,
+            "limit": options.max_new_tokens, "threads": options.threads, "vllm_python": options.vllm_python,
         }  # fmt: skip
+        names = list(ANSWERERS)
+        version = {}
+        if options.vllm_python:
+            names.insert(names.index("zerolora"), VLLM)
+            version = {"vllm": vllm_engine.check(vllm_settings(request), task.data, EvaluatedModel(options.model))}
         result = about(options.device) | {
             "model": options.model.name, "rows": options.rows, "max_new_tokens": options.max_new_tokens,
             "threads": options.threads, "busy": options.busy,
-        }  # fmt: skip
-        found = take_turns(list(ANSWERERS), request, folder, options.rounds)
+        } | version  # fmt: skip
+        found = take_turns(names, request, folder, options.rounds)
         with busy(options.busy):
             loaded = take_turns(["zerolora", SPINNING], request, folder, options.rounds)
     reference = found[REFERENCE][0]["texts"]
-    write_json(options.output, result | {"free": summary(found, reference), "loaded": summary(loaded, reference)})
+    result |= {"free": summary(found, reference), "loaded": summary(loaded, reference)}
+    if options.add:
+        result = together(read_json(options.output, "generation.py"), result)
+    write_json(options.output, result)
 
 
 def take_turns(names: list[str], request: Found, folder: Path, rounds: int) -> dict[str, list[Found]]:
@@ -103,6 +118,9 @@ def answered(name: str, request: Found, folder: Path) -> Found:
 def answer(request: Path) -> None:
     """Be a contestant: load, answer two rows, then all against the clock."""
     asked = read_json(request, "generation.py")
+    if asked["name"] == VLLM:
+        write_json(Path(asked["output"]), in_vllm(asked, request.parent))
+        return
     if asked["name"] == "zerolora" and not torch.cuda.is_available():
         cpu_matmul.choose()
     data, model = Path(asked["data"]), EvaluatedModel(Path(asked["model"]))
@@ -119,6 +137,40 @@ def answer(request: Path) -> None:
         "tokens_per_second": tokens / seconds, "tokens": tokens, "texts": texts,
     }  # fmt: skip
     write_json(Path(asked["output"]), figures)
+
+
+def vllm_settings(asked: Found) -> EvaluateSettings:
+    """Return the settings by which `zerolora evaluate` has vLLM answer."""
+    return EvaluateSettings(
+        check="sum", max_new_tokens=asked["limit"], engine="vllm", vllm_python=asked["vllm_python"]
+    )  # fmt: skip
+
+
+def in_vllm(asked: Found, folder: Path) -> Found:
+    """Have vLLM answer in an interpreter of its own, which measures itself, and decode what it says."""
+    data, model, figures = Path(asked["data"]), EvaluatedModel(Path(asked["model"])), folder / "figures.json"
+    rows = list(open_split(data, "test"))[: asked["rows"]]
+    prompts = [row["input_ids"][: row["prompt"]] for row in rows]
+    config = config_of(model.base)
+    length = max(map(len, prompts)) + asked["limit"]
+    arguments = vllm_engine.engine_arguments(vllm_settings(asked), model, model.base, config, length)
+    request = {
+        "engine": arguments, "limit": asked["limit"], "prompts": prompts, "figures": str(figures),
+        "stops": sorted(vllm_engine.stops_for(model, model.base, data)),
+    }  # fmt: skip
+    write_json(folder / "in_vllm.json", request)
+    command = [asked["vllm_python"], "-I", str(IN_VLLM), str(folder / "in_vllm.json")]
+    told = subprocess.run(command, env=vllm_engine.environment(), capture_output=True, text=True, check=False)
+    if told.returncode:
+        raise SystemExit(told.stdout[-3000:] + told.stderr[-3000:])
+    found = read_json(figures, "in_vllm.py")
+    tokenizer, _ = load_tokenizer(model.base, [], None)
+    texts, tokens = _decoded(tokenizer, found["answers"])
+    seconds = found["seconds"]
+    return {
+        "seconds": seconds, "cpu_seconds": found["cpu_seconds"], "rows_per_second": len(rows) / seconds,
+        "tokens_per_second": tokens / seconds, "tokens": tokens, "texts": texts,
+    }  # fmt: skip
 
 
 def ours(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:
@@ -188,16 +240,32 @@ def busy(processes: int) -> Iterator[None]:
 
 def summary(found: dict[str, list[Found]], reference: list[str]) -> Found:
     """Return each contestant's medians and rounds, and whether its texts are the reference's in all of them."""
-    names = ("seconds", "cpu_seconds", "rows_per_second", "tokens_per_second")
     return {
         name: {
-            **{figure: statistics.median(each[figure] for each in rounds) for figure in names},
+            **_medians(rounds),
             "tokens": rounds[0]["tokens"],
             "same_texts": all(each["texts"] == reference for each in rounds),
-            "rounds": [{figure: each[figure] for figure in names} for each in rounds],
+            "rounds": [{figure: each[figure] for figure in FIGURES} for each in rounds],
         }
         for name, rounds in found.items()
     }
+
+
+def together(before: Found, after: Found) -> Found:
+    """Return the rounds of two results as one, which is dated and described as the later."""
+    asked = ("model", "rows", "max_new_tokens", "threads", "busy")
+    if [before[name] for name in asked] != [after[name] for name in asked]:
+        raise SystemExit("the result that rounds are added to has other rows, threads or limits")
+    for part in ("free", "loaded"):
+        for name, each in after[part].items():
+            rounds = before[part][name]["rounds"] + each["rounds"]
+            same = before[part][name]["same_texts"] and each["same_texts"]
+            after[part][name] = each | _medians(rounds) | {"same_texts": same, "rounds": rounds}
+    return after
+
+
+def _medians(rounds: list[Found]) -> Found:
+    return {figure: statistics.median(each[figure] for each in rounds) for figure in FIGURES}
 
 
 def tables(result: Found) -> list[list[str]]:
@@ -231,6 +299,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each contestant")
     parser.add_argument("--busy", type=int, default=os.cpu_count(), help="processes of the other work")
+    parser.add_argument("--vllm-python", help="a Python interpreter that has vLLM")
+    parser.add_argument("--add", action="store_true", help="add the rounds to those of the result")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--table", action="store_true", help="print the tables of a result")
     return parser.parse_args()

@@ -2,7 +2,7 @@
 
     cp config/recipes/smollm2-135m-benchmarks.yaml config/config.yaml
     .venv/bin/snakemake --profile profiles/local all
-    .venv/bin/python benchmarks/evaluate/public.py [--project DIRECTORY]
+    .venv/bin/python benchmarks/evaluate/public_benchmarks.py [--project DIRECTORY]
 
 Writes benchmarks/results/public.json and prints its table, as in docs/tasks.md.
 """
@@ -22,6 +22,7 @@ from zerolora.files import read_json, write_json
 
 RESULT = Path(__file__).resolve().parents[1] / "results/public.json"
 SHOWN = {
+    "asdiv": ("ASDiv", "accuracy"),
     "boolq": ("BoolQ", "accuracy"),
     "mmlu": ("MMLU", "accuracy"),
     "piqa": ("PIQA", "accuracy_norm"),

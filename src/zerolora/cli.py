@@ -387,11 +387,11 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a model on the held-out rows."""
-    from zerolora.config.settings import EvaluateSettings
+    from zerolora.config.settings import EvaluateRunSettings
     from zerolora.evaluate.left_out import leave_out
     from zerolora.manifest import check_intact
 
-    checked = EvaluateSettings.model_validate(settings)
+    checked = EvaluateRunSettings.model_validate(settings)
     if not checked.enabled:
         leave_out(output, answers)
         return

@@ -142,9 +142,9 @@ STAGES = {
         ),
         Stage(
             "evaluate",
-            "asks the merged model, or base and adapter, the held-out rows",
+            "asks the merged model, or base and adapter, or both, the held-out rows",
             ("evaluate.left_out", "evaluate.evaluate", "evaluate.rank"),
-            "evaluate.{dataset}",
+            "runs.{run}.evaluate",
             ("results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
             ("results/{run}/answers.json", "results/{run}/metrics"),
         ),

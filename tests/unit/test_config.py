@@ -672,6 +672,11 @@ def test_vllm_takes_adapters_of_plain_lora(tmp_path: Path, train: dict[str, Any]
     config["evaluate"] = {"engine": "vllm"}
     config["runs"]["default"]["train"] = train
     load(write(tmp_path, config))
+    config["evaluate"]["unmerged"] = True
+    with pytest.raises(
+        UserError, match=f"runs.default.{where}: with evaluate.unmerged: true.*evaluate.unmerged: false"
+    ):
+        load(write(tmp_path, config))
     config["merge"] = {"enabled": False}
     with pytest.raises(UserError, match=f"runs.default.{where}: with merge.enabled: false.*write evaluate.engine"):
         load(write(tmp_path, config))
@@ -685,6 +690,16 @@ def test_a_target_of_the_merged_model_needs_one(tmp_path: Path) -> None:
     config["runs"]["default"]["export"] = {"targets": ["vllm_adapter", "gguf"]}
     with pytest.raises(UserError, match=f"runs.default.export.targets: {said}gguf_adapter and vllm_adapter"):
         load(write(tmp_path, config))
+
+
+def test_base_and_adapter_are_asked_beside_a_merged_model_alone() -> None:
+    """Not of a run that merges nothing, nor where nothing is evaluated: its evaluation is the same then."""
+    config = copy.deepcopy(TINY_CONFIG) | {"evaluate": {"unmerged": True}}
+    config["runs"]["second"] = {"dataset": "rows", "merge": {"enabled": False}}
+    runs = resolve(Config.model_validate(config)).runs
+    assert [runs[name].evaluate.unmerged for name in ("default", "second")] == [True, False]
+    config["evaluate"]["enabled"] = False
+    assert not resolve(Config.model_validate(config)).runs["default"].evaluate.unmerged
 
 
 def test_vllm_knows_no_token_that_a_data_set_adds(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from conftest import served
 from scipy import stats
 
 from zerolora.config.schema import Config
-from zerolora.evaluate.difference import changed, compared, difference, mcnemar
+from zerolora.evaluate.difference import changed, compared, difference, mcnemar, with_unmerged
 from zerolora.evaluate.gate import parse
 from zerolora.evaluate.intervals import bootstrap_mean, wilson
 from zerolora.files import write_json
@@ -22,6 +22,25 @@ def answers(right: list[int], **more: list[Any]) -> list[dict[str, Any]]:
         for at, value in enumerate(right)
     ]
     return [row | {name: values[at] for name, values in more.items()} for at, row in enumerate(rows)]
+
+
+def test_base_base_and_adapter_and_merged_are_compared_in_pairs() -> None:
+    base = answers([0] * 12)
+    between = [{"answer": str(at), "format": True, "right": at < 8} for at in range(12)]
+    merged = answers([0, 0] + [1] * 7 + [0] * 3, unmerged=between)  # two lost, one gained
+    for at, row in enumerate(merged):
+        row["answer"] = str(at) if at != 11 else "another"
+    found = difference({"rows": 12, "accuracy": 0.0}, {"rows": 12, "accuracy": 7 / 12}, (base, merged))
+    assert found["merged_over_unmerged_difference"] == pytest.approx(-1 / 12)
+    assert found["merged_over_unmerged_p"] == mcnemar(1, 2)
+    assert (found["merged_over_unmerged_gained"], found["merged_over_unmerged_lost"]) == (1, 2)
+    assert found["merged_over_unmerged_rows"] == [0, 1, 8] and found["merged_over_unmerged_texts"] == 1
+    low, high = bootstrap_mean(np.array([-1.0, -1, *[0] * 6, 1, 0, 0, 0]))
+    assert (found["merged_over_unmerged_difference_low"], found["merged_over_unmerged_difference_high"]) == (low, high)
+    assert found["unmerged_over_base_difference"] == pytest.approx(8 / 12)
+    assert (found["unmerged_over_base_gained"], found["unmerged_over_base_p"]) == (8, mcnemar(8, 0))
+    assert found["difference"] == pytest.approx(7 / 12)  # of merged and base, as ever
+    assert with_unmerged(base, answers([1] * 12)) == {}
 
 
 @pytest.mark.parametrize(

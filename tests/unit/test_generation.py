@@ -14,15 +14,18 @@ import pytest
 import torch
 from bench import Bench
 from conftest import project_environment
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from zerolora import prompt_format
-from zerolora.config.settings import EvaluateSettings, PrepareSettings
+from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.evaluate import batches as batches_module
+from zerolora.evaluate import evaluate as evaluate_module
+from zerolora.evaluate.batch_cache import SharedPrefix, cache_of, shared_prefix
 from zerolora.evaluate.batches import PromptBatches
+from zerolora.evaluate.difference import with_unmerged
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
-from zerolora.evaluate.generation import answer_batch
+from zerolora.evaluate.generation import answer_batch, generate
 from zerolora.evaluate.kept import kept_in
 from zerolora.files import read_json, write_json
 from zerolora.memory.inference import AUTO_ROWS
@@ -32,19 +35,20 @@ LIMIT = 24
 SLOW = """
 import json, sys, time
 from pathlib import Path
-from zerolora.config.settings import EvaluateSettings
+from zerolora.config.settings import EvaluateRunSettings
 from zerolora.evaluate import generation
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 own = generation.answer_batch
 generation.answer_batch = lambda *arguments: time.sleep(0.3) or own(*arguments)
 spec = json.loads(sys.argv[1])
 model, out = EvaluatedModel(*map(Path, spec["model"])), Path(spec["out"])
-evaluate(EvaluateSettings(**spec["settings"]), Path(spec["data"]), model, out, out / "answers.json", Path(spec["work"]))
+settings = EvaluateRunSettings(**spec["settings"])
+evaluate(settings, Path(spec["data"]), model, out, out / "answers.json", Path(spec["work"]))
 """
 
 
-def settings(**values: Any) -> EvaluateSettings:
-    return EvaluateSettings(**{"split": "test", "max_new_tokens": 8, "check": "sum", **values})
+def settings(**values: Any) -> EvaluateRunSettings:
+    return EvaluateRunSettings(**{"split": "test", "max_new_tokens": 8, "check": "sum", **values})
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +83,62 @@ def test_the_same_answers_in_batches_of_any_size(asked: Any, size: int) -> None:
     assert together == alone
 
 
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_what_all_prompts_begin_with_is_computed_once(asked: Any, size: int) -> None:
+    """The answers are those of the prompts as a whole, one by one, without a cache that is made beforehand."""
+    model, prompts, stops, _ = asked
+    prompts = [prompts[0][:3] * 4 + prompt for prompt in prompts]
+    alone = [_by_transformers(model, prompt, stops) for prompt in prompts]
+    computed: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, arguments, keywords: computed.append(keywords["input_ids"].numel()), with_kwargs=True
+    )
+    tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda tokens, skip_special_tokens: tokens)
+    rows = [{"input_ids": prompt, "prompt": len(prompt)} for prompt in prompts]
+    given, _ = generate(model, tokenizer, rows, stops, settings(batch=size, max_new_tokens=LIMIT))
+    hook.remove()
+    assert given == alone
+    shared = 12
+    assert computed[0] == shared
+    longest = max(map(len, prompts))
+    assert computed[1] == min(size, len(prompts)) * (longest - shared)
+
+
+def _by_transformers(model: Any, prompt: list[int], stops: set[int]) -> list[int]:
+    whole = model.generate(
+        torch.tensor([prompt]), max_new_tokens=LIMIT, do_sample=False, eos_token_id=sorted(stops), pad_token_id=0
+    )
+    return list(whole[0, len(prompt) :].tolist())
+
+
+def test_windows_and_states_get_the_cache_of_transformers(asked: Any) -> None:
+    """A window counts places, padding too: prompts that share more than it holds are answered as one by one."""
+    torch.manual_seed(5)
+    config = MistralConfig(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=6,
+        initializer_range=0.5,
+    )
+    model = MistralForCausalLM(config).eval()
+    prompts = [asked[1][0][:3] * 4 + prompt for prompt in asked[1][:6]]
+    assert shared_prefix(model, prompts).length == 0 and cache_of(model, SharedPrefix(), 6, 60) is None
+    alone = [_by_transformers(model, prompt, asked[2]) for prompt in prompts]
+    assert answer_batch(model, 0, prompts, asked[2], LIMIT) == alone
+
+
+def test_left_open_all_batches_are_of_about_the_same_size(asked: Any) -> None:
+    batches, left, sizes = PromptBatches(asked[0], settings(max_new_tokens=LIMIT)), 2 * AUTO_ROWS + 2, []
+    while left > 0:
+        sizes.append(batches.rows(30, left))
+        left -= sizes[-1]
+    assert len(sizes) == 3 and max(sizes) - min(sizes) <= 1
+
+
 def test_ended_rows_leave_the_batch_and_no_token_is_generated_after_all_have_ended(asked: Any) -> None:
     """Fewer positions are computed than a batch of its longest answer has, and none behind that."""
     model, prompts, stops, alone = asked
@@ -98,12 +158,14 @@ def test_as_many_prompts_as_fit_into_the_free_memory_share_a_batch(asked: Any, m
     sizes = []
     for free in (0, 2**20, 2**21, 2**40):
         monkeypatch.setattr(batches_module, "free_memory", lambda device, free=free: free)
-        sizes.append([PromptBatches(model, settings(max_new_tokens=LIMIT)).rows(length) for length in (30, 300)])
+        sizes.append(
+            [PromptBatches(model, settings(max_new_tokens=LIMIT)).rows(length, AUTO_ROWS) for length in (30, 300)]
+        )
     assert sizes[0] == [1, 1]
     assert sizes[-1] == [AUTO_ROWS, AUTO_ROWS]
     assert 1 < sizes[1][0] < sizes[2][0] < AUTO_ROWS
     assert sizes[1][1] < sizes[1][0]
-    assert PromptBatches(model, settings(batch=7)).rows(300) == 7
+    assert PromptBatches(model, settings(batch=7)).rows(300, 20) == 7
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +194,37 @@ def test_base_and_adapter_answer_as_the_merged_model(evaluated: SimpleNamespace,
     base = tmp_path / "base"
     evaluate(settings(), evaluated.data, EvaluatedModel(both.base), base, base / "answers.json")
     assert read_json(base / "evaluate.json", "")["loss"] > second["loss"]
+
+
+def test_base_and_adapter_are_asked_beside_the_merged_model(
+    evaluated: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here they answer the same, and are judged alike; killed between them, the first is not asked again."""
+    own, calls = evaluate_module.answer, []
+
+    def second_fails(folder: Path, *arguments: Any) -> None:
+        calls.append(folder.parent.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        own(folder, *arguments)
+
+    monkeypatch.setattr(evaluate_module, "answer", second_fails)
+    given = settings(unmerged=True), evaluated.data, evaluated.model, tmp_path, tmp_path / "answers.json"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(*given, tmp_path / "work")
+    evaluate(*given, tmp_path / "work")
+    assert calls == ["work", "work.unmerged", "work.unmerged"]
+    assert not list(tmp_path.glob("work*"))
+    answers = read_json(tmp_path / "answers.json", "")
+    judged = ("answer", "format", "right")
+    for row, alone in zip(answers, evaluated.answers, strict=True):
+        assert {name: row["unmerged"][name] for name in judged} == {name: alone[name] for name in judged}
+        assert row == alone | {"unmerged": row["unmerged"]}
+    figures, alone = (read_json(folder / "evaluate.json", "") for folder in (tmp_path, evaluated.folder))
+    assert figures["unmerged_loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert figures["unmerged_accuracy"] == alone["accuracy"] and alone.items() <= figures.items()
+    found = with_unmerged(evaluated.answers, answers)
+    assert found["merged_over_unmerged_texts"] == 0 == found["unmerged_over_base_texts"]
 
 
 def test_a_merged_model_and_an_adapter_say_themselves_where_answers_end(

@@ -73,6 +73,19 @@ def test_threads_of_an_evaluation_sleep_while_they_wait(command: list[str], tmp_
     assert told.returncode and "GOMP_SPINCOUNT = '0'" in told.stderr
 
 
+def test_rounds_of_two_calls_are_put_together() -> None:
+    def result(rows: int, speed: float, text: str) -> dict[str, Any]:
+        figures = {"seconds": 1, "cpu_seconds": 1, "rows_per_second": speed, "tokens_per_second": 1, "tokens": 1}
+        found = generation.summary({"a": [{**figures, "texts": [text]}]}, ["x"])
+        asked = {"model": "m", "rows": rows, "max_new_tokens": 4, "threads": 2, "busy": 2}
+        return asked | {"free": found, "loaded": {}}
+
+    both = generation.together(result(3, 2.0, "x"), result(3, 4.0, "y"))["free"]["a"]
+    assert both["rows_per_second"] == 3 and len(both["rounds"]) == 2 and not both["same_texts"]
+    with pytest.raises(SystemExit, match="other rows"):
+        generation.together(result(3, 2.0, "x"), result(4, 2.0, "x"))
+
+
 RESULT = generation.RESULT
 
 

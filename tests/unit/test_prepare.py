@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from zerolora import bounded
-from zerolora.config.settings import EvaluateSettings, PackSettings, PrepareSettings
+from zerolora.config.settings import EvaluateRunSettings, PackSettings, PrepareSettings
 from zerolora.data.mask import Proof
 from zerolora.data.pack import pack_rows
 from zerolora.data.plan import open_plan
@@ -512,7 +512,7 @@ def test_evaluation_generates_with_what_the_settings_say(
         return generate(model, **arguments)
 
     monkeypatch.setattr(LlamaForCausalLM, "generate", noted)
-    chosen = EvaluateSettings(split="test", batch=3, max_new_tokens=3, check="exact")
+    chosen = EvaluateRunSettings(split="test", batch=3, max_new_tokens=3, check="exact")
     evaluate(chosen, data, EvaluatedModel(tiny_model), folder.path, folder.path / "answers.json")
     ids = tokenizer.convert_tokens_to_ids
     for arguments in calls:

@@ -18,7 +18,7 @@ from conftest import make_tiny_model
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from zerolora.config.settings import EvaluateSettings, PrepareSettings
+from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
 from zerolora.evaluate import vllm_engine
@@ -32,8 +32,8 @@ PYTHON = os.environ.get("ZEROLORA_VLLM_PYTHON")
 """An interpreter with vLLM, which the lock does not have."""
 
 
-def settings(**values: Any) -> EvaluateSettings:
-    return EvaluateSettings(**{"split": "test", "max_new_tokens": 8, "check": "sum", "engine": "vllm", **values})
+def settings(**values: Any) -> EvaluateRunSettings:
+    return EvaluateRunSettings(**{"split": "test", "max_new_tokens": 8, "check": "sum", "engine": "vllm", **values})
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def models(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
     return SimpleNamespace(base=base, adapter=folder / "adapter", merged=folder / "merged", data=folder / "data")
 
 
-def answers_of(given: EvaluateSettings, models: SimpleNamespace, model: EvaluatedModel, folder: Path) -> list[str]:
+def answers_of(given: EvaluateRunSettings, models: SimpleNamespace, model: EvaluatedModel, folder: Path) -> list[str]:
     evaluate(given, models.data, model, folder, folder / "answers.json", folder / "work")
     return [each["answer"] for each in read_json(folder / "answers.json", "")]
 
@@ -75,11 +75,12 @@ def test_vllm_answers_as_transformers(models: SimpleNamespace, tmp_path: Path, w
         "adapter": EvaluatedModel(models.base, models.adapter),
         "merged": EvaluatedModel(models.base, models.adapter, models.merged),
     }[which]
-    own = answers_of(settings(engine="transformers"), models, model, tmp_path / "own")
-    assert answers_of(settings(vllm_python=PYTHON), models, model, tmp_path / "vllm") == own
+    both = which == "merged"  # ask base and adapter as well
+    own = answers_of(settings(engine="transformers", unmerged=both), models, model, tmp_path / "own")
+    assert answers_of(settings(vllm_python=PYTHON, unmerged=both), models, model, tmp_path / "vllm") == own
     assert len(set(own)) > 5
     first, second = (read_json(tmp_path / name / "evaluate.json", "") for name in ("own", "vllm"))
-    assert first == second
+    assert first == second and ("unmerged_loss" in first) == both
     engines = [read_json(tmp_path / name / "evaluate_resources.json", "")["engine"] for name in ("own", "vllm")]
     assert engines[0].startswith("transformers ") and engines[1].startswith("vllm")
 
@@ -137,7 +138,7 @@ def test_an_adapter_that_vllm_reads_otherwise_than_peft(models: SimpleNamespace,
             vllm_engine.check(stand_in(tmp_path), models.data, EvaluatedModel(models.base, adapter))
 
 
-def stand_in(folder: Path) -> EvaluateSettings:
+def stand_in(folder: Path) -> EvaluateRunSettings:
     """Return settings with an interpreter that says to have vLLM."""
     python = folder / "python"
     python.write_text("#!/bin/sh\necho vllm 0.33.0\n")

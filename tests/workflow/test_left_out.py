@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 # What is added to the end of each module that observes or tells, so that it does so no more, or wrongly.
 ALTERED = {
     "errors": "explained = lambda error: 'it failed'",
-    "evaluate.batches": "PromptBatches.rows = lambda self, prompt: 1",
+    "evaluate.batches": "PromptBatches.rows = lambda self, prompt, left: 1",
     "gate": "check = lambda *_: None",
     "log": "LOGGER.disabled = True\nresult = lambda text: None",
     "peak_memory": "_own = PeakMemory.of_all_ranks\n"

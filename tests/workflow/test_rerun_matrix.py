@@ -114,6 +114,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "export.compressed_tensors.group_size": (64, set()),
     "export.vllm_adapter.max_lora_rank": (32, set()),
     "evaluate.enabled": (False, JUDGE),
+    "evaluate.unmerged": (True, {"evaluate@default"}),
     "evaluate.ranks": (2, JUDGE),
     "evaluate.engine": ("vllm", JUDGE),
     "evaluate.vllm_python": ("python3", JUDGE),
@@ -460,6 +461,11 @@ EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
         {"fetch@tiny", "prepare@rows", "evaluate_base@rows", K, E, *AFTER_TRAIN},
     ),
     ("packing", _set(**{"pack.packing": True}), {"resolve", K, E, R, *AFTER_TRAIN}),
+    (
+        "base and adapter asked too",
+        _set(**{"evaluate.unmerged": True}),
+        {"resolve", "evaluate@default", P, "accept@default"},
+    ),
     (
         "merged weights unversioned",
         _set(**{"merge.version": False}),

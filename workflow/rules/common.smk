@@ -410,10 +410,6 @@ def judge_questions(wildcards):
     return SETTINGS["judge"]["questions"]
 
 
-def evaluate_settings(wildcards):
-    return argument_of(SETTINGS["evaluate"][dataset_of(wildcards)])
-
-
 def compare_settings(wildcards):
     return argument_of(SETTINGS["compare"])
 

@@ -17,7 +17,7 @@ checkpoint evaluate_base:
         gres=gres_of(resources_of_evaluate),
     params:
         code=code("evaluate_base"),
-        settings=evaluate_settings,
+        settings=settings("evaluate", "dataset"),
         data=data_directory,
         model=model_directory,
         weights=weights_directory,
@@ -50,7 +50,7 @@ checkpoint evaluate:
         gres=gres_of(resources_of_evaluate),
     params:
         code=code("evaluate"),
-        settings=evaluate_settings,
+        settings=settings("runs", "run", "evaluate"),
         data=data_directory,
         model=model_directory,
         weights=weights_directory,

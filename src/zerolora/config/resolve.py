@@ -21,6 +21,7 @@ from zerolora.config.settings import (
     AskedTaskSettings,
     CompareSettings,
     EstimateSettings,
+    EvaluateRunSettings,
     EvaluateSettings,
     ExportSettings,
     FetchDirectory,
@@ -74,8 +75,7 @@ def resolve(config: Config) -> Resolved:
             for name, data in config.prepare.items()
         },
         evaluate={
-            name: EvaluateSettings(**config.evaluate.model_dump(exclude={"fail_if"}), **_check(data))
-            for name, data in config.prepare.items()
+            name: EvaluateSettings(**_evaluation(config), **_check(data)) for name, data in config.prepare.items()
         },
         task_rows={
             name: TaskRowsSettings(
@@ -114,6 +114,11 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
         else:
             found[key] = value
     return found
+
+
+def _evaluation(config: Config) -> dict[str, Any]:
+    """Return what base and fine-tuned models are asked alike."""
+    return config.evaluate.model_dump(exclude={"fail_if", "unmerged"})
 
 
 def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
@@ -197,6 +202,11 @@ def stages_of(config: Config, run: str) -> RunSettings:
         ),
         train=TrainSettings(**_training(train), device=hardware.device),
         merge=MergeSettings(**settings.merge.model_dump()),
+        evaluate=EvaluateRunSettings(
+            **_evaluation(config),
+            **(_check(data) if data else {"check": schema.Prepare.model_fields["check"].default}),
+            unmerged=config.evaluate.unmerged and config.evaluate.enabled and settings.merge.enabled,
+        ),
         export=ExportSettings(**settings.export.model_dump()),
         report=ReportSettings(
             **settings.report.model_dump(), strategy=settings.render.strategy, fail_if=config.evaluate.fail_if

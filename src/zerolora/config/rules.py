@@ -143,13 +143,15 @@ def _impossible_engine(config: Config) -> Iterable[Mistake]:
             settings = run_sections(config, name)
         except ValidationError:
             continue  # said by _impossible_in
-        more = None if settings.merge.enabled else _more_than_lora(settings.train)
+        alone = not settings.merge.enabled
+        more = _more_than_lora(settings.train) if alone or asked.unmerged else None
         if more:
             own = more.split(".")[0] in run.train
             yield (
                 (*((group_of(config, name), name) if own else ()), "train", *more.split(".")),
-                "with merge.enabled: false, and evaluate.engine: vllm has no form for such an adapter; write "
-                "evaluate.engine: transformers, or merge.enabled: true",
+                f"with {'merge.enabled: false' if alone else 'evaluate.unmerged: true'}, and evaluate.engine: vllm has "
+                "no form for such an adapter; write evaluate.engine: transformers, or "
+                f"{'merge.enabled: true' if alone else 'evaluate.unmerged: false'}",
             )
 
 
@@ -419,8 +421,9 @@ def _impossible_strategy(
         return
     try:
         rendered = stages_of(config, run).render
-    except UserError as error:  # the probe is the other file that settings name
-        yield at("hardware", "probe"), str(error)
+    except UserError as error:
+        if settings.hardware.probe:  # the other file that settings name is a check's, which `_impossible_check` reads
+            yield at("hardware", "probe"), str(error)
         return
     for key, table in (("gpu", GPUS), ("node_link", NODE_LINKS), ("network", NETWORKS)):
         value = getattr(settings.hardware, key)

@@ -595,6 +595,8 @@ class EvaluateSettings(Section):
 class Evaluate(EvaluateSettings):
     """Evaluation of base and fine-tuned model; the same for all runs, so that their figures are comparable."""
 
+    unmerged: bool = False
+    """Where a run is merged, ask base and adapter the same rows as well, and compare the three models in pairs."""
     fail_if: Condition | None = None
     """A condition under which a run fails after its report, as in accuracy < base - 0.01 or loss > 1.5."""
 

@@ -222,6 +222,13 @@ class EvaluateSettings(schema.EvaluateSettings):
     """Text of the file that `check` names; None for a task of the registry."""
 
 
+class EvaluateRunSettings(EvaluateSettings):
+    """Settings of `evaluate`: those of its data set, as for the base model, and its run's own."""
+
+    unmerged: bool = False
+    """Ask base and adapter as well; never where nothing is merged."""
+
+
 class TaskRowsSettings(schema.TaskRows):
     """Settings of `task_rows`."""
 
@@ -298,6 +305,7 @@ class RunSettings(Settings):
     render: RenderSettings
     train: TrainSettings
     merge: MergeSettings
+    evaluate: EvaluateRunSettings
     export: ExportSettings
     report: ReportSettings
     accept: AcceptSettings

@@ -40,10 +40,17 @@ class PromptBatches:
             except UserError:
                 self.spec = None
 
-    def rows(self, prompt: int) -> int:
-        """Return how many prompts of up to `prompt` tokens share a batch, at least one."""
+    def rows(self, prompt: int, left: int) -> int:
+        """Return how many of the `left` prompts, of up to `prompt` tokens, share a batch, at least one.
+
+        Left open, all batches are of about the same size: a last one of a few rows would take nearly as long.
+        """
         if self.settings.batch != "auto":
             return self.settings.batch
+        most = self._most(prompt)
+        return -(-left // -(-left // most))
+
+    def _most(self, prompt: int) -> int:
         if self.spec is None:
             return UNKNOWN
         spec = self.spec

@@ -17,6 +17,8 @@ FEWEST = 10
 """Rows that a group by length has at least; with fewer, there are fewer groups."""
 Answer = Mapping[str, Any]
 """An entry of answers.json."""
+UNMERGED = "unmerged"
+"""Of an entry of a merged model, what base and adapter answered; only with evaluate.unmerged."""
 TASK_FIELDS = {"question", "expected", "answer", "format", "right", "category", "prompt_tokens"}
 """Of an entry, what is not a score of the task's own."""
 
@@ -32,7 +34,7 @@ def difference(
     if not after.get("enabled", True):
         return dict(after)
     figures = {**after, **{f"base_{name}": value for name, value in before.items() if name != "rows"}}
-    return figures | compared(*answers)
+    return figures | compared(*answers) | with_unmerged(*answers)
 
 
 def compared(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, float]:
@@ -67,6 +69,41 @@ def compared(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, flo
     for group, members in _groups(after).items():
         figures = {"answers": len(members), **_rates(one[members], other[members])}
         result |= {f"{group}.{key}": value for key, value in figures.items()}
+    return result
+
+
+def with_unmerged(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, Any]:
+    """Return a flat table of the other two pairs of base, base and adapter, and merged model, as PAIR_NAME, where PAIR
+    is unmerged_over_base or merged_over_unmerged; empty if base and adapter were not asked.
+
+    difference, with _low and _high   accuracy of the first less that of the second: bootstrap over pairs
+    p                                 McNemar's exact two-sided p
+    gained, lost                      rows that the first alone answers right, and the second alone
+    texts                             rows whose answers are not the same text
+    rows                              numbers of the rows that were gained or lost, from 0
+    """
+    if not after or UNMERGED not in after[0]:
+        return {}
+    between = [answer[UNMERGED] for answer in after]
+    result: dict[str, Any] = {}
+    for pair, (second, first) in {
+        "unmerged_over_base": (before, between),
+        "merged_over_unmerged": (between, after),
+    }.items():
+        change = _column(first, "right") - _column(second, "right")
+        low, high = bootstrap_mean(change)
+        gained, lost = int((change > 0).sum()), int((change < 0).sum())
+        figures = {
+            "difference": float(change.mean()),
+            "difference_low": low,
+            "difference_high": high,
+            "p": mcnemar(gained, lost),
+            "gained": gained,
+            "lost": lost,
+            "texts": sum(one["answer"] != other["answer"] for one, other in zip(first, second, strict=True)),
+            "rows": np.flatnonzero(change).tolist(),
+        }
+        result |= {f"{pair}_{name}": value for name, value in figures.items()}
     return result
 
 

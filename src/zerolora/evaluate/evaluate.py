@@ -10,6 +10,7 @@ Writes evaluate.json (rates, loss, the logits of a merged model against base and
 import contextlib
 import gc
 import tempfile
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,18 @@ from typing import Any
 import torch
 
 from zerolora import cpu_matmul
-from zerolora.config.settings import EvaluateSettings
+from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.rows import FIELDS, IGNORED
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.batches import PromptBatches
+from zerolora.evaluate.difference import UNMERGED
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_merged
 from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
 from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
 from zerolora.evaluate.tasks import task_of
+from zerolora.evaluate.tasks.base import Judgement
 from zerolora.files import MANIFEST, read_json, write_json
 from zerolora.log import result
 from zerolora.logit_chunks import EVALUATION_TOKENS
@@ -36,7 +39,7 @@ __all__ = ["EvaluatedModel", "evaluate", "generate", "load", "loss"]
 
 
 def evaluate(
-    settings: EvaluateSettings,
+    settings: EvaluateRunSettings,
     data: Path,
     model: EvaluatedModel,
     output: Path,
@@ -45,51 +48,57 @@ def evaluate(
 ) -> None:
     """Evaluate a model on a split of `data`.
 
-    Writes metrics to directory `output` and answers to `answers_file`. With `work`, a directory, answers are kept there
+    Writes metrics to directory `output` and answers to `answers_file`; with settings.unmerged, those of base and
+    adapter beside those of the merged model. With `work`, a directory, answers are kept there, and in WORK.unmerged,
     while others are generated, and an evaluation that was killed goes on from them. Raises UserError if an earlier
     stage's file is missing.
     """
-    engine = vllm_engine.check(settings, data, model) if settings.engine == "vllm" else _transformers()
+    models = [model]
+    if settings.unmerged and model.merged and model.adapter:
+        models.append(replace(model, merged=None))
+    if settings.engine == "vllm":
+        (engine,) = {vllm_engine.check(settings, data, each) for each in models}
+    else:
+        engine = f"transformers {version('transformers')}"
     task = task_of(settings.check, settings.check_settings, settings.check_source)
-    device = device_here()
-    if device.type == "cpu":
+    if device_here().type == "cpu":
         cpu_matmul.choose()
     rows = held_out(settings, data)
     asked = [row for row in rows if task.asks(row)]
     with contextlib.ExitStack() as stack:
-        folder = work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        kept = KeptAnswers(folder, key_of(settings, data, model, engine), len(asked))
-        # Before this process holds a model, which it needs for the loss in any case.
-        if kept.left() and settings.engine == "vllm":
-            vllm_engine.answer_with_vllm(settings, data, model, asked, kept)
-        elif kept.left() and settings.ranks > 1:
-            answer_on_ranks(settings, data, model, asked, kept)
-        memory = PeakMemory(device)
-        loaded, tokenizer = load_for(settings, data, model, asked)
-        if left := kept.left():
-            stops = stops_of(model, loaded, tokenizer, data)
-            ready = (loaded, tokenizer, stops)
-            answer(kept.folder, 0, settings, ready, asked, left, memory, PromptBatches(loaded, settings))
-            del ready
-        given = kept.all()
-        answers = [
-            each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each, _ in given
+        folder = work or Path(stack.enter_context(tempfile.TemporaryDirectory()), "kept")
+        # Each in a folder of its own, from which it removes what others left; none before all have answered.
+        kept = [
+            KeptAnswers(place, key_of(settings, data, each, engine), len(asked))
+            for each, place in zip(models, (folder, folder.with_name(f"{folder.name}.unmerged")), strict=False)
         ]
-        resources = {"engine": engine, **_resources(kept, sum(tokens for _, tokens in given))}
+        texts, loaded = _answers(settings, data, model, asked, kept[0])
+        answered = [texts]
+        resources = {"engine": engine, **_resources(kept[0])}
         figures = {"loss": loss(loaded, rows)}
         if model.merged and model.adapter:
             merged = next_tokens(loaded, rows)
             del loaded  # before base and adapter are loaded
-            gc.collect()
-            torch.cuda.empty_cache()
+            _free()
             figures |= of_merged(merged, model, data, rows)
-        kept.remove()
-    judged = [task.judge(row, answer.strip()) for row, answer in zip(asked, answers, strict=True)]
-    rates = task.metrics(judged)
+        for each, answers in zip(models[1:], kept[1:], strict=True):
+            texts, loaded = _answers(settings, data, each, asked, answers)
+            answered.append(texts)
+            figures["unmerged_loss"] = loss(loaded, rows)
+        for answers in kept:
+            answers.remove()
+    judged = [[task.judge(row, text.strip()) for row, text in zip(asked, texts, strict=True)] for texts in answered]
+    rates = task.metrics(judged[0])
     figures = {"rows": len(rows), **rates, **figures}
+    for verdicts in judged[1:]:
+        figures |= {f"unmerged_{name}": rate for name, rate in task.metrics(verdicts).items()}
     write_json(output / "evaluate.json", figures)
     write_json(output / "evaluate_resources.json", resources)
     sources = read_json(data / MANIFEST, "zerolora prepare").get("sources", [])
+    given = [
+        [_told(*each) for each in zip(texts, verdicts, strict=True)]
+        for texts, verdicts in zip(answered, judged, strict=True)
+    ]
     write_json(
         answers_file,
         [
@@ -97,24 +106,50 @@ def evaluate(
                 **{field: row[field] for field in FIELDS},
                 **({"category": sources[row["source"]]} if len(sources) > 1 else {}),
                 "prompt_tokens": row["prompt"],
-                "answer": answer,
-                "format": verdict.format,
-                "right": verdict.right,
-                **verdict.scores,
+                **first,
+                **({UNMERGED: others[0]} if others else {}),
             }
-            for row, answer, verdict in zip(asked, answers, judged, strict=True)
+            for row, first, *others in zip(asked, *given, strict=True)
         ],
     )
     shown = [f"{name.removesuffix('_rate')} {rate:.3f}" for name, rate in rates.items()]
     result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {len(rows):,} rows")
 
 
-def _transformers() -> str:
-    return f"transformers {version('transformers')}"
+def _answers(
+    settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any], kept: KeptAnswers
+) -> tuple[list[str], Any]:
+    """Return a model's answers to the rows in `asked`, those that are kept among them, and the model as loaded."""
+    # Before this process holds a model, which it needs for the loss in any case.
+    if kept.left() and settings.engine == "vllm":
+        vllm_engine.answer_with_vllm(settings, data, model, asked, kept)
+    elif kept.left() and settings.ranks > 1:
+        answer_on_ranks(settings, data, model, asked, kept)
+    memory = PeakMemory(device_here())
+    loaded, tokenizer = load_for(settings, data, model, asked)
+    if left := kept.left():
+        stops = stops_of(model, loaded, tokenizer, data)
+        ready = (loaded, tokenizer, stops)
+        answer(kept.folder, 0, settings, ready, asked, left, memory, PromptBatches(loaded, settings))
+    given = (each for each, _ in kept.all())
+    return [
+        each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each in given
+    ], loaded
 
 
-def _resources(kept: KeptAnswers, tokens: int) -> dict[str, float]:
+def _free() -> None:
+    """Give back the memory of a model that no name holds any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _told(text: str, verdict: Judgement) -> dict[str, Any]:
+    return {"answer": text, "format": verdict.format, "right": verdict.right, **verdict.scores}
+
+
+def _resources(kept: KeptAnswers) -> dict[str, float]:
     """Return speed and memory of the processes that answered: the highest peaks of any of them."""
+    tokens = sum(number for _, number in kept.all())
     figures = kept.figures()
     seconds = max((each["seconds"] for each in figures), default=0.0)
     peaks = {

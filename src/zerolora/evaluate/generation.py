@@ -1,7 +1,8 @@
 """Greedy generation in batches of prompts of similar length.
 
 Prompts are padded on the left, and the model computes positions from the mask, so that an answer does not depend on its
-batch. Rows that have ended leave the batch: when half of it has, the others go on alone, with their keys and values.
+batch. What all prompts begin with is computed once (batch_cache.py). Rows that have ended leave the batch: when half of
+it has, the others go on alone, with their keys and values.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from zerolora.config.settings import EvaluateSettings
+from zerolora.evaluate.batch_cache import SharedPrefix, cache_of, shared_prefix
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.progress import Progress
 
@@ -44,12 +46,18 @@ def generate(
     places = (place for place in range(len(prompts)) if place not in done)
     order = sorted(places, key=lambda place: (-len(prompts[place]), place))
     with Progress("answer", len(prompts), len(done), silent=silent) as bar:
+        prefix = shared_prefix(model, [prompts[place] for place in order])
         while order:
-            size = batches.rows(len(prompts[order[0]]))
+            size = batches.rows(len(prompts[order[0]]), len(order))
             members, order = order[:size], order[size:]
             finished = {}
             continued = answer_batch(
-                model, tokenizer.pad_token_id, [prompts[place] for place in members], stops, settings.max_new_tokens
+                model,
+                tokenizer.pad_token_id,
+                [prompts[place] for place in members],
+                stops,
+                settings.max_new_tokens,
+                prefix,
             )
             for place, tokens in zip(members, continued, strict=True):
                 answers[place] = tokenizer.decode(tokens, skip_special_tokens=True)
@@ -62,14 +70,24 @@ def generate(
 
 
 def answer_batch(
-    model: Any, padding: int, prompts: Sequence[list[int]], stops: set[int], limit: int
+    model: Any,
+    padding: int,
+    prompts: Sequence[list[int]],
+    stops: set[int],
+    limit: int,
+    prefix: SharedPrefix | None = None,
 ) -> list[list[int]]:
-    """Return the tokens that follow each prompt, up to and with the first stop token, at most `limit`."""
-    longest = max(map(len, prompts))
-    tokens = torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts]).to(model.device)
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]).to(model.device)
+    """Return the tokens that follow each prompt, up to and with the first stop token, at most `limit`.
+
+    All prompts begin with `prefix`; padding is behind it.
+    """
+    prefix = prefix or SharedPrefix()
+    longest, shared = max(map(len, prompts)), prefix.length
+    rows = [(prompt[:shared], [padding] * (longest - len(prompt)), prompt[shared:]) for prompt in prompts]
+    tokens = torch.tensor([[*first, *pads, *own] for first, pads, own in rows]).to(model.device)
+    mask = torch.tensor([[1] * shared + [0] * len(pads) + [1] * len(own) for _, pads, own in rows]).to(model.device)
     answers: list[list[int]] = [[] for _ in prompts]
-    alive, cache = list(range(len(prompts))), None
+    alive, cache = list(range(len(prompts))), cache_of(model, prefix, len(prompts), longest + limit - 1)
     while alive:
         left = limit + longest - tokens.shape[1]
         half = 0 if len(alive) <= SMALLEST else len(alive) // 2

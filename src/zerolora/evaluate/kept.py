@@ -23,8 +23,8 @@ from zerolora.evaluate.models import EvaluatedModel, device_here
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.progress import Progress
 
-SPEED_ALONE = ("batch", "ranks")
-"""Settings that decide how fast answers are made, and no answer."""
+NO_ANSWER = ("batch", "ranks", "unmerged")
+"""Settings that decide how fast answers are made, or which models are asked, and no answer."""
 POLL_SECONDS = 0.1
 Answer = tuple[str | list[int], int]
 """A text, or its tokens where it is not decoded yet, and their number."""
@@ -146,7 +146,7 @@ def kept_in(folder: Path) -> dict[int, Answer]:
 def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine: str) -> str:
     """Return a fingerprint of what decides the answers: settings, rows, weights, engine and code."""
     decides = {
-        "settings": {key: value for key, value in settings.model_dump(mode="json").items() if key not in SPEED_ALONE},
+        "settings": {key: value for key, value in settings.model_dump(mode="json").items() if key not in NO_ANSWER},
         "rows": read_json(data / MANIFEST, "zerolora prepare"),
         "weights": [_files(path) for path in (model.base, model.adapter, model.merged) if path],
         "engine": engine,

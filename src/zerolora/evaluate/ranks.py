@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from zerolora import added_tokens, cpu_matmul
-from zerolora.config.settings import EvaluateSettings
+from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.rows import open_split
 from zerolora.evaluate.batches import PromptBatches, least_bytes
 from zerolora.evaluate.generation import generate
@@ -85,7 +85,7 @@ def _start(folder: Path, spec: dict[str, Any], gpus: list[str]) -> Answerer:
 
 def run_rank(spec: dict[str, Any]) -> None:
     """Answer a share of the rows, as it was written down for this process."""
-    settings = EvaluateSettings.model_validate(spec["settings"])
+    settings = EvaluateRunSettings.model_validate(spec["settings"])
     data, parent = Path(spec["data"]), os.getppid()
     model = EvaluatedModel(*(Path(path) if path else None for path in spec["model"]))  # type: ignore[arg-type]  # base is set
     device = device_here()

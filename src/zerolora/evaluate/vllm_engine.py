@@ -104,9 +104,9 @@ def answer_with_vllm(
         for place in left:
             file.write(json.dumps([place, list(asked[place]["input_ids"][: asked[place]["prompt"]])]) + "\n")
     request = {
-        "engine": _engine_arguments(settings, model, weights, config, length),
+        "engine": engine_arguments(settings, model, weights, config, length),
         "adapter": str(model.loaded_adapter.absolute()) if model.loaded_adapter else None,
-        "stops": sorted(_stops(model, weights, data)),
+        "stops": sorted(stops_for(model, weights, data)),
         "max_new_tokens": settings.max_new_tokens,
         "prompts": str(prompts.absolute()),
         "output": str((kept.folder / "rank0.jsonl").absolute()),
@@ -134,7 +134,7 @@ def environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), **own, **ENVIRONMENT}
 
 
-def _engine_arguments(
+def engine_arguments(
     settings: EvaluateSettings, model: EvaluatedModel, weights: Path, config: Any, length: int
 ) -> dict[str, Any]:
     """Return vLLM's arguments (vllm/engine/arg_utils.py): weights in the precision that transformers has them in."""
@@ -169,7 +169,7 @@ def _engine_arguments(
     return arguments
 
 
-def _stops(model: EvaluatedModel, weights: Path, data: Path) -> set[int]:
+def stops_for(model: EvaluatedModel, weights: Path, data: Path) -> set[int]:
     """Return the stop tokens, as of the model that transformers would load."""
     from transformers import GenerationConfig
 

@@ -63,9 +63,9 @@ def evaluated(model: ModelSpec, spec: TrainingSpec, rows: int) -> Inference:
 def generated(model: ModelSpec, spec: TrainingSpec, rows: int, prompt: int, answer: int) -> Inference:
     """Return the memory of generating `answer` tokens after each of `rows` prompts of `prompt` tokens.
 
-    The peak is that of the prompts' forward pass, whose cache is smaller, or of the last token's. The last token of an
-    answer is never fed back, so that the cache ends one position earlier; an encoder-decoder's answer begins with a
-    token that is given.
+    The peak is that of the prompts' forward pass, whose cache has room for the answers (evaluate/batch_cache.py), or of
+    the last token's. The last token of an answer is never fed back, so that the cache ends one position earlier; an
+    encoder-decoder's answer begins with a token that is given.
     """
     cache, working = answering(model, spec.width, spec.attention, rows, prompt, answer)
     return _sum(model, spec, cache, working)
@@ -77,7 +77,7 @@ def answering(
     """Return the bytes of the cache, and those beyond it and the weights, of what `generated` describes."""
     positions = prompt + answer - (not model.encoder_layers)
     full = cache_bytes(model, rows, positions, width)
-    first = cache_bytes(model, rows, prompt, width) + _forward(model, width, attention, rows, prompt, 1)
+    first = full + _forward(model, width, attention, rows, prompt, 1)
     last = full + _step(model, width, attention, rows, positions)
     return full, max(first, last) - full
 
@@ -95,8 +95,9 @@ def cache_bytes(model: ModelSpec, rows: int, positions: int, width: int) -> int:
 def _step(model: ModelSpec, width: int, attention: Attention, rows: int, positions: int) -> int:
     """Return what the forward pass of one more token allocates beyond the cache.
 
-    A layer's keys are joined with the new ones in a new tensor before the old one is freed (DynamicLayer.update), and
-    attention with a mask repeats keys and values for all heads (integrations/sdpa_attention.py, repeat_kv).
+    A cache that transformers makes joins a layer's keys with the new ones in a new tensor before the old one is freed
+    (DynamicLayer.update), and attention with a mask repeats keys and values for all heads
+    (integrations/sdpa_attention.py, repeat_kv).
     """
     one = rows * positions * model.head_dim * width
     repeated = 2 * one * model.heads if model.key_heads < model.heads and attention != "flash" else 0

@@ -1,0 +1,45 @@
+"""Answer prompts with vLLM against the clock, in the Python environment that has it: python -I in_vllm.py REQUEST.
+
+generation.py writes the request: vLLM's arguments as zerolora gives them, prompts and stop tokens. Two prompts are
+answered before the clock starts.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+Prompts = list[list[int]]
+
+
+def main(path: Path) -> None:
+    """Load, answer, write tokens and times."""
+    from vllm import EngineArgs, LLMEngine, SamplingParams
+
+    request = json.loads(path.read_text(encoding="utf-8"))
+    engine = LLMEngine.from_engine_args(EngineArgs(**request["engine"]))
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=request["limit"], stop_token_ids=request["stops"], ignore_eos=True,
+        detokenize=False,
+    )  # fmt: skip
+    answered(engine, request["prompts"][:2], sampling)
+    started, before = time.monotonic(), time.process_time()
+    answers = answered(engine, request["prompts"], sampling)
+    seconds, cpu_seconds = time.monotonic() - started, time.process_time() - before
+    figures = {"seconds": seconds, "cpu_seconds": cpu_seconds, "answers": answers}
+    Path(request["figures"]).write_text(json.dumps(figures), encoding="utf-8")
+
+
+def answered(engine: Any, prompts: Prompts, sampling: Any) -> Prompts:
+    """Return the tokens of the answers, in the prompts' order."""
+    for place, tokens in enumerate(prompts):
+        engine.add_request(str(place), {"prompt_token_ids": tokens}, sampling)
+    found: dict[int, list[int]] = {}
+    while engine.has_unfinished_requests():
+        found |= {int(each.request_id): list(each.outputs[0].token_ids) for each in engine.step() if each.finished}
+    return [found[place] for place in range(len(prompts))]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,102 @@
+"""The keys and values of a batch that is answered: in buffers made once, beginning with what all prompts share.
+
+transformers' own cache joins each layer's keys and values with those of the new token, which copies all of them at each
+token. And every row of a batch would compute the tokens that all prompts begin with, as a chat template's system
+message or solved rows; here they are computed once, as by vLLM's prefix caching (arXiv 2309.06180, section 4.4).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+FEWEST = 8
+"""Shared tokens that are worth a pass of their own."""
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """The tokens that all prompts begin with."""
+
+    length: int = 0
+    states: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Their keys and values in each layer: shape (1, heads, length, width)."""
+
+
+def shared_prefix(model: Any, prompts: Sequence[list[int]]) -> SharedPrefix:
+    """Return what all prompts share, with at least one token of each left: nothing for one prompt, for fewer than
+    FEWEST tokens, and for a model whose layers keep anything but keys and values of all tokens.
+
+    The padding of a batch lies behind these tokens, not before them. That changes no answer where positions come from
+    the mask, but would where a window counts places.
+    """
+    if len(prompts) < 2 or not _keeps_all_tokens(model):
+        return SharedPrefix()
+    first, last = min(prompts), max(prompts)  # by their tokens, so that all begin with what these two share
+    most = min(map(len, prompts)) - 1
+    length = next((at for at in range(most) if first[at] != last[at]), most)
+    if length < FEWEST:
+        return SharedPrefix()
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        tokens = torch.tensor([first[:length]], device=model.device)
+        model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return SharedPrefix(length, [(layer.keys, layer.values) for layer in cache.layers])
+
+
+def cache_of(model: Any, prefix: SharedPrefix, rows: int, positions: int) -> Any:
+    """Return a cache with room for `positions` tokens of each row, which holds those of `prefix`; None for a model
+    whose cache transformers has to make."""
+    if not _keeps_all_tokens(model):
+        return None
+    cache = DynamicCache(config=model.config)
+    cache.layers = [PreallocatedLayer(positions) for _ in cache.layers]
+    for layer, (keys, values) in zip(cache.layers, prefix.states, strict=False):
+        layer.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1))
+    return cache
+
+
+class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
+    """The keys and values of one layer, each the filled part of a buffer."""
+
+    def __init__(self, positions: int) -> None:
+        """The buffer has so many positions, and is made when the shapes are known."""
+        super().__init__()
+        self.positions = positions
+        self.buffers: list[torch.Tensor] = []
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the states of new tokens behind the others; return those of all."""
+        if not self.buffers:
+            self.lazy_initialization(key_states, value_states)
+            shapes = [(*new.shape[:2], self.positions, new.shape[3]) for new in (key_states, value_states)]
+            self.buffers = [key_states.new_empty(shape) for shape in shapes]
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:end] = new
+        self._show(end)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows alone."""
+        self.buffers = [buffer[indices] for buffer in self.buffers]
+        self._show(self.get_seq_length())
+
+    def _show(self, filled: int) -> None:
+        self.keys, self.values = (buffer[:, :, :filled] for buffer in self.buffers)
+
+
+def _keeps_all_tokens(model: Any) -> bool:
+    """Return whether this is a decoder of text whose layers all keep keys and values of every token."""
+    config = model.config
+    if config.is_encoder_decoder or config.get_text_config() is not config:
+        return False
+    if model._is_stateful or not model._supports_default_dynamic_cache():
+        return False
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
