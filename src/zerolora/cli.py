@@ -104,6 +104,23 @@ def resolve(
 
 
 @app.command()
+def init(
+    recipe: Annotated[str | None, typer.Option(help="Name of a recipe; left out, all are listed.")] = None,
+    output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
+) -> None:
+    """Write a project's config from a recipe of config/recipes/, or list the recipes."""
+    from zerolora.config import recipes
+
+    folder = recipes.find(Path.cwd())
+    if recipe is None:
+        typer.echo(recipes.listed(folder))
+        return
+    recipes.write_recipe(recipe, folder, output, force)
+    result(f"{output} is the recipe {recipe}; its README is {folder / recipe / 'README.md'}")
+
+
+@app.command()
 def schema(output: Output) -> None:
     """Write the JSON Schema of the config, for editors."""
     from zerolora.config.schema import Config

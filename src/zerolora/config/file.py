@@ -141,8 +141,8 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     if not isinstance(value, dict):
         held = "is empty" if node is None else f"holds {shown(value)}"
         raise UserError(
-            f"{path}: {held} where sections such as fetch, prepare, runs are expected; write them, or copy one of "
-            "config/recipes/ to it"
+            f"{path}: {held} where sections such as fetch, prepare, runs are expected; write them, or take them "
+            "from a recipe (`zerolora init --recipe NAME --force`)"
         )
     return value, lines
 
@@ -177,7 +177,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; copy one of config/recipes/ to it") from None
+        raise UserError(f"{path}: there is no such file; write it with `zerolora init --recipe NAME`") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
 
