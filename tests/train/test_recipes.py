@@ -57,7 +57,7 @@ LIKE_IT: dict[tuple[str, str], dict[str, Any]] = {
     ("llama-3-70b-lora-2x8x80gb", "hpz"): TWO_NODES,
     ("llama-3-70b-lora-2x8x80gb", "hybrid"): TWO_NODES,
     ("llama-3.1-8b-128k-8x80gb", "long"): {"sequence_parallel": 2, "attention": "flash"},
-    ("qwen2.5-7b-mixture-8x80gb", "mixture"): {"data": "mixed", "packing": "mixed-packing"},
+    ("qwen2.5-7b-mixture-8x80gb", "mixture"): {"data": "mixed", "packing": "mixed-packing", "epochs": 3},
 }
 """What a run has beside strategy and method, for two ranks and tiny rows."""
 METHOD = ("method", "lora", "quantization")
