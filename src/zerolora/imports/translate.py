@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from zerolora.config.file import read_values
 from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
-from zerolora.config.schema import Config
+from zerolora.config.schema import Config, Prepare, Train
 from zerolora.errors import UserError, printable, shown
 from zerolora.files import write_text
 from zerolora.imports.formats import FORMATS
@@ -172,5 +172,8 @@ def _mistakes(config: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _ordered(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the sections in the order of the config's class."""
-    return {name: config[name] for name in Config.model_fields if name in config}
+    """Return the config with its sections, and the keys of a data set, in the order of their classes."""
+    rows = config["prepare"]["rows"]
+    config = config | {"prepare": {"rows": {key: rows[key] for key in Prepare.model_fields if key in rows}}}
+    config["train"] = {key: config["train"][key] for key in Train.model_fields if key in config["train"]}
+    return {name: config[name] for name in Config.model_fields if config.get(name)}

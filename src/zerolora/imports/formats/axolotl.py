@@ -219,7 +219,7 @@ def _tracked(name: str) -> Rule:
 
 FORMAT = Format(
     name="axolotl",
-    title="axolotl 0.13",
+    title="axolotl",
     defaults={"sequence_len": 512, "num_epochs": 1, "lr_scheduler": "cosine", "max_grad_norm": 1.0},
     finish=_finish,
     rules={
@@ -288,7 +288,7 @@ FORMAT = Format(
         "group_by_length": none("rows of similar length share a batch, unless packing is on"),
         "output_dir": none("results are in results/<run>/"),
         "hub_model_id": none("`zerolora push` publishes a finished run"),
-        "gradient_accumulation_steps": fact("accumulation", "train.global_batch", whole, "x micro_batch_size x GPUs"),
+        "gradient_accumulation_steps": fact("accumulation", "train.global_batch", whole, "times micro_batch_size and the number of GPUs"),
         "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
         "eval_batch_size": none("chosen by evaluate.batch: auto"),
         "num_epochs": Rule("train.epochs", common.epochs, "a whole number here"),

@@ -49,7 +49,7 @@ class Rule:
     """Our key, or keys, for the table in the docs; empty if there is none."""
     translate: Translate
     remark: str = ""
-    """How the meaning differs, or why there is no equal; for the table in the docs."""
+    """How values are translated and meanings differ, or why there is no equal; for the table in the docs."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def fact(name: str, new: str, convert: Callable[[Any], Any], remark: str = "") -
 
     def translate(value: Any, draft: Draft) -> str | None:
         draft.facts[name] = convert(value)
-        return remark or None
+        return None
 
     return Rule(new, translate, remark)
 

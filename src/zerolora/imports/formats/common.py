@@ -77,7 +77,8 @@ def validation(value: Any, draft: Draft) -> str | None:
         draft.facts["validation"] = int(size)
         return None
     draft.facts["validation"] = ROWS
-    return f"a share of the rows there, a number here: {ROWS} is written; correct it"
+    kind = "a share of the rows there, a number here" if size else "no rows there, some are needed here"
+    return f"{kind}: {ROWS} is written; correct it"
 
 
 def precision(name: str) -> Rule:

@@ -78,7 +78,7 @@ def _prompt(value: Any, draft: Draft) -> str | None:
 
 
 def _template(value: Any, draft: Draft) -> str | None:
-    if value in TEMPLATES:
+    if isinstance(value, str) and value in TEMPLATES:
         draft.set("prepare.rows.template", TEMPLATES[value])
         return None
     draft.set("prepare.rows.template", "chat")
@@ -167,12 +167,14 @@ def _data(model: str, draft: Draft) -> list[str]:
         rows["path"] = folder
         draft.key = "dataset"
         draft.set("prepare.rows.sources", {name: ({"rows": most} if most else {}) for name in files})
-    return [f"prepare.rows: bring the rows to {', '.join(f'{folder}/{name}' for name in files)}; dataset_info.json is not read"]
+    places = ", ".join(f"{folder}/{name}" for name in files)
+    lines = [f"prepare.rows: bring the rows to {places}; dataset_info.json is not read"]
+    return [*lines, "prepare.rows.sources: a source with fewer rows than max_samples repeats them here"] if most else lines
 
 
 FORMAT = Format(
     name="llamafactory",
-    title="LLaMA-Factory 0.9.5",
+    title="LLaMA-Factory",
     defaults={
         "cutoff_len": 2048,
         "per_device_train_batch_size": 8,
@@ -223,7 +225,7 @@ FORMAT = Format(
         "template": Rule("prepare.rows.template", _template),
         "default_system": same("prepare.rows.system", text),
         "cutoff_len": same("prepare.rows.max_length", whole),
-        "max_samples": fact("samples", "prepare.rows.sources.NAME.rows", whole, "a smaller source repeats rows here"),
+        "max_samples": fact("samples", "prepare.rows.sources.NAME.rows", whole, "for each source; a smaller one repeats rows here"),
         "train_on_prompt": Rule("prepare.rows.loss", _prompt, "true → everything"),
         "mask_history": Rule("prepare.rows.loss", _history, "true → last"),
         "packing": same("pack.packing", flag),
@@ -246,7 +248,7 @@ FORMAT = Format(
         "report_to": Rule("train.tracker", _report),
         "run_name": none("runs are named in the section runs"),
         "per_device_train_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
-        "gradient_accumulation_steps": fact("accumulation", "train.global_batch", whole, "x batch size x GPUs"),
+        "gradient_accumulation_steps": fact("accumulation", "train.global_batch", whole, "times batch size and number of GPUs"),
         "per_device_eval_batch_size": none("chosen by evaluate.batch: auto"),
         "learning_rate": same("train.learning_rate", number),
         "num_train_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
