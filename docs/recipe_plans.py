@@ -70,7 +70,7 @@ def runs(name: str) -> dict[str, RunSettings]:
 
 
 def rows(assumed: Assumed, settings: RunSettings, longest: int) -> RowStatistics:
-    """Return the data set that is assumed: packed rows that are full, or single rows, half of their tokens supervised."""
+    """Return the data set that is assumed: full packed rows, or single rows, half of their tokens supervised."""
     packing = settings.pack.packing
     length = longest if packing else assumed.row
     return RowStatistics(
@@ -141,7 +141,7 @@ def _row(name: str, run: str, planned: Candidate | str) -> str:
 def main() -> int:
     """Write the tables, or compare them."""
     os.chdir(ROOT)
-    codes = []
+    codes: list[int] = []
     for name in ASSUMED:
         document = RECIPES / name / "README.md"
         codes.append(write_or_check(document, written(name, document.read_text(encoding="utf-8"), plans(name))))

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,9 +95,7 @@ def test_its_plan_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "chosen"), [(name, run) for name, runs in PLANNED.items() for run in runs])
-def test_it_trains_a_tiny_stand_in(
-    name: str, chosen: str, bench: Bench, bench_of: Callable[[str], Bench]
-) -> None:
+def test_it_trains_a_tiny_stand_in(name: str, chosen: str, bench: Bench, bench_of: Callable[[str], Bench]) -> None:
     family, strategy = FAMILY.get(name), PLANNED[name][chosen][0]
     recipe: dict[str, Any] = yaml.safe_load((RECIPES / name / "config.yaml").read_text(encoding="utf-8"))["train"]
     own = {key: recipe[key] for key in METHOD if key in recipe} | LIKE_IT.get((name, chosen), {})

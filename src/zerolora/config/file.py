@@ -84,7 +84,7 @@ SECTIONS = (
 
 
 def read_values(path: Path, expected: str = SECTIONS) -> dict[str, Any]:
-    """Return the values that the file says, unchecked. Raises UserError if it is not YAML, or not what is `expected`."""
+    """Return the values that the file says, unchecked. Raises UserError if it is not YAML, or no mapping."""
     return _parse(path, expected)[0]
 
 

@@ -1,6 +1,6 @@
 """`zerolora import`: reads another tool's config, translates it key by key, and writes a valid config of ours.
 
-    zerolora import FILE [--from FORMAT] [--output config/config.yaml]
+zerolora import FILE [--from FORMAT] [--output config/config.yaml]
 """
 
 import re
@@ -142,7 +142,7 @@ def _sections(source: Format) -> set[str]:
 
 def _taken_out(draft: Draft) -> list[Line]:
     """Take out values that the config's own check refuses, and return a line for each."""
-    lines = []
+    lines: list[Line] = []
     for _ in range(TRIES):
         mistakes = list(_mistakes(draft.config))
         if not mistakes:

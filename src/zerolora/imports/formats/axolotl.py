@@ -9,7 +9,21 @@ from typing import Any
 
 from zerolora.errors import shown
 from zerolora.imports.formats import common
-from zerolora.imports.formats.base import Draft, Format, NoEqual, Rule, fact, flag, named, none, number, same, text, texts, whole
+from zerolora.imports.formats.base import (
+    Draft,
+    Format,
+    NoEqual,
+    Rule,
+    fact,
+    flag,
+    named,
+    none,
+    number,
+    same,
+    text,
+    texts,
+    whole,
+)
 
 TEMPLATES = {
     "tokenizer_default": "chat",
@@ -200,7 +214,9 @@ def _data(model: str, draft: Draft) -> list[str]:
         rows["path"] = "data/imported"
         draft.key = "datasets"
         draft.set("prepare.rows.sources", {name: {} for name in names})
-        return [f"prepare.rows: bring the rows to data/imported/, each data set in the file or folder {', '.join(names)}"]
+        return [
+            f"prepare.rows: bring the rows to data/imported/, each data set in the file or folder {', '.join(names)}"
+        ]
     path = sets[0]["path"] if sets else "rows.json"
     local = path.startswith((".", "/")) or Path(path).suffix in (".json", ".jsonl", ".parquet", ".csv")
     rows["path"] = path if local and sets else f"data/{Path(path).name or 'rows.json'}"
@@ -234,7 +250,9 @@ FORMAT = Format(
         "is_falcon_derived_model": none("read from the model's config.json"),
         "is_mistral_derived_model": none("read from the model's config.json"),
         "trust_remote_code": none("code of a model's repository is never run"),
-        "load_in_8bit": fact("eight", "train.method, train.quantization.type", flag, "with an adapter: qlora with int8"),
+        "load_in_8bit": fact(
+            "eight", "train.method, train.quantization.type", flag, "with an adapter: qlora with int8"
+        ),
         "load_in_4bit": fact("four", "train.method, train.quantization.type", flag, "with an adapter: qlora with nf4"),
         "strict": none("unknown keys are always an error here"),
         "adapter": Rule("train.method", _adapter, "no adapter → full"),
@@ -273,7 +291,9 @@ FORMAT = Format(
         ),
         "val_set_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here"),
         "chat_template": named("prepare.rows.template", TEMPLATES),
-        "chat_template_jinja": none("put the template into config/templates/ and name the file in prepare.rows.template"),
+        "chat_template_jinja": none(
+            "put the template into config/templates/ and name the file in prepare.rows.template"
+        ),
         "eot_tokens": Rule("prepare.rows.stop_tokens", _stop),
         "special_tokens.pad_token": same("prepare.rows.pad_token", text),
         "special_tokens.eos_token": Rule("prepare.rows.stop_tokens", _eos),
@@ -288,7 +308,9 @@ FORMAT = Format(
         "group_by_length": none("rows of similar length share a batch, unless packing is on"),
         "output_dir": none("results are in results/<run>/"),
         "hub_model_id": none("`zerolora push` publishes a finished run"),
-        "gradient_accumulation_steps": fact("accumulation", "train.global_batch", whole, "times micro_batch_size and the number of GPUs"),
+        "gradient_accumulation_steps": fact(
+            "accumulation", "train.global_batch", whole, "times micro_batch_size and the number of GPUs"
+        ),
         "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
         "eval_batch_size": none("chosen by evaluate.batch: auto"),
         "num_epochs": Rule("train.epochs", common.epochs, "a whole number here"),

@@ -106,7 +106,9 @@ FORMAT = Format(
         **_zero(),
         "train_batch_size": none("train.global_batch; it follows from micro-batch and accumulation"),
         "train_micro_batch_size_per_gpu": _unless_auto(fact("micro_batch", "train.micro_batch", whole)),
-        "gradient_accumulation_steps": _unless_auto(fact("accumulation", "train.global_batch", whole, "times micro-batch and the number of GPUs")),
+        "gradient_accumulation_steps": _unless_auto(
+            fact("accumulation", "train.global_batch", whole, "times micro-batch and the number of GPUs")
+        ),
         "gradient_clipping": _unless_auto(same("train.gradient_clipping", number)),
         "bf16.enabled": _precision("bf16"),
         "fp16.enabled": _precision("fp16"),

@@ -8,7 +8,21 @@ from typing import Any
 
 from zerolora.errors import shown
 from zerolora.imports.formats import common
-from zerolora.imports.formats.base import Draft, Format, NoEqual, Rule, fact, flag, named, none, number, same, text, texts, whole
+from zerolora.imports.formats.base import (
+    Draft,
+    Format,
+    NoEqual,
+    Rule,
+    fact,
+    flag,
+    named,
+    none,
+    number,
+    same,
+    text,
+    texts,
+    whole,
+)
 
 TEMPLATES = {
     "alpaca": "alpaca",
@@ -169,7 +183,9 @@ def _data(model: str, draft: Draft) -> list[str]:
         draft.set("prepare.rows.sources", {name: ({"rows": most} if most else {}) for name in files})
     places = ", ".join(f"{folder}/{name}" for name in files)
     lines = [f"prepare.rows: bring the rows to {places}; dataset_info.json is not read"]
-    return [*lines, "prepare.rows.sources: a source with fewer rows than max_samples repeats them here"] if most else lines
+    return (
+        [*lines, "prepare.rows.sources: a source with fewer rows than max_samples repeats them here"] if most else lines
+    )
 
 
 FORMAT = Format(
@@ -225,7 +241,9 @@ FORMAT = Format(
         "template": Rule("prepare.rows.template", _template),
         "default_system": same("prepare.rows.system", text),
         "cutoff_len": same("prepare.rows.max_length", whole),
-        "max_samples": fact("samples", "prepare.rows.sources.NAME.rows", whole, "for each source; a smaller one repeats rows here"),
+        "max_samples": fact(
+            "samples", "prepare.rows.sources.NAME.rows", whole, "for each source; a smaller one repeats rows here"
+        ),
         "train_on_prompt": Rule("prepare.rows.loss", _prompt, "true → everything"),
         "mask_history": Rule("prepare.rows.loss", _history, "true → last"),
         "packing": same("pack.packing", flag),
@@ -248,7 +266,9 @@ FORMAT = Format(
         "report_to": Rule("train.tracker", _report),
         "run_name": none("runs are named in the section runs"),
         "per_device_train_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
-        "gradient_accumulation_steps": fact("accumulation", "train.global_batch", whole, "times batch size and number of GPUs"),
+        "gradient_accumulation_steps": fact(
+            "accumulation", "train.global_batch", whole, "times batch size and number of GPUs"
+        ),
         "per_device_eval_batch_size": none("chosen by evaluate.batch: auto"),
         "learning_rate": same("train.learning_rate", number),
         "num_train_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
