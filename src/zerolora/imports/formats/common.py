@@ -32,6 +32,7 @@ OPTIMIZERS = {
 SCHEDULE_NAMES = {name: name for name in SCHEDULES}
 ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
 COMMIT = re.compile(r"[0-9a-f]{40}")
+LARGEST = 2**31  # of a whole number in the config
 ROWS = 200
 """Validation rows for a share of unknown size, and test rows, which no other tool has."""
 
@@ -141,14 +142,18 @@ def scaffold(draft: Draft) -> list[str]:
     train = config.setdefault("train", {})
     train["ranks_per_node"] = degree
     micro, accumulation = facts.get("micro_batch"), facts.get("accumulation", 1)
-    if micro:
-        train["micro_batch"] = micro
-    train["global_batch"] = (micro or 1) * accumulation
+    if (micro or 1) * accumulation < LARGEST:
+        train["global_batch"] = (micro or 1) * accumulation
+        if micro:
+            train["micro_batch"] = micro
+    else:
+        lines.append(f"train.global_batch: left out, since {micro or 1} x {accumulation} is more than there can be")
     if "warmup_steps" in train and "warmup_ratio" in train:
         del train["warmup_ratio"]
         lines.append("train.warmup_ratio: left out, since warmup_steps wins there")
-    if "beta1" in facts or "beta2" in facts:
-        train["betas"] = [facts.get("beta1", 0.9), facts.get("beta2", 0.999)]
+    if betas := [key for key in ("beta1", "beta2") if key in facts]:
+        draft.key = f"adam_{betas[0]}"
+        draft.set("train.betas", [facts.get("beta1", 0.9), facts.get("beta2", 0.999)])
     data = config["prepare"]["rows"]
     data["split"] = {"validation": facts.get("validation", ROWS), "test": ROWS}
     lines.append(f"prepare.rows.split: {data['split']['validation']} validation and {ROWS} test rows; correct them")
