@@ -132,6 +132,8 @@ def test_estimate_and_render_never_load_torch(tmp_path: Path, tiny_model: Path) 
         ["estimate", "--settings", json.dumps(run["estimate"]), *estimate],
         ["render", "--settings", json.dumps(run["render"]), *render],
         ["resolve", "--config", "config.yaml", "--output", "c.json"],
+        ["init"],
+        ["import", str(ROOT / "config/deepspeed/reference-stage2.json"), "--output", "imported.yaml"],
         ["--help"],
     ]
     script = "\n".join(
