@@ -1,6 +1,6 @@
 """Collect what the recipe of public benchmarks measured: base and tuned on the same rows.
 
-    cp config/recipes/smollm2-135m-benchmarks.yaml config/config.yaml
+    .venv/bin/zerolora init --recipe smollm2-135m-benchmarks --force
     .venv/bin/snakemake --profile profiles/local all
     .venv/bin/python benchmarks/evaluate/public_benchmarks.py [--project DIRECTORY]
 

@@ -108,6 +108,45 @@ def resolve(
 
 
 @app.command()
+def init(
+    recipe: Annotated[str | None, typer.Option(help="Name of a recipe; left out, all are listed.")] = None,
+    output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
+) -> None:
+    """Write a project's config from a recipe of config/recipes/, or list the recipes."""
+    from zerolora.config import recipes
+
+    folder = recipes.find(Path.cwd())
+    if recipe is None:
+        typer.echo(recipes.listed(folder))
+        return
+    recipes.write_recipe(recipe, folder, output, force)
+    result(f"{output} is the recipe {recipe}; its README is {folder / recipe / 'README.md'}")
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="Config of axolotl or LLaMA-Factory, or a DeepSpeed JSON.")],
+    source: Annotated[
+        str | None, typer.Option("--from", help="axolotl, llamafactory or deepspeed; left out, its keys tell.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
+) -> None:
+    """Translate another tool's config key by key, with a line for each key that has no equal."""
+    from zerolora.imports.translate import import_config
+
+    translated = import_config(file, source, output, force)
+    for line in translated.told:
+        typer.echo(str(line))
+    kinds = [line.kind for line in translated.lines]
+    result(
+        f"{output}: {kinds.count('translated')} keys translated, {kinds.count('differs')} mean something else, "
+        f"{kinds.count('no equal')} have no equal"
+    )
+
+
+@app.command()
 def schema(output: Output) -> None:
     """Write the JSON Schema of the config, for editors."""
     from zerolora.config.schema import Config

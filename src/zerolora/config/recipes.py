@@ -1,0 +1,60 @@
+"""Recipes: configs in config/recipes/ of the project, each with a README, of which `zerolora init` copies one."""
+
+import os
+import re
+from pathlib import Path
+
+from zerolora.errors import UserError, shown
+from zerolora.files import write_text
+
+FOLDER = Path("config/recipes")
+SCHEMA = re.compile(r"^# yaml-language-server: \$schema=.*\n", re.M)
+SCHEMA_FILE = Path("workflow/schemas/config.schema.json")
+
+
+def find(start: Path) -> Path:
+    """Return config/recipes of the project that `start` is in, or of the project that zerolora is installed from.
+
+    Raises UserError if neither has one.
+    """
+    installed_from = Path(__file__).resolve().parents[3]
+    for project in (start, *start.parents, installed_from):
+        if next((project / FOLDER).glob("*/config.yaml"), None):
+            return project / FOLDER
+    raise UserError(f"{start}: no {FOLDER}/ here or above; run `zerolora init` inside a copy of the project")
+
+
+def summaries(folder: Path) -> dict[str, str]:
+    """Return the first sentence of each recipe's README, by the recipe's name."""
+    return {path.parent.name: _summary(path.parent / "README.md") for path in sorted(folder.glob("*/config.yaml"))}
+
+
+def listed(folder: Path) -> str:
+    """Return the recipes, one a line."""
+    found = summaries(folder)
+    width = max(map(len, found))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in found.items())
+
+
+def write_recipe(name: str, folder: Path, output: Path, force: bool) -> None:
+    """Write the config of a recipe to `output`.
+
+    Raises UserError if there is no such recipe, or if `output` exists and `force` is not set.
+    """
+    known = summaries(folder)
+    if name not in known:
+        raise UserError(f"--recipe: {shown(name)} is no recipe; write one of\n{listed(folder)}")
+    if output.exists() and not force:
+        raise UserError(f"{output}: exists; write --force to replace it, or another --output")
+    source = folder / name / "config.yaml"
+    project = folder.parents[1].resolve()
+    schema = os.path.relpath(project / SCHEMA_FILE, output.resolve().parent)
+    text = source.read_text(encoding="utf-8")
+    write_text(output, SCHEMA.sub(f"# yaml-language-server: $schema={schema}\n", text))
+
+
+def _summary(readme: Path) -> str:
+    """Return the first sentence after the heading."""
+    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    paragraph = " ".join(text.partition("\n\n")[2].split("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s|:\s", paragraph)[0].rstrip(".")

@@ -1,0 +1,1 @@
+"""`zerolora import`: configs of other tools, translated key by key."""

@@ -1,0 +1,18 @@
+"""The formats that `zerolora import` reads, one file each.
+
+To add a format, write a file here that defines `FORMAT` (base.py). `--from` and docs/import.md find it by its file.
+"""
+
+import importlib
+import pkgutil
+
+from zerolora.imports.formats.base import Format
+
+
+def _registered() -> dict[str, Format]:
+    modules = (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
+    return {module.FORMAT.name: module.FORMAT for module in modules if hasattr(module, "FORMAT")}
+
+
+FORMATS = _registered()
+"""All formats by name."""

@@ -1,0 +1,145 @@
+"""deepspeed: a DeepSpeed JSON by itself, whose stage and offload name a strategy.
+
+Keys as in deepspeed/runtime/config.py and deepspeed/runtime/zero/config.py (0.19).
+"""
+
+from typing import Any
+
+from zerolora.errors import shown
+from zerolora.imports.formats import common
+from zerolora.imports.formats.base import Draft, Format, NoEqual, Rule, fact, flag, none, number, same, text, whole
+from zerolora.planner.user_config import FLAGS, OFFLOADS, RENAMED, SIZES, aliases
+
+OWN = "computed here, with its reason in render.json; keep yours with render.strategy: config/deepspeed/NAME.json"
+PART_OF = ("stage", "zero_hpz_partition_size", "zero_quantized_weights")
+SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+OPTIMIZERS = {"Adam": "adamw", "AdamW": "adamw", "Lion": "lion"}
+LOSS_SCALE = "the loss scale of fp16 is DeepSpeed's default"
+
+
+def _part(path: str) -> Rule:
+    """Return the rule of a key that decides on the strategy; "auto" decides nothing."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        section = draft.facts.setdefault("zero", {})
+        *parents, last = path.split(".")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+        return None
+
+    return Rule("render.strategy", translate)
+
+
+def _unless_auto(rule: Rule) -> Rule:
+    """Return a rule that "auto" does not reach: it stands for the value of the training's own config."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        return None if value == "auto" else rule.translate(value, draft)
+
+    return Rule(rule.new, translate, rule.remark)
+
+
+def _precision(name: str) -> Rule:
+    def translate(value: Any, draft: Draft) -> str | None:
+        if value != "auto" and flag(value):
+            draft.set("train.precision", name)
+        return None
+
+    return Rule("train.precision", translate)
+
+
+def _kind(path: str, names: dict[str, str], remark: str = "") -> Rule:
+    def translate(value: Any, draft: Draft) -> str | None:
+        if not isinstance(value, str) or value not in names:
+            raise NoEqual(f"{shown(value)} has no equal; {path} keeps its default")
+        draft.set(path, names[value])
+        return remark or None
+
+    return Rule(path, translate, ", ".join(f"{old} → {new}" for old, new in names.items()))
+
+
+def _betas(value: Any, draft: Draft) -> str | None:
+    if value != "auto":
+        if not isinstance(value, list) or len(value) != 2:
+            raise NoEqual(f"{shown(value)} is no pair of numbers")
+        draft.set("train.betas", [number(each) for each in value])
+    return None
+
+
+def _finish(draft: Draft) -> list[str]:
+    lines = ["fetch, prepare: the file names neither model nor rows; correct models/model and data/rows.json"]
+    draft.key = "zero_optimization"
+    try:
+        draft.set("render.strategy", common.strategy_of({"zero_optimization": draft.facts.get("zero", {})}))
+    except NoEqual as error:
+        draft.set("render.strategy", "auto")
+        lines.append(f"render.strategy: auto, since {error}")
+    draft.key = ""
+    draft.set("fetch.directory.model", {"path": "models/model", "license": "unknown"})
+    rows = {"model": "model", "path": "data/rows.json", "too_long": "drop", "check": "exact"}
+    draft.config["prepare"] = {"rows": rows}
+    return lines + common.scaffold(draft)
+
+
+def _zero() -> dict[str, Rule]:
+    """Return the rules of zero_optimization: what names the strategy, and sizes that are computed here."""
+    rules: dict[str, Rule] = {}
+    for key in (*FLAGS, *SIZES):
+        for name in aliases(key):
+            rules[name] = none(OWN)
+    rules |= {key: _part(key) for key in PART_OF}
+    rules |= {old: none(f"deprecated; DeepSpeed calls it {new}") for old, new in RENAMED.items()}
+    for section, keys in OFFLOADS.items():
+        rules |= {f"{section}.{key}": none(OWN) for key in sorted(keys)}
+        rules[f"{section}.device"] = _part(f"{section}.device")
+        rules[f"{section}.nvme_path"] = same("hardware.nvme", text)
+    return {f"zero_optimization.{key}": rule for key, rule in rules.items()}
+
+
+FORMAT = Format(
+    name="deepspeed",
+    title="DeepSpeed 0.19.8",
+    defaults={},
+    finish=_finish,
+    rules={
+        **_zero(),
+        "train_batch_size": none("train.global_batch; it follows from micro-batch and accumulation"),
+        "train_micro_batch_size_per_gpu": _unless_auto(fact("micro_batch", "train.micro_batch", whole)),
+        "gradient_accumulation_steps": _unless_auto(
+            fact("accumulation", "train.global_batch", whole, "times micro-batch and the number of GPUs")
+        ),
+        "gradient_clipping": _unless_auto(same("train.gradient_clipping", number)),
+        "bf16.enabled": _precision("bf16"),
+        "fp16.enabled": _precision("fp16"),
+        "fp16": none(LOSS_SCALE),
+        "bf16": none("weights and gradients have DeepSpeed's default types"),
+        "optimizer.type": _kind("train.optimizer", OPTIMIZERS),
+        "optimizer.params.lr": _unless_auto(same("train.learning_rate", number)),
+        "optimizer.params.betas": Rule("train.betas", _betas),
+        "optimizer.params.eps": _unless_auto(same("train.epsilon", number)),
+        "optimizer.params.weight_decay": _unless_auto(same("train.weight_decay", number)),
+        "optimizer.params": none("train.optimizer has no such option"),
+        "scheduler.type": _kind("train.schedule", SCHEDULES),
+        "scheduler.params.warmup_num_steps": _unless_auto(same("train.warmup_steps")),
+        "scheduler.params.total_num_steps": _unless_auto(common.steps("train.max_steps", "")),
+        "scheduler.params.warmup_max_lr": _unless_auto(same("train.learning_rate", number)),
+        "scheduler.params.warmup_min_lr": none("warm-up begins at 0"),
+        "scheduler.params": none("train.schedule_options has those of transformers' schedules"),
+        "aio": none("render writes the options of NVMe (docs/rendering.md)"),
+        "activation_checkpointing": none("write train.activation_checkpointing"),
+        "zero_allow_untested_optimizer": none("set where an optimizer needs it"),
+        "zero_force_ds_cpu_optimizer": none("set where an optimizer needs it"),
+        "communication_data_type": none("DeepSpeed's default"),
+        "steps_per_print": none("each step is written (docs/telemetry.md)"),
+        "wall_clock_breakdown": none("telemetry.csv has the parts of each step"),
+        "dump_state": none("results/logs/ has all output"),
+        "flops_profiler": none("telemetry.csv has TFLOP/s"),
+        "comms_logger": none("telemetry.csv has the bytes of each step"),
+        "comms_config": none("telemetry.csv has the bytes of each step"),
+        "monitor_config": none("train.tracker names a tracker (docs/telemetry.md)"),
+        "tensorboard": none("train.tracker names a tracker (docs/telemetry.md)"),
+        "wandb": none("train.tracker names a tracker (docs/telemetry.md)"),
+        "csv_monitor": none("telemetry.csv is always written"),
+    },
+)

@@ -1,0 +1,51 @@
+"""`zerolora init`: recipes listed, written, and mistakes of users."""
+
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, served
+
+from zerolora.config.recipes import SCHEMA_FILE, find, write_recipe
+from zerolora.errors import UserError
+
+RECIPES = ROOT / "config/recipes"
+NAME = "llama-3-8b-lora-8x80gb"
+
+
+def test_without_a_name_the_recipes_are_listed(tmp_path: Path) -> None:
+    """In any directory: those of the project that zerolora is installed from."""
+    result = served("zerolora", "init", directory=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert [name for name, _ in lines] == sorted(path.parent.name for path in RECIPES.glob("*/config.yaml"))
+    assert dict(lines)[NAME].strip() == "LoRA of Llama-3-8B-Instruct on one machine with eight GPUs of 80 GB"
+
+
+def test_a_recipe_is_written_once(tmp_path: Path) -> None:
+    output = tmp_path / "config/config.yaml"
+    result = served("zerolora", "init", "--recipe", NAME, directory=tmp_path)
+    assert result.returncode == 0, result.stderr
+    recipe, written = (path.read_text(encoding="utf-8") for path in (RECIPES / NAME / "config.yaml", output))
+    assert written.splitlines()[1:] == recipe.splitlines()[1:]
+    schema = written.splitlines()[0].partition("$schema=")[2]
+    assert (output.parent / schema).resolve() == ROOT / SCHEMA_FILE
+    output.write_text("mine: 1\n", encoding="utf-8")
+    again = served("zerolora", "init", "--recipe", NAME, directory=tmp_path)
+    assert again.returncode == 2 and "config/config.yaml: exists; write --force to replace it" in again.stderr
+    assert output.read_text(encoding="utf-8") == "mine: 1\n"
+    assert served("zerolora", "init", "--recipe", NAME, "--force", directory=tmp_path).returncode == 0
+    assert output.read_text(encoding="utf-8") == written
+
+
+def test_a_name_that_is_no_recipe_is_told_with_all_that_are(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'../models' is no recipe; write one of\n") as error:
+        write_recipe("../models", RECIPES, tmp_path / "config.yaml", force=False)
+    assert NAME in str(error.value) and not (tmp_path / "config.yaml").exists()
+
+
+def test_the_recipes_of_the_project_around_come_first(tmp_path: Path) -> None:
+    mine = tmp_path / "config/recipes/mine"
+    mine.mkdir(parents=True)
+    (mine / "config.yaml").write_text("runs: {}\n", encoding="utf-8")
+    (tmp_path / "deep/er").mkdir(parents=True)
+    assert find(tmp_path / "deep/er") == tmp_path / "config/recipes"
