@@ -1,10 +1,11 @@
 """Draws the flowcharts of the pages as inline SVG, so that the site needs no script to show them.
 
-The part of Mermaid that the pages use: `flowchart LR` or `TD`, nodes with or without a quoted label, chains of `-->`, and
-subgraphs, whose nodes are listed in a chain of `~~~`. GitHub draws the same text with Mermaid.
+The part of Mermaid that the pages use: `flowchart LR` or `TD`, nodes with or without a quoted label, chains of `-->`,
+and subgraphs, whose nodes are listed in a chain of `~~~`. GitHub draws the same text with Mermaid.
 """
 
 import html
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -85,7 +86,7 @@ def _read(text: str) -> tuple[dict[str, Box], list[tuple[str, str]]]:
         else:
             names = [node(part) for part in re.split(r"-->|~~~", line)]
             if "-->" in line:
-                edges += zip(names, names[1:], strict=False)
+                edges += itertools.pairwise(names)
     return boxes, edges
 
 

@@ -72,10 +72,8 @@ def _kind(value: dict[str, Any]) -> str:
     if "$ref" in value:
         name = value["$ref"].rsplit("/", 1)[1]
         return f"[{name}](#{name.lower()})"
-    if "enum" in value:
-        return ", ".join(f"`{each}`" for each in value["enum"])
-    if "const" in value:
-        return f"`{value['const']}`"
+    if "enum" in value or "const" in value:
+        return ", ".join(f"`{each}`" for each in value.get("enum", [value.get("const")]))
     if "anyOf" in value:
         return " or ".join(dict.fromkeys(_kind(each) for each in value["anyOf"]))
     if value.get("type") == "array":
@@ -97,8 +95,8 @@ def commands() -> str:
     lines = [
         "# Commands",
         "",
-        "Made from the help of `zerolora` (`zerolora COMMAND --help`). The pipeline calls one for each stage; by hand one "
-        "needs few of them: `memory`, `probe`, `show`, `merge`, `export`, `push`.",
+        "Made from the help of `zerolora` (`zerolora COMMAND --help`). The pipeline calls one for each stage; by hand "
+        "one needs few of them: `memory`, `probe`, `show`, `merge`, `export`, `push`.",
     ]
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
@@ -112,7 +110,7 @@ def commands() -> str:
 
 
 def _shown(default: Any) -> str:
-    if default is None or default == () or default == []:
+    if default in (None, (), []):
         return "none"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 

@@ -53,7 +53,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links into the site, draw diagrams, and give marks of generated lists the blank line that Markdown needs."""
+    """Point links into the site, draw diagrams, and put the blank lines around marks that Markdown needs."""
     here = page.file.src_uri
 
     def link(match: re.Match[str]) -> str:
