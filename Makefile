@@ -53,7 +53,7 @@ architecture: $(INSTALLED)  ## write what the docs take from the source: modules
 	$(BIN)/python docs/predictions.py
 
 docs: $(INSTALLED)  ## build the site, site/index.html; no page loads anything from another host
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: $(INSTALLED)  ## write envs/requirements.lock after a change of envs/requirements.in
 	$(BIN)/python -m pip install --quiet pip-tools

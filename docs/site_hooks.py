@@ -33,6 +33,7 @@ GENERATED = {
 
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+REMOTE = re.compile(r"https://(unpkg\.com|api\.github\.com|gitlab\.com)/")
 MARK = re.compile(r"^(<!--.*-->)$", re.MULTILINE)
 
 
@@ -62,6 +63,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     markdown = MERMAID.sub(lambda match: drawn(match[1]), markdown)
     return MARK.sub(r"\n\1\n", LINK.sub(link, markdown))
+
+
+def on_post_build(config: Any) -> None:
+    """Take from the theme's script the addresses from which it would load what these pages do not use: Mermaid, a
+    stand-in for browsers of before 2020, and figures of a repository."""
+    for script in Path(config["site_dir"], "assets/javascripts").rglob("*.js"):
+        text = script.read_text(encoding="utf-8")
+        script.write_text(REMOTE.sub("about:blank#", text), encoding="utf-8")
 
 
 def repository_path(page: str, link: str) -> str:
