@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ELSEWHERE = {
     r"zerolora memory": "tests/unit/test_docs.py runs it",
+    r"make docs": "tests/unit/test_site.py builds the site",
     r"python benchmarks/gpu.py .*--list": "tests/unit/test_gpu_benchmark.py runs it",
 }
 NOT_RUN = {
