@@ -9,7 +9,7 @@ PROFILE ?= profiles/local
 # A thread each, as more threads than cores are slower. What pytest compiles of the tests is kept for the next run.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10
 
-.PHONY: help run test test-no-slurm test-fast lint format schema architecture lock checkout report clean
+.PHONY: help run test test-no-slurm test-fast lint format schema architecture docs lock checkout report clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -38,6 +38,7 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/python tests/check_terms.py
 	$(BIN)/python docs/module_table.py --check
 	$(BIN)/python docs/method_table.py --check
+	$(BIN)/python docs/predictions.py --check
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix
@@ -47,9 +48,13 @@ format: $(INSTALLED)  ## write the style that lint asks for
 schema: $(INSTALLED)  ## write the config's JSON Schema after a change of config/schema.py
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
 
-architecture: $(INSTALLED)  ## write what the docs list of the source: modules, strategies of each method
+architecture: $(INSTALLED)  ## write what the docs take from the source: modules, strategies of each method, predictions
 	$(BIN)/python docs/module_table.py
 	$(BIN)/python docs/method_table.py
+	$(BIN)/python docs/predictions.py
+
+docs: $(INSTALLED)  ## build the site, site/index.html; no page loads anything from another host
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: $(INSTALLED)  ## write envs/requirements.lock after a change of envs/requirements.in
 	$(BIN)/python -m pip install --quiet pip-tools

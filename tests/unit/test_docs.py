@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, served
+from documented import COMMANDS, PAGES
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
 from benchmarks import strategies as measured_strategies
@@ -60,6 +61,12 @@ def test_the_figures_of_make_run_are_those_measured() -> None:
     ]
     assert [figure for figure in figures if figure not in README] == []
     assert measured["files_that_differ_between_two_clones"] == []
+    tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    answered = round(measured["accuracy_after"] * 200)
+    told = [f"({measured[name]} s)" for name in ("install_seconds", "run_seconds")]
+    told += [f"answers {answered} of 200 held-out", measured["machine"]["date"]]
+    told.append(f"accuracy {measured['accuracy_before']:.3f} before, {measured['accuracy_after']:.3f} after")
+    assert [figure for figure in told if figure not in " ".join(tutorial.split())] == []
     compared = measured["metrics_diff"].strip().splitlines()
     assert max(map(len, compared)) <= 110
     assert "\n".join(f"    {line}".rstrip() for line in compared) in README
@@ -139,12 +146,13 @@ def test_the_errors_of_the_estimate_are_those_found() -> None:
     assert len({row["model"] for row in found["rows"]}) >= 5
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/memory.md", "docs/newcomer.md"])
+ESTIMATES = [command for command in COMMANDS if command.words[:2] == ["zerolora", "memory"]]
+
+
+@pytest.mark.parametrize("document", sorted({command.page for command in ESTIMATES}))
 def test_the_estimates_of_the_documents_can_be_had(document: str, tmp_path: Path) -> None:
     """Each command as it is shown, with a file or a name for what stands in capital letters."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    commands = re.findall(r"^ {4}(?:\.venv/bin/)?zerolora (memory --.*)$", text, re.M)
-    assert commands
+    commands = [" ".join(command.words[1:]) for command in ESTIMATES if command.page == document]
     config = (ROOT / "config/recipes/models/llama-3-8b.json").read_bytes()
     (tmp_path / "config.json").write_bytes(config)
     own = tmp_path / "own.json"
@@ -154,7 +162,7 @@ def test_the_estimates_of_the_documents_can_be_had(document: str, tmp_path: Path
         filled = command.replace("DIRECTORY", str(tmp_path)).replace("FILE", str(own))
         filled = filled.replace("NAME@REVISION", f"{REPOSITORY}@{REVISION}")
         result = from_hub(filled, config, tmp_path) if hub else served("zerolora", *filled.split())
-        assert result.returncode == 0, result.stderr
+        assert result.returncode == 0, f"{command}: {result.stderr or result.stdout}"
         if "--json" in command:
             found = [json.loads(line)["strategy"] for line in result.stdout.splitlines()]
         else:
@@ -225,20 +233,22 @@ def test_the_process_memory_of_the_estimate_is_what_was_measured() -> None:
 
 def test_every_make_target_that_is_named_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for text in (README, (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")):
-        for target in re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.MULTILINE):
+    for page in PAGES:
+        for target in re.findall(r"(?:^ {4,}|`)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
 def test_every_path_that_is_named_exists() -> None:
-    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]
-    for document in documents:
+    for document in PAGES:
+        if document.name == "peers.md":  # whose paths are those of other projects
+            continue
         # A path before a code block is that of an example's new file.
         text = re.sub(r"`(?:src|workflow)/[\w./]+`:\n\n```python", "", document.read_text(encoding="utf-8"))
         for path in re.findall(
             r"[`(]((?:config|profiles|docs|benchmarks|src|tests|workflow|envs)/[\w./-]+\w)[`)]", text
         ):
-            assert (ROOT / path).exists() or "mine.json" in path, f"{document.name}: {path}"
+            absent = "mine.json" in path or path == "profiles/default"  # which is to be made, and which is not
+            assert (ROOT / path).exists() or absent, f"{document.name}: {path}"
 
 
 def test_every_key_of_the_config_is_explained() -> None:

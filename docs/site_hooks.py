@@ -1,0 +1,86 @@
+"""What `make docs` adds to docs/: pages of other folders, pages generated from the code, and the files that links name.
+
+mkdocs calls the functions named on_… (mkdocs.yml, hooks).
+"""
+
+import re
+from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
+from typing import Any
+
+import reference_pages
+from diagrams import drawn
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "config/README.md": "config.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+"""Pages of the repository outside docs/, and their paths in the site."""
+
+GENERATED = {
+    "reference/settings.md": reference_pages.settings,
+    "reference/commands.md": reference_pages.commands,
+    "reference/registries.md": reference_pages.registries,
+    "reference/interfaces.md": reference_pages.interfaces,
+    "measurements.md": reference_pages.measurements,
+}
+"""Pages made from the code and from the results, and the functions that return their Markdown."""
+
+LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+REMOTE = re.compile(r"https://(unpkg\.com|api\.github\.com|gitlab\.com)/")
+MARK = re.compile(r"^(<!--.*-->)$", re.MULTILINE)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages of other folders and the generated ones, and every file of the repository that a page links to."""
+    for source, page in ELSEWHERE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    for page, make in GENERATED.items():
+        files.append(File.generated(config, page, content=make()))
+    for file in list(files.documentation_pages()):
+        for match in LINK.finditer(file.content_string):
+            target = repository_path(file.src_uri, match[2])
+            if site_path(target).startswith("files/") and (ROOT / target).is_file():
+                added = File.generated(config, site_path(target), content=(ROOT / target).read_bytes())
+                if added.src_uri not in files.src_uris:
+                    files.append(added)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Point links into the site, draw diagrams, and put the blank lines around marks that Markdown needs."""
+    here = page.file.src_uri
+
+    def link(match: re.Match[str]) -> str:
+        target = site_path(repository_path(here, match[2]))
+        return f"{match[1]}{relpath(target, dirname(here) or '.')}{match[3] or ''}{match[4]}"
+
+    markdown = MERMAID.sub(lambda match: drawn(match[1]), markdown)
+    return MARK.sub(r"\n\1\n", LINK.sub(link, markdown))
+
+
+def on_post_build(config: Any) -> None:
+    """Take from the theme's script the addresses from which it would load what these pages do not use: Mermaid, a
+    stand-in for browsers of before 2020, and figures of a repository."""
+    for script in Path(config["site_dir"], "assets/javascripts").rglob("*.js"):
+        text = script.read_text(encoding="utf-8")
+        script.write_text(REMOTE.sub("about:blank#", text), encoding="utf-8")
+
+
+def repository_path(page: str, link: str) -> str:
+    """Return the path in the repository that a page's link names."""
+    source = next((path for path, where in ELSEWHERE.items() if where == page), f"docs/{page}")
+    return normpath(join(dirname(source), link))
+
+
+def site_path(path: str) -> str:
+    """Return where a file of the repository is in the site, as a path below docs/."""
+    if path in ELSEWHERE:
+        return ELSEWHERE[path]
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"

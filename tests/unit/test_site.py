@@ -1,0 +1,212 @@
+"""The site: it builds strictly, asks nothing of another host, has every page, and says what the code says."""
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from conftest import ROOT
+
+sys.path.append(str(ROOT / "docs"))
+import diagrams  # type: ignore[import-not-found]
+import predictions  # type: ignore[import-not-found]
+import reference_pages  # type: ignore[import-not-found]
+import site_hooks  # type: ignore[import-not-found]
+
+DOCS = ROOT / "docs"
+PEERS = (DOCS / "peers.md").read_text(encoding="utf-8")
+LOADED = {
+    "link": "href",
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "object": "data",
+    "use": "href",
+}
+"""Elements whose address a browser loads by itself. `a` is not one."""
+
+
+class Page(HTMLParser):
+    """The addresses that a page loads, the links that it has, and the ids to which one can link."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.links: list[str] = []
+        self.classes: set[str] = set()
+        self.ids: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        if tag in LOADED and values.get("rel") not in ("canonical", "next", "prev"):
+            self.loaded.append(values.get(LOADED[tag], ""))
+        self.loaded += re.findall(r"url\(([^)]+)\)", values.get("style", ""))
+        if tag == "a":
+            self.links.append(values.get("href", ""))
+        self.classes |= set(values.get("class", "").split())
+        self.ids.add(values.get("id", ""))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of the built site. It takes four seconds."""
+    directory = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return directory
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def test_no_page_loads_anything_from_another_host(site: Path, pages: dict[Path, Page]) -> None:
+    assert len(pages) > 40
+    for path, page in pages.items():
+        assert [each for each in page.loaded if urlsplit(each).netloc] == [], path.name
+        assert "mermaid" not in page.classes, path.name
+    for path in site.rglob("*.css"):
+        addresses = re.findall(r"url\(([^)]*)\)|@import ([^;]+)", path.read_text(encoding="utf-8"))
+        assert [each for pair in addresses for each in pair if urlsplit(each.strip("\"' ")).netloc] == [], path.name
+    for path in site.rglob("*.js"):
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        names = {"http://www.w3.org"}  # of XML, never loaded
+        assert set(re.findall(r"[\"'`](https?://[\w.]+)", text)) - names == set(), path.name
+
+
+def test_every_link_within_the_site_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+    """mkdocs checks those of Markdown; these are those of the built pages, with the theme's."""
+    links = 0
+    for path, page in pages.items():
+        for address in [*page.links, *page.loaded]:
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc or not address or path.name == "404.html":
+                continue
+            target = (path.parent / parts.path).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{path.relative_to(site)}: {address}"
+            if parts.fragment and target in pages:
+                assert parts.fragment in pages[target].ids, f"{path.relative_to(site)}: {address}"
+            links += 1
+    assert links > 1000
+
+
+def test_a_broken_link_stops_the_build(tmp_path: Path) -> None:
+    """A site of one page, with the settings of the real one. With --quiet, mkdocs counts no warnings."""
+    assert re.search(r"mkdocs build --strict$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    (tmp_path / "docs").mkdir()
+    small = {key: settings[key] for key in ("site_name", "validation", "markdown_extensions")}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(small), encoding="utf-8")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    for text, code in (("# A", 0), ("# A\n[b](b.md)", 1), ("# A\n[b](#b)", 1)):
+        (tmp_path / "docs/index.md").write_text(text, encoding="utf-8")
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == code, text
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = set(re.findall(r": ([\w/-]+\.md)$", text, re.MULTILINE))
+    written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert named == written | set(site_hooks.ELSEWHERE.values()) | set(site_hooks.GENERATED)
+
+
+def test_the_predictions_of_the_pages_are_those_of_the_models() -> None:
+    stale = [path.name for path, text in predictions.contents() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run `make architecture`"
+
+
+def test_the_terms_of_the_memory_figure_add_up() -> None:
+    for method in ("lora", "full"):
+        for strategy in predictions.SHARDING:
+            gpu = predictions.planned("llama-3-8b", strategy, 1, method).prediction.gpu
+            drawn = sum(gpu.get(term, 0) for terms in predictions.GROUPS.values() for term in terms)
+            assert drawn == gpu["total"], (method, strategy)
+
+
+def test_zero_of_the_page_is_the_papers() -> None:
+    """The states of a 7B with all weights trained, N = 8, against the table of the page: bytes for each parameter."""
+    text = (DOCS / "zero.md").read_text(encoding="utf-8")
+    parameters = predictions.model_spec("llama-2-7b").parameters
+    for strategy, bytes_each in (("zero1", 5.5), ("zero2", 3.75), ("zero3", 2.0)):
+        states = predictions.planned("llama-2-7b", strategy, 1, "full").prediction.gpu["model_states"]
+        assert states / parameters == pytest.approx(bytes_each, rel=0.01)
+        assert re.search(rf"ZeRO-{strategy[-1]} \|.*\| {bytes_each:g} \|", text)
+    trained = predictions.planned("llama-3-8b", "ddp", 1).spec.parameters(predictions.model_spec("llama-3-8b"))
+    assert f"{trained.trained / 1e6:.0f}M of {trained.frozen / 1e6:,.0f}M" in text
+
+
+@pytest.mark.parametrize("heading", reference_pages.REGISTRIES)
+def test_every_name_of_a_registry_has_its_line(heading: str, pages: dict[Path, Page], site: Path) -> None:
+    folder = reference_pages.REGISTRIES[heading][0]
+    found = dict(reference_pages.entries(heading, folder))
+    assert found and all(text for text in found.values())
+    text = (site / "reference/registries.html").read_text(encoding="utf-8")
+    assert [name for name in found if f"<code>{name}</code>" not in text] == []
+
+
+def test_the_interfaces_come_from_the_docstrings(site: Path) -> None:
+    text = (site / "reference/interfaces.html").read_text(encoding="utf-8")
+    assert "Two strategies of one engine are equal if their layout is equal" in text
+    for name in reference_pages.INTERFACES.values():
+        assert f'id="zerolora.{name}"' in text
+
+
+def test_every_setting_and_every_option_is_in_the_reference(site: Path) -> None:
+    settings = (site / "reference/settings.html").read_text(encoding="utf-8")
+    for key in ("sequence_parallel", "checkpoint_minutes", "rank_stabilized"):
+        assert f"<code>{key}</code>" in settings
+    commands = (site / "reference/commands.html").read_text(encoding="utf-8")
+    assert "<code>--max-sequence-length</code>" in commands and 'id="zerolora-push"' in commands
+
+
+def test_a_diagram_is_drawn_with_all_its_boxes_apart() -> None:
+    for page in ("README.md", "docs/architecture.md"):
+        text = site_hooks.MERMAID.search((ROOT / page).read_text(encoding="utf-8"))[1]
+        svg = ET.fromstring(re.search(r"<svg.*</svg>", diagrams.drawn(text))[0])  # type: ignore[index]  # noqa: S314
+        width, height = float(svg.attrib["width"]), float(svg.attrib["height"])
+        boxes = [{key: float(rect.attrib[key]) for key in ("x", "y", "width", "height")} for rect in svg.iter("rect")]
+        assert len(boxes) >= len(re.findall(r"\w+\[\"|^ +fetch", text, re.M)) > 0
+        assert width < 760
+        plain = [box for box in boxes if box["height"] <= diagrams.HEIGHT]
+        for box in plain:
+            assert 0 <= box["x"] <= width - box["width"] and 0 <= box["y"] <= height - box["height"]
+        for index, one in enumerate(plain):
+            for other in plain[index + 1 :]:
+                apart = any(
+                    a[key] + a[size] <= b[key]
+                    for key, size in (("x", "width"), ("y", "height"))
+                    for a, b in ((one, other), (other, one))
+                )
+                assert apart, (one, other)
+    with pytest.raises(ValueError, match="is not a node"):
+        diagrams.drawn("flowchart LR\n a{b} --> c\n")
+
+
+def test_every_answer_about_a_peer_has_its_source() -> None:
+    head, *rows = re.findall(
+        r"^\| (?!\*\*|---)(.+) \|$", PEERS.split("legacy*")[1].split("## Sources")[0], re.MULTILINE
+    )
+    peers = [cell.strip() for cell in head.split("|")][2:]
+    assert peers == ["axolotl", "LLaMA-Factory", "XTuner", "TRL", "ms-swift", "torchtune"] and len(rows) >= 30
+    sources = dict(re.findall(r"^- \*\*(.+?)\*\*: ((?:.|\n  )+)", PEERS.split("## Sources")[1], re.MULTILINE))
+    for row in rows:
+        feature, _, *answers = [cell.strip() for cell in row.split("|")]
+        if feature in ("users", "maintained"):
+            continue
+        source = " ".join(sources[feature].split())
+        for peer, answer in zip(peers, answers, strict=True):
+            if answer not in ("not found", "no"):
+                assert f"{peer} `" in source, f"{feature}: no source for {peer}"
+            elif peer not in source:
+                assert "the others" in source or answer == "no", f"{feature}: nothing was searched for of {peer}"
+    assert len(sources) == len(rows)

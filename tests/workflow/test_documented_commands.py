@@ -1,0 +1,180 @@
+"""Every command that a document shows runs as it is shown, on a project with a tiny model, or says here why it cannot.
+
+The tutorial's run in its order, with its edits; all others once, in the project that the tutorial leaves. About two
+minutes, since the pipeline runs twice.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from conftest import ROOT, Project
+from documented import COMMANDS, Command
+from engines import edit_config
+
+from zerolora.cli import app
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ELSEWHERE = {
+    r"zerolora memory": "tests/unit/test_docs.py runs it",
+    r"make docs": "tests/unit/test_site.py builds the site",
+    r"python benchmarks/gpu.py .*--list": "tests/unit/test_gpu_benchmark.py runs it",
+}
+NOT_RUN = {
+    r"make (test|lint|format)": "runs this test, or changes the tree; minutes",
+    r"python -m pytest": "the tests themselves",
+    r"python benchmarks/train/": "trains the 135M model for minutes",
+    r"python benchmarks/gpu.py .*--budget": "needs a GPU",
+    r"snakemake --profile profiles/slurm all": "needs a Slurm: tests/slurm runs it",
+    r"dvc repro .*slurm": "needs a Slurm: tests/slurm runs it",
+    r"sbatch": "needs a Slurm: tests/slurm runs it",
+    r"srun": "needs a Slurm, and GPUs",
+    r"apptainer": "needs Apptainer; the definition was never built",
+    r"python3.11 -m venv": "makes an environment of gigabytes",
+    r"pip install vllm": "downloads gigabytes",
+    r"hf auth login": "asks for a token",
+    r"zerolora push .*OWNER/NAME": "needs a token of the hub; tests/workflow/test_push.py has a hub of its own",
+    r"zerolora judge": "asks a judge that costs money; tests/unit/test_judge.py has one of its own",
+    r"judge/judge.json|judge_all": "asks a judge that costs money; tests/unit/test_judge.py has one of its own",
+}
+"""Commands that cannot run here, as patterns of their words, with the reason. What is written right is checked."""
+
+
+def line(command: Command) -> str:
+    """Return a command in the form that the patterns have: name, words, and then its variables."""
+    return " ".join([*command.words, *(f"{name}={value}" for name, value in command.variables.items())])
+
+
+def matching(command: Command, patterns: dict[str, str]) -> list[str]:
+    return [pattern for pattern in patterns if re.search(pattern, line(command))]
+
+
+TUTORIAL = [command for command in COMMANDS if command.page == "docs/tutorial.md"]
+OTHERS = {line(command): command for command in COMMANDS if command not in TUTORIAL}
+CANNOT = {text: command for text, command in OTHERS.items() if matching(command, NOT_RUN)}
+RUN = {
+    text: command
+    for text, command in OTHERS.items()
+    if text not in CANNOT and not matching(command, ELSEWHERE) and text not in {line(each) for each in TUTORIAL}
+}
+
+
+def recipe(target: list[str]) -> list[list[str]]:
+    """Return the commands that make would run, without those that install."""
+    old = [f"--assume-old={path}" for path in (".venv/installed", "envs/requirements.lock", "pyproject.toml")]
+    told = subprocess.run(["make", "--dry-run", *old, *target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.replace("\\\n", " ").splitlines()
+    return [each.replace(".venv/bin/", "").split() for each in lines if "pip install" not in each]
+
+
+def run(project: Project, command: Command) -> str:
+    """Run a command in a project, in the names that a project has, and return what it said."""
+    words = command.words
+    if words[0] == "make":
+        started = [each for each in recipe(words[1:]) if each[0] in ("snakemake", "workflow/scripts/checkout")]
+        assert started, f"{line(command)} would start nothing: write its program into this test"
+    else:
+        started = [filled(project, words)]
+    results = [project.run(*each, **command.variables) for each in started]
+    return "\n".join(result.stdout + result.stderr for result in results)
+
+
+def filled(project: Project, words: list[str]) -> list[str]:
+    """Return the words of `zerolora merge` with this project's directories for what stands in capital letters."""
+    if words[:2] != ["zerolora", "merge"]:
+        return words
+    output = project.directory.parent / f"merged-{len(words)}"
+    names = {"--base": "model", "--adapter": "results/default/adapter", "--output": str(output)}
+    return [
+        names.get(before, word) if word.isupper() else word for before, word in zip(["", *words], words, strict=False)
+    ]
+
+
+@pytest.fixture(scope="module")
+def tutorial(make_project: Callable[[str], Project]) -> tuple[Project, list[str]]:
+    """Return a project in which every command of the tutorial has run, and what each said."""
+    project = make_project("tutorial")
+    edit_config(project, **{"export.targets": ["vllm_adapter"]})
+    project.commit("a target to export")
+    said = []
+    for command in TUTORIAL:
+        said.append(run(project, command))
+        if line(command).startswith("git commit"):
+            edit_config(project, **{"train.learning_rate": 5e-3})
+    return project, said
+
+
+def test_the_tutorial_says_what_happens(tutorial: tuple[Project, list[str]]) -> None:
+    said = dict(zip([f"{index} {line(each)}" for index, each in enumerate(TUTORIAL)], tutorial[1], strict=True))
+    assert "accuracy" in said["0 make run"] and "accuracy" in said["1 zerolora show"]
+    assert "Nothing to be done" in said["2 make run"]
+    would = said["5 snakemake --dry-run all"]
+    assert "train" in would and not re.search(r"^(local)?(rule|checkpoint) (fetch|prepare|evaluate_base):", would, re.M)
+    assert "train" in said["6 make run"]
+    assert "loss" in said["7 dvc metrics diff"]
+    assert "Running stage 'train" not in said["9 dvc repro"]
+    assert "Nothing to be done" in said["10 snakemake --dry-run all"]
+    pages = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    assert len(said) == len(TUTORIAL) == 11 and "learning_rate: 1.0e-3" in pages
+
+
+@pytest.mark.parametrize("text", sorted(RUN, key=lambda text: ("checkout" in text, text)))
+def test_a_command_runs_as_it_is_shown(text: str, tutorial: tuple[Project, list[str]]) -> None:
+    project, _ = tutorial
+    if text.startswith("dvc push"):
+        project.run("dvc", "remote", "add", "--default", "--local", "store", str(project.directory.parent / "store"))
+    assert run(project, RUN[text]).strip()
+
+
+@pytest.mark.parametrize("pattern", [*NOT_RUN, *ELSEWHERE])
+def test_a_reason_not_to_run_is_one_of_a_command_that_is_shown(pattern: str) -> None:
+    assert any(re.search(pattern, text) for text in OTHERS)
+
+
+@pytest.mark.parametrize("text", sorted(CANNOT))
+def test_a_command_that_cannot_run_is_written_right(text: str, tutorial: tuple[Project, list[str]]) -> None:
+    project, command = tutorial[0], CANNOT[text]
+    words = [word for word in command.words if word != "srun"]
+    program = Path(words[0]).name
+    check_files(words)
+    if program == "snakemake" and "judge" not in text:
+        project.run(program, *words[1:], "--dry-run")
+    elif program == "dvc":
+        project.run(*words, "--dry")
+    elif program == "make":
+        assert recipe(words[1:])
+    elif program == "zerolora":
+        check_options(words[1:])
+    elif program == "hf":
+        project.run(str(Path(shutil.which("hf") or "hf")), *words[1:], "--help")
+    elif program == "python" and words[1] != "-m":
+        source = (ROOT / words[1]).read_text(encoding="utf-8")
+        assert [word for word in words if word.startswith("--") and f'"{word}"' not in source] == []
+
+
+def check_files(words: list[str]) -> None:
+    """Check that the files of the repository that a command names are there."""
+    named = [word for word in words if re.match(r"(benchmarks|tests|profiles|envs)/.*\.\w+$", word)]
+    assert [word for word in named if not (ROOT / word).exists() and word != "envs/zerolora.sif"] == []
+
+
+def check_options(words: list[str]) -> None:
+    """Check that a command of zerolora takes these words."""
+    group: Any = typer.main.get_command(app)
+    given = [{"JSON": "{}"}.get(word, word) for word in words[1:]]
+    context = group.commands[words[0]].make_context(words[0], given)
+    assert context.args == []
+
+
+def test_every_command_of_zerolora_that_a_sentence_names_exists() -> None:
+    group: Any = typer.main.get_command(app)
+    for page in {command.page for command in COMMANDS}:
+        for name in re.findall(r"`zerolora ([a-z][a-z-]*)", (ROOT / page).read_text(encoding="utf-8")):
+            assert name in group.commands, f"{page}: zerolora {name}"
