@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from zerolora.compat.snakemake import (
     undetermined,
 )
 from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, data_folders
+from zerolora.config.expanded import check_expanded
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
@@ -49,6 +51,8 @@ try:
     CONFIG = load(Path(CONFIG_FILE))
     if workflow.is_main_process:
         check_files(Path(CONFIG_FILE), CONFIG)
+        if "DVC_STAGE" in os.environ:
+            check_expanded(CONFIG)
     VALUES = read_values(Path(CONFIG_FILE))
     STAGE_SETTINGS = resolve(CONFIG)
     SETTINGS = STAGE_SETTINGS.model_dump(mode="json")
