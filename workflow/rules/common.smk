@@ -61,6 +61,9 @@ except UserError as error:
     sys.exit(2)
 
 DATASETS = sorted({run.dataset for run in CONFIG.all_runs.values()})
+FIRST_RUNS = {
+    run.dataset: name for name, run in reversed(CONFIG.all_runs.items())
+}  # by data set
 
 
 wildcard_constraints:
@@ -311,12 +314,9 @@ def resources_of_report(wildcards, threads):
 
 def run_of(wildcards):
     """The run, or the first of those that use a data set: its machines are the ones a job is for."""
-    using = [
-        name
-        for name, run in CONFIG.all_runs.items()
-        if run.dataset == dataset_of(wildcards)
-    ]
-    return wildcards.get("run") or [*using, *CONFIG.all_runs][0]
+    return wildcards.get("run") or FIRST_RUNS.get(
+        dataset_of(wildcards), next(iter(CONFIG.all_runs))
+    )
 
 
 def minutes(resources):
