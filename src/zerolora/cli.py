@@ -147,6 +147,20 @@ def import_file(
 
 
 @app.command()
+def expand(
+    config: Annotated[Path, typer.Option(help="The config.")] = Path("config/config.yaml"),
+) -> None:
+    """Write the runs of the config's grids to config/expanded.yaml, for DVC. Snakemake does it by itself."""
+    from zerolora.config.expanded import EXPANDED
+    from zerolora.config.expanded import expand as write
+    from zerolora.config.file import load
+
+    checked = load(config)
+    changed = write(checked)
+    typer.echo(f"{EXPANDED}: {len(checked.grid_runs):,} runs of grids, {'written' if changed else 'as before'}")
+
+
+@app.command()
 def schema(output: Output) -> None:
     """Write the JSON Schema of the config, for editors."""
     from zerolora.config.schema import Config

@@ -198,7 +198,7 @@ def test_results_without_any_record_are_judged_by_dvc(project: Project) -> None:
     code, said = run(project)
     assert code == 0, said
     assert "Nothing to be done" in said
-    assert (project.directory / ".snakemake/outputs.json").exists()
+    assert (project.directory / ".snakemake/outputs.jsonl").exists()
 
 
 def test_what_is_damaged_before_the_run_ends_is_not_recorded(project: Project) -> None:

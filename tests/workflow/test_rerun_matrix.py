@@ -176,6 +176,7 @@ ELSEWHERE = {
     },
     **{f"tasks.harness.{key}": "test_tasks_of_runs.py" for key in HarnessTask.model_fields},
     "continued": "test_continued.py",
+    "grids": "workflow/test_grids.py",
     "runs": "test_each_edit_runs_the_same_stages_in_both_engines",
 }
 
@@ -216,7 +217,7 @@ def _leaves(model: Any, prefix: str = "") -> list[str]:
     names = {"fetch": "directory.tiny", "prepare": "rows"}
     leaves = []
     for name, field in model.model_fields.items():
-        if name in ("runs", "continued", "sources"):
+        if name in ("runs", "continued", "grids", "sources"):
             leaves.append(f"{prefix}{name}")
             continue
         inner = _section_of(field.annotation)

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from zerolora.compat.snakemake import (
     undetermined,
 )
 from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, data_folders
+from zerolora.config.expanded import check_expanded
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
@@ -50,6 +52,8 @@ try:
     CONFIG = load(Path(CONFIG_FILE))
     if workflow.is_main_process:
         check_files(Path(CONFIG_FILE), CONFIG)
+        if "DVC_STAGE" in os.environ:
+            check_expanded(CONFIG)
     VALUES = read_values(Path(CONFIG_FILE))
     STAGE_SETTINGS = resolve(CONFIG)
     SETTINGS = STAGE_SETTINGS.model_dump(mode="json")
@@ -58,6 +62,9 @@ except UserError as error:
     sys.exit(2)
 
 DATASETS = sorted({run.dataset for run in CONFIG.all_runs.values()})
+FIRST_RUNS = {
+    run.dataset: name for name, run in reversed(CONFIG.all_runs.items())
+}  # by data set
 
 
 wildcard_constraints:
@@ -308,12 +315,9 @@ def resources_of_report(wildcards, threads):
 
 def run_of(wildcards):
     """The run, or the first of those that use a data set: its machines are the ones a job is for."""
-    using = [
-        name
-        for name, run in CONFIG.all_runs.items()
-        if run.dataset == dataset_of(wildcards)
-    ]
-    return wildcards.get("run") or [*using, *CONFIG.all_runs][0]
+    return wildcards.get("run") or FIRST_RUNS.get(
+        dataset_of(wildcards), next(iter(CONFIG.all_runs))
+    )
 
 
 def minutes(resources):

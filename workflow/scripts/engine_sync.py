@@ -24,6 +24,8 @@ from dvc_state import LOCK, DvcStages, locked_stages, record, remove, remove_bro
 from snakemake.exceptions import WorkflowError
 
 from zerolora.compat.snakemake import after_each_job
+from zerolora.config.expanded import EXPANDED, expand, is_expanded
+from zerolora.config.schema import Config
 from zerolora.errors import UserError
 
 PIPELINE = Path("dvc.yaml")
@@ -60,12 +62,12 @@ def user_files() -> list[str]:
     return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern) if path.is_file())
 
 
-def before_planning(workflow: Any) -> None:
+def before_planning(workflow: Any, config: Config) -> None:
     """Bring files, DVC and Snakemake into line before Snakemake plans its jobs.
 
-    Takes the run lock, stops if an output is damaged, restores missing outputs from DVC's cache, and marks as done what
-    DVC knows to be up to date. Inside `dvc repro` DVC has done all but the first. A dry run takes no lock, restores and
-    deletes nothing.
+    Takes the run lock, writes the runs of grids for DVC, stops if an output is damaged, restores missing outputs from
+    DVC's cache, and marks as done what DVC knows to be up to date. Inside `dvc repro` DVC has done all but the first. A
+    dry run takes no lock, writes, restores and deletes nothing.
 
     Raises WorkflowError if another run has the lock or an output is damaged.
     """
@@ -81,7 +83,10 @@ def before_planning(workflow: Any) -> None:
             raise WorkflowError(str(taken)) from None
     elif not run_lock.is_free():
         return
-    if _has_dvc():
+    if executing and "DVC_STAGE" not in os.environ:
+        expand(config)
+    # What DVC would say of the runs of an edited grid is not known before a run that is no dry run.
+    if _has_dvc() and is_expanded(config):
         make_site_cache_private()
         remove_broken_rwlock()
         _synchronise(workflow.dag_settings, executing)
@@ -343,7 +348,9 @@ def _stage_of(job: Any) -> str:
         rule += HARNESS
     if rule == "fetch":
         rule += next(f"_{group}" for group, models in config["fetch"].items() if value in (models or {}))
-    elif "run" in wildcards and wildcards["run"] in (config.get("continued") or {}):
+    elif "run" in wildcards and any(
+        wildcards["run"] in (each.get("continued") or {}) for each in (config, _grid_runs())
+    ):
         rule += CONTINUED
     return f"{rule}@{value}"
 
@@ -351,6 +358,11 @@ def _stage_of(job: Any) -> str:
 @functools.cache
 def _config() -> Any:
     return yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _grid_runs() -> Any:
+    return yaml.safe_load(EXPANDED.read_text(encoding="utf-8"))
 
 
 def _agreed() -> bool:

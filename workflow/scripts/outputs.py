@@ -4,10 +4,14 @@ Snakemake watches the files that a rule declares, by time; the adapter or the me
 does not watch at all. The record holds, for each stage, the declared outputs and every file that a manifest among them
 lists. A file whose size and time are those of the record is taken to be unchanged; any other is hashed. So a run with
 nothing to do costs one `stat` a file.
+
+The record has a line of JSON for each job; of several lines of one stage the last one holds. So a job among thousands
+adds a line, and a line that a kill cut short is the only one lost.
 """
 
 import json
 import os
+from collections.abc import KeysView
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,8 +19,20 @@ from typing import Any
 
 from zerolora.files import MANIFEST, sha256, write_text
 
-RECORD = Path(".snakemake/outputs.json")
+RECORD = Path(".snakemake/outputs.jsonl")
 IGNORED = (".snakemake_timestamp", ".*.tmp", "*.pyc")  # as .dvcignore has them
+
+
+@dataclass
+class _Kept:
+    """The record as last read or written by this process."""
+
+    stamp: tuple[int, int, int] | None = None
+    stages: dict[str, Any] = field(default_factory=dict)
+    lines: int = 0
+
+
+_kept = _Kept()
 
 
 @dataclass
@@ -43,7 +59,6 @@ class Findings:
 
 def record(stage: str, declared: list[str]) -> None:
     """Record the files that a job of `stage` has just written: its declared outputs and what their manifests list."""
-    stages = _read()
     files: dict[str, list[Any]] = {}
     directories = []
     for output in declared:
@@ -55,18 +70,16 @@ def record(stage: str, declared: list[str]) -> None:
     for output in declared:
         if output not in files:
             files[output] = [*_stat(Path(output)), sha256(Path(output))]
-    stages[stage] = {"declared": declared, "directories": directories, "files": files}
-    _write(stages)
+    _set(stage, {"declared": declared, "directories": directories, "files": files})
 
 
 def check(only: str | None = None) -> Findings:
     """Compare the recorded files, of every stage or of one, with those on disk."""
     stages = _read()
     found = Findings()
-    refreshed = False
-    for stage, entry in stages.items():
-        if only not in (None, stage):
-            continue
+    refreshed = _kept.lines > 2 * len(stages)
+    for stage in stages if only is None else stages.keys() & {only}:
+        entry = stages[stage]
         for path, (size, time, digest) in entry["files"].items():
             try:
                 now = _stat(Path(path))
@@ -91,30 +104,27 @@ def check(only: str | None = None) -> Findings:
 
 def restat(stage: str) -> None:
     """Take the sizes and times of a stage's files as they are now, after DVC has hashed and linked them."""
-    stages = _read()
-    for path, entry in stages[stage]["files"].items():
-        entry[:2] = _stat(Path(path))
-    _write(stages)
+    entry = _read()[stage]
+    for path, file in entry["files"].items():
+        file[:2] = _stat(Path(path))
+    _set(stage, entry)
 
 
-def recorded() -> set[str]:
+def recorded() -> KeysView[str]:
     """Return the stages that have a record."""
-    return set(_read())
+    return _read().keys()
 
 
 def remove_declared(stage: str) -> None:
     """Delete a stage's declared outputs and its record, so that Snakemake runs it again."""
-    stages = _read()
-    for path in stages.pop(stage, {"declared": []})["declared"]:
+    for path in _read().get(stage, {"declared": []})["declared"]:
         Path(path).unlink(missing_ok=True)
-    _write(stages)
+    _set(stage, None)
 
 
 def forget(stage: str) -> None:
     """Drop the record of a stage that the config no longer has."""
-    stages = _read()
-    stages.pop(stage, None)
-    _write(stages)
+    _set(stage, None)
 
 
 def _listed(manifest: Path) -> dict[str, Any]:
@@ -143,12 +153,50 @@ def _stat(path: Path) -> tuple[int, int]:
 
 def _read() -> dict[str, Any]:
     """Return the record; one that is gone or broken counts as empty, and DVC's hashes are then asked."""
-    try:
-        value = json.loads(RECORD.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    stamp = _stamp()
+    if stamp is None or stamp != _kept.stamp:
+        _kept.stages, _kept.lines, broken = {}, 0, False
+        text = RECORD.read_text(encoding="utf-8", errors="replace") if stamp else ""
+        for line in text.splitlines():
+            try:
+                stage, entry = json.loads(line)
+            except (ValueError, TypeError):
+                broken = True
+                continue
+            _kept.lines += 1
+            _keep(stage, entry)
+        _kept.stamp = stamp
+        if broken:  # a line added behind it would be lost as well
+            _write(_kept.stages)
+    return _kept.stages
+
+
+def _set(stage: str, entry: dict[str, Any] | None) -> None:
+    """Set the entry of a stage; None removes it."""
+    _read()
+    _keep(stage, entry)
+    RECORD.parent.mkdir(exist_ok=True)
+    with RECORD.open("a", encoding="utf-8") as file:
+        file.write(json.dumps([stage, entry]) + "\n")
+    _kept.lines += 1
+    _kept.stamp = _stamp()
+
+
+def _keep(stage: str, entry: dict[str, Any] | None) -> None:
+    if entry is None:
+        _kept.stages.pop(stage, None)
+    else:
+        _kept.stages[stage] = entry
 
 
 def _write(stages: dict[str, Any]) -> None:
-    write_text(RECORD, json.dumps(stages, indent=0, sort_keys=True))
+    write_text(RECORD, "".join(json.dumps([stage, entry]) + "\n" for stage, entry in sorted(stages.items())))
+    _kept.stages, _kept.lines, _kept.stamp = stages, len(stages), _stamp()
+
+
+def _stamp() -> tuple[int, int, int] | None:
+    try:
+        status = RECORD.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from zerolora.config.grid_rules import place
 from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
 from zerolora.config.schema import HUB_ADAPTERS, Config, data_folders
@@ -27,9 +28,10 @@ def load(path: Path) -> Config:
         config = Config.model_validate(value)
     except ValidationError as error:
         raise UserError("\n".join(_mistakes(path, error, lines))) from None
-    mistakes = [
+    # What all runs of a grid have in common is wrong once.
+    mistakes = dict.fromkeys(
         f"{_where(path, location, lines)}: {'.'.join(location)}: {text}" for location, text in impossible(config)
-    ]
+    )
     if mistakes:
         raise UserError("\n".join(mistakes))
     return config
@@ -54,18 +56,19 @@ def check_files(path: Path, config: Config) -> None:
                 f"{shown(str(data))}: there is no such file or directory; correct the path, or bring the data "
                 "(`dvc pull`, fetch.data)"
             )
-    for name, run in config.continued.items():
+    for name, run in config.all_runs.items():
+        if not config.is_continued(name):
+            continue
         start = Path(run.train["from_adapter"])
         if not start.is_relative_to("results") and not start.is_relative_to(HUB_ADAPTERS):
-            places["continued", name, "train", "from_adapter"] = start
+            here = place(config, name, "train", "from_adapter")
+            places[here] = start
             if not start.is_dir():
-                mistakes["continued", name, "train", "from_adapter"] = (
-                    f"{shown(str(start))}: there is no such directory; write that of an adapter"
-                )
+                mistakes[here] = f"{shown(str(start))}: there is no such directory; write that of an adapter"
     for name, model in config.fetch.directory.items():
         places["fetch", "directory", name, "path"] = Path(model.path)
-    for location, place in places.items():
-        for file in (place, *(place.rglob("*") if place.is_dir() else ())):
+    for location, root in places.items():
+        for file in (root, *(root.rglob("*") if root.is_dir() else ())):
             if WILDCARD.search(str(file)):
                 mistakes[location] = (
                     f"{shown(str(file))}: Snakemake takes {{...}} in a file's name for a wildcard; rename the file"

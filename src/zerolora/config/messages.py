@@ -11,7 +11,7 @@ def remedy(mistake: Any) -> str:
     seen, kind, context = shown(mistake["input"]), mistake["type"], mistake.get("ctx", {})
     if kind == "extra_forbidden":
         parts = mistake["loc"]
-        if len(parts) == 3 and parts[0] in ("runs", "continued") and parts[2] in SHARED_SECTIONS:
+        if len(parts) == 3 and parts[0] in ("runs", "continued", "grids") and parts[2] in SHARED_SECTIONS:
             named = parts[2] in ("fetch", "prepare")
             where = "prepare and name it in the run’s dataset" if named else f"the {parts[2]} section"
             return f"{parts[2]} is shared by all runs and cannot be overridden; add another entry to {where}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from zerolora.config.grid_rules import impossible_grids, place
 from zerolora.config.messages import remedy
 from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
@@ -37,12 +38,16 @@ from zerolora.strategies import STRATEGIES
 
 PLAIN_LORA = ("lora", "qlora")
 """Methods whose adapter consists of LoRA's factors alone."""
+MOST_LISTED = 10  # names in a message
 RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")
 Mistake = tuple[tuple[str, ...], str]
 
 
 def impossible(config: Config) -> Iterable[Mistake]:
     """Yield (location, message) for values that are valid by themselves but not in combination."""
+    if grids := list(impossible_grids(config)):
+        yield from grids
+        return  # what its runs are is not known
     owners: dict[str, str] = {}
     for source, models in models_by_source(config):
         for name in models:
@@ -63,14 +68,16 @@ def impossible(config: Config) -> Iterable[Mistake]:
     yield from _impossible_engine(config)
     if config.train.from_adapter is not None:
         yield ("train", "from_adapter"), "stands for all runs; write it in each run of continued that goes on from it"
+    if not config.all_runs:
+        yield ("runs",), "there is no run; write one here, as in default: {dataset: NAME}, or a grid in grids"
+        return
     for name, run in config.all_runs.items():
-        group = group_of(config, name)
         if name in RESERVED_RUNS:
-            yield (group, name), f"results/{name}/ is taken by another stage; choose another name"
+            yield place(config, name), f"results/{name}/ is taken by another stage; choose another name"
         if run.dataset not in config.prepare:
             dangling = True
             yield (
-                (group, name, "dataset"),
+                place(config, name, "dataset"),
                 f"{shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}",
             )
         yield from _impossible_start(config, name)
@@ -146,9 +153,9 @@ def _impossible_engine(config: Config) -> Iterable[Mistake]:
         alone = not settings.merge.enabled
         more = _more_than_lora(settings.train) if alone or asked.unmerged else None
         if more:
-            own = more.split(".")[0] in run.train
+            own, key = more.split(".")[0] in run.train, ("train", *more.split("."))
             yield (
-                (*((group_of(config, name), name) if own else ()), "train", *more.split(".")),
+                place(config, name, *key) if own else key,
                 f"with {'merge.enabled: false' if alone else 'evaluate.unmerged: true'}, and evaluate.engine: vllm has "
                 "no form for such an adapter; write evaluate.engine: transformers, or "
                 f"{'merge.enabled: true' if alone else 'evaluate.unmerged: false'}",
@@ -183,24 +190,19 @@ def _impossible_gate(config: Config) -> Iterable[Mistake]:
             yield here, f"{shown(condition)}: {name} has no metric {metric}; write one of {', '.join(known)}"
 
 
-def group_of(config: Config, run: str) -> str:
-    """Return the section that a run is in."""
-    return "continued" if run in config.continued else "runs"
-
-
 def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
     """Yield what is wrong with the adapter that a run goes on from. DVC reads it from where it stands, in `continued`
     alone."""
     start = config.all_runs[run].train.get("from_adapter")
-    here = (group_of(config, run), run, "train", "from_adapter")
-    if run in config.runs:
+    here = place(config, run, "train", "from_adapter")
+    if run in config.runs or not config.is_continued(run):
         if run in config.continued:
             yield here[:2], f"{run} is in runs too; give one another name"
         elif start is not None:
             yield here, "is for runs that both engines know to depend on it; move the run from runs to continued"
         return
     if not isinstance(start, str) or not start:
-        example = f"results/{next(iter(config.runs))}/adapter"
+        example = f"results/{next((name for name in config.all_runs if name != run), 'NAME')}/adapter"
         yield here[:2], f"goes on from no adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
         return
     seen = [run]
@@ -211,8 +213,10 @@ def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
         seen.append(found[1])
         start = str(config.all_runs[found[1]].train.get("from_adapter") or "")
     if start.startswith("results/"):
-        known = ", ".join(f"results/{name}/adapter" for name in config.all_runs if name not in seen)
-        yield here, f"{shown(start)} is no run's adapter; write one of {known}"
+        same = config.names_by_grid[config.grid_runs[run][0]] if run in config.grid_runs else seen
+        known = [f"results/{name}/adapter" for name in config.all_runs if name not in same and name not in seen]
+        listed = ", ".join(known[:MOST_LISTED]) + ", ..." * (len(known) > MOST_LISTED)
+        yield here, f"{shown(start)} is no run's adapter; write one of {listed}"
     elif Path(start).is_relative_to(HUB_ADAPTERS) and Path(start).name not in config.fetch.adapter:
         yield here, f"{shown(start)} is not fetched; add {Path(start).name} to fetch.adapter"
 
@@ -220,7 +224,7 @@ def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
 def _impossible_from(config: Config, run: str) -> Iterable[Mistake]:
     """Yield which settings of a run do not fit the run of the config that it goes on from."""
     start = config.all_runs[run].train.get("from_adapter")
-    found = RUN_ADAPTER.fullmatch(start) if run in config.continued and isinstance(start, str) else None
+    found = RUN_ADAPTER.fullmatch(start) if config.is_continued(run) and isinstance(start, str) else None
     if not found or found[1] not in config.all_runs or found[1] == run:
         return
     try:
@@ -229,7 +233,7 @@ def _impossible_from(config: Config, run: str) -> Iterable[Mistake]:
         return
     for key, message in mistakes:
         own = key[0] != "prepare" and key[1] in getattr(config.all_runs[run], key[0])
-        yield (group_of(config, run), run, *key) if own else key, message
+        yield place(config, run, *key) if own else key, message
 
 
 def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
@@ -268,9 +272,9 @@ def _unused(config: Config) -> Iterable[Mistake]:
         for name in models:
             if name not in used_models:
                 yield ("fetch", source, name), "no data set uses this model; name it in prepare, or remove it"
-    for fetched, place in data_folders(config.fetch).items():
+    for fetched, where in data_folders(config.fetch).items():
         group, _, name = fetched.partition(".")
-        folder = Path(place)
+        folder = Path(where)
         paths = [Path(data.path) for data in config.prepare.values()]
         paths += [Path(task.path) for task in config.tasks.rows.values()]
         if not any(folder.is_relative_to(path) or path.is_relative_to(folder) for path in paths):
@@ -296,13 +300,13 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
     except ValidationError as error:
         for mistake in error.errors():
             where = tuple(str(part) for part in mistake["loc"])
-            yield (group_of(config, run), run, *where), remedy(mistake)
+            yield place(config, run, *where), remedy(mistake)
         return
     hardware, train = settings.hardware, settings.train
 
     def at(part: str, key: str) -> tuple[str, ...]:
         here = key in getattr(config.all_runs[run], part)
-        return (group_of(config, run), run, part, key) if here else (part, key)
+        return place(config, run, part, key) if here else (part, key)
 
     ranks, shared = train.nodes * train.ranks_per_node, train.sequence_parallel
     data_ranks = ranks // shared

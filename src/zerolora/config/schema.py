@@ -3,6 +3,7 @@
 file.py reads and checks the file, resolve.py turns it into the settings of every stage.
 """
 
+import functools
 import ipaddress
 import re
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from zerolora.config.grids import Combination, combinations, mistakes, nested
 from zerolora.config.section import Positive, Section, Text
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
@@ -42,6 +44,7 @@ HUB_DATA = "data/hub"  # where fetched data sets are stored
 PACKAGE_DATA = "data/packages"  # where data sets of PyPI packages are stored
 HUB_ADAPTERS = "resources/adapters"  # where fetched adapters are stored
 RESERVED_RUNS = ("base", "compare", "data", "logs", "tasks")
+MANY = Field(min_length=1)
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
 
 
@@ -746,6 +749,14 @@ class Run(Section):
     """Overrides of `report`."""
 
 
+class Grid(Run):
+    """Runs for all combinations of some values. What else it says holds for each of its runs."""
+
+    over: Annotated[dict[str, Annotated[list[Any], MANY] | Annotated[dict[Name, Any], MANY]], MANY]
+    """Values by the path of their key, as in {train.lora.r: [8, 64]}; each combination is a run, named as in
+    sweep-zero1-r8. A mapping gives the values names: {train.lora.targets: {qv: [q_proj, v_proj], all: all-linear}}."""
+
+
 class Config(Section):
     """config/config.yaml."""
 
@@ -775,15 +786,52 @@ class Config(Section):
     """MT-bench's protocol."""
     report: Report = Report()
     """The report."""
-    runs: Annotated[dict[Name, Run], Field(min_length=1)]
+    runs: dict[Name, Run] = {}
     """Runs by name; each trains one adapter and writes to results/<name>/."""
     continued: dict[Name, Run] = {}
     """Further runs, each of which goes on from an adapter (train.from_adapter)."""
+    grids: dict[Name, Grid] = {}
+    """Grids of runs by name (docs/grids.md)."""
 
-    @property
+    @functools.cached_property
     def all_runs(self) -> dict[str, Run]:
-        """Return the runs of both groups."""
-        return {**self.runs, **self.continued}
+        """Return the runs of all groups, those of grids included."""
+        return {**self.runs, **self.continued, **{name: run for name, (_, _, run) in self.grid_runs.items()}}
+
+    @functools.cached_property
+    def grid_runs(self) -> dict[str, tuple[str, Combination, Run]]:
+        """Return the grid, the combination and the overrides of each run of a grid; none of a grid with mistakes."""
+        found = {}
+        for name, grid in self.grids.items():
+            fixed = grid.model_dump(exclude={"over"})
+            for each in combinations(name, grid.over) if not mistakes(grid.over) else ():
+                values = nested(each.values)
+                overrides = {key: with_values(fixed[key], values.get(key, {})) for key in fixed if key != "dataset"}
+                found[each.name] = name, each, Run.model_construct(dataset=grid.dataset, **overrides)
+        return found
+
+    @functools.cached_property
+    def names_by_grid(self) -> dict[str, list[str]]:
+        """Return the names of each grid's runs, as they are; none of a grid with mistakes."""
+        return {
+            name: [each.name for each in combinations(name, grid.over)] if not mistakes(grid.over) else []
+            for name, grid in self.grids.items()
+        }
+
+    def is_continued(self, run: str) -> bool:
+        """Tell whether a run goes on from an adapter."""
+        if run in self.grid_runs:
+            return self.all_runs[run].train.get("from_adapter") is not None
+        return run in self.continued
+
+
+def with_values(section: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return overrides with further ones, those inside a section added to it."""
+    result = dict(section)
+    for key, value in values.items():
+        inner = result.get(key)
+        result[key] = with_values(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return result
 
 
 class RunSections(Section):

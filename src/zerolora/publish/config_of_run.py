@@ -19,8 +19,6 @@ def config_of_run(run: FinishedRun) -> tuple[str, bool]:
     to its last part."""
     values = read_values(CONFIG)
     names = _with_origins(run)
-    if not names & run.config.runs.keys():  # the config has to have one
-        names.add(next(iter(run.config.runs)))
     datasets = {run.resolved.runs[name].dataset for name in names}
     models = {run.resolved.prepare[name].model for name in datasets}
     folders = data_folders(run.config.fetch)
@@ -39,9 +37,14 @@ def config_of_run(run: FinishedRun) -> tuple[str, bool]:
         for source, entries in values["fetch"].items()
     }
     used["prepare"] = {name: value for name, value in values["prepare"].items() if name in datasets}
+    # A run of a grid is written out: the grid has others, which need not be finished.
     for group in ("runs", "continued"):
-        if group in values:
-            used[group] = {name: value for name, value in (values[group] or {}).items() if name in names}
+        kept = {name: value for name, value in (values.get(group) or {}).items() if name in names}
+        for name in sorted(names & run.config.grid_runs.keys()):
+            if run.config.is_continued(name) == (group == "continued"):
+                kept[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)
+        if kept or group in values:
+            used[group] = kept
     cut: list[str] = []
     text = yaml.safe_dump(_without_absolute_paths(used, cut), sort_keys=False, allow_unicode=True, width=100)
     return text, bool(cut)

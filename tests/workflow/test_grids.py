@@ -1,0 +1,99 @@
+"""A grid of runs in both engines: what runs, and that they agree; DVC has its runs from config/expanded.yaml."""
+
+from collections.abc import Callable
+
+import pytest
+import yaml
+from conftest import Project
+from engines import dvc_changed, dvc_ran, edges_of, edit_config, snakemake_ran, snakemake_would_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+OF_A_RUN = ("pack", "estimate", "render", "train", "merge", "evaluate", "report", "accept")
+
+
+def stages_of(*runs: str) -> set[str]:
+    return {f"{stage}@{run}" for stage in OF_A_RUN for run in runs}
+
+
+def expanded(project: Project) -> object:
+    return yaml.safe_load((project.directory / "config/expanded.yaml").read_text(encoding="utf-8"))
+
+
+def over(project: Project, *ranks: int) -> None:
+    project.config["grids"] = {"sweep": {"dataset": "rows", "over": {"train.lora.r": [*ranks]}}}
+    project.write_config()
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[[str], Project]) -> Project:
+    """Return a project that snakemake has finished: a grid of two runs, and no other."""
+    project = make_project("grid")
+    edit_config(project, runs={}, merge={"version": False})
+    over(project, 2, 4)
+    assert snakemake_would_run(project) >= stages_of("sweep-r2", "sweep-r4")
+    assert expanded(project) == {"runs": {}, "continued": {}}  # a dry run writes nothing
+    shared = {"resolve", "fetch@tiny", "prepare@rows", "evaluate_base@rows"}
+    assert snakemake_ran(project) == shared | stages_of("sweep-r2", "sweep-r4")
+    return project
+
+
+def test_dvc_knows_each_run(project: Project) -> None:
+    assert expanded(project) == {"runs": {f"sweep-r{r}": {"dataset": "rows"} for r in (2, 4)}, "continued": {}}
+    assert dvc_changed(project) == snakemake_would_run(project) == set()
+    edges = edges_of(project)
+    assert {"pack@sweep-r2", "pack@sweep-r4"} <= edges.keys()
+    sizes = [
+        (project.directory / f"results/sweep-r{r}/adapter/adapter_model.safetensors").stat().st_size for r in (2, 4)
+    ]
+    assert sizes[0] < sizes[1]
+
+
+def test_dvc_names_the_command_and_runs_a_further_value_alone(project: Project) -> None:
+    dvc_yaml = (project.directory / "dvc.yaml").read_bytes()
+    over(project, 8, 2, 4)
+    refused = project.run("dvc", "repro", check=False)
+    lines = [line for line in (refused.stdout + refused.stderr).splitlines() if "expanded.yaml" in line]
+    assert refused.returncode and len(lines) == 1
+    assert lines[0].endswith("run `zerolora expand` and `dvc repro` again")
+    project.run("zerolora", "expand")
+    assert dvc_ran(project) == {"resolve"} | stages_of("sweep-r8")
+    assert dvc_changed(project) == snakemake_would_run(project) == set()
+    assert (project.directory / "dvc.yaml").read_bytes() == dvc_yaml
+
+
+def test_a_run_that_leaves_the_grid_reruns_nothing(project: Project) -> None:
+    over(project, 4, 8)
+    assert snakemake_ran(project) == {"resolve"}
+    assert dvc_changed(project) == set()
+    assert (project.directory / "results/sweep-r2/report.html").is_file()
+    over(project, 2, 4, 8)
+    assert snakemake_ran(project) == {"resolve"}
+    assert dvc_changed(project) == set()
+
+
+def test_an_edited_file_is_written_again(project: Project) -> None:
+    file = project.directory / "config/expanded.yaml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("sweep-r2", "sweep-r3"), encoding="utf-8")
+    assert "resolve" in dvc_changed(project)
+    assert project.run("dvc", "repro", "resolve", check=False).returncode
+    assert snakemake_ran(project) == set()
+    assert file.read_text(encoding="utf-8") == text
+    assert dvc_changed(project) == set()
+
+
+def test_a_run_written_out_needs_no_further_step_in_dvc(project: Project) -> None:
+    edit_config(project, runs={"own": {"dataset": "rows"}})
+    assert dvc_changed(project) == {"resolve"} | stages_of("own")
+    edit_config(project, runs={})
+
+
+def test_runs_of_a_grid_go_on_from_a_run_of_another(project: Project) -> None:
+    start = {"from_adapter": "results/sweep-r4/adapter", "lora": {"r": 4}}
+    edit_config(project, **{"grids.next": {"dataset": "rows", "train": start, "over": {"train.seed": [1, 2]}}})
+    further = stages_of("next-seed1", "next-seed2")
+    assert snakemake_would_run(project) == {"resolve"} | further
+    project.run("zerolora", "expand")
+    assert dvc_changed(project) == {"resolve"} | further
+    assert "train@sweep-r4" in edges_of(project)["train@next-seed1"]
