@@ -76,6 +76,8 @@ def test_what_does_not_apply_is_not_shown(run: FinishedRun) -> None:
         "peak GPU memory 1.60 GiB predicted 2.00 GiB",
         "GPU hours",
         "MFU 41.0%",
+        "energy of the GPUs 2 kWh",
+        "a checkpoint 30 MiB",
         "on 2 GPUs",
         "✗ Not accepted",
     ):
