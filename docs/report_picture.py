@@ -6,11 +6,12 @@
 import shutil
 import sys
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-SCREENS = ((1100, 1950, "light"), (390, 1950, "dark"))
+SCREENS: tuple[tuple[int, int, Literal["light", "dark"]], ...] = ((1100, 1950, "light"), (390, 1950, "dark"))
 """Width and height in pixels, and the colour scheme."""
 GAP = 24
 

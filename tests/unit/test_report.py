@@ -76,11 +76,20 @@ def test_what_does_not_apply_is_not_shown(run: FinishedRun) -> None:
         "peak GPU memory 1.60 GiB predicted 2.00 GiB",
         "GPU hours",
         "MFU 41.0%",
+        "energy of the GPUs 2 kWh",
+        "a checkpoint 30 MiB",
         "on 2 GPUs",
         "✗ Not accepted",
     ):
         assert present in text
     assert "Peak memory of one GPU" in text and "GPU: mean 87 %" in text
+
+
+def test_a_json_of_the_users_own_is_no_strategy_of_the_estimate(run: FinishedRun) -> None:
+    run.edit("default/zero.json", lambda each: each["zerolora"].update(strategy="config/deepspeed/own.json"))
+    text = text_of(run.page())
+    assert "Chosen: config/deepspeed/own.json, 2.92 GiB ◇ predicted as rendered, 2.98 GiB ◆ measured" in text
+    assert "yes, chosen" not in text
 
 
 def test_a_run_that_was_not_evaluated_shows_its_loss(run: FinishedRun) -> None:
@@ -124,9 +133,9 @@ def test_the_three_models_are_compared_in_pairs_where_all_were_asked(run: Finish
         "lost": 3,
         "texts": 5,
     }
-    for pair in ("unmerged_over_base", "merged_over_unmerged"):
-        figures = {f"{pair}_{name}": value for name, value in ends.items()}
-        run.edit("default/metrics/evaluate.json", lambda each, new=figures: each.update(new))
+    pairs = ("unmerged_over_base", "merged_over_unmerged")
+    figures = {f"{pair}_{name}": value for pair in pairs for name, value in ends.items()}
+    run.edit("default/metrics/evaluate.json", lambda each: each.update(figures))
     assert "merged base and adapter +0.900 +0.800 to +1.000 7 3 0.25 5" in text_of(run.page())
 
 

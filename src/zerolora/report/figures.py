@@ -20,7 +20,7 @@ AROUND = ("total", "model_states", "peak_phase")
 
 def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, title: str) -> Chart:
     """Return the accuracies of both models with their 95 % intervals, for all rows ("") or for these groups."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for group in groups:
         at = f"{group}." if group else ""
         for model, field in (("base", "base_accuracy"), ("fine-tuned", "accuracy")):
@@ -41,7 +41,12 @@ def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, ti
         {"field": "model"},
         *({"field": field, "type": "quantitative", "format": ".1%"} for field in ("accuracy", "low", "high")),
     ]
-    encoding = {"y": y | {"type": "nominal"}, **offset, "color": colour | {"type": "nominal"}, "tooltip": tooltip}
+    encoding: dict[str, Any] = {
+        "y": y | {"type": "nominal"},
+        **offset,
+        "color": colour | {"type": "nominal"},
+        "tooltip": tooltip,
+    }
     if not several:
         encoding["color"]["legend"] = None
     spec = {
@@ -76,7 +81,7 @@ def loss_curve(table: Path) -> Chart:
     read = _read(table)
     trained = [{"step": row["step"], "loss": row["loss"]} for row in read if "loss" in row]
     validated = [{"step": row["step"], "loss": row["loss_validation"]} for row in read if "loss_validation" in row]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"step": row["step"], "series": series, "value": row["loss"]}
         for series, own in (("training", thinned(trained)), ("validation", validated))
         for row in own
@@ -164,7 +169,7 @@ def load(table: Path) -> list[Chart]:
     read = [row for row in _read(table) if "seconds" in row]
     ends = accumulate(row["seconds"] + row.get("between_seconds", 0) for row in read)
     rows = thinned([row | {"minutes": end / 60} for row, end in zip(read, ends, strict=True)])
-    charts = [
+    charts: list[tuple[str, str, dict[str, tuple[str, float]], str]] = [
         ("load", "Utilisation.", {"CPU": ("cpu_percent", 1), "GPU": ("gpu_percent", 1), "MFU": ("mfu", 0.01)}, "%"),
         ("held", "Memory in use.", {"host": ("host_memory_bytes", GIB), "GPU": ("gpu_memory_bytes", GIB)}, "GiB"),
     ]
@@ -177,7 +182,7 @@ def _over_time(
     series = [key for key, (column, _) in columns.items() if any(column in row for row in rows)]
     if not series:
         return []
-    long = [
+    long: list[dict[str, Any]] = [
         {"minutes": row["minutes"], "series": key, "value": row[columns[key][0]] / columns[key][1]}
         for key in series
         for row in rows
@@ -231,7 +236,9 @@ def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: 
     ]
     points = {"◇ predicted as rendered": rendered} | ({"◆ measured": measured} if measured else {})
     ends = {entry["strategy"]: _end(entry, where) for entry in entries}
-    ends[chosen] = max(ends[chosen], *(value / GIB for value in points.values()))
+    named = chosen in ends  # a DeepSpeed JSON of the user's own has no bar
+    if named:
+        ends[chosen] = max(ends[chosen], *(value / GIB for value in points.values()))
     notes = [
         {"strategy": entry["strategy"], "end": ends[entry["strategy"]], "note": note}
         for entry in entries
@@ -273,7 +280,7 @@ def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: 
             "mark": {"type": "text", "align": "left", "dx": 10},
             "encoding": {"y": y, "x": {"field": "end", "type": "quantitative"}, "text": {"field": "note"}},
         },
-        *(_diamond(value / GIB, what, chosen, y) for what, value in points.items()),
+        *(_diamond(value / GIB, what, chosen, y) for what, value in points.items() if named),
     ]
     fitting = sum(bool(entry["fits"]) for entry in entries)
     summary = f"{fitting} of {len(entries)} strategies can run here"
@@ -287,7 +294,8 @@ def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: 
 
 
 def _end(entry: Mapping[str, Any], where: str) -> float:
-    return sum(size for name, size in entry[where].items() if name not in AROUND and size > 0) / GIB
+    sizes: dict[str, float] = {name: size for name, size in entry[where].items() if name not in AROUND}
+    return sum(max(0, size) for size in sizes.values()) / GIB
 
 
 def _line(at: float, label: str) -> dict[str, Any]:
