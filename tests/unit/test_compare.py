@@ -270,6 +270,15 @@ def test_a_page_of_runs_that_all_failed_has_no_chart(tmp_path: Path) -> None:
         what_is_there(tmp_path / "none")
 
 
+def test_results_of_an_older_version_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"runs": {"default": {"dataset": "rows"}}}')
+    said = served("zerolora", "show", "--results", str(tmp_path))
+    assert (said.returncode, said.stderr.splitlines()[-1]) == (
+        2,
+        f"zerolora: {tmp_path}/config.json: is of another version; run `zerolora resolve` again",
+    )
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
 def test_the_front_is_what_no_other_run_beats(points: list[tuple[int, int]]) -> None:
     named = [(*point, str(place)) for place, point in enumerate(points)]
