@@ -193,6 +193,12 @@ def test_a_stage_that_ended_well_is_no_reason(tmp_path: Path) -> None:
             ],
             "rank 1 failed with exit code 1: RuntimeError: out of memory",
         ),
+        (["zerolora: loss is nan at step 2", "zerolora: rank 0 failed with exit code 2"], "loss is nan at step 2"),
+        (
+            ["Traceback", "OSError: disk full", "zerolora: rank 0 failed with exit code 1"],
+            "rank 0 failed with exit code 1: OSError: disk full",
+        ),
+        (["step 60", "zerolora: rank 0 failed with signal SIGKILL"], "rank 0 failed with signal SIGKILL"),
         (
             [
                 *("zerolora: nothing fits, not even with the smallest:", "zerolora:   strategy  GPU  host"),

@@ -23,6 +23,8 @@ TAIL_BYTES = 65536
 """Of a log, in which its last messages are."""
 ITS_LAST_LINES = "; its last lines:"
 """Ends the first line of the message about a rank that failed (train/launch/processes.py)."""
+RANK_FAILED = re.compile(r"\w+ \d+ failed with (exit code|signal) \w+")
+"""The same of the first rank, whose own lines are in this log before it."""
 PLANNING = ("estimate", "render")
 """Stages that refuse a run before anything is trained."""
 # The stages of a run, in their order: name, log below results/logs, first output below the project.
@@ -113,7 +115,7 @@ def reason_in(log: Path, strategy: str = "") -> str:
     """Return the last message for the user in a log as one line, empty if the log does not end with one.
 
     Of a message that goes on after a colon, it is the first line and what is said of `strategy` there; of one about a
-    rank that failed, the first line and the rank's last.
+    rank that failed, what that rank said last.
     """
     try:
         with log.open("rb") as file:
@@ -131,4 +133,9 @@ def reason_in(log: Path, strategy: str = "") -> str:
             own = f"  {strategy}: "
             said = next((each.removeprefix(own) for each in block[place:] if each.startswith(own)), "")
             return f"{line} {said}" if said else line.removesuffix(":")
-    return block[-1] if block else ""
+    if not block or not (match := RANK_FAILED.fullmatch(block[-1])):
+        return block[-1] if block else ""
+    if len(block) > 1:
+        return block[-2]
+    before = written[: -len(block)]
+    return f"{block[-1]}: {before[-1].strip()}" if before and match[1] == "exit code" else block[-1]
