@@ -53,14 +53,15 @@ class FinishedRun:
         return run / "report.html"
 
     def on_gpus(self) -> None:
-        """Let the run have had two GPUs with a utilisation, memory and MFU of their own."""
+        """Let the run have had two GPUs, whose memory, load, MFU and energy were measured."""
         self.edit("default/render.json", lambda each: each["slurm_resources"].update(gpus=2, gpu_bytes=GPU // 4))
         self.edit("default/estimate.json", lambda each: each["capacity"].update(gpu=GPU))
         figures = {"peak_gpu_bytes_worst_rank": GPU // 5, "mfu": 0.41}
+        figures |= {"energy_joules": 7.2e6, "checkpoint_bytes": 30 * 2**20}
         self.edit("default/metrics/train_resources.json", lambda each: each.update(figures))
+        of_gpu = {f"peak_gpu_bytes_{when}": GPU // 7 for when in ("loading", "generating")}
         for name in ("base", "default/metrics"):
-            of_gpu = {f"peak_gpu_bytes_{when}": GPU // 7 for when in ("loading", "generating")}
-            self.edit(f"{name}/evaluate_resources.json", lambda each, new=of_gpu: each.update(new))
+            self.edit(f"{name}/evaluate_resources.json", lambda each: each.update(of_gpu))
         table = self.folder / "default/metrics/telemetry.csv"
         header, *rows = table.read_text().splitlines()
         assert header.endswith("gpu_percent,gpu_memory_bytes")

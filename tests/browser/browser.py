@@ -37,6 +37,11 @@ class Opened:
     said: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
+    def dismiss(self, dialog: Any) -> None:
+        """Close a dialog, and keep what it said."""
+        self.said.append(f"dialog {dialog.message}")
+        dialog.dismiss()
+
     def count(self, selector: str) -> int:
         """Return the number of elements that a CSS selector finds."""
         return int(self.tab.locator(selector).count())
@@ -51,7 +56,7 @@ def open_page(started: Any, page: Path, width: int = WIDE, unfolded: bool = True
     opened = Opened(tab)
     tab.on("console", lambda message: opened.said.append(message.text))
     tab.on("pageerror", lambda error: opened.said.append(str(error)))
-    tab.on("dialog", lambda dialog: (opened.said.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    tab.on("dialog", opened.dismiss)
     tab.on("request", lambda request: opened.requests.append(request.url))
     tab.goto(page.as_uri())
     if unfolded:

@@ -62,11 +62,30 @@ def test_the_console_is_silent_and_nothing_is_loaded(wide: Opened, page: Path) -
     assert wide.requests == [page.as_uri()]
 
 
+# The fewest marks that some charts must have: elements of their SVG.
+MARKS = {
+    "#accuracy .mark-symbol path": 2,
+    "#loss-curve .mark-line path": 2,
+    "#step-times .mark-area path": 6,
+    "#load .mark-line path": 2,
+    "#memory-gpu .mark-rect path": 60,
+    "#memory-gpu .mark-symbol path[fill=currentColor]": 1,
+    "#memory-host .mark-rule line": 1,
+    "#predicted .mark-symbol path": 4,
+    "#lengths .mark-rect path": 4,
+    "#groups-chart .mark-symbol path": 10,
+}
+
+
 def test_every_chart_is_drawn_with_marks_and_described(wide: Opened) -> None:
     charts = wide.count("figure.chart")
     assert charts >= 11
     assert wide.count("figure.chart.drawn") == charts
     assert wide.tab.evaluate(WITHOUT_MARKS) == []
+    for picture in (".live", ".static"):
+        for selector, fewest in MARKS.items():
+            chart, marks = selector.split(" ", 1)
+            assert wide.count(f"{chart} {picture} .role-mark{marks}") >= fewest, (picture, selector)
     named = wide.tab.evaluate("[...document.querySelectorAll('.chart [role=img]')].map(each => each.ariaLabel)")
     assert len(named) == charts and all(len(name) > 20 for name in named)
 

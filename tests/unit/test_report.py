@@ -76,6 +76,8 @@ def test_what_does_not_apply_is_not_shown(run: FinishedRun) -> None:
         "peak GPU memory 1.60 GiB predicted 2.00 GiB",
         "GPU hours",
         "MFU 41.0%",
+        "energy of the GPUs 2 kWh",
+        "a checkpoint 30 MiB",
         "on 2 GPUs",
         "✗ Not accepted",
     ):
@@ -111,6 +113,23 @@ def test_lost_answers_are_among_the_first_three(run: FinishedRun) -> None:
     text = text_of(run.page())
     assert "and 1 wrong" in text
     assert text.index("is wrong now") < text.index("Cost")
+
+
+def test_the_three_models_are_compared_in_pairs_where_all_were_asked(run: FinishedRun) -> None:
+    assert "base and adapter" not in text_of(run.page())
+    ends = {
+        "difference": 0.9,
+        "difference_low": 0.8,
+        "difference_high": 1.0,
+        "p": 0.25,
+        "gained": 7,
+        "lost": 3,
+        "texts": 5,
+    }
+    pairs = ("unmerged_over_base", "merged_over_unmerged")
+    figures = {f"{pair}_{name}": value for pair in pairs for name, value in ends.items()}
+    run.edit("default/metrics/evaluate.json", lambda each: each.update(figures))
+    assert "merged base and adapter +0.900 +0.800 to +1.000 7 3 0.25 5" in text_of(run.page())
 
 
 def test_equal_files_give_the_same_bytes_anywhere(run: FinishedRun, tmp_path: Path) -> None:

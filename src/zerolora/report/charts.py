@@ -150,4 +150,4 @@ def javascript() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script, which sets `vegaEmbed`."""
     import vl_convert
 
-    return vl_convert.javascript_bundle(vl_version=VEGA_LITE)
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import isfinite
@@ -19,12 +20,12 @@ AROUND = ("total", "model_states", "peak_phase")
 
 def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, title: str) -> Chart:
     """Return the accuracies of both models with their 95 % intervals, for all rows ("") or for these groups."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for group in groups:
         at = f"{group}." if group else ""
         for model, field in (("base", "base_accuracy"), ("fine-tuned", "accuracy")):
             value, low, high = (difference[f"{at}{field}{end}"] for end in ("", "_low", "_high"))
-            rows.append({"group": group or "all rows", "model": model, "accuracy": value, "low": low, "high": high})
+            rows.append({"group": group_name(group), "model": model, "accuracy": value, "low": low, "high": high})
     colour = {"field": "model", "scale": {"domain": ["base", "fine-tuned"], "range": [PALETTE[1], PALETTE[0]]}}
     several = len(groups) > 1
     y: dict[str, Any] = {"field": "group" if several else "model", "sort": None, "title": None}
@@ -40,7 +41,12 @@ def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, ti
         {"field": "model"},
         *({"field": field, "type": "quantitative", "format": ".1%"} for field in ("accuracy", "low", "high")),
     ]
-    encoding = {"y": y | {"type": "nominal"}, **offset, "color": colour | {"type": "nominal"}, "tooltip": tooltip}
+    encoding: dict[str, Any] = {
+        "y": y | {"type": "nominal"},
+        **offset,
+        "color": colour | {"type": "nominal"},
+        "tooltip": tooltip,
+    }
     if not several:
         encoding["color"]["legend"] = None
     spec = {
@@ -57,9 +63,17 @@ def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, ti
     }
     gains = [row["accuracy"] - base["accuracy"] for base, row in zip(rows[::2], rows[1::2], strict=True)]
     summary = "Lines are Wilson's 95 % intervals." + (
-        f" The difference is between {min(gains):+.1%} and {max(gains):+.1%}." if several else ""
+        f" The difference is {100 * min(gains):+.1f} to {100 * max(gains):+.1f} points." if several else ""
     )
     return Chart(name, title, summary, spec)
+
+
+def group_name(group: str) -> str:
+    """Return the name of a group of difference.json as a reader would say it; "" is that of all rows."""
+    if lengths := re.fullmatch(r"prompt_tokens_(\d+)_(\d+)", group):
+        least, most = lengths.groups()
+        return f"prompts of {least} tokens" if least == most else f"prompts of {least} to {most} tokens"
+    return group or "all rows"
 
 
 def loss_curve(table: Path) -> Chart:
@@ -67,7 +81,7 @@ def loss_curve(table: Path) -> Chart:
     read = _read(table)
     trained = [{"step": row["step"], "loss": row["loss"]} for row in read if "loss" in row]
     validated = [{"step": row["step"], "loss": row["loss_validation"]} for row in read if "loss_validation" in row]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"step": row["step"], "series": series, "value": row["loss"]}
         for series, own in (("training", thinned(trained)), ("validation", validated))
         for row in own
@@ -155,7 +169,7 @@ def load(table: Path) -> list[Chart]:
     read = [row for row in _read(table) if "seconds" in row]
     ends = accumulate(row["seconds"] + row.get("between_seconds", 0) for row in read)
     rows = thinned([row | {"minutes": end / 60} for row, end in zip(read, ends, strict=True)])
-    charts = [
+    charts: list[tuple[str, str, dict[str, tuple[str, float]], str]] = [
         ("load", "Utilisation.", {"CPU": ("cpu_percent", 1), "GPU": ("gpu_percent", 1), "MFU": ("mfu", 0.01)}, "%"),
         ("held", "Memory in use.", {"host": ("host_memory_bytes", GIB), "GPU": ("gpu_memory_bytes", GIB)}, "GiB"),
     ]
@@ -168,7 +182,7 @@ def _over_time(
     series = [key for key, (column, _) in columns.items() if any(column in row for row in rows)]
     if not series:
         return []
-    long = [
+    long: list[dict[str, Any]] = [
         {"minutes": row["minutes"], "series": key, "value": row[columns[key][0]] / columns[key][1]}
         for key in series
         for row in rows
@@ -278,7 +292,8 @@ def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: 
 
 
 def _end(entry: Mapping[str, Any], where: str) -> float:
-    return sum(size for name, size in entry[where].items() if name not in AROUND and size > 0) / GIB
+    sizes: dict[str, float] = {name: size for name, size in entry[where].items() if name not in AROUND}
+    return sum(max(0, size) for size in sizes.values()) / GIB
 
 
 def _line(at: float, label: str) -> dict[str, Any]:
@@ -349,45 +364,59 @@ def accuracy_of_prediction(ratios: Mapping[str, float]) -> Chart:
 
 
 def lengths(table: Path) -> Chart:
-    """Return the number of rows of each split by length, from lengths.csv."""
+    """Return the number of rows of each split by length, from lengths.csv: training rows as bars, others as lines."""
     read = _read(table)
     width = read[0]["tokens"]
     splits = [name for name in ("train", "validation", "test") if any(row[name] for row in read)]
-    first = next((place for place, row in enumerate(read) if any(row[name] for name in splits)), 0)
+    used = [place for place, row in enumerate(read) if any(row[name] for name in splits)]
+    read = read[used[0] : used[-1] + 1] if used else []
     rows = [
-        {"from": row["tokens"] - width, "to": row["tokens"], "series": name, "value": row[name]}
+        {"from": row["tokens"] - width, "to": row["tokens"], "split": name, "rows": row[name]}
         for name in splits
-        for row in read[first:]
-        if row[name]
+        for row in read
     ]
-    x = {"field": "from", "type": "quantitative", "title": "tokens of a row", "scale": {"zero": False}}
+    ends = [{"from": read[-1]["tokens"], "split": name, "rows": read[-1][name]} for name in splits if read]
+    x = {"field": "from", "type": "quantitative", "title": "tokens of a row", "scale": {"zero": False, "nice": False}}
+    encoding = {
+        "x": x,
+        "y": {
+            "field": "rows",
+            "type": "quantitative",
+            "title": "rows (symlog scale)",
+            "stack": None,
+            "scale": {"type": "symlog"},
+            "axis": {"values": [0, *(10**power for power in range(10))]},
+        },
+        "color": {"field": "split", "type": "nominal", "scale": {"domain": splits}},
+    }
+    tooltip = [
+        {"field": "split"},
+        {"field": "from", "title": "over"},
+        {"field": "to", "title": "up to"},
+        {"field": "rows"},
+    ]
     spec = {
         "height": 170,
-        "data": {"values": rows},
-        "mark": {"type": "bar", "binSpacing": 1, "opacity": 0.75},
-        "encoding": {
-            "x": x | {"bin": "binned"},
-            "x2": {"field": "to"},
-            "y": {
-                "field": "value",
-                "type": "quantitative",
-                "title": "rows (symlog scale)",
-                "stack": None,
-                "scale": {"type": "symlog"},
-                "axis": {"values": [0, 1, 10, 100, 1000, 10000, 100000, 1000000]},
+        "data": {"values": rows + ends},
+        "layer": [
+            {
+                "transform": [{"filter": "datum.split == 'train' && isValid(datum.to)"}],
+                "mark": {"type": "bar", "binSpacing": 1, "opacity": 0.4},
+                "encoding": {**encoding, "x": x | {"bin": "binned"}, "x2": {"field": "to"}, "tooltip": tooltip},
             },
-            "color": {"field": "series", "type": "nominal", "scale": {"domain": splits}},
-            "tooltip": [
-                {"field": "series", "title": "split"},
-                {"field": "from", "title": "tokens over"},
-                {"field": "to", "title": "up to"},
-                {"field": "value", "title": "rows"},
-            ],
-        },
+            {
+                "transform": [{"filter": "datum.split != 'train'"}],
+                "mark": {"type": "line", "interpolate": "step-after"},
+                "encoding": encoding,
+            },
+        ],
     }
-    every = [row for row in read if any(row[name] for name in splits)]
-    ends = f"{every[0]['tokens'] - width:.0f} to {every[-1]['tokens']:.0f}" if every else "no"
-    return Chart("lengths", "Lengths of rows.", f"Rows have {ends} tokens.", spec)
+    said = (
+        f"Rows have over {read[0]['tokens'] - width:.0f} and up to {read[-1]['tokens']:.0f} tokens."
+        if read
+        else "No rows."
+    )
+    return Chart("lengths", "Lengths of rows.", said, spec)
 
 
 def _thinning(rows: Sequence[Any]) -> str:

@@ -82,6 +82,7 @@ def report(
         difference=compared,
         metrics=_metrics(compared),
         groups=groups,
+        names_of_groups={group: figures.group_name(group) for group in ["", *groups]},
         gate={"fail_if": settings.fail_if, "failure": _verdict(settings.fail_if, compared)},
         pairs=list(zip(*answers, strict=True))[: settings.examples],
         changed=changed(*answers)[: settings.examples],

@@ -64,7 +64,7 @@ def table(found: dict[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
     }
     columns = [place for place in range(len(COLUMNS)) if any(cells[place] is not None for cells in known.values())]
     cells = {
-        title: ["" if values[place] is None else ROWS[title][1](values[place]) for place in columns]
+        title: ["" if (value := values[place]) is None else ROWS[title][1](value) for place in columns]
         for title, values in known.items()
     }
     return [COLUMNS[place] for place in columns], cells
