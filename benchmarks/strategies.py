@@ -4,21 +4,26 @@
     make run
     .venv/bin/python benchmarks/strategies.py --results results
 
-Collects the rows of the comparison with the machine in benchmarks/results/strategies.json, and prints the table, beside
-what the published experiment says of its four strategies.
+Collects the rows of the comparison with the machine in benchmarks/results/strategies.json, and writes the table into
+docs/compare.md, beside what the published experiment says of its four strategies. Times say little beside other work.
 """
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
 from machine import machine
 
-from zerolora.files import read_json, write_json
+from zerolora.files import read_json, write_json, write_text
 from zerolora.strategies import STRATEGIES
 from zerolora.units import byte_size, gib
 
-RESULT = Path(__file__).resolve().parent / "results/strategies.json"
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "benchmarks/results/strategies.json"
+PAGE = ROOT / "docs/compare.md"
+BETWEEN = re.compile(r"(<!-- strategies -->\n).*?(<!-- end -->)", re.DOTALL)
+NOT_MEASURED = "Not measured yet; `benchmarks/strategies.py` writes the table here."
 # "Multi-GPU DeepSpeed + LoRA fine-tuning of Qwen2.5-14B-Instruct", two GPUs of 32 GB: (seconds of training, CPU use).
 # Its stage 2 has the optimizer on the host, its stage 3 optimizer and parameters.
 PUBLISHED = {
@@ -43,7 +48,7 @@ FIGURES = (
 
 
 def main() -> None:
-    """Collect the rows, write the result file, and print the table."""
+    """Collect the rows, write the result file, and the table into the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--results", type=Path, required=True)
     folder = parser.parse_args().results / "compare/rows"
@@ -51,7 +56,16 @@ def main() -> None:
     rows.sort(key=lambda row: list(STRATEGIES).index(row["strategy"]))
     found = {"machine": machine(), "runs": [{name: row[name] for name in FIGURES} for row in rows]}
     write_json(RESULT, found)
-    print(table(found))
+    write_text(PAGE, written(PAGE.read_text(encoding="utf-8"), found))
+
+
+def written(page: str, found: dict[str, Any] | None) -> str:
+    """Return the page with the table of a result, None for none, between its marks."""
+    text = NOT_MEASURED
+    if found:
+        measured_on = f"{found['machine']['cores']} cores ({found['machine']['processor']}), {found['machine']['date']}"
+        text = f"{table(found)}\n\nMeasured on {measured_on}, by `benchmarks/strategies.py`."
+    return BETWEEN.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page)
 
 
 def table(found: dict[str, Any]) -> str:

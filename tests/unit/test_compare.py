@@ -193,6 +193,12 @@ def test_a_stage_that_ended_well_is_no_reason(tmp_path: Path) -> None:
             ],
             "rank 1 failed with exit code 1: RuntimeError: out of memory",
         ),
+        (["zerolora: loss is nan at step 2", "zerolora: rank 0 failed with exit code 2"], "loss is nan at step 2"),
+        (
+            ["Traceback", "OSError: disk full", "zerolora: rank 0 failed with exit code 1"],
+            "rank 0 failed with exit code 1: OSError: disk full",
+        ),
+        (["step 60", "zerolora: rank 0 failed with signal SIGKILL"], "rank 0 failed with signal SIGKILL"),
         (
             [
                 *("zerolora: nothing fits, not even with the smallest:", "zerolora:   strategy  GPU  host"),
@@ -268,6 +274,15 @@ def test_a_page_of_runs_that_all_failed_has_no_chart(tmp_path: Path) -> None:
     assert "<figure" not in page and "not run" in page
     with pytest.raises(UserError, match="config.json: there is no such file"):
         what_is_there(tmp_path / "none")
+
+
+def test_results_of_an_older_version_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"runs": {"default": {"dataset": "rows"}}}')
+    said = served("zerolora", "show", "--results", str(tmp_path))
+    assert (said.returncode, said.stderr.splitlines()[-1]) == (
+        2,
+        f"zerolora: {tmp_path}/config.json: is of another version; run `zerolora resolve` again",
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))

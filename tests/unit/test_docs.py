@@ -35,15 +35,15 @@ def result(name: str) -> dict[str, object]:
 
 def test_the_comparisons_figures_are_those_measured() -> None:
     page = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
-    measured: Any = result("strategies.json")
-    assert measured_strategies.table(measured) in page
-    assert measured["machine"]["date"] in page
-    recipe = load(ROOT / "config/recipes/smollm2-135m-strategies.yaml")
-    assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
-    losses = [run["loss_validation"] for run in measured["runs"]]
-    assert max(losses) - min(losses) < 1e-3 * min(losses)
-    many: Any = result("many_runs.json")["runs"]  # type: ignore[index]
+    many: Any = result("many_runs.json")["runs"]
     assert f"{many['1000']['cpu_seconds']:.1f} s of CPU time for 1,000 runs" in page
+    measured: Any = result("strategies.json") if measured_strategies.RESULT.exists() else None
+    assert measured_strategies.written(page, measured) == page
+    if measured:
+        recipe = load(ROOT / "config/recipes/smollm2-135m-strategies.yaml")
+        assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
+        losses = [run["loss_validation"] for run in measured["runs"]]
+        assert max(losses) - min(losses) < 1e-3 * min(losses)
 
 
 def test_the_figures_of_make_run_are_those_measured() -> None:

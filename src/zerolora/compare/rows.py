@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_object
 from zerolora.log import PREFIX, read_status
 
@@ -22,6 +23,8 @@ TAIL_BYTES = 65536
 """Of a log, in which its last messages are."""
 ITS_LAST_LINES = "; its last lines:"
 """Ends the first line of the message about a rank that failed (train/launch/processes.py)."""
+RANK_FAILED = re.compile(r"\w+ \d+ failed with (exit code|signal) \w+")
+"""The same of the first rank, whose own lines are in this log before it."""
 PLANNING = ("estimate", "render")
 """Stages that refuse a run before anything is trained."""
 # The stages of a run, in their order: name, log below results/logs, first output below the project.
@@ -58,25 +61,34 @@ def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> t
     `outdated` has, by run, a stage that has to run again, so that what was left of an earlier one is no result. Raises
     UserError if config.json or a row is broken.
     """
-    resolved = read_object(results / "config.json", "zerolora resolve")
-    overrides = dict(resolved["compare"]["runs"])
-    rows = []
-    for run in by_name(overrides):
-        settings = resolved["runs"][run]
-        names = {
-            "results": results,
-            "run": run,
-            "dataset": settings["dataset"],
-            "model": resolved["prepare"][settings["dataset"]]["model"],
-            "strategy": settings["render"]["strategy"],
-        }
-        file = results / ROWS / f"{run}.json"
-        row = _ended(results, names) or _outdated(run, outdated or {})
-        if row is None and file.is_file():
-            rows += finished([run], results / ROWS)
-            continue
-        rows.append({"run": run, "strategy": names["strategy"], **(row or {"status": "not run", "reason": ""})})
-    return rows, overrides
+    path = results / "config.json"
+    resolved = read_object(path, "zerolora resolve")
+    try:
+        overrides = dict(resolved["compare"]["runs"])
+        named = {run: _names(results, run, resolved) for run in by_name(overrides)}
+    except (KeyError, TypeError):
+        raise UserError(f"{path}: is of another version; run `zerolora resolve` again") from None
+    return [_row(names, outdated or {}) for names in named.values()], overrides
+
+
+def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands in the paths of STAGES for a run, and its strategy."""
+    settings = resolved["runs"][run]
+    return {
+        "results": results,
+        "run": run,
+        "dataset": settings["dataset"],
+        "model": resolved["prepare"][settings["dataset"]]["model"],
+        "strategy": settings["render"]["strategy"],
+    }
+
+
+def _row(names: Mapping[str, Any], outdated: Mapping[str, str]) -> Row:
+    run, results = names["run"], names["results"]
+    row = _ended(results, names) or _outdated(run, outdated)
+    if row is None and (results / ROWS / f"{run}.json").is_file():
+        return finished([run], results / ROWS)[0]
+    return {"run": run, "strategy": names["strategy"], **(row or {"status": "not run", "reason": ""})}
 
 
 def _outdated(run: str, outdated: Mapping[str, str]) -> Row | None:
@@ -103,7 +115,7 @@ def reason_in(log: Path, strategy: str = "") -> str:
     """Return the last message for the user in a log as one line, empty if the log does not end with one.
 
     Of a message that goes on after a colon, it is the first line and what is said of `strategy` there; of one about a
-    rank that failed, the first line and the rank's last.
+    rank that failed, what that rank said last.
     """
     try:
         with log.open("rb") as file:
@@ -121,4 +133,9 @@ def reason_in(log: Path, strategy: str = "") -> str:
             own = f"  {strategy}: "
             said = next((each.removeprefix(own) for each in block[place:] if each.startswith(own)), "")
             return f"{line} {said}" if said else line.removesuffix(":")
-    return block[-1] if block else ""
+    if not block or not (match := RANK_FAILED.fullmatch(block[-1])):
+        return block[-1] if block else ""
+    if len(block) > 1:
+        return block[-2]
+    before = written[: -len(block)]
+    return f"{block[-1]}: {before[-1].strip()}" if before and match[1] == "exit code" else block[-1]
