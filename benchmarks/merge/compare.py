@@ -11,7 +11,8 @@ memory in which a shared page counts once (Pss, every 50 ms); medians of the rou
 other work on the machine disturbs least. The page cache is dropped of the base and the adapter (posix_fadvise) before
 each, then warmed by reading them, so that all read from memory and what is compared is work and writing; --cold leaves
 it dropped. Then --settle seconds pass: a virtual machine may hand the memory of the files that were just removed back
-to its host, and getting it again costs as much as a copy, which all are to pay or none.
+to its host, and getting it again costs as much as a copy, which all are to pay or none. --add keeps the models that the
+output has already, if they were measured on this machine with these versions and options.
 Needs disk for three copies of the largest model. Writes benchmarks/results/merge.json.
 """
 
@@ -76,18 +77,20 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=5, help="seconds before each")
     parser.add_argument("--folder", type=Path, help="where models are written; a temporary one if left out")
     parser.add_argument("--cold", action="store_true", help="read from the disk")
+    parser.add_argument("--add", action="store_true", help="keep the models that the output has")
     parser.add_argument("--llamafactory", type=Path, help="llamafactory-cli of a virtual environment")
     options = parser.parse_args()
     found: dict[str, Any] = machine(("torch", "transformers", "peft", "safetensors")) | {
         "page_cache": "cold" if options.cold else "warm",
         "rank": options.rank,
-        "rounds": options.rounds,
         "settle_seconds": options.settle,
         "file_system": file_system(options.folder or Path(tempfile.gettempdir())),
         "threads": len(os.sched_getaffinity(0)),
         "llamafactory": versions(options.llamafactory) if options.llamafactory else "unmeasured: not given",
         "models": {},
     }
+    if options.add and options.output.exists():
+        found["models"] = models_of(options.output, found)
     for size in options.models:
         with tempfile.TemporaryDirectory(dir=options.folder) as name:
             folder = Path(name)
@@ -97,6 +100,16 @@ def main() -> None:
             found["models"][size] = compared(folder, options)
             write_json(options.output, found)
     print(markdown(found))
+
+
+def models_of(output: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the models of an earlier result. Exits if it was not measured as `found` is."""
+    before: dict[str, Any] = json.loads(output.read_text())
+    for key in sorted((before.keys() | found.keys()) - {"models"}):
+        if before.get(key) != found.get(key):
+            raise SystemExit(f"{output}: {key} is {before.get(key)}, and {found.get(key)} here; leave out --add")
+    models: dict[str, Any] = before["models"]
+    return models
 
 
 def compared(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -133,6 +146,7 @@ def compared(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for way, rounds in of_rounds.items()
     }
     return {
+        "rounds": options.rounds,
         "bytes": bytes_,
         "largest_tensor_bytes": largest_tensor(base),
         "adapter_bytes": (adapter / "adapter_model.safetensors").stat().st_size,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.merge import compare
-from zerolora.files import read_json
+from zerolora.files import read_json, write_json
 
 
 @pytest.mark.slow
@@ -35,3 +35,11 @@ def test_every_way_is_measured_in_a_process_of_its_own(tmp_path: Path, monkeypat
     assert shares["whole"] == ways["cp"]["seconds"] / ways["zerolora"]["seconds"]
     assert compare.markdown(found).count("| tiny |") == 4
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_models_are_added_to_a_result_of_the_same_machine_and_options(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write_json(path, {"cores": 2, "rank": 16, "models": {"1B": {"bytes": 1}}})
+    assert compare.models_of(path, {"cores": 2, "rank": 16, "models": {}}) == {"1B": {"bytes": 1}}
+    with pytest.raises(SystemExit, match="rank is 16, and 8 here; leave out --add"):
+        compare.models_of(path, {"cores": 2, "rank": 8, "models": {}})

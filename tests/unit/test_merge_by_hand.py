@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -231,6 +233,30 @@ def test_copies_are_of_whole_blocks_that_file_systems_can_share(
     assert max(map(len, runs)) > 2
     assert all(start % 64 == 0 == offset % 64 for run in runs for _, start, _, _, offset in run[1:])
     assert all(stop - start <= 256 for _, start, stop, _, _ in copies)
+
+
+def test_one_thread_at_a_time_writes_a_file(
+    tmp_path: Path, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for its turn sleeps, where ext4 would have it spin; other threads compute meanwhile."""
+    write = os.pwrite
+    writing: list[int] = []
+    threads: set[int] = set()
+    most = 0
+
+    def slow(handle: int, data: memoryview, offset: int) -> int:
+        nonlocal most
+        writing.append(handle)
+        threads.add(threading.get_ident())
+        most = max(most, writing.count(handle))
+        time.sleep(0.01)
+        writing.remove(handle)
+        return write(handle, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    monkeypatch.setattr(stream, "_cores", lambda: 4)
+    merge("--base", tiny_model, "--adapter", adapter, "--output", tmp_path / "merged")
+    assert len(threads) > 2 and most == 1
 
 
 def test_the_files_are_those_of_the_base_but_for_the_weights(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:

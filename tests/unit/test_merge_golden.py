@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from zerolora.architecture import auto_class
 from zerolora.merge import stream
 from zerolora.merge.by_hand import merge_by_hand
+from zerolora.methods import lora
 from zerolora.tensor_file import read_header
 
 TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
@@ -91,6 +92,25 @@ def loaded(directory: Path, dtype: torch.dtype) -> Any:
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in directory.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "read again"])
+def test_rows_of_a_stored_factor_are_those_of_the_factor(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small factor is read once for all blocks of rows, a large one in parts."""
+    torch.manual_seed(0)
+    factors = {"A": torch.randn(4, 24), "B": torch.randn(48, 4)}
+    save_file(factors, tmp_path / "factors.safetensors")
+    stored = read_header(tmp_path / "factors.safetensors").tensors
+    monkeypatch.setattr(lora, "SMALL", factors["B"].nbytes if kept else factors["B"].nbytes - 1)
+    found, expected = torch.ones(48, 24), torch.ones(48, 24)
+    for first in (0, 16, 32):
+        rows = slice(first, first + 16)
+        lora.Product("weight", dict(stored), 0.3, transposed=False).apply(found[rows], first)
+        lora.Product("weight", dict(factors), 0.3, transposed=False).apply(expected[rows], first)
+    assert torch.equal(found, expected)
+    assert torch.allclose(found, 1 + 0.3 * factors["B"] @ factors["A"])
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])

@@ -61,8 +61,10 @@ OTHER_PRODUCTS = (
     *("use_bdlora", "use_qalora", "velora_config"),
 )
 """Keys of a LoraConfig with which a weight is not W + B·A·scale, or is not of the base."""
-KEPT = 16
+KEPT = 32
 """Factors that are kept from one block of rows to the next, as many as threads work on and some."""
+SMALL = 2**23
+"""Bytes of a factor that is kept though a block needs but some of its rows, which else are read again for each."""
 PARTS = ("A", "B", "embedding_A", "embedding_B", "magnitude_vector")
 
 
@@ -507,7 +509,7 @@ class Product(Update):
         if self.turned:
             one, other = _in_fp32(right), _in_fp32(left)[:, first:last]
         else:
-            one, other = rows_of(right, first, last).float(), _in_fp32(left)
+            one, other = _rows_in_fp32(right, first, last), _in_fp32(left)
         product = torch.mm(one, other, out=scratch("product", (one.shape[0], other.shape[1]))).mul_(self.scale)
         rows.add_(product.T if self.turned else product)
         magnitude = self.parts.get("magnitude_vector")
@@ -540,6 +542,12 @@ class Replacement(Update):
 def _in_fp32(factor: "Factor") -> "torch.Tensor":
     """Return a whole factor, which many blocks of rows need one after the other."""
     return _kept(factor) if isinstance(factor, StoredTensor) else factor.float()
+
+
+def _rows_in_fp32(factor: "Factor", first: int, last: int) -> "torch.Tensor":
+    if isinstance(factor, StoredTensor) and factor.nbytes <= SMALL:
+        return _kept(factor)[first:last]
+    return rows_of(factor, first, last).float()
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -50,7 +50,7 @@ MERGE_PROCESS = 400 * 1024**2
 """Resident bytes of a process that is about to merge, transformers imported, as for fused experts. Without it they are
 fewer, measured by benchmarks/merge/compare.py ("start").
 tests/unit/test_slurm_resources.py holds merging against a real run."""
-MERGE_BLOCKS = 8 * (4 * 2**20 + 3 * 4 * 2**19)
+MERGE_BLOCKS = 8 * (4 * 2**20 + 3 * 4 * 2**17)
 """Of the threads of a merge (merge/stream.py): rows as they are stored; a block in fp32, its update and their sum."""
 MERGE_WHOLE = 4 * 4
 """Bytes for each number of a weight that is merged whole: in fp32, as it is quantized, unpacked and updated; those of
