@@ -6,13 +6,15 @@ A model of random bf16 weights of each size is written, with a LoRA adapter of a
 rounds, whose order rotates: by `zerolora merge`, which writes no hashes by hand, and as a stage, which does; by peft,
 from_pretrained to save_pretrained; by `cp`, in the kernel or with --reflink=never through its own buffer. Each is a
 process of its own, which ends with its files flushed to disk. "start" merges a model of kilobytes: the rest of the time
-is for the bytes. Taken of each: wall and CPU seconds, peak resident set (VmHWM, as the kernel keeps it) and peak of
-memory in which a shared page counts once (Pss, every 50 ms); medians of the rounds, and the least wall seconds, which
-other work on the machine disturbs least. The page cache is dropped of the base and the adapter (posix_fadvise) before
-each, then warmed by reading them, so that all read from memory and what is compared is work and writing; --cold leaves
-it dropped. Then --settle seconds pass: a virtual machine may hand the memory of the files that were just removed back
-to its host, and getting it again costs as much as a copy, which all are to pay or none. --add keeps the models that the
-output has already, if they were measured on this machine with these versions and options.
+is for the bytes. "rounded only" is zerolora's merge without the product, which turns the numbers to fp32 and back;
+"bytes only" turns none, and so reads and writes like a copy, but in a process of Python that has torch. Taken of each:
+wall and CPU seconds, peak resident set (VmHWM, as the kernel keeps it) and peak of memory in which a shared page
+counts once (Pss, every 50 ms); medians of the rounds, and the least wall seconds, which other work on the machine
+disturbs least. The page cache is dropped of the base and the adapter (posix_fadvise) before each, then warmed by
+reading them, so that all read from memory and what is compared is work and writing; --cold leaves it dropped. Then
+--settle seconds pass: a virtual machine may hand the memory of the files that were just removed back to its host, and
+getting it again costs as much as a copy, which all are to pay or none. --add keeps the models that the output has
+already, if they were measured on this machine with these versions and options.
 Needs disk for three copies of the largest model. Writes benchmarks/results/merge.json.
 """
 
@@ -63,6 +65,19 @@ from transformers import AutoModelForCausalLM
 base, adapter, output = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
 PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(output)
+"""
+PARTS = """
+import sys
+from pathlib import Path
+from zerolora.merge import stream
+from zerolora.merge.by_hand import merge_by_hand
+from zerolora.methods import lora
+left_out, base, adapter, output = sys.argv[1:]
+if left_out == "product":
+    lora.Product.apply = lambda self, rows, first: None
+else:
+    stream.apply = lambda update, rows, first: None
+merge_by_hand(Path(base), [Path(adapter)], [], Path(output))
 """
 ROW = "| {size} | {way} | {seconds:.1f} s | {least:.1f} s | {rate:.0f} MB/s | {rss:.2f} GB | {pss:.2f} GB |"
 
@@ -184,6 +199,8 @@ def commands(folder: Path, llamafactory: Path | None) -> dict[str, list[str]]:
             "--output",
             output,
         ],
+        "zerolora, rounded only": [sys.executable, "-c", PARTS, "product", base, adapter, output],
+        "zerolora, bytes only": [sys.executable, "-c", PARTS, "sum", base, adapter, output],
         "peft": [sys.executable, "-c", PEFT, base, adapter, output],
         "cp": ["cp", "-r", "--reflink=auto", base, output],
         "cp, no reflink": ["cp", "-r", "--reflink=never", base, output],
