@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from machine import machine
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from zerolora.export.targets.base import Opened
 
@@ -27,6 +28,7 @@ def opened_by_vllm(python: str, weights: Path, data: Path, adapter: Path | None 
             kept = KeptAnswers(Path(folder), "answers", len(rows))
             settings = asking.model_copy(update={"max_new_tokens": tokens, "batch": len(rows)})
             vllm_engine.answer_with_vllm(settings, data, model, rows, kept)
-            return [list(answer) for answer, _ in kept.all()]
+            found: list[Any] = [answer for answer, _ in kept.all()]  # vLLM writes tokens, never texts
+            return found
 
     return Opened(vllm_engine.check(asking, data, model), answers, {})

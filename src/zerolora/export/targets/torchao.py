@@ -68,7 +68,8 @@ def _run(source: RunResult, settings: TorchAo, output: Path) -> dict[str, Any]:
     }
     metadata |= {"tensor_names": json.dumps(list(tensors)), "format": "pt"}
     copy_small_files(source.merged_model, output)
-    index, total = {}, 0
+    index: dict[str, str] = {}
+    total = 0
     for file in layers.files:
         parts: dict[str, torch.Tensor] = {}
         for name, stored in file.tensors.items():
