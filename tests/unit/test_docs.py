@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, served
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
+from benchmarks import dvc_diff
 from benchmarks.evaluate import public_benchmarks
 from benchmarks.memory import compare
 from benchmarks.merge import compare as compare_merges
@@ -114,6 +115,17 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
 def test_the_table_of_public_benchmarks_is_the_one_measured() -> None:
     found: Any = result("public.json")
     assert public_benchmarks.markdown(found) in (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+
+
+def test_what_dvc_prints_of_two_runs_is_what_it_printed() -> None:
+    found: Any = result("dvc.json")
+    text = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
+    assert all(block in text for block in dvc_diff.shown(found))
+    assert set(found["outputs"]) == set(dvc_diff.TABLES)
+    assert max(len(line) for output in found["outputs"].values() for line in output.splitlines()) <= dvc_diff.WIDTH
+    assert "learning_rate" in found["outputs"][dvc_diff.TABLES[-1]]
+    plot = dvc_diff.PLOT.read_text(encoding="utf-8")
+    assert plot.startswith("<svg") and "workspace" in plot and "HEAD" in plot
 
 
 def test_the_errors_of_the_estimate_are_those_found() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import generation
+import in_docs
 import pytest
 from conftest import ROOT, SERVERS, project_environment
 
@@ -84,6 +85,17 @@ def test_rounds_of_two_calls_are_put_together() -> None:
     assert both["rows_per_second"] == 3 and len(both["rounds"]) == 2 and not both["same_texts"]
     with pytest.raises(SystemExit, match="other rows"):
         generation.together(result(3, 2.0, "x"), result(4, 2.0, "x"))
+
+
+def test_tables_are_put_between_their_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_docs, "DOCS", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- one -->\nold\n<!-- end -->\nb\n<!-- two -->\n<!-- end -->\n")
+    in_docs.put("page.md", "one", r"| \1 |")
+    in_docs.put("page.md", "two", "new")
+    assert page.read_text() == ("a\n<!-- one -->\n| \\1 |\n<!-- end -->\nb\n<!-- two -->\nnew\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="0 places for three"):
+        in_docs.put("page.md", "three", "")
 
 
 RESULT = generation.RESULT
