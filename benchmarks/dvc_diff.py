@@ -53,8 +53,17 @@ def main() -> None:
     PLOT.write_text(vl_convert.vegalite_to_svg(json.loads(run(LOSS, project))), encoding="utf-8")
     found = {"machine": machine(), "outputs": {command: run(command, project) for command in TABLES}}
     RESULT.write_text(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    put("telemetry.md", "what DVC says", "\n\n".join(shown(found)))
+    put("telemetry.md", "what DVC says", section(found))
     print("\n\n".join(shown(found)))
+
+
+def section(found: dict[str, dict[str, str]]) -> str:
+    """Return what docs/telemetry.md says of a result."""
+    ran = (
+        "After `make run`, a commit, and a second run with half the learning rate, they print\n"
+        "(`benchmarks/dvc_diff.py`, `benchmarks/results/dvc.json`):"
+    )
+    return "\n\n".join([ran, *shown(found), f"![loss of both runs](../benchmarks/results/{PLOT.name})"])
 
 
 def commit_and_halve_the_rate(project: Path) -> None:

@@ -90,7 +90,7 @@ def main() -> None:
         result = together(read_json(options.output, "generation.py"), result)
     write_json(options.output, result)
     if options.output == RESULT:
-        put("evaluation.md", "speed", "\n\n".join("\n".join(table) for table in tables(result)))
+        put("evaluation.md", "speed", section(result))
 
 
 def take_turns(names: list[str], request: Found, folder: Path, rounds: int) -> dict[str, list[Found]]:
@@ -289,6 +289,17 @@ def tables(result: Found) -> list[list[str]]:
         for name, each in loaded.items()
     ]
     return [first, second]
+
+
+def section(result: Found) -> str:
+    """Return what docs/evaluation.md says of a result."""
+    engine = f"; vLLM is {result['vllm']}" if "vllm" in result else ""
+    said = (
+        f"{result['rows']} rows of the reference task, answered by {result['model']} in fp32 with {result['threads']} "
+        f"threads, up to {result['max_new_tokens']} tokens\n"
+        f"each (`benchmarks/evaluate/generation.py`, `benchmarks/results/evaluate.json`{engine}):"
+    )
+    return "\n\n".join(["## Speed", said, *("\n".join(table) for table in tables(result))])
 
 
 def _options() -> argparse.Namespace:

@@ -101,12 +101,14 @@ def test_tables_are_put_between_their_marks(tmp_path: Path, monkeypatch: pytest.
 RESULT = generation.RESULT
 
 
-@pytest.mark.skipif(not RESULT.is_file(), reason="not measured")
 def test_the_tables_are_those_measured() -> None:
-    measured = json.loads(RESULT.read_text())
+    """There is none where nothing was measured."""
     text = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
-    assert all("\n".join(table) in text for table in generation.tables(measured))
-    assert all(each["same_texts"] for each in measured["free"].values())
-    assert (
-        measured["free"]["zerolora"]["rows_per_second"] >= 8 * measured["free"][generation.REFERENCE]["rows_per_second"]
-    )
+    if not RESULT.is_file():
+        assert "<!-- speed -->\n<!-- end -->" in text
+        return
+    measured = json.loads(RESULT.read_text())
+    assert generation.section(measured) in text
+    free = measured["free"]
+    assert free["zerolora"]["same_texts"] and measured["loaded"]["zerolora"]["same_texts"]
+    assert free["zerolora"]["rows_per_second"] >= 8 * free[generation.REFERENCE]["rows_per_second"]
