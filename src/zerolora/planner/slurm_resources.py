@@ -131,8 +131,8 @@ def evaluating(
     models: int = 1,
 ) -> Resources:
     """Return the resources of evaluating a model: on as few GPUs of a node for each rank as hold it, if the run has any
-    and they do, else in fp32 on the CPU. A node has `gpus_per_node`, by default as many as training uses. `models` of its
-    size are asked, one after the other.
+    and they do, else in fp32 on the CPU. A node has `gpus_per_node`, by default as many as training uses. So many
+    `models` of its size are asked, one after the other.
 
     Raises UserError if a stage's file is missing.
     """
