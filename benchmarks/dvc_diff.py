@@ -5,8 +5,8 @@
 
 PROJECT is a clone in which `make run` has ended; its own repository gets a commit of the results. It is run once more
 with half the learning rate. Writes benchmarks/results/dvc.json, with what the commands print in 120 columns, and
-benchmarks/results/dvc_plots_diff.svg, the first plot of `dvc plots diff` as its page shows it. --table prints them as
-in docs/telemetry.md. Takes as long as the training.
+benchmarks/results/dvc_plots_diff.svg, the first plot of `dvc plots diff` as its page shows it, and puts the outputs
+into docs/telemetry.md; --table prints them. Takes as long as the training.
 """
 
 import argparse
@@ -16,6 +16,8 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+from in_docs import put
 
 RESULT = Path(__file__).resolve().parent / "results/dvc.json"
 PLOT = RESULT.with_name("dvc_plots_diff.svg")
@@ -51,7 +53,17 @@ def main() -> None:
     PLOT.write_text(vl_convert.vegalite_to_svg(json.loads(run(LOSS, project))), encoding="utf-8")
     found = {"machine": machine(), "outputs": {command: run(command, project) for command in TABLES}}
     RESULT.write_text(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    put("telemetry.md", "what DVC says", section(found))
     print("\n\n".join(shown(found)))
+
+
+def section(found: dict[str, dict[str, str]]) -> str:
+    """Return what docs/telemetry.md says of a result."""
+    ran = (
+        "After `make run`, a commit, and a second run with half the learning rate, they print\n"
+        "(`benchmarks/dvc_diff.py`, `benchmarks/results/dvc.json`):"
+    )
+    return "\n\n".join([ran, *shown(found), f"![loss of both runs](../benchmarks/results/{PLOT.name})"])
 
 
 def commit_and_halve_the_rate(project: Path) -> None:

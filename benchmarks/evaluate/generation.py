@@ -16,7 +16,7 @@ that loads, answers two rows, and is timed from there:
 They take turns in --rounds rounds, which --add puts to those of an earlier call. Beside other work, which is one
 process that computes for each core, zerolora answers the same rows once as it does, and once with threads that spin
 while they wait, as OpenMP's do unless told otherwise. Texts are compared with those of one by one. Writes
-benchmarks/results/evaluate.json; --table prints its tables, as in docs/evaluation.md.
+benchmarks/results/evaluate.json and puts its tables into docs/evaluation.md; --table prints them.
 """
 
 import argparse
@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 import torch
 from against_reference import VALIDATED, reference_task
 from contest import MODEL, QUIET, RESULTS, about
+from in_docs import put
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from zerolora import cpu_matmul
@@ -88,6 +89,8 @@ def main() -> None:
     if options.add:
         result = together(read_json(options.output, "generation.py"), result)
     write_json(options.output, result)
+    if options.output == RESULT:
+        put("evaluation.md", "speed", section(result))
 
 
 def take_turns(names: list[str], request: Found, folder: Path, rounds: int) -> dict[str, list[Found]]:
@@ -286,6 +289,17 @@ def tables(result: Found) -> list[list[str]]:
         for name, each in loaded.items()
     ]
     return [first, second]
+
+
+def section(result: Found) -> str:
+    """Return what docs/evaluation.md says of a result."""
+    engine = f"; vLLM is {result['vllm']}" if "vllm" in result else ""
+    said = (
+        f"{result['rows']} rows of the reference task, answered by {result['model']} in fp32 with {result['threads']} "
+        f"threads, up to {result['max_new_tokens']} tokens\n"
+        f"each (`benchmarks/evaluate/generation.py`, `benchmarks/results/evaluate.json`{engine}):"
+    )
+    return "\n\n".join(["## Speed", said, *("\n".join(table) for table in tables(result))])
 
 
 def _options() -> argparse.Namespace:

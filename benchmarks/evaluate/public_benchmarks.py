@@ -4,7 +4,7 @@
     .venv/bin/snakemake --profile profiles/local all
     .venv/bin/python benchmarks/evaluate/public_benchmarks.py [--project DIRECTORY]
 
-Writes benchmarks/results/public.json and prints its table, as in docs/tasks.md.
+Writes benchmarks/results/public.json, puts its table into docs/tasks.md, and prints it.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from in_docs import put
 from machine import machine
 
 from zerolora.evaluate.difference import mcnemar
@@ -50,6 +51,7 @@ def main() -> None:
             **{"gained": gained, "lost": lost, "p": mcnemar(gained, lost)},
         }
     write_json(RESULT, found)
+    put("tasks.md", "public benchmarks", markdown(found))
     print(markdown(found))
 
 
@@ -57,6 +59,8 @@ def markdown(found: Mapping[str, Any]) -> str:
     """Return the table of a result."""
     lines = ["| task | rows | metric | base | tuned | gained, lost | p |", "|---|---|---|---|---|---|---|"]
     for task, (name, metric) in SHOWN.items():
+        if task not in found["tasks"]:
+            continue
         row = found["tasks"][task]
         pairs = f"{row['gained']}, {row['lost']} | {row['p']:.2g}" if metric == "accuracy" else " | "
         lines.append(

@@ -13,6 +13,7 @@ from conftest import ROOT, served
 from documented import COMMANDS, PAGES
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
+from benchmarks import dvc_diff
 from benchmarks import strategies as measured_strategies
 from benchmarks.evaluate import public_benchmarks
 from benchmarks.memory import compare
@@ -136,6 +137,22 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
 def test_the_table_of_public_benchmarks_is_the_one_measured() -> None:
     found: Any = result("public.json")
     assert public_benchmarks.markdown(found) in (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+
+
+def test_what_dvc_prints_of_two_runs_is_what_it_printed() -> None:
+    """The commands alone, where it was not recorded."""
+    text = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
+    assert all(f"`{command}`" in text.replace("\\|", "|") for command in dvc_diff.TABLES)
+    if not dvc_diff.RESULT.is_file():
+        assert "<!-- what DVC says -->\n<!-- end -->" in text
+        return
+    found: Any = result("dvc.json")
+    assert dvc_diff.section(found) in text
+    assert set(found["outputs"]) == set(dvc_diff.TABLES)
+    assert max(len(line) for output in found["outputs"].values() for line in output.splitlines()) <= dvc_diff.WIDTH
+    assert "learning_rate" in found["outputs"][dvc_diff.TABLES[-1]]
+    plot = dvc_diff.PLOT.read_text(encoding="utf-8")
+    assert plot.startswith("<svg") and "workspace" in plot and "HEAD" in plot
 
 
 def test_the_errors_of_the_estimate_are_those_found() -> None:

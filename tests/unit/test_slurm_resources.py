@@ -98,6 +98,9 @@ def test_evaluation_takes_a_gpu_if_there_is_one_that_holds_the_model(tmp_path: P
     assert (on_gpu["gpus"], on_cpu["gpus"]) == (1, 0)
     assert on_cpu["host_bytes"] > 1.9 * on_gpu["host_bytes"]
     assert on_cpu["minutes"] > on_gpu["minutes"] >= MINIMUM_MINUTES
+    both = evaluating(EVALUATE, model, data, settings_of(gpu_memory=8 * GIB), models=2)
+    assert both == {**on_cpu, "seconds": 2 * on_cpu["seconds"], "minutes": both["minutes"]}
+    assert both["minutes"] > on_cpu["minutes"]
     few = evaluating(EVALUATE.model_copy(update={"rows": 50}), model, data, settings_of(gpu_memory=8 * GIB))
     assert few["seconds"] < on_cpu["seconds"] / 2
 

@@ -298,12 +298,14 @@ def resources_of_merge(wildcards, threads):
 def resources_of_evaluate(wildcards, threads):
     from zerolora.planner import slurm_resources
 
+    run = STAGE_SETTINGS.runs[run_of(wildcards)]
     return slurm_resources.evaluating(
         STAGE_SETTINGS.evaluate[dataset_of(wildcards)],
         Path(model_directory(wildcards)),
         Path(data_directory(wildcards)),
-        STAGE_SETTINGS.runs[run_of(wildcards)].render,
+        run.render,
         run_sections(CONFIG, run_of(wildcards)).hardware.gpus_per_node,
+        2 if "run" in wildcards.keys() and run.evaluate.unmerged else 1,
     )
 
 

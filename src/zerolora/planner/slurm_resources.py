@@ -123,10 +123,16 @@ def merging(model: Path, adapter: Path) -> Resources:
 
 
 def evaluating(
-    settings: EvaluateSettings, model: Path, data: Path, run: RenderSettings, gpus_per_node: int | None = None
+    settings: EvaluateSettings,
+    model: Path,
+    data: Path,
+    run: RenderSettings,
+    gpus_per_node: int | None = None,
+    models: int = 1,
 ) -> Resources:
     """Return the resources of evaluating a model: on as few GPUs of a node for each rank as hold it, if the run has any
-    and they do, else in fp32 on the CPU. A node has `gpus_per_node`, by default as many as training uses.
+    and they do, else in fp32 on the CPU. A node has `gpus_per_node`, by default as many as training uses. So many
+    `models` of its size are asked, one after the other.
 
     Raises UserError if a stage's file is missing.
     """
@@ -149,7 +155,7 @@ def evaluating(
     held = stored if on_gpu else spec.parameters * BYTES["fp32"] + _answering(spec, settings, longest, BYTES["fp32"])
     seconds = _answering_seconds(spec, settings, rows, longest, run, on_gpu)
     ranks = settings.ranks
-    return _resources(seconds / ranks + stored / SHARED_DISK, ranks * (PROCESS_BYTES + held), ranks * gpus)
+    return _resources(models * (seconds / ranks + stored / SHARED_DISK), ranks * (PROCESS_BYTES + held), ranks * gpus)
 
 
 def _gpus(spec: ModelSpec, stored: int, cache: int, working: float, run: RenderSettings, most: int) -> int:
