@@ -37,6 +37,7 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/python tests/check_terms.py
 	$(BIN)/python docs/module_table.py --check
 	$(BIN)/python docs/method_table.py --check
+	$(BIN)/python docs/import_table.py --check
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix
@@ -49,6 +50,8 @@ schema: $(INSTALLED)  ## write the config's JSON Schema after a change of config
 architecture: $(INSTALLED)  ## write what the docs list of the source: modules, strategies of each method
 	$(BIN)/python docs/module_table.py
 	$(BIN)/python docs/method_table.py
+	$(BIN)/python docs/import_table.py
+	$(BIN)/python docs/recipe_plans.py
 
 lock: $(INSTALLED)  ## write envs/requirements.lock after a change of envs/requirements.in
 	$(BIN)/python -m pip install --quiet pip-tools
