@@ -39,6 +39,7 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/python docs/module_table.py --check
 	$(BIN)/python docs/method_table.py --check
 	$(BIN)/python docs/predictions.py --check
+	$(BIN)/python docs/import_table.py --check
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix
@@ -52,6 +53,8 @@ architecture: $(INSTALLED)  ## write what the docs take from the source: modules
 	$(BIN)/python docs/module_table.py
 	$(BIN)/python docs/method_table.py
 	$(BIN)/python docs/predictions.py
+	$(BIN)/python docs/import_table.py
+	$(BIN)/python docs/recipe_plans.py
 
 docs: $(INSTALLED)  ## build the site, site/index.html; no page loads anything from another host
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -52,7 +52,7 @@ def write_or_check(document: Path, new: str) -> int:
         return 0
     if new == document.read_text(encoding="utf-8"):
         return 0
-    print(f"docs/{document.name} is out of date; run `make architecture`")
+    print(f"{document.relative_to(ROOT).as_posix()} is out of date; run `make architecture`")
     return 1
 
 

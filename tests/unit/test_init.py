@@ -1,9 +1,11 @@
 """`zerolora init`: recipes listed, written, and mistakes of users."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, served
+from conftest import ROOT, project_environment, served
 
 from zerolora.config.recipes import SCHEMA_FILE, find, write_recipe
 from zerolora.errors import UserError
@@ -13,8 +15,10 @@ NAME = "llama-3-8b-lora-8x80gb"
 
 
 def test_without_a_name_the_recipes_are_listed(tmp_path: Path) -> None:
-    """In any directory: those of the project that zerolora is installed from."""
-    result = served("zerolora", "init", directory=tmp_path)
+    """In any directory: those of the project that zerolora is installed from, as a real process shows."""
+    command = [sys.executable, "-m", "zerolora", "init"]
+    environment = project_environment(ROOT)
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
     assert [name for name, _ in lines] == sorted(path.parent.name for path in RECIPES.glob("*/config.yaml"))
@@ -23,12 +27,14 @@ def test_without_a_name_the_recipes_are_listed(tmp_path: Path) -> None:
 
 def test_a_recipe_is_written_once(tmp_path: Path) -> None:
     output = tmp_path / "config/config.yaml"
+    output.parent.mkdir()
+    (output.parent / "recipes").symlink_to(RECIPES)
     result = served("zerolora", "init", "--recipe", NAME, directory=tmp_path)
     assert result.returncode == 0, result.stderr
     recipe, written = (path.read_text(encoding="utf-8") for path in (RECIPES / NAME / "config.yaml", output))
     assert written.splitlines()[1:] == recipe.splitlines()[1:]
     schema = written.splitlines()[0].partition("$schema=")[2]
-    assert (output.parent / schema).resolve() == ROOT / SCHEMA_FILE
+    assert (output.parent / schema).resolve() == tmp_path / SCHEMA_FILE
     output.write_text("mine: 1\n", encoding="utf-8")
     again = served("zerolora", "init", "--recipe", NAME, directory=tmp_path)
     assert again.returncode == 2 and "config/config.yaml: exists; write --force to replace it" in again.stderr

@@ -153,9 +153,10 @@ def _impossible_engine(config: Config) -> Iterable[Mistake]:
         alone = not settings.merge.enabled
         more = _more_than_lora(settings.train) if alone or asked.unmerged else None
         if more:
-            own, key = more.split(".")[0] in run.train, ("train", *more.split("."))
+            own = more.split(".")[0] in run.train
+            at = ("train", *more.split("."))
             yield (
-                place(config, name, *key) if own else key,
+                place(config, name, *at) if own else at,
                 f"with {'merge.enabled: false' if alone else 'evaluate.unmerged: true'}, and evaluate.engine: vllm has "
                 "no form for such an adapter; write evaluate.engine: transformers, or "
                 f"{'merge.enabled: true' if alone else 'evaluate.unmerged: false'}",

@@ -86,7 +86,7 @@ def _zero() -> dict[str, Rule]:
     """Return the rules of zero_optimization: what names the strategy, and sizes that are computed here."""
     rules: dict[str, Rule] = {}
     for key in (*FLAGS, *SIZES):
-        for name in aliases(key):
+        for name in sorted(aliases(key)):
             rules[name] = none(OWN)
     rules |= {key: _part(key) for key in PART_OF}
     rules |= {old: none(f"deprecated; DeepSpeed calls it {new}") for old, new in RENAMED.items()}
