@@ -15,10 +15,10 @@ from conftest import ROOT
 from zerolora.planner.cost import useful_flops
 
 sys.path.append(str(ROOT / "docs"))
-import diagrams  # type: ignore[import-not-found]
-import predictions  # type: ignore[import-not-found]
-import reference_pages  # type: ignore[import-not-found]
-import site_hooks  # type: ignore[import-not-found]
+import diagrams
+import predictions
+import reference_pages
+import site_hooks
 
 DOCS = ROOT / "docs"
 PEERS = (DOCS / "peers.md").read_text(encoding="utf-8")
