@@ -29,6 +29,7 @@ from zerolora.planner import datasheets
 from zerolora.planner.candidates import step_work
 from zerolora.planner.cost import Cost, step_seconds
 from zerolora.strategies import STRATEGIES
+from zerolora.strategies.traffic import StepWork
 from zerolora.units import GIB
 
 DOCS = ROOT / "docs"
@@ -49,6 +50,7 @@ class Planned:
     """One training with its predictions."""
 
     spec: TrainingSpec
+    work: StepWork
     prediction: Prediction
     cost: Cost
 
@@ -95,7 +97,8 @@ def planned(name: str, strategy: str, nodes: int, method: str = "lora") -> Plann
         validation_rows=0,
     )
     hardware = datasheets.named(GPU, NODE_LINK, NETWORK, "bf16", GPUS, nodes, ADAPTERS)
-    return Planned(spec, prediction, step_seconds(step_work(model, spec, rows), STRATEGIES[strategy], hardware))
+    work = step_work(model, spec, rows)
+    return Planned(spec, work, prediction, step_seconds(work, STRATEGIES[strategy], hardware))
 
 
 # Tables

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from zerolora.planner.cost import useful_flops
+
 sys.path.append(str(ROOT / "docs"))
 import diagrams
 import predictions
@@ -143,6 +145,10 @@ def test_zero_of_the_page_is_the_papers() -> None:
         assert re.search(rf"ZeRO-{strategy[-1]} \|.*\| {bytes_each:g} \|", text)
     trained = predictions.planned("llama-3-8b", "ddp", 1).spec.parameters(predictions.model_spec("llama-3-8b"))
     assert f"{trained.trained / 1e6:.0f}M of {trained.frozen / 1e6:,.0f}M" in text
+    # A token's FLOPs for each weight, as the cost model counts them, but for the adapters' own.
+    works = [predictions.planned("llama-3-8b", "ddp", 1, method).work for method in ("lora", "full")]
+    lora, full = (useful_flops(work)["supervised_token"] / work.vocabulary / work.hidden for work in works)
+    assert f"costs {full:g} FLOPs" in text and re.search(rf"A frozen one costs\s+{lora:g},", text)
 
 
 @pytest.mark.parametrize("heading", reference_pages.REGISTRIES)
