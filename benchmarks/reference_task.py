@@ -16,7 +16,13 @@ from machine import machine
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings, EvaluateRunSettings, PackSettings, PrepareSettings, RenderSettings
+from zerolora.config.settings import (
+    EstimateSettings,
+    EvaluateRunSettings,
+    PackSettings,
+    PrepareSettings,
+    RenderSettings,
+)
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records

@@ -95,6 +95,7 @@ def test_what_all_prompts_begin_with_is_computed_once(asked: Any, size: int) -> 
     )
     tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda tokens, skip_special_tokens: tokens)
     rows = [{"input_ids": prompt, "prompt": len(prompt)} for prompt in prompts]
+    given: Any
     given, _ = generate(model, tokenizer, rows, stops, settings(batch=size, max_new_tokens=LIMIT))
     hook.remove()
     assert given == alone
@@ -200,7 +201,7 @@ def test_base_and_adapter_are_asked_beside_the_merged_model(
     evaluated: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here they answer the same, and are judged alike; killed between them, the first is not asked again."""
-    own, calls = evaluate_module.answer, []
+    own, calls = vars(evaluate_module)["answer"], list[str]()
 
     def second_fails(folder: Path, *arguments: Any) -> None:
         calls.append(folder.parent.name)

@@ -130,7 +130,7 @@ def test_the_tutorial_says_what_happens(tutorial: tuple[Project, list[str]]) -> 
     assert len(said) == len(TUTORIAL) == 11 and "learning_rate: 1.0e-3" in pages
 
 
-@pytest.mark.parametrize("text", sorted(RUN, key=checkout_last))
+@pytest.mark.parametrize("text", sorted(map(str, RUN), key=checkout_last))
 def test_a_command_runs_as_it_is_shown(text: str, tutorial: tuple[Project, list[str]]) -> None:
     project, _ = tutorial
     if text.startswith("dvc push"):
