@@ -11,7 +11,7 @@ import torch
 from test_merge import make_adapter
 
 from zerolora.data.rows import IGNORED
-from zerolora.evaluate.gate import OF_MERGED
+from zerolora.evaluate.gate import OF_MERGED, OF_TRAINED
 from zerolora.evaluate.merged_logits import BOUND, next_tokens, of_merged
 from zerolora.evaluate.models import EvaluatedModel, load
 from zerolora.merge.by_hand import merge_by_hand
@@ -74,3 +74,22 @@ def test_the_divergence_is_that_of_torch(tiny_model: Path, tmp_path: Path, data:
     theirs = torch.nn.functional.kl_div(other, tuned, log_target=True, reduction="batchmean")
     assert found["merged_kl"] == pytest.approx(theirs.item(), rel=1e-4)
     assert found["merged_logits"] == pytest.approx((other - tuned).abs().max().item())
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_quantized_base_is_what_an_adapter_of_qlora_was_trained_on(
+    kind: str, tiny_model: Path, tmp_path: Path, data: Path
+) -> None:
+    """Merged into the dequantized base it is what was trained; into the original base it is not."""
+    adapter = make_adapter(tiny_model, tmp_path / "adapter")
+    quantization = {"type": kind, "double": True, "precision": "fp32"}
+    (adapter / "manifest.json").write_text(json.dumps({"files": {}, "quantization": quantization}))
+    found = {}
+    for dequantized in (True, False):
+        output = tmp_path / f"merged-{dequantized}"
+        merge_by_hand(tiny_model, [adapter], [], output, dequantized=dequantized)
+        found[dequantized] = figures(tiny_model, adapter, output, data)
+        assert tuple(found[dequantized]) == OF_MERGED + OF_TRAINED
+    assert found[True]["trained_logits"] < 1e-4 < found[True]["merged_logits"]
+    assert found[False]["merged_logits"] < 1e-4 < found[False]["trained_logits"]
+    assert found[True]["trained_kl"] <= found[False]["trained_kl"]

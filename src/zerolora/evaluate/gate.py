@@ -20,6 +20,8 @@ GRAMMAR = re.compile(
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 OF_MERGED = ("merged_kl", "merged_kl_share", "merged_argmax", "merged_logits")
 """Metrics of a merged model against base and adapter (evaluate/merged_logits.py)."""
+OF_TRAINED = ("trained_kl", "trained_logits")
+"""Metrics of a merged model against the quantized base that its adapter was trained on, and the adapter."""
 EXAMPLES = "accuracy < base - 0.01 or loss > 1.5"
 
 

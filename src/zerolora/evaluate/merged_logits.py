@@ -1,7 +1,8 @@
 """How far the logits of a merged model are from those of base model and adapter, on held-out rows.
 
 Both are the same function but for the rounding of the merged weights to the dtype of the base, and for what a
-quantized base lost. The yardstick is what fine-tuning changed.
+quantized base lost. The yardstick is what fine-tuning changed. An adapter of QLoRA was trained beside a quantized base;
+the merged model is compared with that one as well, whichever of the two it was merged into.
 """
 
 from pathlib import Path
@@ -11,9 +12,10 @@ import torch
 
 from zerolora import added_tokens
 from zerolora.data.rows import IGNORED
-from zerolora.evaluate.gate import OF_MERGED
+from zerolora.evaluate.gate import OF_MERGED, OF_TRAINED
 from zerolora.evaluate.models import EvaluatedModel, device_here, load, with_adapter
 from zerolora.log import LOGGER
+from zerolora.methods import quantized_base
 
 ROWS, TOKENS = 8, 16
 """Rows, and supervised tokens of each, that are compared: their logits over a vocabulary of 150,000 take 80 MB."""
@@ -46,16 +48,13 @@ def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any
                       fine-tuning changed less than LEAST
     merged_argmax     share of tokens of which both find the same most likely
     merged_logits     largest difference of two logarithms of a probability
+    trained_kl, trained_logits
+                      as merged_kl and merged_logits, against the quantized base and adapter, if training quantized it
 
     A share above BOUND is told as a warning.
     """
     assert model.adapter is not None
-    loaded, _ = load(model.base, device_here(), added_tokens.of_data(data))
-    base = next_tokens(loaded, rows)
-    adapted = with_adapter(loaded, model.adapter).eval()
-    if not hasattr(loaded, "hf_device_map"):  # where it is spread over several GPUs, peft has put it beside
-        adapted.to(device=loaded.device)
-    tuned = next_tokens(adapted, rows)
+    base, tuned = _of_base(model.base, model.adapter, data, rows)
     lost, changed = _divergence(tuned, merged), _divergence(tuned, base)
     share = lost / changed if changed > LEAST else 0.0
     if share > BOUND:
@@ -68,7 +67,31 @@ def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any
             changed,
         )
     equal = float((tuned.argmax(-1) == merged.argmax(-1)).float().mean())
-    return dict(zip(OF_MERGED, (lost, share, equal, float((tuned - merged).abs().max())), strict=True))
+    figures = dict(zip(OF_MERGED, (lost, share, equal, _largest(tuned, merged)), strict=True))
+    if not quantized_base.was_quantized(model.adapter):
+        return figures
+    quantization = quantized_base.quantization_of(model.adapter)
+    _, trained = _of_base(model.base, model.adapter, data, rows, quantization)
+    return figures | dict(zip(OF_TRAINED, (_divergence(trained, merged), _largest(trained, merged)), strict=True))
+
+
+def _of_base(
+    weights: Path, adapter: Path, data: Path, rows: Any, quantization: quantized_base.BaseQuantization | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the `next_tokens` of the base model, with its weights as training quantized them if it did, and of base
+    and adapter."""
+    loaded, _ = load(weights, device_here(), added_tokens.of_data(data))
+    if quantization is not None:
+        quantized_base.round_weights(loaded, quantization)
+    base = next_tokens(loaded, rows)
+    adapted = with_adapter(loaded, adapter).eval()
+    if not hasattr(loaded, "hf_device_map"):  # where it is spread over several GPUs, peft has put it beside
+        adapted.to(device=loaded.device)
+    return base, next_tokens(adapted, rows)
+
+
+def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max())
 
 
 def _divergence(true: torch.Tensor, other: torch.Tensor) -> float:
