@@ -48,9 +48,9 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, page, content=make()))
     pages = list(files.documentation_pages())
     while pages:
-        page = pages.pop()
-        for match in LINK.finditer(page.content_string):
-            target = repository_path(page.src_uri, match[2])
+        reading = pages.pop()
+        for match in LINK.finditer(reading.content_string):
+            target = repository_path(reading.src_uri, match[2])
             path = site_path(target)
             if path.startswith(COPIED) and (ROOT / target).is_file() and path not in files.src_uris:
                 added = File.generated(config, path, content=(ROOT / target).read_bytes())
