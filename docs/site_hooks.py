@@ -31,6 +31,9 @@ GENERATED = {
 }
 """Pages made from the code and from the results, and the functions that return their Markdown."""
 
+COPIED = "files/"
+"""Folder of the site for what links name elsewhere in the repository."""
+
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 REMOTE = re.compile(r"https://(unpkg\.com|api\.github\.com|gitlab\.com)/")
@@ -43,13 +46,16 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for page, make in GENERATED.items():
         files.append(File.generated(config, page, content=make()))
-    for file in list(files.documentation_pages()):
-        for match in LINK.finditer(file.content_string):
-            target = repository_path(file.src_uri, match[2])
-            if site_path(target).startswith("files/") and (ROOT / target).is_file():
-                added = File.generated(config, site_path(target), content=(ROOT / target).read_bytes())
-                if added.src_uri not in files.src_uris:
-                    files.append(added)
+    pages = list(files.documentation_pages())
+    while pages:
+        reading = pages.pop()
+        for match in LINK.finditer(reading.content_string):
+            target = repository_path(reading.src_uri, match[2])
+            path = site_path(target)
+            if path.startswith(COPIED) and (ROOT / target).is_file() and path not in files.src_uris:
+                added = File.generated(config, path, content=(ROOT / target).read_bytes())
+                files.append(added)
+                pages += [added] if added.is_documentation_page() else []
     return files
 
 
@@ -76,11 +82,14 @@ def on_post_build(config: Any) -> None:
 def repository_path(page: str, link: str) -> str:
     """Return the path in the repository that a page's link names."""
     source = next((path for path, where in ELSEWHERE.items() if where == page), f"docs/{page}")
-    return normpath(join(dirname(source), link))
+    if page.startswith(COPIED):
+        source = page.removeprefix(COPIED)
+    path = normpath(join(dirname(source), link))
+    return f"{path}/README.md" if (ROOT / path / "README.md").is_file() else path
 
 
 def site_path(path: str) -> str:
     """Return where a file of the repository is in the site, as a path below docs/."""
     if path in ELSEWHERE:
         return ELSEWHERE[path]
-    return path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"{COPIED}{path}"

@@ -56,9 +56,9 @@ def matching(command: Command, patterns: dict[str, str]) -> list[str]:
 
 
 TUTORIAL = [command for command in COMMANDS if command.page == "docs/tutorial.md"]
-OTHERS = {line(command): command for command in COMMANDS if command not in TUTORIAL}
-CANNOT = {text: command for text, command in OTHERS.items() if matching(command, NOT_RUN)}
-RUN = {
+OTHERS: dict[str, Command] = {line(command): command for command in COMMANDS if command not in TUTORIAL}
+CANNOT: dict[str, Command] = {text: command for text, command in OTHERS.items() if matching(command, NOT_RUN)}
+RUN: dict[str, Command] = {
     text: command
     for text, command in OTHERS.items()
     if text not in CANNOT and not matching(command, ELSEWHERE) and text not in {line(each) for each in TUTORIAL}
