@@ -798,7 +798,9 @@ class Config(Section):
             fixed = grid.model_dump(exclude={"over"})
             for each in combinations(name, grid.over) if not mistakes(grid.over) else ():
                 values = nested(each.values)
-                overrides = {key: with_values(fixed[key], values.get(key, {})) for key in fixed if key != "dataset"}
+                overrides: dict[str, Any] = {
+                    key: with_values(fixed[key], values.get(key, {})) for key in fixed if key != "dataset"
+                }
                 found[each.name] = name, each, Run.model_construct(dataset=grid.dataset, **overrides)
         return found
 
