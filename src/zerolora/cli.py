@@ -93,18 +93,20 @@ def _typed(kind: Any, settings: dict[str, Any]) -> Any:
 
 @app.command()
 def resolve(
-    config: Annotated[Path, typer.Option(help="The config, as in config/config.yaml.")], output: Output
+    config: Annotated[Path, typer.Option(help="The config, as in config/config.yaml.")],
+    output: Output,
+    runs: Annotated[Path, typer.Option(help="Output directory with a file of settings for each run.")],
 ) -> None:
     """Check the config and write the settings and the code fingerprint of every stage."""
     from zerolora.config.file import load
     from zerolora.config.resolve import resolve as stage
-    from zerolora.files import write_json
+    from zerolora.config.resolve import write
     from zerolora.fingerprint import fingerprints
 
     resolved = stage(load(config))
-    write_json(output, {**resolved.model_dump(mode="json"), "code": fingerprints()})
-    runs = len(resolved.runs)
-    result(f"{runs} run{'s' * (runs > 1)}")
+    write(resolved, fingerprints(), output, runs)
+    count = len(resolved.runs)
+    result(f"{count} run{'s' * (count > 1)}")
 
 
 @app.command()

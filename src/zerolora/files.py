@@ -49,9 +49,14 @@ def canonical(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
+def as_json(value: Any) -> str:
+    """Return `value` as the text of a JSON file: indented, with sorted keys."""
+    return json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON with sorted keys, whole or not at all."""
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True) + "\n")
+    write_text(path, as_json(value))
 
 
 def read_json(path: Path, written_by: str) -> Any:

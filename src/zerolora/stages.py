@@ -21,7 +21,7 @@ class Stage:
     modules: tuple[str, ...]
     """The modules that its command starts from, relative to the package."""
     settings: str
-    """The path of its settings in results/config.json."""
+    """The path of its settings in results/config.json, or results/settings/runs/{run}.json if it begins with `runs`."""
     reads: tuple[str, ...]
     """Files and directories it reads."""
     writes: tuple[str, ...]
@@ -46,7 +46,7 @@ STAGES = {
             ("config.resolve", "config.file"),
             "",
             ("config/config.yaml", *(f"config/{name}" for name in USER_FOLDERS)),
-            ("results/config.json",),
+            ("results/config.json", "results/settings"),
             kept=("config",),
         ),
         Stage(

@@ -1,6 +1,6 @@
 """Answers what each engine would run, many times in one process: python asker.py, in a project's directory.
 
-Reads a word a line: `snakemake` (a dry run), `dvc` (its status) or `resolve` (writes results/config.json). Writes a
+Reads a word a line: `snakemake` (a dry run), `dvc` (its status) or `resolve` (does what that stage does). Writes a
 line of JSON for each. To start the engines for each question takes three CPU-seconds, to ask here a quarter of one.
 """
 
@@ -37,7 +37,8 @@ def resolve() -> None:
     from zerolora import cli
 
     with contextlib.suppress(SystemExit):
-        cli.app(["resolve", "--config", "config/config.yaml", "--output", "results/config.json"], standalone_mode=False)
+        outputs = ["--output", "results/config.json", "--runs", "results/settings"]
+        cli.app(["resolve", "--config", "config/config.yaml", *outputs], standalone_mode=False)
 
 
 @contextlib.contextmanager

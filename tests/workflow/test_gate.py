@@ -74,7 +74,9 @@ def test_training_does_not_begin_where_it_will_not_fit(project: Project) -> None
 
 
 def test_a_refusal_is_one_message_and_exit_code_2(project: Project) -> None:
-    settings = json.loads((project.directory / "results/config.json").read_text())["runs"]["default"]["render"]
+    settings = json.loads((project.directory / "results/settings/runs/default.json").read_text())["runs"]["default"][
+        "render"
+    ]
     estimate = "results/default/estimate.json"
     files = ["--estimate", estimate, "--output", "refused.json", "--reasons", "why.json"]
     small = settings | {"host_memory": 1024**2}
@@ -86,7 +88,9 @@ def test_a_refusal_is_one_message_and_exit_code_2(project: Project) -> None:
 
 
 def test_a_disk_without_room_is_refused(project: Project, tmp_path: Path) -> None:
-    settings = json.loads((project.directory / "results/config.json").read_text())["runs"]["default"]["render"]
+    settings = json.loads((project.directory / "results/settings/runs/default.json").read_text())["runs"]["default"][
+        "render"
+    ]
     estimate = read(project, "estimate.json")
     # A vocabulary whose embedding no disk holds, nor a host: it is told that it has one.
     estimate["shape"]["modules"][0]["weights"] = [["weight", [10**12, 10**6]]]

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from conftest import Project
 from engines import dvc_changed, dvc_ran, edges_of, edit_config, snakemake_ran, snakemake_would_run
+from scale_runs import measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -97,3 +98,10 @@ def test_runs_of_a_grid_go_on_from_a_run_of_another(project: Project) -> None:
     project.run("zerolora", "expand")
     assert dvc_changed(project) == {"resolve"} | further
     assert "train@sweep-r4" in edges_of(project)["train@next-seed1"]
+
+
+def test_the_benchmark_of_many_runs_measures_what_it_says(project: Project) -> None:
+    """On two runs; it stops unless Snakemake has nothing to do in the end."""
+    found = measure(project.directory, 2, dvc=False)
+    assert found["jobs"] == 2 * len(OF_A_RUN)
+    assert all(found[name]["cpu_seconds"] > 0 for name in ("snakemake_plan", "snakemake_no_op"))

@@ -54,6 +54,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "results/default/metrics/loss.csv": (replace, "train@default", "results/default/metrics/loss.csv"),
     "results/default/metrics/evaluate.json": (replace, "evaluate@default", "results/default/metrics/evaluate.json"),
     "results/config.json": (replace, "resolve", "results/config.json"),
+    "results/settings/runs/default.json": (replace, "resolve", "results/settings"),
     "results/default/report.html": (replace, "report@default", "results/default/report.html"),
 }
 MISSING = [

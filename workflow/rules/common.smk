@@ -103,7 +103,7 @@ def model_of(wildcards):
 
 
 def code(stage):
-    """The fingerprint of the code that a stage runs (zerolora.fingerprint); DVC reads it from results/config.json."""
+    """The fingerprint of the code that a stage runs (zerolora.fingerprint); DVC reads it beside the settings."""
     return CODE[stage]
 
 

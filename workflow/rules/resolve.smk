@@ -2,7 +2,8 @@ rule resolve:
     input:
         user_files=engine_sync.user_files(),
     output:
-        RESOLVED,
+        shared=RESOLVED,
+        runs="results/settings/manifest.json",
     log:
         "results/logs/resolve.log",
     localrule: True
@@ -12,5 +13,6 @@ rule resolve:
         values=config_values,
         code=canonical(CODE),
         config=CONFIG_FILE,
+        runs="results/settings",
     shell:
-        "zerolora --log {log} resolve --config {params.config} --output {output}"
+        "zerolora --log {log} resolve --config {params.config} --output {output.shared} --runs {params.runs}"

@@ -13,6 +13,7 @@ from typing import Any
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_object
 from zerolora.log import PREFIX, read_status
+from zerolora.run_settings import settings_of_run
 
 Row = dict[str, Any]
 """As report/row.py has it, with `run`."""
@@ -73,7 +74,7 @@ def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> t
 
 def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return what stands in the paths of STAGES for a run, and its strategy."""
-    settings = resolved["runs"][run]
+    settings = settings_of_run(results, run)
     return {
         "results": results,
         "run": run,

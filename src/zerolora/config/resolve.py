@@ -1,6 +1,6 @@
 """Stage resolve: derives the settings of every stage from the config, with defaults and the overrides of each run.
 
-    zerolora resolve --config config/config.yaml --output results/config.json
+    zerolora resolve --config config/config.yaml --output results/config.json --runs results/settings
 
 Both engines compare these settings, never the file's text, so a comment, the order of keys, or `2e-4` for `0.0002` is
 not a change.
@@ -45,6 +45,7 @@ from zerolora.config.user_task import harness_files, settings_with_files, user_t
 from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.tasks import TASKS
+from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_json
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
 from zerolora.optimizers import OPTIMIZERS
@@ -98,6 +99,22 @@ def resolve(config: Config) -> Resolved:
         runs={name: stages_of(config, name) for name in config.all_runs},
         compare=CompareSettings(runs={name: _overrides(config, name) for name in sorted(config.all_runs)}),
     )
+
+
+def write(resolved: Resolved, code: dict[str, str], output: Path, runs: Path) -> None:
+    """Write the settings that runs share to `output`, and those of each run to a file of the directory `runs`, beside
+    the code fingerprints.
+
+    A file for each run, since DVC reads a stage's whole file for each of its values, and searches all of it.
+    """
+    values = resolved.model_dump(mode="json")
+    with staged_directory(runs) as folder:
+        (folder / "runs").mkdir()
+        for name, settings in values.pop("runs").items():
+            text = as_json({"runs": {name: settings}, "code": code})
+            (folder / f"runs/{name}.json").write_text(text, encoding="utf-8")
+        write_json(folder / MANIFEST, {"files": describe(folder)})
+    write_json(output, {**values, "code": code})
 
 
 def _overrides(config: Config, run: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
 HUB_DATA = "data/hub"  # where fetched data sets are stored
 PACKAGE_DATA = "data/packages"  # where data sets of PyPI packages are stored
 HUB_ADAPTERS = "resources/adapters"  # where fetched adapters are stored
-RESERVED_RUNS = ("base", "compare", "data", "logs", "tasks")
+RESERVED_RUNS = ("base", "compare", "data", "logs", "settings", "tasks")
 MANY = Field(min_length=1)
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
 

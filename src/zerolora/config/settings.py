@@ -312,7 +312,7 @@ class RunSettings(Settings):
 
 
 class Resolved(Settings):
-    """results/config.json: the settings of every stage."""
+    """The settings of every stage: results/config.json, and for each run a file in results/settings/runs/."""
 
     fetch: dict[str, FetchSettings]
     """By model."""

@@ -19,8 +19,6 @@ CONFIG = Path("config/config.yaml")
 RESULTS = Path("results")
 MODELS = Path("resources/models")
 RECORD = Path("dvc.lock")
-SETTINGS = "results/config.json"
-"""Of which the record has each stage's settings and code fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,9 @@ def finished_run(name: str) -> FinishedRun:
         raise UserError(f"{RECORD}: has no record of run {name}, so nobody knows its settings; {remedy(name)}")
     now: dict[str, Any] = {**run.resolved.model_dump(mode="json"), "code": fingerprints()}
     for stage, entry in stages.items():
-        for key, value in entry.get("params", {}).get(SETTINGS, {}).items():
-            _check_same(name, stage, key, value, _value(now, key))
+        for values in entry.get("params", {}).values():
+            for key, value in values.items():
+                _check_same(name, stage, key, value, _value(now, key))
     hashes = {path: md5 for entry in stages.values() for path, md5 in _outputs(entry)}
     return FinishedRun(name, config, run.resolved, hashes)
 

@@ -4,19 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from zerolora.files import read_json
+from zerolora.run_settings import run_names, settings_of_run
 
 
 def summary(results: Path) -> str:
-    """Return a line for each run in `results`/config.json, and the next steps.
+    """Return a line for each run whose settings are in `results`/settings, and the next steps.
 
-    Raises UserError if `results`/config.json is missing.
+    Raises UserError if they are missing.
     """
-    runs = read_json(results / "config.json", "zerolora resolve")["runs"]
+    runs = run_names(results)
     width = max(map(len, runs))
     lines, pages = [], []
-    for name, run in runs.items():
+    for name in runs:
         files = (
-            results / "base" / run["dataset"] / "evaluate.json",
+            results / "base" / settings_of_run(results, name)["dataset"] / "evaluate.json",
             results / name / "metrics" / "evaluate.json",
         )
         if not all(path.is_file() for path in files):

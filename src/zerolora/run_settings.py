@@ -1,0 +1,28 @@
+"""The settings of runs as `resolve` wrote them: a file for each in results/settings/runs/."""
+
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, read_object
+
+FOLDER = "settings"
+"""Of the results directory."""
+
+
+def run_names(results: Path) -> list[str]:
+    """Return the names of all runs, sorted. Raises UserError if `resolve` has not run."""
+    path = results / FOLDER / MANIFEST
+    files = read_object(path, "zerolora resolve").get("files")
+    if not isinstance(files, dict):
+        raise UserError(f"{path}: is of another version; run `zerolora resolve` again")
+    return sorted(Path(file).stem for file in files)
+
+
+def settings_of_run(results: Path, name: str) -> dict[str, Any]:
+    """Return the settings of each stage of a run. Raises UserError if `resolve` has not run, or its file is broken."""
+    path = results / FOLDER / f"runs/{name}.json"
+    try:
+        return dict(read_object(path, "zerolora resolve")["runs"][name])
+    except (KeyError, TypeError):
+        raise UserError(f"{path}: is of another version; run `zerolora resolve` again") from None
