@@ -1,5 +1,6 @@
 """Each recipe: its plan on the hardware that it names, and its training with a tiny stand-in of the model's family."""
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from test_models import bench_of, settings_of
 sys.path.insert(0, str(ROOT / "docs"))
 import recipe_plans
 
+from benchmarks.evaluate import boolq
 from zerolora.config.recipes import summaries
 from zerolora.memory.read_spec import read_model_spec
 
@@ -71,6 +73,13 @@ def test_every_recipe_is_here_and_has_a_readme() -> None:
         assert readme.startswith(f"# {name}\n") and f"zerolora init --recipe {name}" in readme
         assert "## Expected result" in readme and "## Hardware and cost" in readme
     assert set(summaries(RECIPES)) == shipped
+
+
+def test_what_the_recipe_of_boolq_gives_is_what_was_measured() -> None:
+    text = (RECIPES / "gemma-3-270m-boolq/README.md").read_text(encoding="utf-8")
+    if boolq.RESULT.is_file():
+        assert boolq.markdown(json.loads(boolq.RESULT.read_text(encoding="utf-8"))) in text
+    assert ("Not measured yet" in text) != boolq.RESULT.is_file()
 
 
 @pytest.mark.parametrize(("model", "parameters"), PARAMETERS.items())
