@@ -85,6 +85,13 @@ def test_what_does_not_apply_is_not_shown(run: FinishedRun) -> None:
     assert "Peak memory of one GPU" in text and "GPU: mean 87 %" in text
 
 
+def test_a_json_of_the_users_own_is_no_strategy_of_the_estimate(run: FinishedRun) -> None:
+    run.edit("default/zero.json", lambda each: each["zerolora"].update(strategy="config/deepspeed/own.json"))
+    text = text_of(run.page())
+    assert "Chosen: config/deepspeed/own.json, 2.92 GiB ◇ predicted as rendered, 2.98 GiB ◆ measured" in text
+    assert "yes, chosen" not in text
+
+
 def test_a_run_that_was_not_evaluated_shows_its_loss(run: FinishedRun) -> None:
     for name in ("base", "default/metrics"):
         for file in ("evaluate", "evaluate_resources"):

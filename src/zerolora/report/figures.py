@@ -236,7 +236,9 @@ def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: 
     ]
     points = {"◇ predicted as rendered": rendered} | ({"◆ measured": measured} if measured else {})
     ends = {entry["strategy"]: _end(entry, where) for entry in entries}
-    ends[chosen] = max(ends[chosen], *(value / GIB for value in points.values()))
+    named = chosen in ends  # a DeepSpeed JSON of the user's own has no bar
+    if named:
+        ends[chosen] = max(ends[chosen], *(value / GIB for value in points.values()))
     notes = [
         {"strategy": entry["strategy"], "end": ends[entry["strategy"]], "note": note}
         for entry in entries
@@ -278,7 +280,7 @@ def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: 
             "mark": {"type": "text", "align": "left", "dx": 10},
             "encoding": {"y": y, "x": {"field": "end", "type": "quantitative"}, "text": {"field": "note"}},
         },
-        *(_diamond(value / GIB, what, chosen, y) for what, value in points.items()),
+        *(_diamond(value / GIB, what, chosen, y) for what, value in points.items() if named),
     ]
     fitting = sum(bool(entry["fits"]) for entry in entries)
     summary = f"{fitting} of {len(entries)} strategies can run here"
