@@ -37,7 +37,7 @@ METHOD = ("method", "lora", "quantization")
 
 def test_every_recipe_of_a_method_is_here() -> None:
     shipped = {path.stem for path in (ROOT / "config/recipes").glob("*.yaml")}
-    assert shipped == {*RECIPES, "qwen2.5-14b-2x32gb", "smollm2-135m-benchmarks"}
+    assert shipped == {*RECIPES, "qwen2.5-14b-2x32gb", "smollm2-135m-benchmarks", "smollm2-135m-strategies"}
 
 
 @pytest.mark.parametrize("name", RECIPES)
