@@ -1,6 +1,6 @@
 """Every strategy that two CPU ranks of one machine can run, on SmolLM2-135M: the table of docs/compare.md.
 
-    cp config/recipes/smollm2-135m-strategies.yaml config/config.yaml
+    zerolora init --recipe smollm2-135m-strategies --force
     make run
     .venv/bin/python benchmarks/strategies.py --results results
 

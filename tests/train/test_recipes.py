@@ -44,7 +44,7 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "qwen2.5-7b-qlora-1x24gb": {"qlora": ("ddp", 1, False)},
     "qwen3-30b-a3b-lora-4x80gb": {"experts": ("fsdp", 2, True)},
 }
-RUN_HERE = {"gemma-3-270m-boolq", "smollm2-135m-benchmarks"}
+RUN_HERE = {"gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-strategies"}
 """Recipes for two CPU cores; the families of their models are trained by other tests."""
 PARAMETERS = {"falcon-180b": 179_522_565_120, "llama-2-70b": 68_976_648_192}  # as published
 FAMILY = {

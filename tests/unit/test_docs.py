@@ -41,7 +41,7 @@ def test_the_comparisons_figures_are_those_measured() -> None:
     measured: Any = result("strategies.json") if measured_strategies.RESULT.exists() else None
     assert measured_strategies.written(page, measured) == page
     if measured:
-        recipe = load(ROOT / "config/recipes/smollm2-135m-strategies.yaml")
+        recipe = load(ROOT / "config/recipes/smollm2-135m-strategies/config.yaml")
         assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
         losses = [run["loss_validation"] for run in measured["runs"]]
         assert max(losses) - min(losses) < 1e-3 * min(losses)

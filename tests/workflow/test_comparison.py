@@ -21,7 +21,7 @@ def table(project: Project, folder: str) -> dict[str, dict[str, str]]:
 
 
 def test_refused_and_failed_runs_have_a_row_and_hold_up_no_engine(make_project: Callable[[str], Project]) -> None:
-    """Some 40 s: three runs, of which one trains to its end."""
+    """Takes more than 5 s, since three runs go through both engines, and one of them to its end."""
     project = make_project("compared")
     edit_config(project, **{"runs.large": REFUSED, "runs.wild": BROKEN})
     failed = project.snakemake("--keep-going", "all", check=False)
