@@ -25,6 +25,8 @@ ELSEWHERE = {
     r"zerolora memory": "tests/unit/test_docs.py runs it",
     r"make docs": "tests/unit/test_site.py builds the site",
     r"python benchmarks/gpu.py .*--list": "tests/unit/test_gpu_benchmark.py runs it",
+    r"zerolora init --recipe": "replaces the config; tests/unit/test_init.py runs it",
+    r"zerolora import": "needs a file of another tool; tests/unit/test_import.py runs it",
 }
 NOT_RUN = {
     r"make (test|lint|format)": "runs this test, or changes the tree; minutes",
@@ -37,7 +39,7 @@ NOT_RUN = {
     r"srun": "needs a Slurm, and GPUs",
     r"apptainer": "needs Apptainer; the definition was never built",
     r"python3.11 -m venv": "makes an environment of gigabytes",
-    r"pip install vllm": "downloads gigabytes",
+    r"pip install (vllm|--no-deps llmcompressor)": "installs what is not in the lock",
     r"hf auth login": "asks for a token",
     r"zerolora push .*OWNER/NAME": "needs a token of the hub; tests/workflow/test_push.py has a hub of its own",
     r"zerolora judge": "asks a judge that costs money; tests/unit/test_judge.py has one of its own",
@@ -130,7 +132,10 @@ def test_the_tutorial_says_what_happens(tutorial: tuple[Project, list[str]]) -> 
     assert len(said) == len(TUTORIAL) == 11 and "learning_rate: 1.0e-3" in pages
 
 
-@pytest.mark.parametrize("text", sorted(map(str, RUN), key=checkout_last))
+IN_ORDER: list[str] = sorted(RUN, key=checkout_last)
+
+
+@pytest.mark.parametrize("text", IN_ORDER)
 def test_a_command_runs_as_it_is_shown(text: str, tutorial: tuple[Project, list[str]]) -> None:
     project, _ = tutorial
     if text.startswith("dvc push"):
