@@ -13,7 +13,7 @@ from conftest import ROOT, served
 from documented import COMMANDS, PAGES
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
-from benchmarks import dvc_diff
+from benchmarks import dvc_diff, export
 from benchmarks import strategies as measured_strategies
 from benchmarks.evaluate import public_benchmarks
 from benchmarks.memory import compare
@@ -22,6 +22,7 @@ from benchmarks.train import tables
 from zerolora import strategies
 from zerolora.config.file import load
 from zerolora.config.schema import Config
+from zerolora.export.targets import TARGETS
 from zerolora.memory.headroom import JOB_BYTES
 from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS
 from zerolora.strategies import STRATEGIES
@@ -132,6 +133,18 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
     ours, peft = large["ways"]["zerolora"], large["ways"]["peft"]
     assert ours["rss_bytes"] <= peft["rss_bytes"] / 8 and ours["seconds"] <= peft["seconds"] / 2
     assert all(model["same_weights"] for model in found["models"].values())
+
+
+def test_the_table_of_exports_is_the_one_measured() -> None:
+    found: Any = result("export.json")
+    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
+    assert export.markdown(found) in text
+    machine = found["machine"]
+    assert f"has {found['merged_bytes'] / 1e6:.0f} MB in fp32" in text
+    assert f"{machine['date']}, {machine['cores']} CPU cores" in text
+    assert {each["target"] for each in found["cases"]} == set(TARGETS)
+    exact = [each for each in found["cases"] if each["type"] in (None, "f16", "q8_0", "int8")]
+    assert all(each["equal"] == each["rows"] == 3 for each in exact)
 
 
 def test_the_table_of_public_benchmarks_is_the_one_measured() -> None:

@@ -250,6 +250,18 @@ def test_torchao_names_what_it_leaves_as_it_is(source: RunResult, tmp_path: Path
     assert manifest["quantized"] > 0 and len(manifest["loaded"]["rows"]) == 3
 
 
+def test_a_tied_head_is_left_as_it_is(source: RunResult, tmp_path: Path) -> None:
+    """It has no weight in the files, and would be taken for a quantized layer by who opens them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shutil.copytree(source.merged_model, tmp_path / "tied", ignore=shutil.ignore_patterns("*.safetensors"))
+    config = LlamaConfig.from_pretrained(source.merged_model, tie_word_embeddings=True)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "tied")
+    layers = linear_layers(tmp_path / "tied", "k")
+    assert "lm_head.weight" not in layers.files[0].tensors
+    assert "lm_head" in layers.left_modules and not any("self_attn" in name for name in layers.left_modules)
+
+
 def test_a_model_without_a_layer_that_fits_is_one_line(source: RunResult, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="k: .* has no linear layer that takes a multiple of 1024 values and gives"):
         linear_layers(source.merged_model, "k", takes=1024)

@@ -25,13 +25,15 @@ class Layers:
     """Weights that are quantized."""
     left: list[str]
     """Names of the other weights of at least two dimensions; numbers in them are `*`."""
+    heads: list[str]
+    """Names of the output head's module; tied to the embeddings, it has no weight in the files."""
 
     @property
     def left_modules(self) -> list[str]:
         """Return the modules whose weights are not quantized, by their full names."""
         chosen = {each.name for each in self.chosen}
         names = [name for file in self.files for name in file.tensors if name not in chosen]
-        return sorted({name.rpartition(".")[0] for name in names if name.endswith(".weight")})
+        return sorted({*self.heads, *(name.rpartition(".")[0] for name in names if name.endswith(".weight"))})
 
 
 def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> Layers:
@@ -64,7 +66,8 @@ def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> La
         )
     names = {each.name for each in chosen}
     left = {re.sub(r"\d+", "*", each.name) for each in tensors if len(each.shape) >= MATRIX and each.name not in names}
-    return Layers(files, chosen, sorted(left))
+    heads = [name for name, module in built.named_modules() if module is head]
+    return Layers(files, chosen, sorted(left), heads)
 
 
 def copy_small_files(model: Path, output: Path) -> None:
