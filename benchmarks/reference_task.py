@@ -16,7 +16,13 @@ from machine import machine
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import EstimateSettings, EvaluateSettings, PackSettings, PrepareSettings, RenderSettings
+from zerolora.config.settings import (
+    EstimateSettings,
+    EvaluateRunSettings,
+    PackSettings,
+    PrepareSettings,
+    RenderSettings,
+)
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
@@ -78,7 +84,7 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
     merge(located(weights), folder / "adapter", folder / "merged", folder / "merged", data)
     judged = {**settings["evaluate"][DATASET], "split": "validation"}
     tuned = EvaluatedModel(located(weights), folder / "adapter", folder / "merged")
-    evaluate(EvaluateSettings.model_validate(judged), data, tuned, folder / "metrics", folder / "answers.json")
+    evaluate(EvaluateRunSettings.model_validate(judged), data, tuned, folder / "metrics", folder / "answers.json")
     trained = read_json(folder / "metrics/train.json", "train")
     return {
         **read_json(folder / "metrics/evaluate.json", "evaluate"),

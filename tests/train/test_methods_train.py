@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from training_plan import training_plan
 
 from zerolora.config.file import load
-from zerolora.config.settings import EvaluateSettings
+from zerolora.config.settings import EvaluateRunSettings
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
@@ -350,7 +350,7 @@ def test_added_tokens_are_in_the_merged_model_as_in_plain_pefts(bench: Bench, ti
         "merged": EvaluatedModel(tiny_model, adapter, tmp_path / "merged"),
     }
     for name, weights in models.items():
-        settings = EvaluateSettings(split="test", rows=2, batch=2, max_new_tokens=4, check="sum")
+        settings = EvaluateRunSettings(split="test", rows=2, batch=2, max_new_tokens=4, check="sum")
         evaluate(settings, data, weights, tmp_path / name, tmp_path / name / "answers.json")
     before, both, after = (json.loads((tmp_path / name / "evaluate.json").read_text())["loss"] for name in models)
     assert after < before

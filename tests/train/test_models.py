@@ -13,7 +13,7 @@ from bench import Bench, metrics
 from safetensors.torch import load_file
 
 from zerolora.architecture import auto_class, config_of
-from zerolora.config.settings import EvaluateSettings
+from zerolora.config.settings import EvaluateRunSettings
 from zerolora.data.rows import open_split
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.manifest import located
@@ -166,7 +166,7 @@ def test_a_family_is_trained_resumed_merged_and_evaluated(
     assert not any(part in name for part in OTHER_PARTS.get(family, ()) for name in changed)
 
     (tmp_path / "w").mkdir()
-    settings = EvaluateSettings(check="sum", rows=2, max_new_tokens=3)
+    settings = EvaluateRunSettings(check="sum", rows=2, max_new_tokens=3)
     model = EvaluatedModel(base_of(bench), third / "adapter", tmp_path / "merged")
     evaluate(settings, bench.folder / "data", model, tmp_path / "e", tmp_path / "e/answers.json")
     assert json.loads((tmp_path / "e/evaluate.json").read_text())["rows"] == 2

@@ -40,7 +40,7 @@ def shared_prefix(model: Any, prompts: Sequence[list[int]]) -> SharedPrefix:
     length = next((at for at in range(most) if first[at] != last[at]), most)
     if length < FEWEST:
         return SharedPrefix()
-    cache = DynamicCache(config=model.config)
+    cache: Any = DynamicCache(config=model.config)
     with torch.no_grad():
         tokens = torch.tensor([first[:length]], device=model.device)
         model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -52,19 +52,19 @@ def cache_of(model: Any, prefix: SharedPrefix, rows: int, positions: int) -> Any
     whose cache transformers has to make."""
     if not _keeps_all_tokens(model):
         return None
-    cache = DynamicCache(config=model.config)
+    cache: Any = DynamicCache(config=model.config)
     cache.layers = [PreallocatedLayer(positions) for _ in cache.layers]
     for layer, (keys, values) in zip(cache.layers, prefix.states, strict=False):
         layer.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1))
     return cache
 
 
-class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
+class PreallocatedLayer(DynamicLayer):
     """The keys and values of one layer, each the filled part of a buffer."""
 
     def __init__(self, positions: int) -> None:
         """The buffer has so many positions, and is made when the shapes are known."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.positions = positions
         self.buffers: list[torch.Tensor] = []
 
@@ -80,16 +80,17 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         end = start + key_states.shape[-2]
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, start:end] = new
-        self._show(end)
-        return self.keys, self.values
+        return self._show(end)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these rows alone."""
         self.buffers = [buffer[indices] for buffer in self.buffers]
         self._show(self.get_seq_length())
 
-    def _show(self, filled: int) -> None:
-        self.keys, self.values = (buffer[:, :, :filled] for buffer in self.buffers)
+    def _show(self, filled: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (buffer[:, :, :filled] for buffer in self.buffers)
+        self.keys, self.values = keys, values
+        return keys, values
 
 
 def _keeps_all_tokens(model: Any) -> bool:
