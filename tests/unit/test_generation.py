@@ -21,6 +21,7 @@ from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.evaluate import batches as batches_module
 from zerolora.evaluate import evaluate as evaluate_module
+from zerolora.evaluate import ranks
 from zerolora.evaluate.batch_cache import SharedPrefix, cache_of, shared_prefix
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import with_unmerged
@@ -95,8 +96,7 @@ def test_what_all_prompts_begin_with_is_computed_once(asked: Any, size: int) -> 
     )
     tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda tokens, skip_special_tokens: tokens)
     rows = [{"input_ids": prompt, "prompt": len(prompt)} for prompt in prompts]
-    given: Any
-    given, _ = generate(model, tokenizer, rows, stops, settings(batch=size, max_new_tokens=LIMIT))
+    given: list[Any] = generate(model, tokenizer, rows, stops, settings(batch=size, max_new_tokens=LIMIT))[0]
     hook.remove()
     assert given == alone
     shared = 12
@@ -201,7 +201,7 @@ def test_base_and_adapter_are_asked_beside_the_merged_model(
     evaluated: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here they answer the same, and are judged alike; killed between them, the first is not asked again."""
-    own, calls = vars(evaluate_module)["answer"], list[str]()
+    own, calls = ranks.answer, []
 
     def second_fails(folder: Path, *arguments: Any) -> None:
         calls.append(folder.parent.name)

@@ -64,7 +64,7 @@ class PreallocatedLayer(DynamicLayer):
 
     def __init__(self, positions: int) -> None:
         """The buffer has so many positions, and is made when the shapes are known."""
-        super().__init__()  # type: ignore[no-untyped-call]  # as transformers has it
+        super().__init__()  # type: ignore[no-untyped-call]
         self.positions = positions
         self.buffers: list[torch.Tensor] = []
 
@@ -80,17 +80,17 @@ class PreallocatedLayer(DynamicLayer):
         end = start + key_states.shape[-2]
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, start:end] = new
-        self._show(end)
-        assert self.keys is not None and self.values is not None
-        return self.keys, self.values
+        return self._show(end)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these rows alone."""
         self.buffers = [buffer[indices] for buffer in self.buffers]
         self._show(self.get_seq_length())
 
-    def _show(self, filled: int) -> None:
-        self.keys, self.values = (buffer[:, :, :filled] for buffer in self.buffers)
+    def _show(self, filled: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (buffer[:, :, :filled] for buffer in self.buffers)
+        self.keys, self.values = keys, values
+        return keys, values
 
 
 def _keeps_all_tokens(model: Any) -> bool:
