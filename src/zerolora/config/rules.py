@@ -151,9 +151,9 @@ def _impossible_engine(config: Config) -> Iterable[Mistake]:
             continue  # said by _impossible_in
         more = None if settings.merge.enabled else _more_than_lora(settings.train)
         if more:
-            own, key = more.split(".")[0] in run.train, ("train", *more.split("."))
+            own, where = more.split(".")[0] in run.train, ("train", *more.split("."))
             yield (
-                place(config, name, *key) if own else key,
+                place(config, name, *where) if own else where,
                 "with merge.enabled: false, and evaluate.engine: vllm has no form for such an adapter; write "
                 "evaluate.engine: transformers, or merge.enabled: true",
             )
