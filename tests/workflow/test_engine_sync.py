@@ -147,7 +147,7 @@ def test_the_page_is_self_contained_and_whole(project: Project) -> None:
         "commit",
     ):
         assert text in page
-    assert "default-src 'none'" in page  # a browser loads nothing for it: tests/browser/test_run_page.py
+    assert "default-src &#39;none&#39;" in page  # a browser loads nothing for it: tests/browser/test_run_page.py
 
 
 def test_a_mistake_in_the_config_stops_both_engines_before_anything_runs(project: Project) -> None:
