@@ -133,7 +133,7 @@ def test_missing_outputs_come_back_from_dvcs_cache(project: Project) -> None:
     assert dvc_changed(project) == set()
     # What comes back from the cache is watched as if a job had written it.
     edit_config(project, **{"report.examples": 1})
-    assert snakemake_would_run(project) == {"resolve", "report@default", "accept@default"}
+    assert snakemake_would_run(project) == {"resolve", "report@default", "accept@default", "compare"}
 
 
 def test_outputs_that_the_cache_lacks_are_made_again(project: Project) -> None:
