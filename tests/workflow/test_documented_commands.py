@@ -18,8 +18,11 @@ from documented import COMMANDS, Command
 from engines import edit_config
 
 from zerolora.cli import app
+from zerolora.files import sha256
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ADAPTER = "results/default/adapter/adapter_model.safetensors"
 
 ELSEWHERE = {
     r"zerolora memory": "tests/unit/test_docs.py runs it",
@@ -112,7 +115,8 @@ def tutorial(make_project: Callable[[str], Project]) -> tuple[Project, list[str]
     project.commit("a target to export")
     said = []
     for command in TUTORIAL:
-        said.append(run(project, command))
+        told = run(project, command)
+        said.append(f"{told}\nadapter {sha256(project.directory / ADAPTER)}")
         if line(command).startswith("git commit"):
             edit_config(project, **{"train.learning_rate": 5e-3})
     return project, said
@@ -127,21 +131,27 @@ def test_the_tutorial_says_what_happens(tutorial: tuple[Project, list[str]]) -> 
     assert "train" in said["6 make run"]
     assert "loss" in said["7 dvc metrics diff"]
     assert "Running stage 'train" not in said["9 dvc repro"]
+    adapters = [text.rpartition("adapter ")[2] for text in said.values()]
+    assert adapters[0] == adapters[5] == adapters[9] != adapters[6]
     assert "Nothing to be done" in said["10 snakemake --dry-run all"]
     pages = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
     assert len(said) == len(TUTORIAL) == 11 and "learning_rate: 1.0e-3" in pages
 
 
-IN_ORDER: list[str] = sorted(RUN, key=checkout_last)
+ORDERED: list[str] = sorted(RUN, key=checkout_last)
 
 
-@pytest.mark.parametrize("text", IN_ORDER)
+@pytest.mark.parametrize("text", ORDERED)
 def test_a_command_runs_as_it_is_shown(text: str, tutorial: tuple[Project, list[str]]) -> None:
     project, _ = tutorial
     if text.startswith("dvc push"):
         project.run("dvc", "remote", "add", "--default", "--local", "store", str(project.directory.parent / "store"))
     if text.startswith("make checkout"):
         project.run("git", "commit", "--quiet", "--allow-empty", "--message", "after the results")
+    if text.startswith("dvc"):  # which only warns of a file that is not there
+        assert [
+            word for word in RUN[text].words if word[:8] == "results/" and not (project.directory / word).exists()
+        ] == []
     assert run(project, RUN[text]).strip()
 
 
