@@ -60,11 +60,18 @@ def results_of(folder: Path, rows: dict[str, dict[str, Any]], runs: list[str] | 
     names = sorted(runs or rows)
     config = {
         "prepare": {"rows": {"model": "tiny"}},
-        "runs": {name: {"dataset": "rows", "render": {"strategy": "zero3"}} for name in names},
         "compare": {"runs": {name: overrides.get(name, {}) for name in names}},
     }
     write_json(folder / "config.json", config)
+    write_settings(folder, {name: {"dataset": "rows", "render": {"strategy": "zero3"}} for name in names})
     return folder
+
+
+def write_settings(results: Path, runs: dict[str, dict[str, Any]]) -> None:
+    """Write the settings of runs, as `zerolora resolve` does."""
+    for name, settings in runs.items():
+        write_json(results / f"settings/runs/{name}.json", {"runs": {name: settings}})
+    write_json(results / "settings/manifest.json", {"files": {f"runs/{name}.json": {} for name in runs}})
 
 
 def settings_of(results: Path) -> str:

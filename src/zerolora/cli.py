@@ -95,16 +95,20 @@ def _typed(kind: Any, settings: dict[str, Any]) -> Any:
 def resolve(
     config: Annotated[Path, typer.Option(help="The config, as in config/config.yaml.")],
     output: Output,
-    runs: Annotated[Path, typer.Option(help="Output directory with a file of settings for each run.")],
+    runs: Annotated[
+        Path | None,
+        typer.Option(help="Output directory with a file of settings for each run.", show_default="settings, beside it"),
+    ] = None,
 ) -> None:
     """Check the config and write the settings and the code fingerprint of every stage."""
     from zerolora.config.file import load
     from zerolora.config.resolve import resolve as stage
     from zerolora.config.resolve import write
     from zerolora.fingerprint import fingerprints
+    from zerolora.run_settings import FOLDER
 
     resolved = stage(load(config))
-    write(resolved, fingerprints(), output, runs)
+    write(resolved, fingerprints(), output, runs or output.with_name(FOLDER))
     count = len(resolved.runs)
     result(f"{count} run{'s' * (count > 1)}")
 

@@ -21,6 +21,7 @@ from torch.testing import assert_close
 
 from zerolora.config.settings import EvaluateSettings, RenderSettings
 from zerolora.planner import slurm_resources
+from zerolora.run_settings import settings_of_run
 from zerolora.units import gib
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -86,7 +87,7 @@ def test_every_stage_that_computes_was_a_job_and_training_had_two_nodes(project:
 def test_every_job_asks_for_the_time_and_memory_that_were_computed_for_it(project: ClusterProject) -> None:
     results, model = project.directory / "results", project.directory / "resources/models/tiny"
     resolved = json.loads((results / "config.json").read_text())
-    render = RenderSettings.model_validate(resolved["runs"]["default"]["render"])
+    render = RenderSettings.model_validate(settings_of_run(results, "default")["render"])
     evaluate = EvaluateSettings.model_validate(resolved["evaluate"]["rows"])
     evaluating = slurm_resources.evaluating(evaluate, model, results / "data/rows", render)
     wanted = {

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from comparison import write_settings
 from conftest import BIN, ROOT, project_environment, served
 
 from snakemake_logger_plugin_zerolora import Job
@@ -98,7 +99,7 @@ def lines_of(text: str) -> list[str]:
 
 def test_a_stage_has_one_line_at_its_start_and_one_at_its_end(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    write_json(results / "config.json", {"runs": {name: {"dataset": "rows"} for name in ("default", "other")}})
+    write_settings(results, {name: {"dataset": "rows"} for name in ("default", "other")})
     write_json(results / "base/rows/evaluate.json", {"accuracy": 0})
     write_json(results / "default/metrics/evaluate.json", {"accuracy": 0.995})
     assert lines_of(run(tmp_path, "good", "all", forked=False)) == [
