@@ -9,7 +9,7 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
-CHARACTER, HEIGHT, GAP = 7.3, 28, 20  # pixels: a letter of 12 px, a box, the space between ranks
+CHARACTER, HEIGHT, GAP = 7.3, 28, 18  # pixels: a letter of 12 px, a box, the space between ranks
 PADDING, BESIDE, WIDEST = 14, 14, 690  # pixels: of a box, between boxes of a rank, of the column of text
 NODE = re.compile(r'^(\w+)(?:\["([^"]*)"\])?$')
 

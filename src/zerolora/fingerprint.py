@@ -34,6 +34,7 @@ LEFT_OUT: Mapping[str, str] = {
     "files": "writes values as they are given, whole or not at all",
     "fingerprint": "compares code",
     "gate": "refuses what could not be trained or merged; no value passes through it",
+    "imports": "translates configs of other tools by hand; no stage calls it",
     "progress": "shows how far a stage is",
     "stages": "names the stages; a stage's rule and modules are hashed themselves",
     "log": "messages, and the status that a display reads",

@@ -21,7 +21,9 @@ from zerolora.methods.registry import METHODS, TRAINABLE, create, of_directory, 
 from zerolora.methods.sections import MethodSections
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_METHODS = {"__init__", "base", "experts", "lora_init", "peft_format", "registry", "sections", "token_rows"}
+NO_METHODS = {
+    *("__init__", "base", "experts", "lora_init", "peft_format", "quantized_base", "registry", "sections", "token_rows")
+}
 FILES = {path.stem for path in (ROOT / "src/zerolora/methods").glob("*.py")} - NO_METHODS
 
 

@@ -202,7 +202,10 @@ def test_every_parameter_of_a_published_model(path: Path) -> None:
 
 PUBLISHED = {
     "bloom-560m": 559_214_592,
+    "falcon-180b": 179_522_565_120,
     "falcon-7b": 6_921_720_704,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3.1-8b": 8_030_261_248,
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-1b": 999_885_952,
     "gpt2": 124_439_808,
