@@ -24,7 +24,7 @@ def assert_both_clean(project: Project) -> None:
 def project(make_project: Callable[[str], Project]) -> Project:
     """Return a project that DVC ran, with two commits of results: learning rates 0.01 and 0.02."""
     project = make_project("agreement")
-    assert len(dvc_ran(project)) == 12
+    assert len(dvc_ran(project)) == 13
     assert_both_clean(project)
     project.commit("rate 0.01")
     edit_config(project, **{"train.learning_rate": 2e-2})

@@ -416,6 +416,14 @@ def judge_questions(wildcards):
     return SETTINGS["judge"]["questions"]
 
 
+def comparison_directory(wildcards):
+    return "results/compare"
+
+
+def rows_directory(wildcards):
+    return f"{comparison_directory(wildcards)}/rows"
+
+
 def compare_settings(wildcards):
     return argument_of(SETTINGS["compare"])
 

@@ -20,7 +20,7 @@ rule compare:
     params:
         code=code("compare"),
         settings=compare_settings,
-        rows="results/compare/rows",
-        output="results/compare",
+        rows=rows_directory,
+        output=comparison_directory,
     shell:
         "zerolora --log {log} compare --settings {params.settings:q} --rows {params.rows} --output {params.output}"

@@ -13,6 +13,5 @@ rule resolve:
         values=config_values,
         code=canonical(CODE),
         config=CONFIG_FILE,
-        runs="results/settings",
     shell:
-        "zerolora --log {log} resolve --config {params.config} --output {output.shared} --runs {params.runs}"
+        "zerolora --log {log} resolve --config {params.config} --output {output.shared}"
