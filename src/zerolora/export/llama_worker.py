@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import xllamacpp
-
 ERRORS_ONLY = 1
 
 
 def answers(request: dict[str, Any]) -> list[list[int]]:
     """Return the continuation of each prompt: at most so many tokens, up to where llama.cpp itself stops."""
+    import xllamacpp  # it takes the settings of OpenMP, which `zerolora evaluate` has yet to set, as it is loaded
+
     params = xllamacpp.CommonParams()
     params.model.path = request["model"]
     if request["adapter"]:
