@@ -152,7 +152,8 @@ def test_a_command_runs_as_it_is_shown(text: str, tutorial: tuple[Project, list[
         assert [
             word for word in RUN[text].words if word[:8] == "results/" and not (project.directory / word).exists()
         ] == []
-    assert run(project, RUN[text]).strip()
+    said = run(project, RUN[text]).strip()
+    assert said or text.startswith("dvc metrics diff")  # which says nothing of results that are as committed
 
 
 @pytest.mark.parametrize("pattern", [*NOT_RUN, *ELSEWHERE])
