@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 MERGED = "results/default/merged/manifest.json"
 TRAIN = "rule_train_wildcards_default"
 # Long enough for all that happens; some of it costs what was trained since the last checkpoint.
-LONG = {"train.epochs": 300, "train.max_steps": 600, "train.checkpoint_steps": 20, "train.micro_batch": 2}
+LONG = {"train.epochs": 500, "train.max_steps": 1000, "train.checkpoint_steps": 20, "train.micro_batch": 2}
 RETRIES = 12
 SECONDS_OF_WARNING = 120  # as profiles/slurm has it
 Disturbance = Callable[["Disturbed"], None]
