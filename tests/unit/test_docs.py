@@ -127,7 +127,21 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
     found: Any = result("merge.json")
     assert compare_merges.markdown(found) in text
     starts = [model["ways"]["start"]["seconds"] for model in found["models"].values()]
-    assert f"included, is {min(starts):.0f} to {max(starts):.0f} s of each merge" in text
+    assert f"included, is {min(starts):.1f} to {max(starts):.1f} s of each merge" in text
+    shares = []
+    for of in ("zerolora, bytes only", "cp"):
+        pairs = [
+            (found["models"][size]["ways"][way]["least_seconds"] for way in (of, "zerolora")) for size in ("3B", "1B")
+        ]
+        shares.append("{:.2f} and {:.2f}".format(*(other / merge for other, merge in pairs)))
+    assert (
+        f"it has {shares[0]} of the bandwidth of a process that only reads" in text
+        and f"and {shares[1]} of that of `cp`" in text
+    )
+    earlier: Any = result("merge_llamafactory.json")["models"]
+    for size in ("1B", "3B"):
+        way = earlier[size]["ways"]["LLaMA-Factory"]
+        assert f"{way['seconds']:.1f} s and {way['rss_bytes'] / 1e9:.2f} GB at {size}" in text
     large = found["models"]["3B"]
     ours, peft = large["ways"]["zerolora"], large["ways"]["peft"]
     assert ours["rss_bytes"] <= peft["rss_bytes"] / 8 and ours["seconds"] <= peft["seconds"] / 2
