@@ -128,16 +128,13 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
     assert compare_merges.markdown(found) in text
     starts = [model["ways"]["start"]["seconds"] for model in found["models"].values()]
     assert f"included, is {min(starts):.1f} to {max(starts):.1f} s of each merge" in text
-    shares = []
-    for of in ("zerolora, bytes only", "cp"):
-        pairs = [
-            (found["models"][size]["ways"][way]["least_seconds"] for way in (of, "zerolora")) for size in ("3B", "1B")
-        ]
-        shares.append("{:.2f} and {:.2f}".format(*(other / merge for other, merge in pairs)))
-    assert (
-        f"it has {shares[0]} of the bandwidth of a process that only reads" in text
-        and f"and {shares[1]} of that of `cp`" in text
-    )
+    for of, told in (
+        ("zerolora, bytes only", "it has {:.2f} and {:.2f} of the bandwidth of a process that only reads"),
+        ("cp", "and {:.2f} and {:.2f} of that of `cp`"),
+    ):
+        ways = [found["models"][size]["ways"] for size in ("3B", "1B")]
+        shares = [each[of]["least_seconds"] / each["zerolora"]["least_seconds"] for each in ways]
+        assert told.format(*shares) in text
     earlier: Any = result("merge_llamafactory.json")["models"]
     for size in ("1B", "3B"):
         way = earlier[size]["ways"]["LLaMA-Factory"]
