@@ -24,7 +24,7 @@ PLOT = RESULT.with_name("dvc_plots_diff.svg")
 TABLES = (
     "dvc params diff --targets config/config.yaml",
     "dvc metrics diff",
-    r"dvc exp show --only-changed --drop '^(runs|code)\.'",
+    r"dvc exp show --only-changed --drop '^(runs|code)\.|^results/'",
 )
 """The commands whose output is written down."""
 LOSS = "dvc plots diff --targets results/default/metrics/loss.csv --show-vega"
