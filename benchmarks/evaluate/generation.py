@@ -272,21 +272,21 @@ def _medians(rounds: list[Found]) -> Found:
 
 
 def tables(result: Found) -> list[list[str]]:
-    """Return the lines of the tables of docs/evaluation.md."""
+    """Return the lines of the tables of docs/evaluation.md, the slowest first."""
     free, loaded = result["free"], result["loaded"]
     least = free[REFERENCE]["rows_per_second"]
     first = ["| | rows/s | over one by one | tokens/s | CPU seconds | same texts |", "|---|---|---|---|---|---|"]
     first += [
         f"| {name} | {each['rows_per_second']:.2f} | {each['rows_per_second'] / least:.1f} | "
         f"{each['tokens_per_second']:.0f} | {each['cpu_seconds']:.0f} | {'yes' if each['same_texts'] else 'no'} |"
-        for name, each in free.items()
+        for name, each in sorted(free.items(), key=lambda item: item[1]["rows_per_second"])
     ]
     second = ["| beside other work | tokens/s | over a free machine | CPU seconds |", "|---|---|---|---|"]
     alone = free["zerolora"]["tokens_per_second"]
     second += [
         f"| {name} | {each['tokens_per_second']:.0f} | {each['tokens_per_second'] / alone:.2f} | "
         f"{each['cpu_seconds']:.0f} |"
-        for name, each in loaded.items()
+        for name, each in sorted(loaded.items())
     ]
     return [first, second]
 

@@ -34,6 +34,8 @@ ALTERED = {
 }
 # These hand on what they are given, and cannot be altered without that; their reasons are in LEFT_OUT.
 HAND_ON = {"", "cli", "config", "files", "fingerprint", "stages", "types"}
+# No stage calls these.
+BY_HAND = {"imports"}
 # Files that hold times, memory or sizes as text, and what is made of them.
 MEASURED = {
     "default/metrics/telemetry.csv",
@@ -49,8 +51,8 @@ MEASURED = {
 
 
 def test_every_module_that_is_left_out_is_altered_or_hands_on() -> None:
-    assert set(ALTERED) | HAND_ON == set(LEFT_OUT)
-    assert not set(ALTERED) & HAND_ON
+    assert set(ALTERED) | HAND_ON | BY_HAND == set(LEFT_OUT)
+    assert not set(ALTERED) & (HAND_ON | BY_HAND)
 
 
 def test_altered_they_change_no_output(make_project: Callable[[str], Project]) -> None:
