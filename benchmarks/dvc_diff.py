@@ -17,7 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import vl_convert
 from in_docs import put
+from machine import machine
 
 RESULT = Path(__file__).resolve().parent / "results/dvc.json"
 PLOT = RESULT.with_name("dvc_plots_diff.svg")
@@ -46,10 +48,6 @@ def main() -> None:
     project = options.project.resolve()
     commit_and_halve_the_rate(project)
     run("snakemake --profile profiles/local all", project)
-    # Here, since make_run.py imports this module where they are not installed.
-    import vl_convert
-    from machine import machine
-
     PLOT.write_text(vl_convert.vegalite_to_svg(json.loads(run(LOSS, project))), encoding="utf-8")
     found = {"machine": machine(), "outputs": {command: run(command, project) for command in TABLES}}
     RESULT.write_text(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
