@@ -163,7 +163,27 @@ def expand(
 
     checked = load(config)
     changed = write(checked)
-    typer.echo(f"{EXPANDED}: {len(checked.grid_runs):,} runs of grids, {'written' if changed else 'as before'}")
+    runs = f"{len(checked.expanded_runs):,} runs of grids and searches"
+    typer.echo(f"{EXPANDED}: {runs}, {'written' if changed else 'as before'}")
+
+
+@app.command()
+def search(
+    name: Annotated[str, typer.Argument(help="Name of a search of the config.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="What runs all runs, after --, as in snakemake --profile profiles/local all."),
+    ] = None,
+    config: Annotated[Path, typer.Option(help="The config.")] = Path("config/config.yaml"),
+) -> None:
+    """Run a search to its end: choose values, run the command, read the losses, again and again.
+
+    Without a command, choose the values of one round, which any of the engines can then run.
+    """
+    from zerolora.search import loop
+    from zerolora.search.table import shown
+
+    typer.echo(shown(name, loop.search(name, config, command or [])))
 
 
 @app.command()

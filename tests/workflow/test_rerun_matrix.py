@@ -161,6 +161,7 @@ ELSEWHERE = {
     "merge.base": "test_a_whole_section_that_changes",
     "train.sequence_parallel": "test_a_whole_section_that_changes",
     "train.patience": "test_a_whole_section_that_changes",
+    "train.stop_above": "test_a_whole_section_that_changes",
     "train.from_adapter": "test_a_whole_section_that_changes",
     **{
         f"tasks.rows.{key}": "test_tasks_of_runs.py"
@@ -177,6 +178,7 @@ ELSEWHERE = {
     **{f"tasks.harness.{key}": "test_tasks_of_runs.py" for key in HarnessTask.model_fields},
     "continued": "test_continued.py",
     "grids": "workflow/test_grids.py",
+    "searches": "workflow/test_searches.py",
     "runs": "test_each_edit_runs_the_same_stages_in_both_engines",
 }
 
@@ -217,7 +219,7 @@ def _leaves(model: Any, prefix: str = "") -> list[str]:
     names = {"fetch": "directory.tiny", "prepare": "rows"}
     leaves = []
     for name, field in model.model_fields.items():
-        if name in ("runs", "continued", "grids", "sources"):
+        if name in ("runs", "continued", "grids", "searches", "sources", "stop_above"):
             leaves.append(f"{prefix}{name}")
             continue
         inner = _section_of(field.annotation)
@@ -340,6 +342,7 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
         ({"train.ranks_per_node": 2, "train.sequence_parallel": 2}, {E, R, T}),
         ({"train.validation_steps": 1, "train.patience": 1, "train.keep": "last"}, {R, T}),
         ({"train.validation_steps": 1, "train.patience": 1}, {E, R, T}),
+        ({"train.validation_steps": 1, "train.stop_above": [{"step": 1, "loss": 0.1}]}, {E, R, T}),
         ({"fetch.directory.tiny.path": "model2"}, {"fetch@tiny"}),
         ({"prepare.rows.path": "rows2.json"}, {"prepare@rows"}),
         ({"prepare.rows.path": "folder", "prepare.rows.sources": {"a.json": {}, "b.json": {}}}, {"prepare@rows"}),

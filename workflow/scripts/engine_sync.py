@@ -43,7 +43,7 @@ DVC_LOCAL_CONFIG = Path(".dvc/config.local")
 # config/schema.py.
 USER_FILES = (
     *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
-    *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*"),
+    *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*", "config/searches/*.json"),
 )
 # Those that name targets, and one that runs by request, with two wildcards, which DVC does not know.
 TARGET_RULES = ("all", "default", "judge_all", "export", "export_target")
@@ -57,15 +57,15 @@ def put_commands_on_path() -> None:
 
 
 def user_files() -> list[str]:
-    """Return the user's files that a config can name: DeepSpeed configs, measured hardware, prompt formats and
-    evaluation tasks."""
+    """Return the user's files that a config can name: DeepSpeed configs, measured hardware, prompt formats, evaluation
+    tasks, and the trials of searches."""
     return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern) if path.is_file())
 
 
 def before_planning(workflow: Any, config: Config) -> None:
     """Bring files, DVC and Snakemake into line before Snakemake plans its jobs.
 
-    Takes the run lock, writes the runs of grids for DVC, stops if an output is damaged, restores missing outputs from
+    Takes the run lock, writes the runs of grids and searches for DVC, stops if an output is damaged, restores missing outputs from
     DVC's cache, and marks as done what DVC knows to be up to date. Inside `dvc repro` DVC has done all but the first. A
     dry run takes no lock, writes, restores and deletes nothing.
 

@@ -26,6 +26,8 @@ ITS_LAST_LINES = "; its last lines:"
 """Ends the first line of the message about a rank that failed (train/launch/processes.py)."""
 RANK_FAILED = re.compile(r"\w+ \d+ failed with (exit code|signal) \w+")
 """The same of the first rank, whose own lines are in this log before it."""
+NO_MESSAGE = "runs, or ended without a message"
+"""Reason of a run whose stage said nothing of why it is not finished."""
 PLANNING = ("estimate", "render")
 """Stages that refuse a run before anything is trained."""
 # The stages of a run, in their order: name, log below results/logs, first output below the project.
@@ -108,7 +110,7 @@ def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
         if reason := reason_in(path, names["strategy"]):
             return {"status": "refused" if stage in PLANNING else "failed", "reason": f"{stage}: {reason}"}
         far = f" at {status['done']} of {status['total']}" if status.get("total") else ""
-        return {"status": "failed", "reason": f"{stage}: runs, or ended without a message{far}; see {path}"}
+        return {"status": "failed", "reason": f"{stage}: {NO_MESSAGE}{far}; see {path}"}
     return None
 
 

@@ -1,4 +1,4 @@
-"""Writes the runs of grids to config/expanded.yaml, from which dvc.yaml has them: DVC cannot multiply.
+"""Writes the runs of grids and searches to config/expanded.yaml, from which dvc.yaml has them: DVC cannot multiply.
 
     zerolora expand
 
@@ -15,15 +15,16 @@ from zerolora.files import write_text
 
 EXPANDED = Path("config/expanded.yaml")
 HEAD = """\
-# The runs of the grids of config/config.yaml, for dvc.yaml. Written by Snakemake and by `zerolora expand`: edit
-# config/config.yaml, not this file.
+# The runs of the grids and searches of config/config.yaml, for dvc.yaml. Written by Snakemake and `zerolora expand`:
+# edit config/config.yaml, not this file.
 """
 
 
 def expanded(config: Config) -> str:
     """Return the text of the file; the order of keys and values in the config makes no difference."""
     groups: dict[str, dict[str, object]] = {"runs": {}, "continued": {}}
-    for name, (_, _, run) in sorted(config.grid_runs.items()):
+    for name, each in sorted(config.expanded_runs.items()):
+        run = each.run
         if config.is_continued(name):
             start = {"from_adapter": run.train["from_adapter"]}
             groups["continued"][name] = {"dataset": run.dataset, "train": start}
@@ -41,7 +42,7 @@ def _flow(value: object) -> str:
 
 
 def is_expanded(config: Config) -> bool:
-    """Tell whether the file has the runs of the config's grids."""
+    """Tell whether the file has the runs of the config's grids and searches."""
     try:
         return EXPANDED.read_text(encoding="utf-8") == expanded(config)
     except (FileNotFoundError, UnicodeDecodeError):
@@ -49,7 +50,7 @@ def is_expanded(config: Config) -> bool:
 
 
 def expand(config: Config) -> bool:
-    """Write the file if it has other runs than the config's grids; return whether it had."""
+    """Write the file if it has other runs than the config's grids and searches; return whether it had."""
     if is_expanded(config):
         return False
     write_text(EXPANDED, expanded(config))
@@ -57,9 +58,9 @@ def expand(config: Config) -> bool:
 
 
 def check_expanded(config: Config) -> None:
-    """Raise UserError if the file has other runs than the config's grids."""
+    """Raise UserError if the file has other runs than the config's grids and searches."""
     if not is_expanded(config):
         raise UserError(
-            f"{EXPANDED}: has other runs than the grids of config/config.yaml, and dvc.yaml's are read from it; run "
-            "`zerolora expand` and `dvc repro` again"
+            f"{EXPANDED}: has other runs than the grids and searches of config/config.yaml, and dvc.yaml's are read from "
+            "it; run `zerolora expand` and `dvc repro` again"
         )

@@ -11,15 +11,16 @@ from pydantic import ValidationError
 from zerolora.config.grid_rules import place
 from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
-from zerolora.config.schema import HUB_ADAPTERS, Config, data_folders
+from zerolora.config.schema import HUB_ADAPTERS, VALUES, Config, data_folders
+from zerolora.config.studies import read_study
 from zerolora.errors import UserError, shown
 
 MOST, DEEPEST = 1_000_000, 50  # values and levels of a config: far more than one needs, and read in seconds
 WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as snakemake.io has it
 
 
-def load(path: Path) -> Config:
-    """Return the checked config in `path`.
+def load(path: Path, *, before_first_trial: bool = False) -> Config:
+    """Return the checked config in `path`, with the trials of its searches. `before_first_trial` lets it have no run.
 
     Raises UserError with one line a mistake: file and line, key, value seen, remedy.
     """
@@ -28,9 +29,11 @@ def load(path: Path) -> Config:
         config = Config.model_validate(value)
     except ValidationError as error:
         raise UserError("\n".join(_mistakes(path, error, lines))) from None
+    config = config.with_studies({name: read_study(name) for name in config.searches})
     # What all runs of a grid have in common is wrong once.
     mistakes = dict.fromkeys(
-        f"{_where(path, location, lines)}: {'.'.join(location)}: {text}" for location, text in impossible(config)
+        f"{_where(path, location, lines)}: {'.'.join(location)}: {text}"
+        for location, text in impossible(config, before_first_trial)
     )
     if mistakes:
         raise UserError("\n".join(mistakes))
@@ -228,5 +231,5 @@ def _readable(location: tuple[str, ...]) -> list[str]:
         part
         for part in location
         if not re.match(r"(literal|list|constrained|function|str|float|int)\b.*\[", part)
-        and part not in ("bool", "constrained-int")
+        and part not in ("bool", "constrained-int", *VALUES)
     ]

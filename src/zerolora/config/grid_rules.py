@@ -1,4 +1,4 @@
-"""What is wrong with a grid itself, and where in the config a mistake of one of its runs is."""
+"""What is wrong with a grid or a search itself, and where in the config a mistake of one of its runs is."""
 
 import itertools
 from collections.abc import Iterable
@@ -7,7 +7,8 @@ from typing import Any, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from zerolora.config.grids import mistakes, repeated
-from zerolora.config.schema import SHARED_SECTIONS, Config, Grid, Name, Run, RunSections
+from zerolora.config.ranges import Range
+from zerolora.config.schema import SHARED_SECTIONS, Config, Grid, Name, Run, RunSections, Search, with_values
 from zerolora.config.section import Section
 from zerolora.errors import shown
 
@@ -16,40 +17,58 @@ NAMES: TypeAdapter[str] = TypeAdapter(Name)
 
 
 def impossible_grids(config: Config) -> Iterable[Mistake]:
-    """Yield (location, message) for grids that cannot be expanded, or whose runs have names of others."""
-    for name, grid in config.grids.items():
-        here = ("grids", name, "over")
-        for key in grid.over:
-            if text := _unknown(key) or _given_twice(grid, key):
+    """Yield (location, message) for grids and searches that cannot be expanded, or whose runs have names of others."""
+    for section, owner, each in _owners(config):
+        here = (section, owner, "over")
+        for key in each.over:
+            if text := _unknown(key) or _given_twice(each, key, section):
                 yield (*here, key), text
-        for location, text in mistakes(grid.over):
+        # A range has no names that could be wrong.
+        over = {key: [values.low] if isinstance(values, Range) else values for key, values in each.over.items()}
+        for location, text in mistakes(over):
             yield (*here, *location), text
-    taken = [*config.runs, *config.continued, *itertools.chain.from_iterable(config.names_by_grid.values())]
+    for owner, search in config.searches.items():
+        steps = with_values({"validation_steps": config.train.validation_steps}, search.train)["validation_steps"]
+        if search.prune and not steps and "train.validation_steps" not in search.over:
+            yield (
+                ("searches", owner, "prune"),
+                "needs validation losses on the way; write train: {validation_steps: N} in the search, or prune: false",
+            )
+    taken = [*config.runs, *config.continued, *itertools.chain.from_iterable(config.names_by_owner.values())]
     for run in repeated(taken):
-        grids = [name for name, names in config.names_by_grid.items() if run in names]
-        if grids:  # else it is reported elsewhere
-            yield ("grids", grids[-1]), f"has a run {run}, and so has another section or grid; choose another name"
-    for name, names in config.names_by_grid.items():
+        owners = [owner for owner, names in config.names_by_owner.items() if run in names]
+        if owners:  # else it is reported elsewhere
+            yield owners[-1], f"has a run {run}, and so has another section, grid or search; choose another name"
+    for (section, owner), names in config.names_by_owner.items():
         for run in names:
             try:
                 NAMES.validate_python(run)
             except ValidationError as error:
                 text = str(error.errors()[0]["ctx"]["error"])
-                yield ("grids", name, "over"), f"a run would be called {shown(run)}: {text}; name the values"
+                remedy = "name the values" if section == "grids" else "choose another name"
+                yield (section, owner, "over"), f"a run would be called {shown(run)}: {text}; {remedy}"
                 break
 
 
 def place(config: Config, run: str, *key: str) -> tuple[str, ...]:
     """Return where the config has a key of a run's own."""
-    if run not in config.grid_runs:
+    if run not in config.expanded_runs:
         return ("continued" if run in config.continued else "runs", run, *key)
-    grid = config.grid_runs[run][0]
-    for path in config.grids[grid].over:
+    each = config.expanded_runs[run]
+    owner = (config.grids if each.section == "grids" else config.searches)[each.owner]
+    for path in owner.over:
         parts = tuple(path.split("."))
         shortest = min(len(parts), len(key))
         if key and parts[:shortest] == key[:shortest]:
-            return ("grids", grid, "over", path)
-    return ("grids", grid, *key)
+            return (each.section, each.owner, "over", path)
+    return (each.section, each.owner, *key)
+
+
+def _owners(config: Config) -> Iterable[tuple[str, str, Grid | Search]]:
+    for name, grid in config.grids.items():
+        yield "grids", name, grid
+    for name, search in config.searches.items():
+        yield "searches", name, search
 
 
 def _unknown(path: str) -> str | None:
@@ -76,11 +95,12 @@ def _unknown(path: str) -> str | None:
     return None if len(parts) > 1 else f"is a whole section; write a key of it, as in {path}.{first}"
 
 
-def _given_twice(grid: Grid, path: str) -> str | None:
+def _given_twice(owner: Grid | Search, path: str, section: str) -> str | None:
+    word = "grid" if section == "grids" else "search"
     first, *parts = path.split(".")
-    value: Any = getattr(grid, first)
+    value: Any = getattr(owner, first)
     for part in parts:
         if not isinstance(value, dict) or part not in value:
-            return None if isinstance(value, dict) else f"stands beside {first}, which the grid says too"
+            return None if isinstance(value, dict) else f"stands beside {first}, which the {word} says too"
         value = value[part]
-    return f"the grid says {path}: {shown(value)} for all its runs too; write one of the two"
+    return f"the {word} says {path}: {shown(value)} for all its runs too; write one of the two"

@@ -43,7 +43,7 @@ RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")
 Mistake = tuple[tuple[str, ...], str]
 
 
-def impossible(config: Config) -> Iterable[Mistake]:
+def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mistake]:
     """Yield (location, message) for values that are valid by themselves but not in combination."""
     if grids := list(impossible_grids(config)):
         yield from grids
@@ -69,7 +69,7 @@ def impossible(config: Config) -> Iterable[Mistake]:
     if config.train.from_adapter is not None:
         yield ("train", "from_adapter"), "stands for all runs; write it in each run of continued that goes on from it"
     if not config.all_runs:
-        yield ("runs",), "there is no run; write one here, as in default: {dataset: NAME}, or a grid in grids"
+        yield from () if before_first_trial else _no_run(config)
         return
     for name, run in config.all_runs.items():
         if name in RESERVED_RUNS:
@@ -85,6 +85,14 @@ def impossible(config: Config) -> Iterable[Mistake]:
         yield from _impossible_from(config, name)
     if not dangling:  # otherwise a misspelt name would be reported twice
         yield from _unused(config)
+
+
+def _no_run(config: Config) -> Iterable[Mistake]:
+    for name in config.searches:
+        text = f"no trial has been chosen yet; run `zerolora search {name} -- COMMAND` (docs/search.md)"
+        yield ("searches", name), text
+    if not config.searches:
+        yield ("runs",), "there is no run; write one here, as in default: {dataset: NAME}, or a grid in grids"
 
 
 def _impossible_tasks(config: Config) -> Iterable[Mistake]:
@@ -214,7 +222,8 @@ def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
         seen.append(found[1])
         start = str(config.all_runs[found[1]].train.get("from_adapter") or "")
     if start.startswith("results/"):
-        same = config.names_by_grid[config.grid_runs[run][0]] if run in config.grid_runs else seen
+        each = config.expanded_runs.get(run)
+        same = config.names_by_owner[each.section, each.owner] if each else seen
         known = [f"results/{name}/adapter" for name in config.all_runs if name not in same and name not in seen]
         listed = ", ".join(known[:MOST_LISTED]) + ", ..." * (len(known) > MOST_LISTED)
         yield here, f"{shown(start)} is no run's adapter; write one of {listed}"
@@ -267,7 +276,7 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
 
 def _unused(config: Config) -> Iterable[Mistake]:
     used_models = {data.model for data in config.prepare.values()}
-    used_data = {run.dataset for run in config.all_runs.values()}
+    used_data = {run.dataset for run in [*config.all_runs.values(), *config.searches.values()]}
     starts = {run.train.get("from_adapter") for run in config.continued.values()}
     for source, models in models_by_source(config):
         for name in models:
@@ -353,8 +362,7 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
             "auto, or activation_offload: false",
         )
     yield from _impossible_method(train, at)
-    if train.patience and not train.validation_steps:
-        yield at("train", "patience"), "has nothing to count without validation_steps; write both, or neither"
+    yield from _impossible_stops(train, at)
     yield from _impossible_merge(settings, at)
     yield from _impossible_strategy(config, run, settings, at)
     yield from _impossible_optimizer(train, at)
@@ -397,6 +405,12 @@ def _impossible_method(train: Train, at: Callable[[str, str], tuple[str, ...]]) 
             f"{train.lora.init} with method {train.method}, which takes nothing out of quantized weights; write "
             f"{DEFAULT}",
         )
+
+
+def _impossible_stops(train: Train, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:
+    for key in ("patience", "stop_above") if train.validation_steps is None else ():
+        if getattr(train, key):
+            yield at("train", key), "has nothing to judge without validation_steps; write both, or neither"
 
 
 def _impossible_merge(settings: RunSections, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:

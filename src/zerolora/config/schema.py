@@ -7,13 +7,27 @@ import functools
 import ipaddress
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from zerolora.config.grids import Combination, combinations, mistakes, nested
+from zerolora.config.grids import combinations, mistakes, nested
+from zerolora.config.ranges import Range
 from zerolora.config.section import Positive, Section, Text
+from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.evaluate.gate import parse
@@ -524,6 +538,9 @@ class TrainSettings(MethodSections):
     """Validate every N optimizer steps as well as at the end."""
     patience: Positive | None = None
     """Stop early after N validations without a lower loss; needs validation_steps."""
+    stop_above: list[StopAbove] = []
+    """Stop early at the validation after `step` steps if none so far had a loss of `loss` or less, as in
+    [{step: 20, loss: 1.5}]; needs validation_steps. A search that prunes sets it for its trials."""
     keep: Literal["best", "last"] = "best"
     """Adapter to publish: the one with the lowest validation loss, if validation_steps is set, or the last one."""
     checkpoint_steps: Positive | None = None
@@ -757,6 +774,59 @@ class Grid(Run):
     sweep-zero1-r8. A mapping gives the values names: {train.lora.targets: {qv: [q_proj, v_proj], all: all-linear}}."""
 
 
+def _kind_of_values(value: Any) -> str:
+    """Tell which of VALUES a user means, so that a mistake is reported of that one alone."""
+    if isinstance(value, Range) or (isinstance(value, dict) and {"low", "high"} & value.keys()):
+        return VALUES[0]
+    return VALUES[1] if isinstance(value, list) else VALUES[2]
+
+
+class _AnyOf:
+    """Has editors accept a range, which is a mapping too."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": handler(core)["oneOf"]}
+
+
+VALUES = ("a range", "a list", "a mapping")
+SearchValues = Annotated[
+    Annotated[Range, Tag(VALUES[0])]
+    | Annotated[list[Any], MANY, Tag(VALUES[1])]
+    | Annotated[dict[Name, Any], MANY, Tag(VALUES[2])],
+    Discriminator(_kind_of_values),
+    _AnyOf(),
+]
+
+
+class Search(Run):
+    """Runs for values that an optimizer chooses. What else it says holds for each of its runs."""
+
+    over: Annotated[dict[str, SearchValues], MANY]
+    """Ranges, or values as in a grid, by the path of their key, as in {train.learning_rate: {low: 1.0e-5, high:
+    1.0e-3, log: true}, train.lora.r: [8, 16, 64]}."""
+    trials: Positive = 20
+    """Number of runs, failed ones included."""
+    at_once: Positive = 4
+    """Number of runs whose values are chosen together, from the results of all before, and that go side by side."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """tpe = Optuna's tree-structured Parzen estimator, after 10 random trials; random = each trial by itself."""
+    seed: Seed = 42
+    """Seed of the sampler."""
+    prune: bool = False
+    """Stop a trial at a validation where its lowest loss so far is above the median of the complete trials at that
+    step, if there are five or more (MedianPruner of Optuna); needs train.validation_steps."""
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """A run that `grids` or `searches` stands for."""
+
+    section: Literal["grids", "searches"]
+    owner: str
+    """Name of the grid or search."""
+    run: Run
+
+
 class Config(Section):
     """config/config.yaml."""
 
@@ -792,39 +862,63 @@ class Config(Section):
     """Further runs, each of which goes on from an adapter (train.from_adapter)."""
     grids: dict[Name, Grid] = {}
     """Grids of runs by name (docs/grids.md)."""
+    searches: dict[Name, Search] = {}
+    """Searches for the values of the lowest validation loss, by name (docs/search.md)."""
+
+    _studies: dict[str, Study] = PrivateAttr(default_factory=dict)
+
+    def with_studies(self, studies: dict[str, Study]) -> "Config":
+        """Return the config with the trials of its searches, by the search's name."""
+        config = self.model_copy()
+        config._studies = studies
+        return config
 
     @functools.cached_property
     def all_runs(self) -> dict[str, Run]:
-        """Return the runs of all groups, those of grids included."""
-        return {**self.runs, **self.continued, **{name: run for name, (_, _, run) in self.grid_runs.items()}}
+        """Return the runs of all sections, those of grids and searches included."""
+        return {**self.runs, **self.continued, **{name: each.run for name, each in self.expanded_runs.items()}}
 
     @functools.cached_property
-    def grid_runs(self) -> dict[str, tuple[str, Combination, Run]]:
-        """Return the grid, the combination and the overrides of each run of a grid; none of a grid with mistakes."""
+    def expanded_runs(self) -> dict[str, Expanded]:
+        """Return the runs of grids and searches, but for failed trials; none of a grid with mistakes."""
         found = {}
-        for name, grid in self.grids.items():
-            fixed = grid.model_dump(exclude={"over"})
-            for each in combinations(name, grid.over) if not mistakes(grid.over) else ():
-                values = nested(each.values)
-                overrides: dict[str, Any] = {
-                    key: with_values(fixed[key], values.get(key, {})) for key in fixed if key != "dataset"
-                }
-                found[each.name] = name, each, Run.model_construct(dataset=grid.dataset, **overrides)
+        for owner, grid in self.grids.items():
+            for each in combinations(owner, grid.over) if not mistakes(grid.over) else ():
+                found[each.name] = Expanded("grids", owner, _with_values(grid, each.values))
+        for owner, study in self._studies.items():
+            for number, trial in enumerate(study.trials):
+                if trial.state != "failed":
+                    values = dict(trial.values)
+                    if trial.stop_above:
+                        values["train.stop_above"] = [bar.model_dump() for bar in trial.stop_above]
+                    found[run_of(owner, number)] = Expanded(
+                        "searches", owner, _with_values(self.searches[owner], values)
+                    )
         return found
 
     @functools.cached_property
-    def names_by_grid(self) -> dict[str, list[str]]:
-        """Return the names of each grid's runs, as they are; none of a grid with mistakes."""
-        return {
-            name: [each.name for each in combinations(name, grid.over)] if not mistakes(grid.over) else []
-            for name, grid in self.grids.items()
-        }
+    def names_by_owner(self) -> dict[tuple[str, str], list[str]]:
+        """Return the names of the runs of each (section, grid or search), as they are; none of a grid with mistakes."""
+        names: dict[tuple[str, str], list[str]] = {}
+        for owner, grid in self.grids.items():
+            runs = combinations(owner, grid.over) if not mistakes(grid.over) else []
+            names["grids", owner] = [each.name for each in runs]
+        for owner, study in self._studies.items():
+            names["searches", owner] = [run_of(owner, number) for number in range(len(study.trials))]
+        return names
 
     def is_continued(self, run: str) -> bool:
         """Tell whether a run goes on from an adapter."""
-        if run in self.grid_runs:
+        if run in self.expanded_runs:
             return self.all_runs[run].train.get("from_adapter") is not None
         return run in self.continued
+
+
+def _with_values(owner: Grid | Search, values: dict[str, Any]) -> Run:
+    """Return a run with what its grid or search says, and the values of the keys of `over`."""
+    fixed, inner = {key: getattr(owner, key) for key in Run.model_fields if key != "dataset"}, nested(values)
+    overrides: dict[str, Any] = {key: with_values(fixed[key], inner.get(key, {})) for key in fixed}
+    return Run.model_construct(dataset=owner.dataset, **overrides)
 
 
 def with_values(section: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -37,10 +37,10 @@ def config_of_run(run: FinishedRun) -> tuple[str, bool]:
         for source, entries in values["fetch"].items()
     }
     used["prepare"] = {name: value for name, value in values["prepare"].items() if name in datasets}
-    # A run of a grid is written out: the grid has others, which need not be finished.
+    # A run of a grid or a search is written out: there are others, which need not be finished.
     for group in ("runs", "continued"):
         kept = {name: value for name, value in (values.get(group) or {}).items() if name in names}
-        for name in sorted(names & run.config.grid_runs.keys()):
+        for name in sorted(names & run.config.expanded_runs.keys()):
             if run.config.is_continued(name) == (group == "continued"):
                 kept[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)
         if kept or group in values:

@@ -1,7 +1,7 @@
 """The row of a run in the comparison of all runs: results/compare/rows/<run>.json, which the stage compare reads."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def row(
     step = resources["training_seconds"] / trained["steps"]
     found: dict[str, Any] = {
         "status": "failed" if failure else "done",
-        "reason": failure or ("" if compared.get("enabled", True) else "not evaluated: evaluate.enabled is false"),
+        "reason": failure or "; ".join(_remarks(compared, trained)),
         **{key: rendered[key] for key in ("strategy", "micro_batch", "accumulation")},
         **{name: compared[name] for name in FIGURES if name in compared},
         "steps": trained["steps"],
@@ -69,6 +69,13 @@ def row(
     if on_gpu:
         found |= {name: used[name] for name in ("predicted_gpu_bytes", "measured_gpu_bytes")}
     return found
+
+
+def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any]) -> Iterable[str]:
+    if trained["steps"] < trained["planned_steps"]:
+        yield f"stopped early, after {trained['steps']} of {trained['planned_steps']} steps"
+    if not compared.get("enabled", True):
+        yield "not evaluated: evaluate.enabled is false"
 
 
 def _loads(telemetry: Path) -> dict[str, float]:

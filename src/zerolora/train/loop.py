@@ -96,7 +96,7 @@ class Loop:
                         self._save()
                     started += time.monotonic() - paused
                     self.engine.train()
-                if self.step == steps or self.validations.exhausted:
+                if self.step == steps or self.validations.exhausted or self.validations.above_bar:
                     break
                 due = self.rank == 0 and self.checkpoints.due(self.step + 1)
                 loss, asked, due = self._optimizer_step(due)
@@ -113,7 +113,8 @@ class Loop:
                 if asked:
                     self._stop()
         if self.step < steps and self.rank == 0:
-            LOGGER.info(f"stops early: {self.validations}")
+            why = ", which is above its bar (train.stop_above)" if self.validations.above_bar else ""
+            LOGGER.info(f"stops early: {self.validations}{why}")
 
     def _optimizer_step(self, due: bool) -> tuple[float, bool, bool]:
         """Make a step on a global batch; `due` tells whether this rank finds a checkpoint due.

@@ -287,6 +287,7 @@ def _write_metrics(
     writer.writerows({**row, "loss_validation": validated.get(row["step"], "")} for row in loop.history())
     metrics = {
         "steps": batches.steps,
+        "planned_steps": batches.planned,
         "tokens": tokens,
         "supervised_tokens": batches.supervised_tokens,
         "trainable_parameters": trainable_parameters,

@@ -12,6 +12,7 @@ class Validations:
 
     def __init__(self, settings: TrainSettings) -> None:
         self.every, self.patience = settings.validation_steps, settings.patience
+        self.stop_above = {bar.step: bar.loss for bar in settings.stop_above}
         self.keeps_best = settings.keep == "best" and self.every is not None
         self.losses: list[tuple[int, float]] = []
         """(step, loss per supervised token) of each validation."""
@@ -43,6 +44,14 @@ class Validations:
         if self.patience is None or not self.losses:
             return False
         return sum(step > self.lowest[0] for step, _ in self.losses) >= self.patience
+
+    @property
+    def above_bar(self) -> bool:
+        """Whether the lowest loss is above what `stop_above` says of the step of the last validation."""
+        if not self.losses:
+            return False
+        lowest = self.lowest[1]
+        return (math.inf if math.isnan(lowest) else lowest) > self.stop_above.get(self.losses[-1][0], math.inf)
 
     def __str__(self) -> str:
         (step, loss), (best_step, lowest) = self.losses[-1], self.lowest

@@ -84,6 +84,7 @@ def _short_run(
             "max_steps": canary.steps,
             "validation_steps": None,
             "patience": None,
+            "stop_above": [],
             "checkpoint_steps": None,
             "checkpoint_minutes": 1e6,
             "resume": "never",

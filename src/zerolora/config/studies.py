@@ -1,0 +1,78 @@
+"""The trials of searches: config/searches/<search>.json, which `zerolora search` writes and both engines read.
+
+The file is in git, as a lock file is. Each trial that has not failed is a run, named <search>-<number>.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from zerolora.config.section import Positive, Section
+from zerolora.errors import UserError
+from zerolora.files import as_json, read_object, write_json
+
+FOLDER = Path("config/searches")
+WRITTEN_BY = "zerolora search"
+
+
+class StopAbove(Section):
+    """A bar for the validation loss."""
+
+    step: Positive
+    """Optimizer steps made."""
+    loss: float
+    """Loss that a validation up to that step has to reach."""
+
+
+class Trial(Section):
+    """One trial."""
+
+    values: dict[str, Any]
+    """The values of the search's keys, by their dotted path."""
+    stop_above: list[StopAbove] = Field(default_factory=list)
+    """Bars of the earlier trials (train.stop_above)."""
+    state: Literal["asked", "complete", "pruned", "failed"] = "asked"
+    """asked = without a result yet; pruned = stopped at a bar."""
+    loss: float | None = None
+    """Validation loss of the published adapter."""
+    validations: list[tuple[int, float]] = Field(default_factory=list)
+    """(step, loss) of each validation, in order."""
+    reason: str = ""
+    """Why it failed."""
+
+
+class Study(Section):
+    """The trials of a search, in the order in which they were asked for; a trial's number is its place."""
+
+    trials: list[Trial] = Field(default_factory=list)
+
+
+def path_of(search: str) -> Path:
+    """Return the file of a search's trials."""
+    return FOLDER / f"{search}.json"
+
+
+def run_of(search: str, number: int) -> str:
+    """Return the name of a trial's run."""
+    return f"{search}-{number}"
+
+
+def read_study(search: str) -> Study:
+    """Return the trials of a search, none if it has no file. Raises UserError if the file is broken."""
+    path = path_of(search)
+    if not path.exists():
+        return Study()
+    text = as_json(read_object(path, WRITTEN_BY))
+    try:
+        return Study.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        remedy = "take the file from git, or delete it and the search begins anew"
+        raise UserError(f"{path}: {key}: {first['msg']}; {remedy}") from None
+
+
+def write_study(search: str, study: Study) -> None:
+    """Write the trials of a search, whole or not at all."""
+    write_json(path_of(search), study.model_dump(mode="json"))

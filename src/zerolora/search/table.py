@@ -1,0 +1,38 @@
+"""The trials of a search as a table in a terminal."""
+
+import io
+
+from zerolora import errors
+from zerolora.compare.terminal import width_here
+from zerolora.config.studies import Study, Trial, run_of
+
+
+def shown(name: str, study: Study) -> str:
+    """Return a row for each trial, the lowest loss first, what failed last."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    keys = sorted({key for trial in study.trials for key in trial.values})
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for title in ("run", *keys, "loss", "state"):
+        table.add_column(Text(title), justify="right" if title == "loss" else "left", overflow="fold")
+    order = sorted(enumerate(study.trials), key=lambda each: (*_place(each[1]), each[0]))
+    for number, trial in order:
+        values = [errors.shown(trial.values[key]) if key in trial.values else "" for key in keys]
+        loss = "" if trial.loss is None else f"{trial.loss:.4f}"
+        table.add_row(*map(Text, [run_of(name, number), *values, loss, trial.state]))
+    file = io.StringIO()
+    console = Console(file=file, width=width_here(), no_color=True, highlight=False)
+    console.print(table)
+    for number, trial in order:
+        if trial.reason:
+            console.print(Text(f"{run_of(name, number)}: {trial.reason}"))
+    if order and order[0][1].state == "complete":
+        best = run_of(name, order[0][0])
+        console.print(Text(f"\nThe lowest validation loss is that of {best}; its page is results/{best}/report.html."))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _place(trial: Trial) -> tuple[int, float]:
+    return ("complete", "pruned", "asked", "failed").index(trial.state), 0.0 if trial.loss is None else trial.loss

@@ -1,0 +1,232 @@
+"""The values that a search chooses, its bars, and what it refuses."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerolora.config.file import load
+from zerolora.config.ranges import Range
+from zerolora.config.schema import Search
+from zerolora.config.settings import TrainSettings
+from zerolora.config.studies import Study, Trial, path_of, read_study, write_study
+from zerolora.errors import UserError
+from zerolora.search.choice import choose
+from zerolora.search.pruning import FEWEST, bars
+from zerolora.search.table import shown
+from zerolora.train.validation import Validations
+
+OVER: dict[str, Any] = {
+    "train.learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
+    "train.lora.r": [8, 16],
+    "train.warmup_steps": {"low": 0, "high": 10, "step": 5},
+    "train.lora.targets": {"qv": ["q_proj", "v_proj"], "all": "all-linear"},
+    "train.lora.dropout": {"low": 0.0, "high": 0.5, "step": 0.25},
+}
+
+
+def search(**more: Any) -> Search:
+    return Search.model_validate({"dataset": "rows", "over": OVER, **more})
+
+
+def finished(trial: Trial, loss: float, state: Any = "complete") -> Trial:
+    return trial.model_copy(update={"state": state, "loss": loss, "validations": [(5, loss + 1), (10, loss)]})
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_values_are_those_of_the_search(sampler: str) -> None:
+    trials = choose(search(sampler=sampler), [], 20)
+    for trial in trials:
+        rate = trial.values["train.learning_rate"]
+        assert 1e-5 <= rate <= 1e-3 and rate == float(f"{rate:.4g}")
+        assert trial.values["train.lora.r"] in (8, 16)
+        assert trial.values["train.warmup_steps"] in (0, 5, 10)
+        assert trial.values["train.lora.targets"] in (["q_proj", "v_proj"], "all-linear")
+        assert trial.values["train.lora.dropout"] in (0.0, 0.25, 0.5)
+        assert trial.state == "asked"
+    assert len({trial.values["train.learning_rate"] for trial in trials}) == 20
+    assert {trial.values["train.lora.r"] for trial in trials} == {8, 16}
+
+
+def test_equal_trials_lead_to_equal_values_and_further_ones_to_others() -> None:
+    first = choose(search(), [], 3)
+    assert choose(search(), [], 3) == first != choose(search(seed=1), [], 3)
+    assert choose(search(), first, 3) != first
+
+
+def test_tpe_goes_where_losses_are_low() -> None:
+    """The loss is the distance of the rate from 1e-4: of 30 trials, the last ten are nearer than the first ten."""
+    asked = search(over={"train.learning_rate": OVER["train.learning_rate"]}, trials=30)
+
+    def loss(trial: Trial) -> float:
+        return abs(math.log10(trial.values["train.learning_rate"]) + 4)
+
+    trials: list[Trial] = []
+    while len(trials) < 30:
+        trials += [finished(each, loss(each)) for each in choose(asked, trials, 2)]
+    distances = [loss(trial) for trial in trials]
+    assert sum(distances[-10:]) < 0.5 * sum(distances[:10])
+
+
+def test_failed_and_waiting_trials_and_those_of_other_values_are_no_obstacle() -> None:
+    earlier = choose(search(), [], 3)
+    earlier[0] = earlier[0].model_copy(update={"state": "failed", "reason": "out of memory"})
+    earlier.append(finished(Trial(values={"train.lora.r": 8}), 1.0))
+    earlier.append(finished(earlier[1].model_copy(update={"values": {**earlier[1].values, "train.lora.r": 64}}), 1.0))
+    earlier.append(finished(earlier[2], 2.0, "pruned"))
+    assert len(choose(search(), earlier, 2)) == 2
+
+
+LOSSES = st.lists(st.floats(0, 10, allow_nan=False), min_size=3, max_size=3)
+
+
+@given(complete=st.lists(LOSSES, min_size=0, max_size=8), ours=LOSSES)
+def test_training_stops_where_optunas_median_pruner_does(complete: list[list[float]], ours: list[float]) -> None:
+    steps = (5, 10, 15)
+    trials = [
+        Trial(values={}, state="complete", loss=losses[-1], validations=list(zip(steps, losses, strict=True)))
+        for losses in complete
+    ]
+    settings = {"device": "cpu", "validation_steps": 5, "stop_above": [each.model_dump() for each in bars(trials)]}
+    validations = Validations(TrainSettings.model_validate(settings))
+    study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=FEWEST))
+    for trial in trials:
+        frozen = optuna.trial.create_trial(value=trial.loss, intermediate_values=dict(trial.validations))
+        study.add_trial(frozen)
+    theirs = study.ask()
+    for step, loss in zip(steps, ours, strict=True):
+        validations.add(step, loss)
+        theirs.report(loss, step)
+        assert validations.above_bar == theirs.should_prune()
+
+
+def test_the_file_of_trials_reads_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = Study(trials=[finished(each, 1.5) for each in choose(search(prune=True), [], 2)])
+    write_study("tune", study)
+    assert read_study("tune") == study
+    assert read_study("other") == Study()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "no JSON object"),
+        ('{"trials": [{"values": {}, "state": "lost"}]}', "trials.0.state: Input should be 'asked'"),
+    ],
+)
+def test_a_broken_file_of_trials_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path_of("tune").parent.mkdir(parents=True)
+    path_of("tune").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="config/searches/tune.json: ") as error:
+        read_study("tune")
+    assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+CONFIG: dict[str, Any] = {
+    "hardware": {"device": "cpu", "host_memory": "4GiB"},
+    "fetch": {"directory": {"tiny": {"path": "model", "license": "MIT"}}},
+    "prepare": {"rows": {"model": "tiny", "path": "rows.json", "split": {"validation": 2, "test": 2}}},
+    "train": {"validation_steps": 5},
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "config.yaml"
+
+
+def write(config: Path, **values: Any) -> None:
+    config.write_text(yaml.safe_dump({**CONFIG, **values}, sort_keys=False), encoding="utf-8")
+
+
+def test_trials_are_runs_with_their_values_and_bars(config: Path) -> None:
+    write(config, searches={"tune": {"dataset": "rows", "over": OVER, "train": {"lora": {"alpha": 4.0}}}})
+    bar = {"step": 5, "loss": 1.5}
+    values = {"train.learning_rate": 2e-4, "train.lora.r": 16}
+    trials = [{"values": values, "stop_above": [bar]}, {"values": values, "state": "failed"}]
+    write_study("tune", Study.model_validate({"trials": trials}))
+    checked = load(config)
+    assert list(checked.all_runs) == ["tune-0"]
+    train = checked.all_runs["tune-0"].train
+    assert train == {"learning_rate": 2e-4, "lora": {"alpha": 4.0, "r": 16}, "stop_above": [bar]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"over": {"train.lr": [1.0]}}, "searches.tune.over.train.lr: train has no key 'lr'"),
+        ({"over": {"train.lora.r": {"low": 8, "high": 8}}}, "low 8 is not below high 8"),
+        ({"over": {"train.learning_rate": {"low": 0.0, "high": 1.0, "log": True}}}, "low 0.0 has no logarithm"),
+        ({"over": {"train.lora.r": {"low": 8, "high": 16, "step": 9}}}, "step 9 is not between 0 and high - low"),
+        ({"over": {"train.lora.r": {"low": 8, "high": 16, "step": 2, "log": True}}}, "exclude each other"),
+        ({"over": {"train.lora.r": []}}, "write at least one entry"),
+        ({"over": {"train.lora.r": [8, 8]}}, "8 is there twice"),
+        ({"over": {"train.lora.r": [8]}, "train": {"lora": {"r": 8}}}, "the search says train.lora.r: 8"),
+        ({"over": {"train.lora.r": [8]}, "prune": True, "train": {"validation_steps": None}}, "searches.tune.prune"),
+        ({"over": {"train.lora.r": [8]}, "sampler": "best"}, "'best' is not known; write 'tpe' or 'random'"),
+        ({"over": {"train.lora.r": [8]}}, "no trial has been chosen yet; run `zerolora search tune"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place(config: Path, asked: dict[str, Any], expected: str) -> None:
+    write(config, searches={"tune": {"dataset": "rows", **asked}})
+    with pytest.raises(UserError) as error:
+        load(config)
+    (line,) = str(error.value).splitlines()
+    assert line.startswith(f"{config}:") and expected in line
+
+
+def test_a_value_of_a_trial_that_cannot_run_is_reported_at_its_key(config: Path) -> None:
+    over = {"train.global_batch": [8, 7]}
+    write(config, searches={"tune": {"dataset": "rows", "over": over, "train": {"ranks_per_node": 2}}})
+    write_study("tune", Study(trials=[Trial(values={"train.global_batch": 7})]))
+    with pytest.raises(UserError, match="searches.tune.over.train.global_batch: 7 is not a multiple of 2 ranks"):
+        load(config)
+
+
+def test_a_run_of_a_trials_name_is_refused(config: Path) -> None:
+    write(config, runs={"tune-0": {"dataset": "rows"}}, searches={"tune": {"dataset": "rows", "over": OVER}})
+    write_study("tune", Study(trials=[Trial(values={"train.lora.r": 8})]))
+    with pytest.raises(UserError, match="searches.tune: has a run tune-0, and so has another section"):
+        load(config)
+
+
+def test_ranges_are_whole_only_if_all_of_them_is() -> None:
+    assert Range(low=1, high=8).is_whole and Range(low=1, high=9, step=2).is_whole
+    assert not Range(low=1, high=8.0).is_whole and not Range(low=1, high=8, step=0.5).is_whole
+
+
+def test_the_table_has_the_lowest_loss_first_and_says_why_trials_failed() -> None:
+    trials = choose(search(), [], 3)
+    study = Study(trials=[finished(trials[0], 2.0), finished(trials[1], 1.0), trials[2]])
+    study.trials.append(trials[2].model_copy(update={"state": "failed", "reason": "train: [it] is out of memory"}))
+    text = shown("tune", study)
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines[1:] if line.startswith("tune-")][:4] == [
+        "tune-1",
+        "tune-0",
+        "tune-2",
+        "tune-3",
+    ]
+    assert "tune-3: train: [it] is out of memory" in lines
+    assert "lowest validation loss is that of tune-1" in text
+    assert max(map(len, lines)) <= 120
+
+
+def test_json_of_trials_is_for_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As readable in a diff as a lock file: a key a line, and values as they are written in the config."""
+    monkeypatch.chdir(tmp_path)
+    write_study("tune", Study(trials=[Trial(values={"train.lora.r": 8})]))
+    text = path_of("tune").read_text(encoding="utf-8")
+    assert '"train.lora.r": 8\n' in text and json.loads(text)["trials"][0]["state"] == "asked"
