@@ -15,9 +15,11 @@ from zerolora.config.file import load
 from zerolora.config.ranges import Range
 from zerolora.config.schema import Search
 from zerolora.config.settings import TrainSettings
-from zerolora.config.studies import Study, Trial, path_of, read_study, write_study
+from zerolora.config.studies import StopAbove, Study, Trial, path_of, read_study, write_study
 from zerolora.errors import UserError
+from zerolora.files import write_json, write_text
 from zerolora.search.choice import choose
+from zerolora.search.outcomes import Outcome, outcomes
 from zerolora.search.pruning import FEWEST, bars
 from zerolora.search.table import shown
 from zerolora.train.validation import Validations
@@ -35,13 +37,16 @@ def search(**more: Any) -> Search:
     return Search.model_validate({"dataset": "rows", "over": OVER, **more})
 
 
-def finished(trial: Trial, loss: float, state: Any = "complete") -> Trial:
-    return trial.model_copy(update={"state": state, "loss": loss, "validations": [(5, loss + 1), (10, loss)]})
+def with_loss(loss: float, state: Any = "complete") -> Outcome:
+    return Outcome(state, loss, [(5, loss + 1), (10, loss)])
+
+
+WAITING = Outcome("waiting")
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_values_are_those_of_the_search(sampler: str) -> None:
-    trials = choose(search(sampler=sampler), [], 20)
+    trials = choose(search(sampler=sampler), [], [], 20)
     for trial in trials:
         rate = trial.values["train.learning_rate"]
         assert 1e-5 <= rate <= 1e-3 and rate == float(f"{rate:.4g}")
@@ -49,15 +54,15 @@ def test_values_are_those_of_the_search(sampler: str) -> None:
         assert trial.values["train.warmup_steps"] in (0, 5, 10)
         assert trial.values["train.lora.targets"] in (["q_proj", "v_proj"], "all-linear")
         assert trial.values["train.lora.dropout"] in (0.0, 0.25, 0.5)
-        assert trial.state == "asked"
+        assert not trial.failed and not trial.stop_above
     assert len({trial.values["train.learning_rate"] for trial in trials}) == 20
     assert {trial.values["train.lora.r"] for trial in trials} == {8, 16}
 
 
 def test_equal_trials_lead_to_equal_values_and_further_ones_to_others() -> None:
-    first = choose(search(), [], 3)
-    assert choose(search(), [], 3) == first != choose(search(seed=1), [], 3)
-    assert choose(search(), first, 3) != first
+    first = choose(search(), [], [], 3)
+    assert choose(search(), [], [], 3) == first != choose(search(seed=1), [], [], 3)
+    assert choose(search(), first, [WAITING] * 3, 3) != first
 
 
 def test_tpe_goes_where_losses_are_low() -> None:
@@ -69,18 +74,18 @@ def test_tpe_goes_where_losses_are_low() -> None:
 
     trials: list[Trial] = []
     while len(trials) < 30:
-        trials += [finished(each, loss(each)) for each in choose(asked, trials, 2)]
+        trials += choose(asked, trials, [with_loss(loss(each)) for each in trials], 2)
     distances = [loss(trial) for trial in trials]
     assert sum(distances[-10:]) < 0.5 * sum(distances[:10])
 
 
 def test_failed_and_waiting_trials_and_those_of_other_values_are_no_obstacle() -> None:
-    earlier = choose(search(), [], 3)
-    earlier[0] = earlier[0].model_copy(update={"state": "failed", "reason": "out of memory"})
-    earlier.append(finished(Trial(values={"train.lora.r": 8}), 1.0))
-    earlier.append(finished(earlier[1].model_copy(update={"values": {**earlier[1].values, "train.lora.r": 64}}), 1.0))
-    earlier.append(finished(earlier[2], 2.0, "pruned"))
-    assert len(choose(search(), earlier, 2)) == 2
+    failed, waiting, pruned = choose(search(), [], [], 3)
+    without_keys = Trial(values={"train.lora.r": 8})
+    of_another_value = Trial(values={**waiting.values, "train.lora.r": 64})
+    trials = [failed, waiting, pruned, without_keys, of_another_value]
+    found = [Outcome("failed"), WAITING, with_loss(2.0, "pruned"), with_loss(1.0), with_loss(1.0)]
+    assert len(choose(search(), trials, found, 2)) == 2
 
 
 LOSSES = st.lists(st.floats(0, 10, allow_nan=False), min_size=3, max_size=3)
@@ -89,10 +94,7 @@ LOSSES = st.lists(st.floats(0, 10, allow_nan=False), min_size=3, max_size=3)
 @given(complete=st.lists(LOSSES, min_size=0, max_size=8), ours=LOSSES)
 def test_training_stops_where_optunas_median_pruner_does(complete: list[list[float]], ours: list[float]) -> None:
     steps = (5, 10, 15)
-    trials = [
-        Trial(values={}, state="complete", loss=losses[-1], validations=list(zip(steps, losses, strict=True)))
-        for losses in complete
-    ]
+    trials = [Outcome("complete", losses[-1], list(zip(steps, losses, strict=True))) for losses in complete]
     settings = {"device": "cpu", "validation_steps": 5, "stop_above": [each.model_dump() for each in bars(trials)]}
     validations = Validations(TrainSettings.model_validate(settings))
     study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=FEWEST))
@@ -108,7 +110,9 @@ def test_training_stops_where_optunas_median_pruner_does(complete: list[list[flo
 
 def test_the_file_of_trials_reads_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    study = Study(trials=[finished(each, 1.5) for each in choose(search(prune=True), [], 2)])
+    earlier = choose(search(), [], [], FEWEST)
+    study = Study(trials=choose(search(prune=True), earlier, [with_loss(1.5)] * FEWEST, 2))
+    assert [(bar.step, bar.loss) for bar in study.trials[0].stop_above] == [(5, 2.5), (10, 1.5)]
     write_study("tune", study)
     assert read_study("tune") == study
     assert read_study("other") == Study()
@@ -119,7 +123,7 @@ def test_the_file_of_trials_reads_as_it_was_written(tmp_path: Path, monkeypatch:
     [
         ("{", "not valid JSON"),
         ("[]", "no JSON object"),
-        ('{"trials": [{"values": {}, "state": "lost"}]}', "trials.0.state: Input should be 'asked'"),
+        ('{"trials": [{"values": {}, "failed": 1}]}', "trials.0.failed: Input should be a valid string"),
     ],
 )
 def test_a_broken_file_of_trials_is_one_line(
@@ -155,7 +159,7 @@ def test_trials_are_runs_with_their_values_and_bars(config: Path) -> None:
     write(config, searches={"tune": {"dataset": "rows", "over": OVER, "train": {"lora": {"alpha": 4.0}}}})
     bar = {"step": 5, "loss": 1.5}
     values = {"train.learning_rate": 2e-4, "train.lora.r": 16}
-    trials = [{"values": values, "stop_above": [bar]}, {"values": values, "state": "failed"}]
+    trials = [{"values": values, "stop_above": [bar]}, {"values": values, "failed": "train: no"}]
     write_study("tune", Study.model_validate({"trials": trials}))
     checked = load(config)
     assert list(checked.all_runs) == ["tune-0"]
@@ -207,10 +211,40 @@ def test_ranges_are_whole_only_if_all_of_them_is() -> None:
     assert not Range(low=1, high=8.0).is_whole and not Range(low=1, high=8, step=0.5).is_whole
 
 
-def test_the_table_has_the_lowest_loss_first_and_says_why_trials_failed() -> None:
-    trials = choose(search(), [], 3)
-    study = Study(trials=[finished(trials[0], 2.0), finished(trials[1], 1.0), trials[2]])
-    study.trials.append(trials[2].model_copy(update={"state": "failed", "reason": "train: [it] is out of memory"}))
+def result_of(run: str, losses: dict[int, float], steps: int, planned: int) -> None:
+    """Write what training writes of a run."""
+    metrics = Path("results") / run / "metrics"
+    rows = [f"{step},1.0,0.001,{losses.get(step, '')}" for step in range(1, steps + 1)]
+    write_text(metrics / "loss.csv", "\n".join(["step,loss,learning_rate,loss_validation", *rows, ""]))
+    trained = {"steps": steps, "planned_steps": planned, "loss_validation": min(losses.values())}
+    write_json(metrics / "train.json", trained)
+
+
+def test_outcomes_are_those_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bar = [StopAbove(step=2, loss=1.0)]
+    study = Study(trials=[Trial(values={}, stop_above=bar) for _ in range(4)])
+    study.trials.append(Trial(values={}, failed="train: no"))
+    result_of("tune-0", {2: 0.9, 4: 0.8}, 4, 4)
+    result_of("tune-1", {2: 1.1}, 2, 4)
+    result_of("tune-2", {2: 1.1}, 2, 2)  # a bar at the end stops nothing
+    found = outcomes("tune", study)
+    assert [each.state for each in found] == ["complete", "pruned", "complete", "waiting", "failed"]
+    assert [each.loss for each in found] == [0.8, 1.1, 1.1, None, None]
+    assert found[0].validations == [(2, 0.9), (4, 0.8)]
+    Path("results/tune-1/metrics/loss.csv").write_text("step\n1\n", encoding="utf-8")
+    with pytest.raises(UserError, match="results/tune-1/metrics: train.json and loss.csv are not those of one"):
+        outcomes("tune", study)
+
+
+def test_the_table_has_the_lowest_loss_first_and_says_why_trials_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trials = choose(search(), [], [], 3)
+    study = Study(trials=[*trials, trials[2].model_copy(update={"failed": "train: [it] is out of memory"})])
+    result_of("tune-0", {2: 2.0}, 2, 2)
+    result_of("tune-1", {2: 1.0}, 2, 2)
     text = shown("tune", study)
     lines = text.splitlines()
     assert [line.split()[0] for line in lines[1:] if line.startswith("tune-")][:4] == [
@@ -229,4 +263,4 @@ def test_json_of_trials_is_for_people(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     write_study("tune", Study(trials=[Trial(values={"train.lora.r": 8})]))
     text = path_of("tune").read_text(encoding="utf-8")
-    assert '"train.lora.r": 8\n' in text and json.loads(text)["trials"][0]["state"] == "asked"
+    assert '"train.lora.r": 8\n' in text and json.loads(text)["trials"][0]["failed"] == ""

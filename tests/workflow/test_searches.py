@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SNAKEMAKE = ("snakemake", "--profile", "profiles/local", "all")
 SEARCH: dict[str, Any] = {
     "dataset": "rows",
-    "train": {"max_steps": 4, "validation_steps": 2},
+    "train": {"max_steps": 3, "validation_steps": 2},
     "over": {"train.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}, "train.lora.r": [2, 4]},
     "trials": 2,
     "at_once": 2,
@@ -45,13 +45,10 @@ def project(make_project: Callable[[str], Project]) -> tuple[Project, str]:
 
 def test_its_trials_are_runs_of_both_engines(project: tuple[Project, str]) -> None:
     tune, said = project
-    found = trials(tune)
-    assert [each["state"] for each in found] == ["complete", "complete"]
-    for number, each in enumerate(found):
-        trained = metrics(tune, f"tune-{number}")
-        assert each["loss"] == trained["loss_validation"]
-        assert [step for step, _ in each["validations"]] == [2, 4]
-    best = min(range(2), key=lambda number: found[number]["loss"])
+    assert len(trials(tune)) == 2
+    losses = [metrics(tune, f"tune-{number}")["loss_validation"] for number in range(2)]
+    best = losses.index(min(losses))
+    assert f"{losses[best]:.4f}" in said.splitlines()[1]
     assert f"lowest validation loss is that of tune-{best}" in said
     assert snakemake_would_run(tune) == dvc_changed(tune) == set()
 
@@ -60,9 +57,9 @@ def test_more_trials_go_through_dvc_and_leave_the_first_as_they_are(project: tup
     tune, _ = project
     first = trials(tune)
     edit_config(tune, **{"searches.tune.trials": 3})
-    assert snakemake_would_run(tune) == set()  # no values yet
+    assert snakemake_would_run(tune) == {"resolve"}  # there are no values yet
     said = tune.run("zerolora", "search", "tune", "--", "dvc", "repro").stdout
-    assert trials(tune)[:2] == first and trials(tune)[2]["state"] == "complete"
+    assert trials(tune)[:2] == first and len(trials(tune)) == 3
     assert "train@tune-2" in said and "Running stage 'train@tune-0'" not in said
     assert snakemake_would_run(tune) == dvc_changed(tune) == set()
 
@@ -70,14 +67,14 @@ def test_more_trials_go_through_dvc_and_leave_the_first_as_they_are(project: tup
 def test_a_bar_stops_a_trial_which_its_row_says(project: tuple[Project, str]) -> None:
     """A search that was killed left a trial without a result, with a bar that no loss is below."""
     tune, _ = project
-    waiting = {"values": trials(tune)[0]["values"], "stop_above": [{"step": 2, "loss": 0.001}], "state": "asked"}
+    waiting = {"values": trials(tune)[0]["values"], "stop_above": [{"step": 2, "loss": 0.001}]}
     path = tune.directory / "config/searches/tune.json"
     path.write_text(json.dumps({"trials": [*trials(tune), waiting]}), encoding="utf-8")
-    tune.run("zerolora", "search", "tune", "--", *SNAKEMAKE)
-    last = trials(tune)[3]
-    assert last["state"] == "pruned" and [step for step, _ in last["validations"]] == [2]
-    assert metrics(tune, "tune-3")["steps"] == 2 and metrics(tune, "tune-3")["planned_steps"] == 4
-    assert "tune-3: done: stopped early, after 2 of 4 steps" in tune.run("zerolora", "show").stdout
+    said = tune.run("zerolora", "search", "tune", "--", *SNAKEMAKE).stdout
+    (row,) = [line for line in said.splitlines() if line.startswith("tune-3 ")]
+    assert row.endswith("pruned")
+    assert metrics(tune, "tune-3")["steps"] == 2 and metrics(tune, "tune-3")["planned_steps"] == 3
+    assert "tune-3: done: stopped early, after 2 of 3 steps" in tune.run("zerolora", "show").stdout
     assert snakemake_would_run(tune) == dvc_changed(tune) == set()
 
 
@@ -89,7 +86,7 @@ def test_a_trial_that_fails_is_left_out_and_the_search_goes_on(project: tuple[Pr
     path.write_text(json.dumps({"trials": [*trials(tune), {"values": values}]}), encoding="utf-8")
     done = tune.run("zerolora", "search", "tune", "--", *SNAKEMAKE)
     last = trials(tune)[4]
-    assert last["state"] == "failed" and "global_batch is 100000" in last["reason"]
+    assert "global_batch is 100000" in last["failed"]
     assert "tune-4: failed, and is left out from here on" in done.stderr
     assert snakemake_would_run(tune) == dvc_changed(tune) == set()
 
@@ -115,4 +112,4 @@ def test_without_a_command_it_chooses_one_round(project: tuple[Project, str]) ->
     first = tune.run("zerolora", "search", "tune").stdout
     again = tune.run("zerolora", "search", "tune").stdout
     assert len(trials(tune)) == len(before) + 2 and first == again
-    assert {"train@tune-5", "train@tune-6"} <= snakemake_would_run(tune) == dvc_changed(tune)
+    assert {"train@tune-5", "train@tune-6"} <= dvc_changed(tune) <= snakemake_would_run(tune)

@@ -61,6 +61,6 @@ def check_expanded(config: Config) -> None:
     """Raise UserError if the file has other runs than the config's grids and searches."""
     if not is_expanded(config):
         raise UserError(
-            f"{EXPANDED}: has other runs than the grids and searches of config/config.yaml, and dvc.yaml's are read from "
-            "it; run `zerolora expand` and `dvc repro` again"
+            f"{EXPANDED}: has other runs than the grids and searches of config/config.yaml, and dvc.yaml's are read "
+            "from it; run `zerolora expand` and `dvc repro` again"
         )

@@ -887,7 +887,7 @@ class Config(Section):
                 found[each.name] = Expanded("grids", owner, _with_values(grid, each.values))
         for owner, study in self._studies.items():
             for number, trial in enumerate(study.trials):
-                if trial.state != "failed":
+                if not trial.failed:
                     values = dict(trial.values)
                     if trial.stop_above:
                         values["train.stop_above"] = [bar.model_dump() for bar in trial.stop_above]

@@ -1,10 +1,11 @@
 """The trials of searches: config/searches/<search>.json, which `zerolora search` writes and both engines read.
 
-The file is in git, as a lock file is. Each trial that has not failed is a run, named <search>-<number>.
+The file is in git, as a lock file is. Each trial that has not failed is a run, named <search>-<number>. What came out
+of it is in its results alone, so that nothing that reads this file is out of date when a trial ends.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -32,14 +33,8 @@ class Trial(Section):
     """The values of the search's keys, by their dotted path."""
     stop_above: list[StopAbove] = Field(default_factory=list)
     """Bars of the earlier trials (train.stop_above)."""
-    state: Literal["asked", "complete", "pruned", "failed"] = "asked"
-    """asked = without a result yet; pruned = stopped at a bar."""
-    loss: float | None = None
-    """Validation loss of the published adapter."""
-    validations: list[tuple[int, float]] = Field(default_factory=list)
-    """(step, loss) of each validation, in order."""
-    reason: str = ""
-    """Why it failed."""
+    failed: str = ""
+    """Why it failed; empty if it did not. What failed is a run no longer."""
 
 
 class Study(Section):

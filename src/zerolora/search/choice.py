@@ -1,7 +1,7 @@
 """Chooses the values of further trials with Optuna, from the trials so far.
 
-The sampler is seeded with the search's seed and the number of trials, so that equal files of trials lead to equal
-values.
+The sampler is seeded with the search's seed and the number of trials, so that equal trials with equal losses lead to
+equal values.
 """
 
 import warnings
@@ -11,14 +11,15 @@ from typing import Any
 from zerolora.config.ranges import Range
 from zerolora.config.schema import Search
 from zerolora.config.studies import StopAbove, Trial
+from zerolora.search.outcomes import Outcome
 from zerolora.search.pruning import bars
 
 DIGITS = 4
 """Significant digits of a value of a range that is not whole: more tell nothing, and are hard to read."""
 
 
-def choose(search: Search, trials: Sequence[Trial], count: int) -> list[Trial]:
-    """Return `count` further trials."""
+def choose(search: Search, trials: Sequence[Trial], outcomes: Sequence[Outcome], count: int) -> list[Trial]:
+    """Return `count` further trials, from those so far and what came out of each."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -30,9 +31,9 @@ def choose(search: Search, trials: Sequence[Trial], count: int) -> list[Trial]:
         # The liar keeps the trials of a round apart: one that has no result yet counts as bad.
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     study = optuna.create_study(sampler=sampler)
-    known = [_frozen(trial, search, space) for trial in trials]
+    known = [_frozen(trial, outcome, search, space) for trial, outcome in zip(trials, outcomes, strict=True)]
     study.add_trials([trial for trial in known if trial is not None])
-    stop_above = bars(trials) if search.prune else []
+    stop_above = bars(outcomes) if search.prune else []
     return [_asked(study.ask(space).params, search, stop_above) for _ in range(count)]
 
 
@@ -65,7 +66,7 @@ def _asked(params: Mapping[str, Any], search: Search, stop_above: list[StopAbove
     return Trial(values=found, stop_above=stop_above)
 
 
-def _frozen(trial: Trial, search: Search, space: Mapping[str, Any]) -> Any:
+def _frozen(trial: Trial, outcome: Outcome, search: Search, space: Mapping[str, Any]) -> Any:
     """Return a trial as Optuna has it; None for one whose values are none of the search, which was edited since."""
     import optuna
 
@@ -83,15 +84,15 @@ def _frozen(trial: Trial, search: Search, space: Mapping[str, Any]) -> Any:
             return None
         params[key] = value
     state = {
-        "asked": optuna.trial.TrialState.RUNNING,
+        "waiting": optuna.trial.TrialState.RUNNING,
         "complete": optuna.trial.TrialState.COMPLETE,
         "pruned": optuna.trial.TrialState.PRUNED,
         "failed": optuna.trial.TrialState.FAIL,
-    }[trial.state]
+    }[outcome.state]
     return optuna.trial.create_trial(
         state=state,
-        value=trial.loss if trial.state == "complete" else None,
+        value=outcome.loss if outcome.state == "complete" else None,
         params=params,
         distributions=dict(space),
-        intermediate_values=dict(trial.validations),
+        intermediate_values=dict(outcome.validations),
     )

@@ -2,13 +2,11 @@
 
     zerolora search NAME -- snakemake --profile profiles/slurm all
 
-All that a search knows is in its file of trials (config/studies.py). One that was killed goes on from there: trials
-that have been asked for are run before others are chosen.
+All that a search knows is in its file of trials (config/studies.py) and their results. One that was killed goes on from
+there: the command runs trials that have been asked for before others are chosen.
 """
 
-import csv
 import fcntl
-import math
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -19,14 +17,12 @@ from typing import Any
 from zerolora.compare.rows import NO_MESSAGE, what_is_there
 from zerolora.config.expanded import expand
 from zerolora.config.file import load
-from zerolora.config.schema import Config, Search
-from zerolora.config.studies import FOLDER, Study, Trial, path_of, read_study, run_of, write_study
+from zerolora.config.schema import Search
+from zerolora.config.studies import FOLDER, Study, path_of, read_study, run_of, write_study
 from zerolora.errors import UserError, shown
-from zerolora.files import read_json
 from zerolora.log import LOGGER
 from zerolora.search.choice import choose
-
-RESULTS = Path("results")
+from zerolora.search.outcomes import RESULTS, outcomes
 
 
 def search(name: str, config: Path, command: Sequence[str]) -> Study:
@@ -37,20 +33,20 @@ def search(name: str, config: Path, command: Sequence[str]) -> Study:
     with _alone(name):
         while True:
             asked, study = _searched(config, name), read_study(name)
-            if command and any(trial.state != "failed" for trial in study.trials):
-                # Finished trials too: an edit of the config since then has changed their losses.
-                study = _told(name, study, command, config)
-                write_study(name, study)
-                expand(load(config, before_first_trial=True))
-            if any(trial.state == "asked" for trial in study.trials):
+            # With finished trials too: an edit of the config since then has changed their losses.
+            if command and any(not trial.failed for trial in study.trials):
+                told = _after(command, name, study, config)
+                if told != study:  # the others still have to run, without those that failed
+                    continue
+            if any(outcome.state == "waiting" for outcome in outcomes(name, study)):
                 if not command:
                     return study
             elif len(study.trials) >= asked.trials:
                 return study
             else:
-                _choose(name, study, asked, config)
+                study = _choose(name, study, asked, config)
                 if not command:
-                    return read_study(name)
+                    return study
 
 
 def _searched(config: Path, name: str) -> Search:
@@ -61,14 +57,14 @@ def _searched(config: Path, name: str) -> Search:
     return searches[name]
 
 
-def _choose(name: str, study: Study, asked: Search, config: Path) -> None:
+def _choose(name: str, study: Study, asked: Search, config: Path) -> Study:
     """Add the trials of a round, and write them if their runs are possible. Raises UserError if one is not."""
-    count = min(asked.at_once, asked.trials - len(study.trials))
     first = len(study.trials)
-    further = Study(trials=[*study.trials, *choose(asked, study.trials, count)])
+    count = min(asked.at_once, asked.trials - first)
+    further = Study(trials=[*study.trials, *choose(asked, study.trials, outcomes(name, study), count)])
     write_study(name, further)
     try:
-        checked: Config = load(config)
+        checked = load(config)
     except UserError:
         if study.trials:
             write_study(name, study)
@@ -78,29 +74,36 @@ def _choose(name: str, study: Study, asked: Search, config: Path) -> None:
     expand(checked)
     for number in range(first, len(further.trials)):
         LOGGER.info(f"{run_of(name, number)}: {said(further.trials[number].values)}")
+    return further
 
 
-def _told(name: str, study: Study, command: Sequence[str], config: Path) -> Study:
-    """Run the command and return the trials with their results; if it fails, with the trials that failed.
+def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Study:
+    """Run the command and return the trials: if it fails, with those that failed written as failed.
 
-    Raises UserError if it fails and no trial's failure is why.
+    Raises UserError if it fails and no trial's failure is why, or leaves a trial without a result.
     """
     expand(load(config))
-    code = _run(command)
-    runs = {run_of(name, number): trial for number, trial in enumerate(study.trials)}
+    code, text = _run(command), " ".join(command)
     if code == 0:
-        told = {run: trial if trial.state == "failed" else _with_result(run, trial) for run, trial in runs.items()}
-        return Study(trials=list(told.values()))
-    failed = {run: reason for run, reason in _reasons() if run in runs and runs[run].state != "failed"}
+        waiting = [number for number, each in enumerate(outcomes(name, study)) if each.state == "waiting"]
+        if waiting:
+            run = run_of(name, waiting[0])
+            raise UserError(f"{text}: ended well, and there is no result of {run}; write a command that runs all runs")
+        return study
+    runs = {run_of(name, number): trial for number, trial in enumerate(study.trials)}
+    failed = {run: reason for run, reason in _reasons() if run in runs and not runs[run].failed}
     if not failed:
         raise UserError(
-            f"{' '.join(command)}: ended with exit code {code}, and no trial of {name} is why; mend what it says "
-            "above, and run the search again, which goes on from here"
+            f"{text}: ended with exit code {code}, and no trial of {name} is why; mend what it says above, and run the "
+            "search again, which goes on from here"
         )
     for run, reason in failed.items():
         LOGGER.warning(f"{run}: failed, and is left out from here on: {reason}")
-        runs[run] = runs[run].model_copy(update={"state": "failed", "reason": reason})
-    return Study(trials=list(runs.values()))
+        runs[run] = runs[run].model_copy(update={"failed": reason})
+    study = Study(trials=list(runs.values()))
+    write_study(name, study)
+    expand(load(config, before_first_trial=True))
+    return study
 
 
 def _reasons() -> Iterator[tuple[str, str]]:
@@ -118,25 +121,6 @@ def _run(command: Sequence[str]) -> int:
             f"{shown(command[0])}: {os.strerror(error.errno or 0)}; write the command that runs all runs after --, as "
             "in snakemake --profile profiles/local all"
         ) from None
-
-
-def _with_result(run: str, trial: Trial) -> Trial:
-    """Return a trial with what training wrote of its run. Raises UserError if that is missing."""
-    metrics = RESULTS / run / "metrics"
-    trained: dict[str, Any] = read_json(metrics / "train.json", "snakemake all")
-    with (metrics / "loss.csv").open(encoding="utf-8", newline="") as file:
-        rows = [(int(row["step"]), row["loss_validation"]) for row in csv.DictReader(file)]
-    validations = [(step, float(loss)) for step, loss in rows if loss and math.isfinite(float(loss))]
-    pruned = trained["steps"] < trained["planned_steps"] and any(
-        bar.step == trained["steps"] and all(loss > bar.loss for _, loss in validations) for bar in trial.stop_above
-    )
-    return trial.model_copy(
-        update={
-            "state": "pruned" if pruned else "complete",
-            "loss": trained["loss_validation"],
-            "validations": validations,
-        }
-    )
 
 
 def said(values: dict[str, Any]) -> str:

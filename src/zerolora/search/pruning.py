@@ -5,24 +5,23 @@ bars are settings of a trial, from the trials of earlier rounds alone: a trainin
 at the same time, and gives the same result whenever it is run again.
 """
 
-import math
 import statistics
 from collections.abc import Sequence
 
-from zerolora.config.studies import StopAbove, Trial
+from zerolora.config.studies import StopAbove
+from zerolora.search.outcomes import Outcome
 
 FEWEST = 5
 """Complete trials, as Optuna's n_startup_trials."""
 
 
-def bars(trials: Sequence[Trial]) -> list[StopAbove]:
+def bars(outcomes: Sequence[Outcome]) -> list[StopAbove]:
     """Return the median loss of complete trials by step; none before there are FEWEST."""
-    complete = [dict(trial.validations) for trial in trials if trial.state == "complete"]
+    complete = [dict(each.validations) for each in outcomes if each.state == "complete"]
     if len(complete) < FEWEST:
         return []
     found = []
     for step in sorted({step for losses in complete for step in losses}):
-        losses = [each[step] for each in complete if step in each and not math.isnan(each[step])]
-        if losses:
-            found.append(StopAbove(step=step, loss=statistics.median(losses)))
+        median = statistics.median(losses[step] for losses in complete if step in losses)
+        found.append(StopAbove(step=step, loss=median))
     return found

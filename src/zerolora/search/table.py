@@ -4,7 +4,8 @@ import io
 
 from zerolora import errors
 from zerolora.compare.terminal import width_here
-from zerolora.config.studies import Study, Trial, run_of
+from zerolora.config.studies import Study, run_of
+from zerolora.search.outcomes import Outcome, outcomes
 
 
 def shown(name: str, study: Study) -> str:
@@ -17,22 +18,25 @@ def shown(name: str, study: Study) -> str:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for title in ("run", *keys, "loss", "state"):
         table.add_column(Text(title), justify="right" if title == "loss" else "left", overflow="fold")
-    order = sorted(enumerate(study.trials), key=lambda each: (*_place(each[1]), each[0]))
-    for number, trial in order:
+    found = outcomes(name, study)
+    order = sorted(range(len(found)), key=lambda number: (*_place(found[number]), number))
+    for number in order:
+        trial, outcome = study.trials[number], found[number]
         values = [errors.shown(trial.values[key]) if key in trial.values else "" for key in keys]
-        loss = "" if trial.loss is None else f"{trial.loss:.4f}"
-        table.add_row(*map(Text, [run_of(name, number), *values, loss, trial.state]))
+        loss = "" if outcome.loss is None else f"{outcome.loss:.4f}"
+        table.add_row(*map(Text, [run_of(name, number), *values, loss, outcome.state]))
     file = io.StringIO()
     console = Console(file=file, width=width_here(), no_color=True, highlight=False)
     console.print(table)
-    for number, trial in order:
-        if trial.reason:
-            console.print(Text(f"{run_of(name, number)}: {trial.reason}"))
-    if order and order[0][1].state == "complete":
-        best = run_of(name, order[0][0])
+    for number in order:
+        if study.trials[number].failed:
+            console.print(Text(f"{run_of(name, number)}: {study.trials[number].failed}"))
+    if order and found[order[0]].state == "complete":
+        best = run_of(name, order[0])
         console.print(Text(f"\nThe lowest validation loss is that of {best}; its page is results/{best}/report.html."))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def _place(trial: Trial) -> tuple[int, float]:
-    return ("complete", "pruned", "asked", "failed").index(trial.state), 0.0 if trial.loss is None else trial.loss
+def _place(outcome: Outcome) -> tuple[int, float]:
+    state = ("complete", "pruned", "waiting", "failed").index(outcome.state)
+    return state, 0.0 if outcome.loss is None else outcome.loss
