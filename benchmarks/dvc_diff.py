@@ -89,8 +89,10 @@ def run(command: str, project: Path) -> str:
 def shown(found: dict[str, dict[str, str]]) -> list[str]:
     """Return each command with its output, as an indented block of Markdown."""
     return [
-        "\n".join(f"    {line}".rstrip() for line in [f"$ {command}", *output.strip("\n").splitlines()])
-        for command, output in found["outputs"].items()
+        "\n".join(
+            f"    {line}".rstrip() for line in [f"$ {command}", *found["outputs"][command].strip("\n").splitlines()]
+        )
+        for command in TABLES
     ]
 
 

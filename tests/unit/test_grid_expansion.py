@@ -158,7 +158,9 @@ def test_a_mistake_is_one_line(tmp_path: Path, edits: dict[str, Any], said: str)
     ],
 )
 def test_a_name_is_of_one_run(tmp_path: Path, others: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"has a run sweep-zero0-r2, and so has another section or grid; choose"):
+    with pytest.raises(
+        UserError, match=r"has a run sweep-zero0-r2, and so has another section, grid or search; choose"
+    ):
         load(config_with(tmp_path, **{"grids": {"sweep": SWEEP}, **others}))
 
 
@@ -186,6 +188,9 @@ def test_the_shipped_file_is_that_of_the_shipped_config() -> None:
 def test_the_command_writes_it(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     config = config_with(tmp_path / "config", {"sweep": SWEEP})
-    assert served("zerolora", "expand", directory=tmp_path).stdout == f"{EXPANDED}: 4 runs of grids, written\n"
+    assert (
+        served("zerolora", "expand", directory=tmp_path).stdout
+        == f"{EXPANDED}: 4 runs of grids and searches, written\n"
+    )
     assert (tmp_path / EXPANDED).read_text(encoding="utf-8") == expanded(load(config))
-    assert served("zerolora", "expand", directory=tmp_path).stdout == f"{EXPANDED}: 4 runs of grids, as before\n"
+    assert served("zerolora", "expand", directory=tmp_path).stdout == f"{EXPANDED}: 4 runs of grids and searches, as before\n"

@@ -81,13 +81,15 @@ def test_prepare_asks_for_what_its_benchmark_took(tmp_path: Path) -> None:
     assert preparing(tmp_path, 4)["host_bytes"] > both["host_bytes"] > alone["host_bytes"]
 
 
-def test_evaluation_is_predicted_as_it_was_measured(tmp_path: Path) -> None:
+def test_evaluation_is_predicted_above_what_was_measured(tmp_path: Path) -> None:
+    """The prompts of the reference task begin alike, so that what they share is computed once; the prediction is for
+    prompts that share nothing."""
     measured = result("make_run.json")["evaluate_resources"]["peak_host_bytes_generating"]
     run = settings_of(device="cpu", gpu_memory=None, precision="fp32")
     model, data = fetched(tmp_path / "model", "smollm2-135m", 4, 1), prepared(tmp_path / "data", 200, 60)
     found = evaluating(EVALUATE, model, data, run)
     assert found["gpus"] == 0
-    assert found["host_bytes"] == pytest.approx(measured, rel=0.1)
+    assert measured < found["host_bytes"] < 1.5 * measured
     assert found["mem_mib"] * 1024**2 >= asked(found["host_bytes"]) > measured
 
 
