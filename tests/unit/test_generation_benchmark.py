@@ -11,7 +11,7 @@ import in_docs
 import pytest
 from conftest import ROOT, SERVERS, project_environment
 
-from zerolora.cli import WAITING
+from zerolora.commands.of_stages import WAITING
 
 
 @pytest.mark.slow
