@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import browser
 import hypothesis
 import pytest
 import yaml
@@ -116,6 +117,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.fail(f"no Slurm for tests/slurm: {lacking}; or leave them out: make test-no-slurm", pytrace=False)
     with Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Return a headless browser for the tests of one file: not for all, since asyncio has a running loop meanwhile."""
+    if lacking := browser.missing():
+        pytest.fail(f"no browser for tests/browser: {lacking}; or leave them out: make test-no-slurm", pytrace=False)
+    with browser.browser() as started:
+        yield started
 
 
 def pytest_collection_finish() -> None:

@@ -40,7 +40,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from zerolora import cpu_matmul
 from zerolora.architecture import config_of
-from zerolora.cli import WAITING
+from zerolora.commands.of_stages import WAITING
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import open_split
 from zerolora.evaluate import vllm_engine

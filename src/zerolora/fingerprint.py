@@ -27,7 +27,8 @@ ALL = STAGES | ON_REQUEST
 
 LEFT_OUT: Mapping[str, str] = {
     "": "the package's own docstring",
-    "cli": "hands files and settings to the stages",
+    "cli": "finds the command, and tells mistakes",
+    "commands": "hand files and settings to the stages",
     "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
     "errors": "messages",
     "evaluate.batches": "chooses which prompts share a batch; an answer does not depend on it",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import NARROW, Opened, browser, missing, open_page
+from browser import NARROW, Opened, open_page
 from comparison import results_of, row
 
 from zerolora.compare.compare import compare_what_is_there
@@ -30,19 +30,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "work/compare/index.html"
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[Any]:
-    """One browser for all tests."""
-    if lacking := missing():
-        pytest.fail(f"no browser for tests/browser: {lacking}; or leave them out: make test-no-slurm", pytrace=False)
-    with browser() as found:
-        yield found
-
-
 @pytest.fixture
-def page(started: Any, file: Path) -> Iterator[Any]:
+def page(chromium: Any, file: Path) -> Iterator[Any]:
     """The open page; what its console says, or a request for any other file, fails the test."""
-    opened = open_page(started, file)
+    opened = open_page(chromium, file)
     yield opened.tab
     assert opened.said == []
     assert {*opened.requests} <= {file.as_uri(), (file.parents[2] / "results/run0/report.html").as_uri()}
@@ -122,8 +113,8 @@ def test_a_run_leads_to_its_page_if_there_is_one(page: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_overflows_a_phone(started: Any, file: Path, scheme: str) -> None:
-    opened: Opened = open_page(started, file, NARROW, color_scheme=scheme)
+def test_nothing_overflows_a_phone(chromium: Any, file: Path, scheme: str) -> None:
+    opened: Opened = open_page(chromium, file, NARROW, color_scheme=scheme)
     assert opened.tab.evaluate("document.documentElement.scrollWidth") <= NARROW
     assert opened.count("figure.chart.drawn") == CHARTS
     opened.tab.close()

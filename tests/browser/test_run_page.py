@@ -1,11 +1,10 @@
 """The page of a finished run in a real browser: charts, tables, schemes, widths, print, and harmful rows."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import NARROW, WIDE, Opened, browser, missing, open_page
+from browser import NARROW, WIDE, Opened, open_page
 from finished_run import FinishedRun
 
 pytestmark = pytest.mark.browser
@@ -22,15 +21,6 @@ CONTRAST = 4.5
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Any]:
-    """One browser for all tests."""
-    if lacking := missing():
-        pytest.fail(f"no browser for tests/browser: {lacking}; or leave them out: make test-no-slurm", pytrace=False)
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with everything on it: GPUs, a gate, groups of rows, and text that would do harm."""
     run = FinishedRun(tmp_path_factory.mktemp("run"))
@@ -40,21 +30,21 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wide(started: Any, page: Path) -> Opened:
+def wide(chromium: Any, page: Path) -> Opened:
     """The page on a wide light screen."""
-    return open_page(started, page, WIDE, color_scheme="light")
+    return open_page(chromium, page, WIDE, color_scheme="light")
 
 
 @pytest.fixture(scope="module")
-def folded(started: Any, page: Path) -> Opened:
+def folded(chromium: Any, page: Path) -> Opened:
     """The page as it opens."""
-    return open_page(started, page, unfolded=False)
+    return open_page(chromium, page, unfolded=False)
 
 
 @pytest.fixture(scope="module")
-def narrow(started: Any, page: Path) -> Opened:
+def narrow(chromium: Any, page: Path) -> Opened:
     """The page on a telephone."""
-    return open_page(started, page, NARROW)
+    return open_page(chromium, page, NARROW)
 
 
 def test_the_console_is_silent_and_nothing_is_loaded(wide: Opened, page: Path) -> None:
@@ -220,8 +210,8 @@ def test_print_has_the_static_pictures_and_every_section(folded: Opened) -> None
     assert not folded.tab.locator("#mask p").evaluate("each => each.checkVisibility()")
 
 
-def test_without_javascript_the_page_says_the_same(started: Any, page: Path) -> None:
-    opened = open_page(started, page, unfolded=False, java_script_enabled=False)
+def test_without_javascript_the_page_says_the_same(chromium: Any, page: Path) -> None:
+    opened = open_page(chromium, page, unfolded=False, java_script_enabled=False)
     assert opened.count(".chart .static svg:visible") >= 4
     assert opened.tab.locator("main").inner_text().startswith("Result")
     opened.tab.close()
@@ -237,12 +227,12 @@ def test_harmful_rows_are_text(wide: Opened, page: Path) -> None:
     assert wide.said == []
 
 
-def test_a_script_that_was_smuggled_in_does_not_run(started: Any, page: Path, tmp_path: Path) -> None:
+def test_a_script_that_was_smuggled_in_does_not_run(chromium: Any, page: Path, tmp_path: Path) -> None:
     """Should a row be printed unescaped one day, the page's policy stops it."""
     copy = tmp_path / "copy.html"
     text = page.read_text(encoding="utf-8")
     copy.write_text(text.replace("</main>", "<script>alert('harm')</script></main>"), encoding="utf-8")
-    opened = open_page(started, copy, unfolded=False)
+    opened = open_page(chromium, copy, unfolded=False)
     assert any("Content Security Policy" in line for line in opened.said)
     assert not any("dialog" in line for line in opened.said)
     opened.tab.close()

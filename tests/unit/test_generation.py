@@ -33,6 +33,16 @@ from zerolora.memory.inference import AUTO_ROWS
 from zerolora.merge.merge import merge
 
 LIMIT = 24
+SIZES: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.5,  # answers that do not repeat themselves
+}
+"""Of a model that answers at once."""
 SLOW = """
 import json, sys, time
 from pathlib import Path
@@ -56,16 +66,7 @@ def settings(**values: Any) -> EvaluateRunSettings:
 def asked() -> tuple[Any, list[list[int]], set[int], list[list[int]]]:
     """Return a model whose answers end early and late, prompts of many lengths, stop tokens, one-by-one answers."""
     torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=60,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.5,  # answers that do not repeat themselves
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     prompts = [torch.randint(1, 60, (length,)).tolist() for length in torch.randint(1, 30, (20,)).tolist()]
     free = [answer_batch(model, 0, [prompt], set(), LIMIT)[0] for prompt in prompts]
     stops = {token for token, _ in Counter(token for answer in free for token in answer[2:]).most_common(2)}
@@ -115,17 +116,7 @@ def _by_transformers(model: Any, prompt: list[int], stops: set[int]) -> list[int
 def test_windows_and_states_get_the_cache_of_transformers(asked: Any) -> None:
     """A window counts places, padding too: prompts that share more than it holds are answered as one by one."""
     torch.manual_seed(5)
-    config = MistralConfig(
-        vocab_size=60,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=6,
-        initializer_range=0.5,
-    )
-    model = MistralForCausalLM(config).eval()
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)).eval()
     prompts = [asked[1][0][:3] * 4 + prompt for prompt in asked[1][:6]]
     assert shared_prefix(model, prompts).length == 0 and cache_of(model, SharedPrefix(), 6, 60) is None
     alone = [_by_transformers(model, prompt, asked[2]) for prompt in prompts]

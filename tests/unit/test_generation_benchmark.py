@@ -11,7 +11,7 @@ import in_docs
 import pytest
 from conftest import ROOT, SERVERS, project_environment
 
-from zerolora.cli import WAITING
+from zerolora.commands.of_stages import WAITING
 
 
 @pytest.mark.slow
@@ -59,8 +59,13 @@ def test_another_text_is_told() -> None:
     ids=["evaluate", "task"],
 )
 def test_threads_of_an_evaluation_sleep_while_they_wait(command: list[str], tmp_path: Path) -> None:
-    """OpenMP itself says so, when torch is loaded in a process of its own, which takes 3 s; there are no rows."""
+    """OpenMP itself says so, when torch is loaded in a process of its own, which takes 3 s; there are no rows.
+
+    The task is the project's own, so that lm-evaluation-harness does not index all of its thousands.
+    """
     (tmp_path / "none").write_text('{"path": "none", "files": {}}')
+    (tmp_path / "config/harness").mkdir(parents=True)
+    (tmp_path / "config/harness/none.yaml").write_text("task: none\n")
     given = ["--weights", "none", "--output", "out", "--answers", "answers"]
     others = {key: value for key, value in project_environment(ROOT).items() if key not in WAITING}
     told = subprocess.run(

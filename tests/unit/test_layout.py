@@ -19,6 +19,7 @@ from zerolora import fingerprint
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
+    {"commands"},
     {"memory.command", "publish", "imports"},
     {"config.file", "config.rules", "config.origin"},
     {"probe", "gate", "judge"},

@@ -14,6 +14,7 @@ from engines import edit_config, snakemake_ran
 from huggingface_hub import ModelCard
 from loopback_repositories import Repositories, serving
 
+from zerolora import __version__
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import HubData
@@ -21,12 +22,13 @@ from zerolora.config.settings import FetchAdapterSettings, FetchHub
 from zerolora.errors import UserError
 from zerolora.fetch.data_sets import fetch_adapter
 from zerolora.fetch.models import fetch
-from zerolora.files import sha256
+from zerolora.files import read_json, sha256
 from zerolora.methods.peft_format import ADAPTER, CONFIG
-from zerolora.publish.card import model_card
+from zerolora.publish.card import LIBRARIES, model_card
 from zerolora.publish.finished import FinishedRun, finished_run
 from zerolora.publish.product import product_of
 from zerolora.publish.push import push
+from zerolora.run_settings import settings_of_run
 from zerolora.train.launch.stop_signals import STOPPED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -58,6 +60,13 @@ def here(finished: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in the finished project, which stays as it is."""
     monkeypatch.chdir(finished.directory)
     return finished.directory
+
+
+@pytest.fixture
+def card(here: Path) -> str:
+    """Return the model card of the finished run's adapter."""
+    run = finished_run("default")
+    return model_card(run, product_of(run, "adapter"), TO)
 
 
 @pytest.fixture
@@ -387,6 +396,52 @@ def test_the_card_says_what_the_files_say(here: Path, hub: Repositories) -> None
     assert f"[{figures['base_accuracy_low']:.4g}, {figures['base_accuracy_high']:.4g}]" in text
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert commit in text
+
+
+def test_the_card_has_the_hyperparameters_of_the_run(here: Path, card: str) -> None:
+    train, results = settings_of_run(here / "results", "default")["train"], here / "results/default"
+    trained, chosen = (read_json(results / name, "") for name in ("metrics/train.json", "zero.json"))
+    expected = {name: train[name.replace(" ", "_")] for name in HYPERPARAMETERS}
+    expected |= {"betas": ", ".join(map(str, train["betas"]))}
+    expected |= {f"LoRA: {name}": train["lora"][name] for name in ("r", "alpha", "dropout")}
+    expected |= {name: trained[name.replace(" ", "_")] for name in ("trainable parameters", "steps", "tokens")}
+    expected |= {name: chosen["zerolora"][name] for name in ("strategy", "precision", "attention")}
+    said_of(card, "Method", expected)
+
+
+def test_the_card_has_the_hours_of_the_training(here: Path, card: str) -> None:
+    used = read_json(here / "results/default/metrics/train_resources.json", "")
+    seconds, ranks = used["total_seconds"], used["ranks"]
+    expected = {"device": "cpu", "ranks": ranks, "training, in seconds": seconds, "tokens/s": used["tokens_per_second"]}
+    said_of(card, "Hardware and time", expected | {"rank-hours (on CPU)": seconds * ranks / 3600})
+
+
+def test_the_card_has_the_versions_of_the_lock_file(here: Path, card: str) -> None:
+    lock = here / "envs/requirements.lock"
+    pins = dict(re.findall(r"^([a-z]+)==(\S+)", lock.read_text(), re.MULTILINE))
+    expected = {name: pins[name] for name in LIBRARIES}
+    expected |= {"zerolora": __version__, "sha256 of `envs/requirements.lock`": sha256(lock)}
+    said_of(card, "Versions", expected)
+
+
+HYPERPARAMETERS = (
+    *("method", "learning rate", "schedule", "warmup ratio", "optimizer", "epsilon", "weight decay", "global batch"),
+    *("epochs", "max steps", "seed"),
+)
+
+
+def said_of(card: str, heading: str, expected: dict[str, Any]) -> None:
+    """Check that the table below a heading of a card has these values."""
+    section = card.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (.+) \| (.+) \|$", section, re.MULTILINE))
+    assert {name: rows.get(name) for name in expected} == {name: as_said(value) for name, value in expected.items()}
+
+
+def as_said(value: Any) -> str:
+    """Return a value as a card has it."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else f"`{value}`"
 
 
 def test_the_config_of_the_card_makes_the_same_run(here: Path, hub: Repositories, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zerolora.compare.rows import Row
-from zerolora.report.charts import PALETTE, Chart, rule_at_pointer
+from zerolora.report.charts import PALETTE, Chart, loss_axis, rule_at_pointer
 from zerolora.units import GIB
 
 MOST = 30
@@ -59,16 +59,9 @@ def _losses(rows: Sequence[Row], rest: str) -> Chart:
     names = [row["run"] for row in rows]
     ends = [(row["curve"][-1][1], row["run"]) for row in rows]
     few = len(names) <= len(PALETTE)
-    logarithmic = min(each["value"] for each in data) > 0
     encoding: Spec = {
         "x": {"field": "step", "type": "quantitative", "title": "step", "scale": {"nice": False}},
-        "y": {
-            "field": "value",
-            "type": "quantitative",
-            "title": f"loss per supervised token{' (log scale)' if logarithmic else ''}",
-            "scale": {"type": "log" if logarithmic else "linear"},
-            "axis": {"format": "~g", "tickCount": 5},
-        },
+        "y": loss_axis(each["value"] for each in data),
         "color": {"field": "series", "type": "nominal", "sort": names},
     }
     if not few:  # colours come again, in lines of another kind

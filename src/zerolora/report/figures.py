@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from zerolora.report.charts import PALETTE, Chart, rule_at_pointer, thinned
+from zerolora.report.charts import PALETTE, Chart, loss_axis, rule_at_pointer, thinned
 from zerolora.units import GIB
 
 PARTS = ("forward", "backward", "communication", "optimizer", "data", "between")
@@ -87,17 +87,10 @@ def loss_curve(table: Path) -> Chart:
         for row in own
     ]
     names = ["training", "validation"] if validated else ["training"]
-    logarithmic = all(row["value"] > 0 for row in rows)
     colour = {"field": "series", "type": "nominal", "scale": {"domain": names, "range": list(PALETTE[:2])}}
     encoding = {
         "x": {"field": "step", "type": "quantitative", "axis": {"tickMinStep": 1}, "scale": {"nice": False}},
-        "y": {
-            "field": "value",
-            "type": "quantitative",
-            "title": f"loss per supervised token{' (log scale)' if logarithmic else ''}",
-            "scale": {"type": "log" if logarithmic else "linear"},
-            "axis": {"format": "~g", "tickCount": 5},
-        },
+        "y": loss_axis(row["value"] for row in rows),
         "color": colour if validated else colour | {"legend": None},
     }
     points = {"transform": [{"filter": "datum.series == 'validation'"}], "mark": {"type": "point", "size": 70}}

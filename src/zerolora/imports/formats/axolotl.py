@@ -59,12 +59,6 @@ def _adapter(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _linear(value: Any, draft: Draft) -> str | None:
-    if flag(value):
-        draft.set("train.lora.targets", "all-linear")
-    return None
-
-
 def _targets(value: Any, draft: Draft) -> str | None:
     if isinstance(value, str) and "," not in value:
         draft.set("train.lora.targets", text(value))
@@ -79,11 +73,6 @@ def _initial(value: Any, draft: Draft) -> str | None:
     if not isinstance(value, str) or not re.fullmatch(r"pissa(_niter_[0-9]+)?|olora", value):
         raise NoEqual(f"{shown(value)} is no start that zerolora has; train.lora.init keeps its default")
     draft.set("train.lora.init", value)
-    return None
-
-
-def _packing(value: Any, draft: Draft) -> str | None:
-    draft.set("pack.packing", flag(value))
     return None
 
 
@@ -167,19 +156,9 @@ def _form(value: Any, draft: Draft) -> str | None:
     return "the form is detected by the rows' fields" if kind == "chat_template" else None
 
 
-def _dora(value: Any, draft: Draft) -> str | None:
-    draft.facts["dora"] = flag(value)
-    return None
-
-
 def _finish(draft: Draft) -> list[str]:
-    facts, lines = draft.facts, []
-    name = facts.get("model")
-    if name is None:
-        lines.append("fetch: the file names no model (base_model); correct models/model")
-    draft.key = "base_model" if name else ""
-    ours, line = common.model(name or "model", draft, facts.get("revision"))
-    lines.append(line)
+    facts = draft.facts
+    ours, lines = common.model("base_model", draft)
     adapter, eight = facts.get("adapter"), facts.get("eight", False)
     quantized = adapter == "qlora" or (adapter and (eight or facts.get("four", False)))
     method = "full" if not adapter else ("q" if quantized else "") + ("dora" if facts.get("dora") else "lora")
@@ -260,11 +239,11 @@ FORMAT = Format(
         "lora_r": same("train.lora.r", whole),
         "lora_alpha": same("train.lora.alpha", number),
         "lora_dropout": same("train.lora.dropout", number),
-        "lora_target_linear": Rule("train.lora.targets", _linear, "true → all-linear"),
+        "lora_target_linear": common.offered("train.lora.targets", "all-linear"),
         "lora_target_modules": Rule("train.lora.targets", _targets),
         "lora_modules_to_save": same("train.lora.modules_to_save", texts),
         "lora_fan_in_fan_out": none("read from the model's modules"),
-        "peft_use_dora": Rule("train.method", _dora, "true → dora, or qdora"),
+        "peft_use_dora": fact("dora", "train.method", flag, "true → dora, or qdora"),
         "peft_use_rslora": same("train.lora.rank_stabilized", flag),
         "peft_init_lora_weights": Rule("train.lora.init", _initial),
         "loraplus_lr_ratio": same("train.lora.plus_ratio", number),
@@ -286,9 +265,7 @@ FORMAT = Format(
         "dataset_prepared_path": none("prepared rows are in results/data/"),
         "dataset_processes": none("prepare uses all cores; `--workers` limits it"),
         "shuffle_merged_datasets": none("rows are always shuffled by the seed"),
-        "dataset_exact_deduplication": Rule(
-            "prepare.rows.duplicates", common.offered("prepare.rows.duplicates", "drop").translate, "true → drop"
-        ),
+        "dataset_exact_deduplication": common.offered("prepare.rows.duplicates", "drop"),
         "val_set_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here"),
         "chat_template": named("prepare.rows.template", TEMPLATES),
         "chat_template_jinja": none(
@@ -302,7 +279,7 @@ FORMAT = Format(
         "tokens": same("prepare.rows.add_tokens", texts),
         "train_on_inputs": Rule("prepare.rows.loss", _inputs, "true → everything"),
         "sequence_len": same("prepare.rows.max_length", whole),
-        "sample_packing": Rule("pack.packing", _packing),
+        "sample_packing": same("pack.packing", flag),
         "eval_sample_packing": none("validation rows are packed as training rows are"),
         "pad_to_sequence_len": none("a batch is padded to its longest row"),
         "group_by_length": none("rows of similar length share a batch, unless packing is on"),
@@ -314,7 +291,7 @@ FORMAT = Format(
         "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
         "eval_batch_size": none("chosen by evaluate.batch: auto"),
         "num_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
-        "max_steps": common.steps("train.max_steps", ""),
+        "max_steps": common.steps("train.max_steps"),
         "optimizer": named("train.optimizer", common.OPTIMIZERS),
         "lr_scheduler": common.schedule_rule(),
         "learning_rate": same("train.learning_rate", number),
@@ -324,7 +301,7 @@ FORMAT = Format(
         "adam_beta2": fact("beta2", "train.betas", number),
         "adam_epsilon": same("train.epsilon", number),
         "warmup_ratio": same("train.warmup_ratio", number),
-        "warmup_steps": same("train.warmup_steps", lambda value: value),
+        "warmup_steps": same("train.warmup_steps"),
         "neftune_noise_alpha": same("train.neftune_alpha", number),
         "seed": same("train.seed"),
         "bf16": common.precision("bf16"),
@@ -362,14 +339,14 @@ FORMAT = Format(
         "use_ray": none("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
         "ray_num_workers": none("write train.nodes and train.ranks_per_node"),
         "evals_per_epoch": none("write train.validation_steps, a number of steps"),
-        "eval_steps": common.steps("train.validation_steps", ""),
+        "eval_steps": common.steps("train.validation_steps"),
         "eval_table_size": none("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
         "early_stopping_patience": same("train.patience", whole, "needs eval_steps too"),
         "loss_watchdog_threshold": none("training warns of rising losses by itself (docs/telemetry.md)"),
         "loss_watchdog_patience": none("training warns of rising losses by itself (docs/telemetry.md)"),
         "saves_per_epoch": none("checkpoints are written by time: train.checkpoint_minutes"),
-        "save_steps": common.steps("train.checkpoint_steps", ""),
+        "save_steps": common.steps("train.checkpoint_steps"),
         "save_total_limit": none("old checkpoints are removed (docs/checkpoints.md)"),
         "save_first_step": none("checkpoints are written by time: train.checkpoint_minutes"),
         "resume_from_checkpoint": none("a run resumes from its last checkpoint by itself (train.resume)"),

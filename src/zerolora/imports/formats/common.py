@@ -59,16 +59,16 @@ def epochs(value: Any, draft: Draft) -> str | None:
     return None if rounded == count else f"{count:g} is rounded to {rounded}, since epochs are whole here"
 
 
-def steps(path: str, what: str) -> Rule:
+def steps(path: str) -> Rule:
     """Return the rule of a number of steps; a share, or -1 for none, has no equal."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
             raise NoEqual(f"{shown(value)} is no number of steps, which {path} is")
         draft.set(path, int(value))
-        return what or None
+        return None
 
-    return Rule(path, translate, what)
+    return Rule(path, translate)
 
 
 def validation(value: Any, draft: Draft) -> str | None:
@@ -107,8 +107,14 @@ def offered(path: str, value_if_true: Any) -> Rule:
     return Rule(path, translate, f"true → {str(value_if_true).lower()}")
 
 
-def model(name: str, draft: Draft, revision: str | None) -> tuple[str, str]:
-    """Set the base model; return its name in the config, and a line about what was assumed."""
+def model(key: str, draft: Draft) -> tuple[str, list[str]]:
+    """Set the base model, which `key` of the file names; return its name in the config, and a line for each thing
+    assumed."""
+    lines = []
+    if "model" not in draft.facts:
+        lines.append(f"fetch: the file names no model ({key}); correct models/model")
+    draft.key = key if "model" in draft.facts else ""
+    name, revision = draft.facts.get("model", "model"), draft.facts.get("revision")
     ours = re.sub(r"[^a-z0-9]+", "-", Path(name).name.lower()).strip("-")[:60]
     try:
         TypeAdapter(Name).validate_python(ours)
@@ -117,14 +123,15 @@ def model(name: str, draft: Draft, revision: str | None) -> tuple[str, str]:
     if revision and COMMIT.fullmatch(revision) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
         entry = {"repository": name, "revision": revision, "license": "unknown"}
         draft.set(f"fetch.hub.{ours}", entry)
-        return ours, f"fetch.hub.{ours}.license: the file does not name it; correct it"
+        return ours, [*lines, f"fetch.hub.{ours}.license: the file does not name it; correct it"]
     is_path = name.startswith((".", "/", "~")) or Path(name).is_dir()
     path = name if is_path else f"models/{Path(name).name or 'model'}"
     draft.set(f"fetch.directory.{ours}", {"path": path, "license": "unknown"})
-    return ours, (
+    lines.append(
         f"fetch.directory.{ours}: {path} is used where the file names {name}; save the model there, or name it in "
         "fetch.hub with its commit, and correct the license"
     )
+    return ours, lines
 
 
 def scaffold(draft: Draft) -> list[str]:

@@ -7,7 +7,20 @@ from typing import Any
 
 from zerolora.errors import shown
 from zerolora.imports.formats import common
-from zerolora.imports.formats.base import Draft, Format, NoEqual, Rule, fact, flag, none, number, same, text, whole
+from zerolora.imports.formats.base import (
+    Draft,
+    Format,
+    NoEqual,
+    Rule,
+    fact,
+    flag,
+    named,
+    none,
+    number,
+    same,
+    text,
+    whole,
+)
 from zerolora.planner.user_config import FLAGS, OFFLOADS, RENAMED, SIZES, aliases
 
 OWN = "computed here, with its reason in render.json; keep yours with render.strategy: config/deepspeed/NAME.json"
@@ -47,16 +60,6 @@ def _precision(name: str) -> Rule:
         return None
 
     return Rule("train.precision", translate)
-
-
-def _kind(path: str, names: dict[str, str], remark: str = "") -> Rule:
-    def translate(value: Any, draft: Draft) -> str | None:
-        if not isinstance(value, str) or value not in names:
-            raise NoEqual(f"{shown(value)} has no equal; {path} keeps its default")
-        draft.set(path, names[value])
-        return remark or None
-
-    return Rule(path, translate, ", ".join(f"{old} → {new}" for old, new in names.items()))
 
 
 def _betas(value: Any, draft: Draft) -> str | None:
@@ -114,15 +117,15 @@ FORMAT = Format(
         "fp16.enabled": _precision("fp16"),
         "fp16": none(LOSS_SCALE),
         "bf16": none("weights and gradients have DeepSpeed's default types"),
-        "optimizer.type": _kind("train.optimizer", OPTIMIZERS),
+        "optimizer.type": named("train.optimizer", OPTIMIZERS),
         "optimizer.params.lr": _unless_auto(same("train.learning_rate", number)),
         "optimizer.params.betas": Rule("train.betas", _betas),
         "optimizer.params.eps": _unless_auto(same("train.epsilon", number)),
         "optimizer.params.weight_decay": _unless_auto(same("train.weight_decay", number)),
         "optimizer.params": none("train.optimizer has no such option"),
-        "scheduler.type": _kind("train.schedule", SCHEDULES),
+        "scheduler.type": named("train.schedule", SCHEDULES),
         "scheduler.params.warmup_num_steps": _unless_auto(same("train.warmup_steps")),
-        "scheduler.params.total_num_steps": _unless_auto(common.steps("train.max_steps", "")),
+        "scheduler.params.total_num_steps": _unless_auto(common.steps("train.max_steps")),
         "scheduler.params.warmup_max_lr": _unless_auto(same("train.learning_rate", number)),
         "scheduler.params.warmup_min_lr": none("warm-up begins at 0"),
         "scheduler.params": none("train.schedule_options has those of transformers' schedules"),

@@ -79,18 +79,6 @@ def _sets(value: Any, draft: Draft) -> str | None:
     return "names of dataset_info.json there, files below dataset_dir here"
 
 
-def _history(value: Any, draft: Draft) -> str | None:
-    if flag(value):
-        draft.set("prepare.rows.loss", "last")
-    return None
-
-
-def _prompt(value: Any, draft: Draft) -> str | None:
-    if flag(value):
-        draft.set("prepare.rows.loss", "everything")
-    return None
-
-
 def _template(value: Any, draft: Draft) -> str | None:
     if isinstance(value, str) and value in TEMPLATES:
         draft.set("prepare.rows.template", TEMPLATES[value])
@@ -109,12 +97,6 @@ def _attention(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _no_checkpointing(value: Any, draft: Draft) -> str | None:
-    if flag(value):
-        draft.set("train.activation_checkpointing", False)
-    return None
-
-
 def _report(value: Any, draft: Draft) -> str | None:
     chosen = [each for each in texts(value) if each != "none"]
     if not chosen:
@@ -126,11 +108,6 @@ def _report(value: Any, draft: Draft) -> str | None:
     return "the tracker writes offline" + (f"; only {known[0]} of {', '.join(chosen)}" if len(chosen) > 1 else "")
 
 
-def _pissa(value: Any, draft: Draft) -> str | None:
-    draft.facts["pissa"] = flag(value)
-    return None
-
-
 def _strategy(value: Any, draft: Draft) -> str | None:
     if not isinstance(value, list | str) or "full_shard" not in value:
         raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy")
@@ -139,13 +116,8 @@ def _strategy(value: Any, draft: Draft) -> str | None:
 
 
 def _finish(draft: Draft) -> list[str]:
-    facts, lines = draft.facts, []
-    name = facts.get("model")
-    if name is None:
-        lines.append("fetch: the file names no model (model_name_or_path); correct models/model")
-    draft.key = "model_name_or_path" if name else ""
-    ours, line = common.model(name or "model", draft, facts.get("revision"))
-    lines.append(line)
+    facts = draft.facts
+    ours, lines = common.model("model_name_or_path", draft)
     draft.key = "finetuning_type" if "tuned" in facts else ""
     tuned, bits = facts.get("tuned", "lora"), facts.get("bits")
     method = "full" if tuned == "full" else ("q" if bits else "") + ("dora" if facts.get("dora") else "lora")
@@ -230,7 +202,7 @@ FORMAT = Format(
         "use_rslora": same("train.lora.rank_stabilized", flag),
         "use_dora": fact("dora", "train.method", flag, "true → dora, or qdora"),
         "loraplus_lr_ratio": same("train.lora.plus_ratio", number),
-        "pissa_init": Rule("train.lora.init", _pissa, "true → pissa_niter_16"),
+        "pissa_init": fact("pissa", "train.lora.init", flag, "true → pissa_niter_16"),
         "pissa_iter": fact("iterations", "train.lora.init", lambda value: value if value == -1 else whole(value)),
         "pissa_convert": none("what is published always fits the original model"),
         "freeze_vision_tower": none("a vision tower is never trained"),
@@ -244,8 +216,8 @@ FORMAT = Format(
         "max_samples": fact(
             "samples", "prepare.rows.sources.NAME.rows", whole, "for each source; a smaller one repeats rows here"
         ),
-        "train_on_prompt": Rule("prepare.rows.loss", _prompt, "true → everything"),
-        "mask_history": Rule("prepare.rows.loss", _history, "true → last"),
+        "train_on_prompt": common.offered("prepare.rows.loss", "everything"),
+        "mask_history": common.offered("prepare.rows.loss", "last"),
         "packing": same("pack.packing", flag),
         "neat_packing": common.offered("pack.packing", True),
         "val_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here"),
@@ -259,7 +231,7 @@ FORMAT = Format(
         "output_dir": none("results are in results/<run>/"),
         "overwrite_output_dir": none("a stage runs again when its inputs change"),
         "logging_steps": none("each step is written (docs/telemetry.md)"),
-        "save_steps": common.steps("train.checkpoint_steps", ""),
+        "save_steps": common.steps("train.checkpoint_steps"),
         "save_strategy": none("checkpoints are written by time as well: train.checkpoint_minutes"),
         "save_only_model": none("a checkpoint always holds what a run needs to resume"),
         "plot_loss": none("the report always has the curve"),
@@ -272,7 +244,7 @@ FORMAT = Format(
         "per_device_eval_batch_size": none("chosen by evaluate.batch: auto"),
         "learning_rate": same("train.learning_rate", number),
         "num_train_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
-        "max_steps": common.steps("train.max_steps", ""),
+        "max_steps": common.steps("train.max_steps"),
         "lr_scheduler_type": common.schedule_rule(),
         "warmup_ratio": same("train.warmup_ratio", number),
         "warmup_steps": same("train.warmup_steps"),
@@ -289,7 +261,7 @@ FORMAT = Format(
         "pure_bf16": none("trained weights are fp32 under LoRA"),
         "flash_attn": Rule("train.attention", _attention, "fa2 → flash, disabled → eager"),
         "gradient_checkpointing": same("train.activation_checkpointing", flag),
-        "disable_gradient_checkpointing": Rule("train.activation_checkpointing", _no_checkpointing, "true → false"),
+        "disable_gradient_checkpointing": common.offered("train.activation_checkpointing", False),
         "enable_liger_kernel": none("zerolora has no Liger kernels"),
         "use_unsloth": none("zerolora has no Unsloth kernels"),
         "shift_attn": none("train.attention has flash, sdpa and eager"),
@@ -298,7 +270,7 @@ FORMAT = Format(
         "fsdp": Rule("render.strategy", _strategy, "full_shard → fsdp"),
         "ddp_timeout": none("ranks that fall silent are named by the heartbeat"),
         "eval_strategy": none("train.validation_steps alone says when"),
-        "eval_steps": common.steps("train.validation_steps", ""),
+        "eval_steps": common.steps("train.validation_steps"),
         "resume_from_checkpoint": none("a run resumes from its last checkpoint by itself (train.resume)"),
         "ray_run_name": none("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
         "ray_storage_path": none("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
