@@ -14,13 +14,14 @@ from zerolora import fingerprint
 
 # From the top down: a room imports from rooms further down, and from itself. Rooms of one row do not know each other.
 # The rules of the config ask the planner what it would refuse, so they are above it, and so is what reads the file.
-# `zerolora push` reads the config that a run was made of, `zerolora import` checks the config that it made.
+# `zerolora push` reads the config that a run was made of, `zerolora import` checks the config that it
+# made, `zerolora search` the trials that it chose.
 # `zerolora memory` takes GPUs by name and DeepSpeed JSONs, which the planner reads, and models that fetch reads.
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"memory.command", "publish", "imports"},
+    {"memory.command", "publish", "imports", "search"},
     {"config.file", "config.rules", "config.origin"},
     {"probe", "gate", "judge"},
     {"fetch", "data", "planner", "train", "merge", "evaluate", "export", "report", "compare"},

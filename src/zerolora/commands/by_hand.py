@@ -62,7 +62,7 @@ def import_file(
 def expand(
     config: Annotated[Path, typer.Option(help="The config.")] = Path("config/config.yaml"),
 ) -> None:
-    """Write the runs of the config's grids and searches to config/expanded.yaml, for DVC. Snakemake does it by itself."""
+    """Write the runs of the grids and searches to config/expanded.yaml, for DVC. Snakemake does it by itself."""
     from zerolora.config.expanded import EXPANDED
     from zerolora.config.expanded import expand as write
     from zerolora.config.file import load
