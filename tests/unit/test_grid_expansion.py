@@ -193,4 +193,5 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
         == f"{EXPANDED}: 4 runs of grids and searches, written\n"
     )
     assert (tmp_path / EXPANDED).read_text(encoding="utf-8") == expanded(load(config))
-    assert served("zerolora", "expand", directory=tmp_path).stdout == f"{EXPANDED}: 4 runs of grids and searches, as before\n"
+    again = served("zerolora", "expand", directory=tmp_path).stdout
+    assert again == f"{EXPANDED}: 4 runs of grids and searches, as before\n"
