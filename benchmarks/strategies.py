@@ -5,7 +5,8 @@
     .venv/bin/python benchmarks/strategies.py --results results
 
 Collects the rows of the comparison with the machine in benchmarks/results/strategies.json, and writes the table into
-docs/compare.md, beside what the published experiment says of its four strategies. Times say little beside other work.
+docs/compare.md, beside what the published experiment says of its four strategies, and that of these four into the
+README. Times say little beside other work.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from in_docs import put
 from machine import machine
 
 from zerolora.files import read_json, write_json, write_text
@@ -57,6 +59,7 @@ def main() -> None:
     found = {"machine": machine(), "runs": [{name: row[name] for name in FIGURES} for row in rows]}
     write_json(RESULT, found)
     write_text(PAGE, written(PAGE.read_text(encoding="utf-8"), found))
+    put("../README.md", "strategies", published_table(found))
 
 
 def written(page: str, found: dict[str, Any] | None) -> str:
@@ -85,6 +88,25 @@ def table(found: dict[str, Any]) -> str:
             *PUBLISHED.get(run["strategy"], ("", "")),
         )
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def published_table(found: dict[str, Any]) -> str:
+    """Return the table of the published strategies alone, with the machine in its header."""
+    here, day = f"{found['machine']['cores']} cores, no GPU", found["machine"]["date"]
+    header = ("strategy", f"a step on {here}, {day}", "wall time", "CPU", "host memory", "published: time", "CPU")
+    lines = [f"| {' | '.join(header)} |", "|---|" + "---:|" * (len(header) - 1)]
+    for run in found["runs"]:
+        if run["strategy"] in PUBLISHED:
+            cells = (
+                f"`{run['strategy']}`",
+                f"{run['step_seconds']:.2f} s",
+                f"{run['wall_seconds']:.0f} s",
+                f"{run['cpu_percent']:.0f} %",
+                gib(run["measured_host_bytes"]),
+                *PUBLISHED[run["strategy"]],
+            )
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -40,6 +40,8 @@ def test_the_comparisons_figures_are_those_measured() -> None:
     assert f"{many['1000']['cpu_seconds']:.1f} s of CPU time for 1,000 runs" in page
     measured: Any = result("strategies.json") if measured_strategies.RESULT.exists() else None
     assert measured_strategies.written(page, measured) == page
+    short = f"{measured_strategies.published_table(measured)}\n" if measured else ""
+    assert f"<!-- strategies -->\n{short}<!-- end -->" in README
     if measured:
         recipe = load(ROOT / "config/recipes/smollm2-135m-strategies/config.yaml")
         assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
