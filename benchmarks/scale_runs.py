@@ -1,31 +1,27 @@
-"""What many runs cost the two engines: a plan, and a start with nothing to do.
+"""What the engines cost for many runs: a plan, and a start with nothing to do. benchmarks/scale.py asks for sizes.
 
-    python3 benchmarks/scale_runs.py --project DIR --runs 1000 100 10
-
-DIR is a copy of the project with any data set; its config gets a grid of seeds on the first one in place of its runs.
 Config, model and data go through their stages. What the runs would write is made up: small files that no stage has
-computed, which both engines are told to take for results. Writes CPU and wall seconds to
-benchmarks/results/scale_runs.json, with the exponent of the cost in the runs between the two largest sizes. CPU seconds
-are little disturbed by other processes of the machine; wall seconds are.
+computed, which both engines are told to take for results. Each size has a copy of the project to itself, and so pays
+for nothing that another has left. CPU seconds are little disturbed by other processes of the machine; wall seconds are.
 """
 
-import argparse
 import json
-import math
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import yaml
-from machine import machine
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "benchmarks/results/scale_runs.json"
 BIN = Path(sys.executable).parent
 SNAKEMAKE = [str(BIN / "snakemake"), "--profile", "profiles/local"]
 DVC = str(BIN / "dvc")
@@ -33,8 +29,14 @@ OUTPUT = re.compile(r"^    output: (.+)$", re.MULTILINE)
 NOTHING = "Nothing to be done"
 IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # tells Snakemake not to ask DVC (workflow/scripts/engine_sync.py)
 CLEAN = "Data and pipelines are up to date."
-
-
+COMMANDS = {
+    "snakemake_plan": "snakemake --dry-run all",
+    "snakemake_no_op": "snakemake all",
+    "dvc_status": "dvc status",
+    "dvc_repro_no_op": "dvc repro",
+    "dvc_commit": "dvc commit --force",
+}
+"""What is timed, by the name of its figure."""
 MARK = """
 import asyncio, sys
 import snakemake.cli, snakemake.workflow
@@ -55,6 +57,68 @@ snakemake.workflow.Workflow._build_dag = build_and_mark
 snakemake.cli.main(sys.argv[1:])
 """
 """Has Snakemake take all files for those of its jobs; `snakemake --touch` does, but decides anew after each job."""
+
+
+def measure(project: Path, runs: int, dvc: bool) -> dict[str, Any]:
+    """Return the jobs and the figures of a grid of so many runs in a copy of `project`, of `dvc` too or not."""
+    with copy_of(project) as directory:
+        return engines(directory, write_grid(directory, runs), dvc)
+
+
+def engines(directory: Path, dataset: str, dvc: bool) -> dict[str, Any]:
+    """Return the number of jobs, and the CPU and wall seconds of each of COMMANDS, those of `dvc` too or not.
+
+    Config, model and `dataset` go through their stages, what all other jobs would write is made up.
+    """
+    timed([*SNAKEMAKE, "results/config.json", f"results/data/{dataset}/manifest.json"], directory)
+    plan, printed = timed([*SNAKEMAKE, "--dry-run", "all"], directory)
+    jobs = make_up(directory, printed, dataset)
+    timed([sys.executable, "-c", MARK, "--cores", "1", "--forceall", "all"], directory, **{IMPORTING: "1"})
+    no_op, _ = timed([*SNAKEMAKE, "all"], directory, NOTHING)
+    found: dict[str, Any] = {"jobs": jobs, "snakemake_plan": plan, "snakemake_no_op": no_op}
+    if dvc:
+        found["dvc_commit"], _ = timed([DVC, "commit", "--force", "--quiet"], directory)
+        found["dvc_status"], _ = timed([DVC, "status"], directory, CLEAN)
+        found["dvc_repro_no_op"], _ = timed([DVC, "repro"], directory, CLEAN)
+    return found
+
+
+@contextmanager
+def copy_of(project: Path) -> Iterator[Path]:
+    """Yield a copy of a project, without its virtual environment, which is removed in the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder).resolve() / "project"
+        shutil.copytree(project, directory, symlinks=True, ignore=shutil.ignore_patterns(".venv"))
+        yield directory
+
+
+def write_grid(directory: Path, runs: int) -> str:
+    """Give the project's config a grid of `runs` seeds in place of its runs, and return its data set."""
+    path = directory / "config/config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    dataset = next(iter(config["prepare"]))
+    config |= {"runs": {}, "continued": {}}
+    config["grids"] = {f"seeds{runs}": {"dataset": dataset, "over": {"train.seed": list(range(runs))}}}
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return str(dataset)
+
+
+def make_up(directory: Path, plan: str, dataset: str) -> int:
+    """Write the files that a plan's jobs would write, where they are missing; return the number of jobs.
+
+    `dataset` is one that is prepared.
+    """
+    jobs = OUTPUT.findall(plan)
+    # Snakemake reads those of each data set, for the memory that an evaluation asks for.
+    statistics = json.loads((directory / f"results/data/{dataset}/stats.json").read_text(encoding="utf-8"))
+    for name in (name for job in jobs for name in job.split(", ")):
+        path = directory / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # With a content of its own: DVC makes equal files one, and their times too.
+            content = statistics if fnmatch(name, "results/data/*/stats.json") else {"files": {}}
+            path.write_text(json.dumps(content | {"made up": name}) + "\n", encoding="utf-8")
+    return len(jobs)
 
 
 def timed(command: list[str], directory: Path, expected: str = "", **variables: str) -> tuple[dict[str, float], str]:
@@ -78,71 +142,11 @@ def timed(command: list[str], directory: Path, expected: str = "", **variables: 
     return {"cpu_seconds": round(cpu, 2), "wall_seconds": round(wall, 2)}, result.stdout
 
 
-def write_grid(directory: Path, runs: int) -> str:
-    """Give the project's config a grid of `runs` seeds in place of its runs, and return its data set."""
-    path = directory / "config/config.yaml"
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    dataset = next(iter(config["prepare"]))
-    config |= {"runs": {}, "continued": {}}
-    config["grids"] = {f"seeds{runs}": {"dataset": dataset, "over": {"train.seed": list(range(runs))}}}
-    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    return str(dataset)
-
-
-def make_up(directory: Path, plan: str) -> int:
-    """Write the files that a plan's jobs would write, where they are missing; return the number of jobs."""
-    jobs = OUTPUT.findall(plan)
-    for name in (name for job in jobs for name in job.split(", ")):
-        path = directory / name
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # With a content of its own: DVC makes equal files one, and their times too.
-            path.write_text(json.dumps({"files": {}, "made up": name}) + "\n", encoding="utf-8")
-    return len(jobs)
-
-
-def measure(directory: Path, runs: int, dvc: bool) -> dict[str, Any]:
-    """Return the figures of a number of runs, with those of `dvc` or without."""
-    dataset = write_grid(directory, runs)
-    timed([*SNAKEMAKE, "results/config.json", f"results/data/{dataset}/manifest.json"], directory)
-    plan, printed = timed([*SNAKEMAKE, "--dry-run", "all"], directory)
-    jobs = make_up(directory, printed)
-    timed([sys.executable, "-c", MARK, "--cores", "1", "--forceall", "all"], directory, **{IMPORTING: "1"})
-    no_op, _ = timed([*SNAKEMAKE, "all"], directory, NOTHING)
-    found: dict[str, Any] = {"runs": runs, "jobs": jobs, "snakemake_plan": plan, "snakemake_no_op": no_op}
-    if dvc:
-        found["dvc_commit"], _ = timed([DVC, "commit", "--force", "--quiet"], directory)
-        found["dvc_status"], _ = timed([DVC, "status"], directory, CLEAN)
-        found["dvc_repro_no_op"], _ = timed([DVC, "repro"], directory, CLEAN)
-    return found
-
-
-def exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the exponent of each figure's CPU seconds between the two largest sizes that have it."""
-    found = {}
-    for name in {name for row in rows for name in row if isinstance(row[name], dict)}:
-        sizes = sorted((row["runs"], row[name]["cpu_seconds"]) for row in rows if name in row)[-2:]
-        if len(sizes) == 2:
-            (few, less), (many, more) = sizes
-            found[name] = round(math.log(more / less) / math.log(many / few), 2)
-    return found
-
-
-def main() -> None:
-    """Measure and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--project", type=Path, required=True)
-    parser.add_argument("--runs", type=int, nargs="+", default=[1000, 100, 10])
-    parser.add_argument("--most-dvc", type=int, default=100, help="Ask DVC only up to so many runs.")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    options = parser.parse_args()
-    rows = []
-    for runs in options.runs:
-        rows.append(measure(options.project.resolve(), runs, runs <= options.most_dvc))
-        print(json.dumps(rows[-1]), flush=True)
-        found = {"machine": machine(("snakemake", "dvc", "pydantic")), "sizes": rows, "exponents": exponents(rows)}
-        options.output.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of docs/grids.md: the CPU seconds of each command, by the number of runs."""
+    rows = sorted(rows, key=lambda row: int(row["size"]))
+    lines = ["| command | " + " | ".join(f"{row['size']:,} runs" for row in rows) + " |", f"|---|{'---|' * len(rows)}"]
+    for name, command in COMMANDS.items():
+        cells = [f"{row[name]['cpu_seconds']:.1f}" if name in row else "" for row in rows]
+        lines.append(f"| `{command}` | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,12 +1,17 @@
 """A grid of runs in both engines: what runs, and that they agree; DVC has its runs from config/expanded.yaml."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import scale
 import yaml
 from conftest import Project
 from engines import dvc_changed, dvc_ran, edges_of, edit_config, snakemake_ran, snakemake_would_run
-from scale_runs import measure
+from scale_runs import COMMANDS
+
+from zerolora.files import read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,7 +39,7 @@ def project(make_project: Callable[[str], Project]) -> Project:
     over(project, 2, 4)
     assert snakemake_would_run(project) >= stages_of("sweep-r2", "sweep-r4")
     assert expanded(project) == {"runs": {}, "continued": {}}  # a dry run writes nothing
-    shared = {"resolve", "fetch@tiny", "prepare@rows", "evaluate_base@rows"}
+    shared = {"resolve", "fetch@tiny", "prepare@rows", "evaluate_base@rows", "compare"}
     assert snakemake_ran(project) == shared | stages_of("sweep-r2", "sweep-r4")
     return project
 
@@ -58,18 +63,19 @@ def test_dvc_names_the_command_and_runs_a_further_value_alone(project: Project) 
     assert refused.returncode and len(lines) == 1
     assert lines[0].endswith("run `zerolora expand` and `dvc repro` again")
     project.run("zerolora", "expand")
-    assert dvc_ran(project) == {"resolve"} | stages_of("sweep-r8")
+    assert dvc_ran(project) == {"resolve", "compare"} | stages_of("sweep-r8")
     assert dvc_changed(project) == snakemake_would_run(project) == set()
     assert (project.directory / "dvc.yaml").read_bytes() == dvc_yaml
 
 
-def test_a_run_that_leaves_the_grid_reruns_nothing(project: Project) -> None:
+def test_a_run_that_leaves_the_grid_trains_nothing_again(project: Project) -> None:
     over(project, 4, 8)
-    assert snakemake_ran(project) == {"resolve"}
+    assert snakemake_ran(project) == {"resolve", "compare"}
     assert dvc_changed(project) == set()
     assert (project.directory / "results/sweep-r2/report.html").is_file()
     over(project, 2, 4, 8)
-    assert snakemake_ran(project) == {"resolve"}
+    # The comparison has left out its row, which the report writes.
+    assert snakemake_ran(project) == {"resolve", "report@sweep-r2", "compare"}
     assert dvc_changed(project) == set()
 
 
@@ -94,14 +100,31 @@ def test_runs_of_a_grid_go_on_from_a_run_of_another(project: Project) -> None:
     start = {"from_adapter": "results/sweep-r4/adapter", "lora": {"r": 4}}
     edit_config(project, **{"grids.next": {"dataset": "rows", "train": start, "over": {"train.seed": [1, 2]}}})
     further = stages_of("next-seed1", "next-seed2")
-    assert snakemake_would_run(project) == {"resolve"} | further
+    assert snakemake_would_run(project) == {"resolve", "compare"} | further
     project.run("zerolora", "expand")
     assert dvc_changed(project) == {"resolve"} | further
     assert "train@sweep-r4" in edges_of(project)["train@next-seed1"]
 
 
-def test_the_benchmark_of_many_runs_measures_what_it_says(project: Project) -> None:
-    """On two runs; it stops unless Snakemake has nothing to do in the end."""
-    found = measure(project.directory, 2, dvc=False)
-    assert found["jobs"] == 2 * len(OF_A_RUN)
-    assert all(found[name]["cpu_seconds"] > 0 for name in ("snakemake_plan", "snakemake_no_op"))
+def test_the_benchmark_of_scale_measures_what_it_says(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On three runs and two data sets, in real processes of both engines, which take half a minute; it stops unless
+    they have nothing to do in the end."""
+    before = (project.directory / "config/config.yaml").read_bytes()
+    output = tmp_path / "scale.json"
+    sizes = ["--runs", "3", "--data-sets", "2", "--telemetry-rows", "10", "20", "--most-dvc", "2"]
+    wanted = ["--project", str(project.directory), *sizes, "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["scale.py", *wanted])
+    scale.main()
+    found = read_json(output, "scale.py")
+    (runs,), (data_sets,) = found["runs"]["sizes"], found["data_sets"]["sizes"]
+    assert (runs["size"], runs["jobs"]) == (3, 3 * len(OF_A_RUN) + len(("compare",)))
+    of_a_data_set = ("prepare", "evaluate_base")  # the first one has them
+    assert (data_sets["size"], data_sets["jobs"]) == (2, 2 * len(OF_A_RUN) + len((*of_a_data_set, "compare")))
+    assert runs.keys() - {"size", "jobs"} == {"snakemake_plan", "snakemake_no_op"}
+    assert data_sets.keys() - {"size", "jobs"} == COMMANDS.keys()
+    assert all(data_sets[name]["cpu_seconds"] > 0 for name in COMMANDS)
+    assert found["telemetry_rows"]["exponents"].keys() == {"charts", "charts_on_page"}
+    assert output.with_suffix(".svg").read_text(encoding="utf-8").startswith("<svg")
+    assert (project.directory / "config/config.yaml").read_bytes() == before
