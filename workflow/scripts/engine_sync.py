@@ -65,9 +65,9 @@ def user_files() -> list[str]:
 def before_planning(workflow: Any, config: Config) -> None:
     """Bring files, DVC and Snakemake into line before Snakemake plans its jobs.
 
-    Takes the run lock, writes the runs of grids and searches for DVC, stops if an output is damaged, restores missing outputs from
-    DVC's cache, and marks as done what DVC knows to be up to date. Inside `dvc repro` DVC has done all but the first. A
-    dry run takes no lock, writes, restores and deletes nothing.
+    Takes the run lock, writes the runs of grids and searches for DVC, stops if an output is damaged, restores missing
+    outputs from DVC's cache, and marks as done what DVC knows to be up to date. Inside `dvc repro` DVC has done all but
+    the first. A dry run takes no lock, writes, restores and deletes nothing.
 
     Raises WorkflowError if another run has the lock or an output is damaged.
     """
