@@ -154,7 +154,7 @@ def test_a_command_runs_as_it_is_shown(text: str, tutorial: tuple[Project, list[
             word for word in RUN[text].words if word[:8] == "results/" and not (project.directory / word).exists()
         ] == []
     said = run(project, RUN[text]).strip()
-    assert said or text.startswith(("dvc metrics diff", "dvc params diff"))  # which say nothing of results that are as committed
+    assert said or text.startswith(("dvc metrics diff", "dvc params diff"))  # of results as committed
 
 
 @pytest.mark.parametrize("pattern", [*NOT_RUN, *ELSEWHERE])
