@@ -6,11 +6,13 @@
 
 Collects the rows of the comparison with the machine in benchmarks/results/strategies.json, and writes the table into
 docs/compare.md, beside what the published experiment says of its four strategies, and that of these four into the
-README. Times say little beside other work.
+README. Steps and tokens/s are medians. Times say little beside other work.
 """
 
 import argparse
+import csv
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +55,8 @@ def main() -> None:
     """Collect the rows, write the result file, and the table into the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--results", type=Path, required=True)
-    folder = parser.parse_args().results / "compare/rows"
-    rows = [read_json(path, "zerolora report") for path in sorted(folder.glob("*.json"))]
+    results = parser.parse_args().results
+    rows = [row_of(path, results) for path in sorted((results / "compare/rows").glob("*.json"))]
     rows.sort(key=lambda row: list(STRATEGIES).index(row["strategy"]))
     found = {"machine": machine(), "runs": [{name: row[name] for name in FIGURES} for row in rows]}
     write_json(RESULT, found)
@@ -62,12 +64,22 @@ def main() -> None:
     put("../README.md", "strategies", published_table(found))
 
 
+def row_of(path: Path, results: Path) -> dict[str, Any]:
+    """Return a run's row, with the median of its steps: the first of so few is slow, since weights are read then."""
+    row: dict[str, Any] = read_json(path, "zerolora report")
+    with (results / path.stem / "metrics/telemetry.csv").open(encoding="utf-8", newline="") as file:
+        steps = [(float(line["seconds"]), float(line["tokens_per_second"])) for line in csv.DictReader(file)]
+    seconds, rates = zip(*steps, strict=True)
+    return row | {"step_seconds": statistics.median(seconds), "tokens_per_second": statistics.median(rates)}
+
+
 def written(page: str, found: dict[str, Any] | None) -> str:
     """Return the page with the table of a result, None for none, between its marks."""
     text = NOT_MEASURED
     if found:
         measured_on = f"{found['machine']['cores']} cores ({found['machine']['processor']}), {found['machine']['date']}"
-        text = f"{table(found)}\n\nMeasured on {measured_on}, by `benchmarks/strategies.py`."
+        how = "`benchmarks/strategies.py`; steps and tokens/s are medians of six steps"
+        text = f"{table(found)}\n\nMeasured on {measured_on}, by {how}."
     return BETWEEN.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page)
 
 
