@@ -11,9 +11,7 @@ import scale_runs
 import scale_telemetry
 from conftest import ROOT
 
-EARLIER = scale.RESULTS / "scale_runs.json"  # where scale.json is not measured
-RUNS: dict[str, Any] = json.loads((scale.RESULT if scale.RESULT.is_file() else EARLIER).read_text(encoding="utf-8"))
-SIZES: list[dict[str, Any]] = RUNS.get("runs", RUNS)["sizes"]
+SIZES: list[dict[str, Any]] = json.loads(scale.RESULT.read_text(encoding="utf-8"))["runs"]["sizes"]
 
 
 def made_up() -> scale.Found:
@@ -39,12 +37,8 @@ def test_a_thousand_runs_are_planned_and_found_done_in_a_minute() -> None:
 
 
 def test_the_docs_say_what_was_measured() -> None:
-    """There is no table of all where nothing was measured; that of runs is then of an earlier measurement."""
     page, grids = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("scale", "grids"))
     assert scale_runs.table(SIZES) in grids
-    if not scale.RESULT.is_file():
-        assert "<!-- cost of the pipeline -->\n<!-- end -->" in page
-        return
     found = json.loads(scale.RESULT.read_text(encoding="utf-8"))
     assert scale.section(found) in page and scale.section_of_runs(found) in grids
     assert found["prepared_rows"] == scale.prepared_rows()
