@@ -32,8 +32,8 @@ def made_up() -> scale.Found:
 def test_a_thousand_runs_are_planned_and_found_done_in_a_minute() -> None:
     thousand = {row["size"]: row for row in SIZES}[1000]
     assert thousand["jobs"] >= 8000
-    assert thousand["snakemake_plan"]["cpu_seconds"] < 60
-    assert thousand["snakemake_no_op"]["cpu_seconds"] < 60
+    for figure in ("snakemake_plan", "snakemake_no_op"):
+        assert max(thousand[figure].values()) < 60
 
 
 def test_the_docs_say_what_was_measured() -> None:
