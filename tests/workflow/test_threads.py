@@ -1,0 +1,46 @@
+"""The threads of ranks that Snakemake starts: one each, whatever Snakemake sets for the job."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Project, project_environment
+from engines import edit_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def rank_of(directory: Path) -> Path | None:
+    """Return the entry of /proc of a rank that trains in a project; None if there is none."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "comm").read_text().startswith("zl-rank") and (process / "cwd").readlink() == directory:
+                return process
+        except OSError:
+            continue
+    return None
+
+
+def test_each_rank_has_one_thread(make_project: Callable[[str], Project]) -> None:
+    """Two ranks of two threads each would spin on two cores. Snakemake itself runs until a rank trains: some 10 s."""
+    project = make_project("threads")
+    edit_config(project, **{"train.ranks_per_node": 2})
+    command = ["snakemake", "--profile", "profiles/local", "results/default/adapter/manifest.json"]
+    with subprocess.Popen(
+        command,
+        cwd=project.directory,
+        env=project_environment(project.directory),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        rank = None
+        while rank is None and running.poll() is None:
+            rank = rank_of(project.directory)
+            time.sleep(0.01)
+        variables = (rank / "environ").read_bytes().split(b"\0") if rank else []
+        said, _ = running.communicate()
+    assert running.returncode == 0, said
+    assert {b"OMP_NUM_THREADS=1", b"MKL_NUM_THREADS=1"} <= set(variables)
