@@ -15,7 +15,7 @@ from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
 from benchmarks import dvc_diff, export
 from benchmarks import strategies as measured_strategies
-from benchmarks.evaluate import public_benchmarks
+from benchmarks.evaluate import boolq, public_benchmarks
 from benchmarks.memory import compare
 from benchmarks.merge import compare as compare_merges
 from benchmarks.train import tables
@@ -47,6 +47,12 @@ def test_the_comparisons_figures_are_those_measured() -> None:
         assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
         losses = [run["loss_validation"] for run in measured["runs"]]
         assert max(losses) - min(losses) < 1e-3 * min(losses)
+
+
+def test_the_table_of_boolq_is_the_one_measured() -> None:
+    measured: Any = result("boolq.json")
+    text = (ROOT / "config/recipes/gemma-3-270m-boolq/README.md").read_text(encoding="utf-8")
+    assert boolq.markdown(measured) in text and measured["machine"]["date"] in text
 
 
 def test_the_figures_of_make_run_are_those_measured() -> None:
