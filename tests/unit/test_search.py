@@ -83,8 +83,10 @@ def test_failed_and_waiting_trials_and_those_of_other_values_are_no_obstacle() -
     failed, waiting, pruned = choose(search(), [], [], 3)
     without_keys = Trial(values={"train.lora.r": 8})
     of_another_value = Trial(values={**waiting.values, "train.lora.r": 64})
-    trials = [failed, waiting, pruned, without_keys, of_another_value]
-    found = [Outcome("failed"), WAITING, with_loss(2.0, "pruned"), with_loss(1.0), with_loss(1.0)]
+    off_the_grid = Trial(values={**waiting.values, "train.warmup_steps": 3})
+    of_another_kind = Trial(values={**waiting.values, "train.learning_rate": "fast"})
+    trials = [failed, waiting, pruned, without_keys, of_another_value, off_the_grid, of_another_kind]
+    found = [Outcome("failed"), WAITING, with_loss(2.0, "pruned"), *[with_loss(1.0)] * 4]
     assert len(choose(search(), trials, found, 2)) == 2
 
 
@@ -121,8 +123,8 @@ def test_the_file_of_trials_reads_as_it_was_written(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{", "not valid JSON"),
-        ("[]", "no JSON object"),
+        ("{", "Invalid JSON: EOF while parsing"),
+        ("[]", "Input should be an object"),
         ('{"trials": [{"values": {}, "failed": 1}]}', "trials.0.failed: Input should be a valid string"),
     ],
 )
@@ -180,7 +182,10 @@ def test_trials_are_runs_with_their_values_and_bars(config: Path) -> None:
         ({"over": {"train.lora.r": [8]}, "train": {"lora": {"r": 8}}}, "the search says train.lora.r: 8"),
         ({"over": {"train.lora.r": [8]}, "prune": True, "train": {"validation_steps": None}}, "searches.tune.prune"),
         ({"over": {"train.lora.r": [8]}, "sampler": "best"}, "'best' is not known; write 'tpe' or 'random'"),
-        ({"over": {"train.lora.r": [8]}}, "no trial has been chosen yet; run `zerolora search tune"),
+        (
+            {"over": {"train.lora.r": [8]}},
+            "or all trials failed; run `zerolora search tune -- COMMAND`",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_its_place(config: Path, asked: dict[str, Any], expected: str) -> None:
@@ -228,9 +233,11 @@ def test_outcomes_are_those_of_the_results(tmp_path: Path, monkeypatch: pytest.M
     result_of("tune-0", {2: 0.9, 4: 0.8}, 4, 4)
     result_of("tune-1", {2: 1.1}, 2, 4)
     result_of("tune-2", {2: 1.1}, 2, 2)  # a bar at the end stops nothing
+    study.trials.append(Trial(values={}))
+    result_of("tune-5", {2: float("nan")}, 2, 2)
     found = outcomes("tune", study)
-    assert [each.state for each in found] == ["complete", "pruned", "complete", "waiting", "failed"]
-    assert [each.loss for each in found] == [0.8, 1.1, 1.1, None, None]
+    assert [each.state for each in found] == ["complete", "pruned", "complete", "waiting", "failed", "failed"]
+    assert [each.loss for each in found] == [0.8, 1.1, 1.1, None, None, None]
     assert found[0].validations == [(2, 0.9), (4, 0.8)]
     Path("results/tune-1/metrics/loss.csv").write_text("step\n1\n", encoding="utf-8")
     with pytest.raises(UserError, match="results/tune-1/metrics: train.json and loss.csv are not those of one"):

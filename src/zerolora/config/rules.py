@@ -89,8 +89,8 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mis
 
 def _no_run(config: Config) -> Iterable[Mistake]:
     for name in config.searches:
-        text = f"no trial has been chosen yet; run `zerolora search {name} -- COMMAND` (docs/search.md)"
-        yield ("searches", name), text
+        remedy = f"run `zerolora search {name} -- COMMAND` (docs/search.md)"
+        yield ("searches", name), f"has no run: no values were chosen yet, or all trials failed; {remedy}"
     if not config.searches:
         yield ("runs",), "there is no run; write one here, as in default: {dataset: NAME}, or a grid in grids"
 

@@ -11,10 +11,9 @@ from pydantic import Field, ValidationError
 
 from zerolora.config.section import Positive, Section
 from zerolora.errors import UserError
-from zerolora.files import as_json, read_object, write_json
+from zerolora.files import write_json
 
 FOLDER = Path("config/searches")
-WRITTEN_BY = "zerolora search"
 
 
 class StopAbove(Section):
@@ -58,14 +57,13 @@ def read_study(search: str) -> Study:
     path = path_of(search)
     if not path.exists():
         return Study()
-    text = as_json(read_object(path, WRITTEN_BY))
     try:
-        return Study.model_validate_json(text)
+        return Study.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        remedy = "take the file from git, or delete it and the search begins anew"
-        raise UserError(f"{path}: {key}: {first['msg']}; {remedy}") from None
+        where = ": ".join([str(path), *([".".join(map(str, first["loc"]))] if first["loc"] else [])])
+        remedy = "take the file from git; if you delete it, the search begins anew"
+        raise UserError(f"{where}: {first['msg']}; {remedy}") from None
 
 
 def write_study(search: str, study: Study) -> None:

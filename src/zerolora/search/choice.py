@@ -80,8 +80,6 @@ def _frozen(trial: Trial, outcome: Outcome, search: Search, space: Mapping[str, 
             if value not in choices:
                 return None
             value = str(choices.index(value))
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not values.low <= value <= values.high:
-            return None
         params[key] = value
     state = {
         "waiting": optuna.trial.TrialState.RUNNING,
@@ -89,10 +87,13 @@ def _frozen(trial: Trial, outcome: Outcome, search: Search, space: Mapping[str, 
         "pruned": optuna.trial.TrialState.PRUNED,
         "failed": optuna.trial.TrialState.FAIL,
     }[outcome.state]
-    return optuna.trial.create_trial(
-        state=state,
-        value=outcome.loss if outcome.state == "complete" else None,
-        params=params,
-        distributions=dict(space),
-        intermediate_values=dict(outcome.validations),
-    )
+    try:
+        return optuna.trial.create_trial(
+            state=state,
+            value=outcome.loss if outcome.state == "complete" else None,
+            params=params,
+            distributions=dict(space),
+            intermediate_values=dict(outcome.validations),
+        )
+    except (ValueError, TypeError):  # a value that is not of its range
+        return None

@@ -8,9 +8,10 @@ there: the command runs trials that have been asked for before others are chosen
 
 import fcntl
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def _choose(name: str, study: Study, asked: Search, config: Path) -> Study:
         raise
     expand(checked)
     for number in range(first, len(further.trials)):
-        LOGGER.info(f"{run_of(name, number)}: {said(further.trials[number].values)}")
+        LOGGER.info(f"{run_of(name, number)}: {_said(further.trials[number].values)}")
     return further
 
 
@@ -108,14 +109,22 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
 
 def _reasons() -> Iterator[tuple[str, str]]:
     """Yield each run that failed or was refused, and why. One that was stopped from outside has no reason."""
-    for row in what_is_there(RESULTS)[0]:
+    for row in what_is_there(RESULTS)[0] if (RESULTS / "config.json").exists() else ():
         if row["status"] in ("failed", "refused") and NO_MESSAGE not in row["reason"]:
             yield row["run"], row["reason"]
 
 
 def _run(command: Sequence[str]) -> int:
+    """Run a command and return its exit code. Ctrl-C reaches it too, and SIGTERM is passed on: it ends by itself."""
     try:
-        return subprocess.run(command, check=False).returncode
+        with subprocess.Popen(command) as running:
+            before = signal.signal(signal.SIGTERM, lambda *_: running.terminate())
+            try:
+                while True:
+                    with suppress(KeyboardInterrupt):
+                        return running.wait()
+            finally:
+                signal.signal(signal.SIGTERM, before)
     except OSError as error:
         raise UserError(
             f"{shown(command[0])}: {os.strerror(error.errno or 0)}; write the command that runs all runs after --, as "
@@ -123,8 +132,7 @@ def _run(command: Sequence[str]) -> int:
         ) from None
 
 
-def said(values: dict[str, Any]) -> str:
-    """Return values for a message, as in train.learning_rate 0.0002, train.lora.r 8."""
+def _said(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} {shown(value)}" for key, value in values.items())
 
 

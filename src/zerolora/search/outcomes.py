@@ -44,6 +44,9 @@ def _outcome(run: str, trial: Trial) -> Outcome:
         stopped = trained["steps"] < trained["planned_steps"]
         bars = {bar.step: bar.loss for bar in trial.stop_above}
         pruned = stopped and all(loss > bars.get(trained["steps"], math.inf) for _, loss in validations)
-        return Outcome("pruned" if pruned else "complete", float(trained["loss_validation"]), validations)
+        loss = float(trained["loss_validation"])
+        if not math.isfinite(loss):
+            return Outcome("failed")
+        return Outcome("pruned" if pruned else "complete", loss, validations)
     except (OSError, KeyError, TypeError, ValueError):
         raise UserError(f"{metrics}: train.json and loss.csv are not those of one training; delete both") from None
