@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +275,20 @@ def test_json_of_trials_is_for_people(tmp_path: Path, monkeypatch: pytest.Monkey
     write_study("tune", Study(trials=[Trial(values={"train.lora.r": 8})]))
     text = path_of("tune").read_text(encoding="utf-8")
     assert '"train.lora.r": 8\n' in text and json.loads(text)["trials"][0]["failed"] == ""
+
+
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_as_the_command_ends_itself(asked: signal.Signals) -> None:
+    """An engine saves a checkpoint then. Ctrl-C reaches the whole group, SIGTERM the search alone, which passes it on."""
+    engine = "trap 'sleep 0.5; exit 7' INT TERM; echo runs; sleep 20 & wait"
+    script = f"from zerolora.search.loop import _run; print(_run(['sh', '-c', {engine!r}]))"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import signal; signal.signal(2, signal.default_int_handler); {script}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as search:
+        assert search.stdout and search.stdout.readline() == "runs\n"
+        (os.killpg if asked == signal.SIGINT else os.kill)(search.pid, asked)
+        assert search.stdout.readline() == "7\n"
+        os.killpg(search.pid, signal.SIGKILL)
