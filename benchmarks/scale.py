@@ -54,18 +54,22 @@ SECONDS = ("cpu_seconds", "wall_seconds")
 SECTION = """\
 ## Cost of the pipeline itself
 
-Measured, unlike the rest of this page (`benchmarks/scale.py`, [scale.json](../benchmarks/results/scale.json): {machine}).
+Measured, unlike the rest of this page (`benchmarks/scale.py`, [scale.json](../benchmarks/results/scale.json):
+{machine}).
 
 ![cost by size, on logarithmic scales](../benchmarks/results/scale.svg)
 
 {table}
 
-- **Exponent**: the slope of a least-squares fit of log cost against log size, over the two largest sizes. 1 is proportional; it is less
-  where a start, which costs the same at any size, is a part of the cost. The cost is CPU time, of `zerolora prepare` wall time.
-- **Runs, data sets**: the engines find nothing to do, but for the dry run, which plans all, and for `dvc commit`. Their results are small
-  files of made-up content; a data set is a file with one row, but for the first one.
-- **Rows of telemetry**: one a step; without loading Vega. The charts take {kilobytes} kB of the page (exponent {page_exponent}).
-- **Rows of a data set**: from [prepare_memory.json](../benchmarks/results/prepare_memory.json), measured on {prepared}."""  # noqa: E501
+- **Exponent**: the slope of a least-squares fit of log cost against log size, over the two largest sizes. 1 is
+  proportional; it is less where a start, which costs the same at any size, is a part of the cost. The cost is CPU time,
+  of `zerolora prepare` wall time.
+- **Runs, data sets**: the engines find nothing to do, but for the dry run, which plans all, and for `dvc commit`. Their
+  results are small files of made-up content; a data set is a file with one row, but for the first one.
+- **Rows of telemetry**: one a step; without loading Vega. The charts take {kilobytes} kB of the page (exponent
+  {page_exponent}).
+- **Rows of a data set**: from [prepare_memory.json](../benchmarks/results/prepare_memory.json), measured on
+  {prepared}."""
 SECTION_OF_RUNS = """\
 CPU-seconds of the engines for a grid of so many runs, with results of made-up content
 ([scale.json](../benchmarks/results/scale.json), `benchmarks/scale.py`); each of the middle three finds nothing to do:

@@ -279,7 +279,7 @@ def test_json_of_trials_is_for_people(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_command_as_the_command_ends_itself(asked: signal.Signals) -> None:
-    """An engine saves a checkpoint then. Ctrl-C reaches the whole group, SIGTERM the search alone, which passes it on."""
+    """An engine saves a checkpoint then. Ctrl-C reaches the whole group, SIGTERM the search, which passes it on."""
     engine = "trap 'sleep 0.5; exit 7' INT TERM; echo runs; sleep 20 & wait"
     script = f"from zerolora.search.loop import _run; print(_run(['sh', '-c', {engine!r}]))"
     with subprocess.Popen(
