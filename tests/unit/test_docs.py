@@ -136,25 +136,24 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
     assert compare_merges.markdown(found) in text
     starts = [model["ways"]["start"]["seconds"] for model in found["models"].values()]
     assert f"included, is {min(starts):.1f} to {max(starts):.1f} s of each merge" in text
+    ways = [found["models"][size]["ways"] for size in ("7B", "3B", "1B")]
+    words = " ".join(text.split())
     for of, told in (
-        ("zerolora, bytes only", "it has {:.2f} and {:.2f} of the bandwidth of a process that only reads"),
-        ("cp", "and {:.2f} and {:.2f} of that of `cp`"),
+        ("cp", "{:.2f}, {:.2f} and {:.2f} of the bandwidth of `cp` at 7B, 3B and 1B"),
+        ("cp, no reflink", "{:.2f}, {:.2f} and {:.2f} of that of `cp --reflink=never`"),
+        ("zerolora, bytes only", "{:.2f}, {:.2f} and {:.2f} of that of the process that only reads and writes"),
     ):
-        ways = [found["models"][size]["ways"] for size in ("3B", "1B")]
-        shares = [each[of]["least_seconds"] / each["zerolora"]["least_seconds"] for each in ways]
-        assert told.format(*shares) in " ".join(text.split())
-    ours, peft = ([each["ways"][way] for each in found["models"].values()] for way in ("zerolora", "peft"))
+        assert told.format(*(each[of]["least_seconds"] / each["zerolora"]["least_seconds"] for each in ways)) in words
+    ours, peft, factory = ([each[way] for each in ways] for way in ("zerolora", "peft", "LLaMA-Factory"))
     times = [one["seconds"] / other["seconds"] for one, other in zip(ours, peft, strict=True)]
     memory = [other["rss_bytes"] / one["rss_bytes"] for one, other in zip(ours, peft, strict=True)]
-    assert "{2:.2f} of peft's time at 7B, {1:.2f} at 3B and {0:.2f} at 1B".format(*times) in text
-    assert "1/{2:.0f}, 1/{1:.0f} and 1/{0:.0f} of its memory".format(*memory) in text
+    assert "{:.2f} of peft's time at 7B, {:.2f} at 3B and {:.2f} at 1B".format(*times) in text
+    assert "1/{:.0f}, 1/{:.0f} and 1/{:.0f} of its memory".format(*memory) in text
     assert min(memory) > 8 and max(times) < 0.5
-    seven = found["models"]["7B"]["of_copy"]["zerolora, least_seconds"]
-    assert f"{seven['whole']:.2f} of the bandwidth of `cp`, {seven['without_start']:.2f} without" in text
-    earlier: Any = result("merge_llamafactory.json")["models"]
-    for size in ("1B", "3B"):
-        way = earlier[size]["ways"]["LLaMA-Factory"]
-        assert f"{way['seconds']:.1f} s and {way['rss_bytes'] / 1e9:.2f} GB at {size}" in text
+    times = [one["seconds"] / other["seconds"] for one, other in zip(ours, factory, strict=True)]
+    assert "of LLaMA-Factory's time it takes {:.2f}, {:.2f} and {:.2f}.".format(*times) in words
+    versions = found["llamafactory"]
+    assert "LLaMA-Factory {llamafactory} with transformers {transformers} and peft {peft}.".format(**versions) in words
     assert all(model["same_weights"] for model in found["models"].values())
 
 
