@@ -238,6 +238,31 @@ def test_what_does_not_fit_is_refused_before_it_is_submitted(project: ClusterPro
     edit_config(project, **{"hardware.host_memory": "24GiB"})
 
 
+def test_runs_that_ask_for_the_same_are_one_job_array(project: ClusterProject) -> None:
+    """Two trainings that ask for the same become one array; one that asks for less is a job by itself."""
+    changes = {"first": {"seed": 1}, "second": {"seed": 2}, "alone": {"nodes": 1}}
+    runs = {run: {"dataset": "rows", "train": change} for run, change in changes.items()}
+    edit_config(project, runs=project.config["runs"] | runs)
+    adapters = [f"results/{run}/adapter/manifest.json" for run in runs]
+    project.snakemake(*adapters)
+    requests, ids = {}, {}
+    for run in runs:
+        steps = project.directory / f"results/logs/train/{run}/steps"
+        raw = steps.read_text().split(".")[0]
+        fields = ("JobIDRaw", "JobID", "ElapsedRaw", "State", "NNodes")
+        records = project.cluster.sacct_steps(raw, *fields, options=("-X",))
+        ((_, ids[run], seconds, *requests[run]),) = [record for record in records if record[0] == raw]
+        accounted = json.loads(project.run("workflow/scripts/accounting.py", str(steps)).stdout)
+        assert (accounted["jobs"], accounted["seconds"]) == (raw, int(seconds))
+    assert requests == {"first": ["COMPLETED", "2"], "second": ["COMPLETED", "2"], "alone": ["COMPLETED", "1"]}
+    array = ids["first"].partition("_")[0]
+    assert {ids["first"], ids["second"]} == {f"{array}_1", f"{array}_2"} and "_" not in ids["alone"]
+    logs = project.directory / ".snakemake/slurm_logs/rule_train"
+    assert {path.name for path in logs.glob("*.log")} == {f"{array}_1.log", f"{array}_2.log"}
+    weights = {(project.directory / f"results/{run}/adapter/adapter_model.safetensors").read_bytes() for run in runs}
+    assert len(weights) == 3
+
+
 def test_a_killed_rank_takes_the_job_down_and_is_named_on_the_screen(project: ClusterProject) -> None:
     earlier = project.jobs(TRAIN)
     edit_config(project, **{"train.epochs": 2000, "train.max_steps": None})

@@ -529,3 +529,19 @@ def test_needed_preempted_is_cancelled() -> None:
     assert "CANCELLED" in failed and "PREEMPTED" not in failed
     branch = source.partition('elif status == "PREEMPTED"')[2].partition("elif status")[0]
     assert "yield j" in branch and "report_job" not in branch
+
+
+def test_needed_arrays_of_equal_jobs() -> None:
+    """The executor takes the resources of an array from its first job, drops jobs that come before all others are
+    ready, and has every task of training run the first job. tests/slurm/test_pipeline.py runs an array."""
+    import snakemake_executor_plugin_slurm as executor
+    import snakemake_executor_plugin_slurm_jobstep as jobstep
+
+    arrays = inspect.getsource(executor.Executor.run_array_jobs)
+    assert "get_submit_command(\n                jobs[0]," in arrays
+    dropped = inspect.getsource(executor.Executor.run_jobs).partition("arrived (< chunk size), waiting for more jobs.")[
+        2
+    ]
+    assert dropped.split()[:3] == ['"', ")", "continue"]
+    step = inspect.getsource(jobstep.Executor.run_job)
+    assert step.index('if "mpi" in job.resources.keys():') < step.index("elif self.job_array_task and")

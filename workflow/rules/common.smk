@@ -14,7 +14,7 @@ gc.freeze()
 sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import engine_sync
 
-from zerolora.compat.slurm_executor import cancel_preempted_jobs
+from zerolora.compat.slurm_executor import patch_slurm_executor
 from zerolora.compat.snakemake import (
     before_planning,
     replace_write_protected_outputs,
@@ -48,7 +48,7 @@ if workflow.config_settings.config or workflow.config_settings.configfiles:
 try:
     reset_job_reasons()
     replace_write_protected_outputs()
-    cancel_preempted_jobs()
+    patch_slurm_executor()
     CONFIG = load(Path(CONFIG_FILE))
     if workflow.is_main_process:
         check_files(Path(CONFIG_FILE), CONFIG)

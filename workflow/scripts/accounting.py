@@ -55,10 +55,14 @@ def used(steps: list[str]) -> dict[str, Any] | None:
 
 
 def asked(jobs: list[str]) -> list[dict[str, str]]:
-    """Return what sacct says of jobs and their steps; of a job that was requeued, each of its times."""
+    """Return what sacct says of jobs and their steps; of a job that was requeued, each of its times.
+
+    One task of a job array has the number of the array: sacct then answers for the others too.
+    """
     command = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--jobs={','.join(jobs)}"]
     result = subprocess.run([*command, f"--format={','.join(FIELDS)}"], capture_output=True, text=True, check=True)
-    return [dict(zip(FIELDS, line.split("|"), strict=True)) for line in result.stdout.splitlines()]
+    records = [dict(zip(FIELDS, line.split("|"), strict=True)) for line in result.stdout.splitlines()]
+    return [record for record in records if of(record) in jobs]
 
 
 def of(record: dict[str, str]) -> str:

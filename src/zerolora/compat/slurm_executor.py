@@ -1,22 +1,29 @@
-"""Snakemake's Slurm executor: a job that was preempted for good ends.
+"""Snakemake's Slurm executor: a job that was preempted for good ends, and a job array holds jobs that are alike.
 
 Imported by workflow/, so nothing here imports torch.
 """
 
+import shlex
+import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zerolora.compat.versions import is_replaced, patch, replaced
 
 LIBRARY = "snakemake-executor-plugin-slurm"
+GATHERING_SECONDS = 30
+"""Seconds that the first job of an array waits for others: longer than estimate and render take between two runs, and
+short against the time that a job spends in the queue."""
 
 
-def cancel_preempted_jobs() -> None:
-    """Apply `preempted_is_cancelled` if this process submits jobs to Slurm."""
+def patch_slurm_executor() -> None:
+    """Apply the patches of this module if this process submits jobs to Slurm."""
     executor: Any = sys.modules.get("snakemake_executor_plugin_slurm")
     if executor is not None:
         preempted_is_cancelled(executor)
+        arrays_of_equal_jobs(executor)
 
 
 @patch(LIBRARY, "2.8.0", upstream="none found")
@@ -39,3 +46,153 @@ def preempted_is_cancelled(executor: Any) -> None:
         return states, seconds
 
     executor.query_job_status = replaced(query_job_status)
+
+
+@patch(LIBRARY, "2.8.0", upstream="none found")
+def arrays_of_equal_jobs(executor: Any) -> None:
+    """Make the executor's job arrays (`slurm-array-jobs`) hold jobs that ask for the same, and each task run its own.
+
+    The executor gives all tasks of an array the resources of its first job. It submits an array only if Snakemake hands
+    over all ready jobs of the rule at once; others it keeps as running without submitting them (`run_jobs`, "Array job
+    collection incomplete"). And every task starts the first job, to be led from there to its own
+    (snakemake-executor-plugin-slurm-jobstep, `run_job`): a job with the resource `mpi`, as training is, never gets
+    there, and the others run inside a job whose outputs Snakemake has just removed.
+    Here jobs of a rule are gathered until no other is expected, GATHERING_SECONDS at most; those with equal resources
+    become an array, whose script starts one job a task; one that has no equal is submitted by itself.
+    """
+    kind = executor.Executor
+    if is_replaced(kind.run_jobs):
+        return
+    run_jobs, cancel = kind.run_jobs, kind.cancel
+
+    def run_jobs_in_arrays(self: Any, jobs: Iterable[Any]) -> None:
+        arrays: list[Any] = []
+        others: list[Any] = []
+        for job in jobs:
+            of_array = not job.is_group() and {"all", job.rule.name} & self.array_jobs
+            (arrays if of_array else others).append(job)
+        run_jobs(self, others)
+        if arrays:
+            _gathering(self).add(arrays)
+
+    def run_array_jobs(self: Any, jobs: list[Any]) -> None:
+        for first in range(0, len(jobs), self.max_array_size):
+            tasks = jobs[first : first + self.max_array_size]
+            try:
+                _submit_array(executor, self, tasks)
+            except Exception as error:  # whatever it is, Snakemake must hear of it, or it waits for these jobs for ever
+                for job in tasks:
+                    self._report_job_error_threadsafe(
+                        executor.SubmittedJobInfo(job), f"the job array was not submitted: {error}"
+                    )
+
+    def cancel_gathered_too(self: Any) -> None:
+        _gathering(self).drop()
+        cancel(self)
+
+    kind.run_jobs = replaced(run_jobs_in_arrays)
+    kind.run_array_jobs = run_array_jobs
+    kind.cancel = cancel_gathered_too
+
+
+def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
+    """Submit jobs as the tasks 1, 2, … of one array, as the executor's `run_job` submits one."""
+    job = jobs[0]
+    log = self.slurm_logdir / f"rule_{job.name}" / "%A_%a.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    for each in jobs:
+        executor.validate_slurm_extra(each)
+    asked = {
+        "run_uuid": self.run_uuid,
+        "slurm_logfile": log,
+        "comment_str": f"rule_{job.name}_array",
+        "account": next(self.get_account_arg(job)),
+        "partition": self.get_partition_arg(job),
+        "workdir": self.workflow.workdir_init,
+    }
+    settings = self.workflow.executor_settings
+    call = executor.get_submit_command(job, asked, settings=settings, failed_nodes=self._failed_nodes)
+    call += f"{executor.set_gres_string(job)} --array=1-{len(jobs)} /dev/stdin"
+    branches = [f"{task}) {self.format_job_exec(each)} ;;" for task, each in enumerate(jobs, start=1)]
+    script = "\n".join(["#!/bin/sh", 'case "$SLURM_ARRAY_TASK_ID" in', *branches, "esac", ""])
+    result = subprocess.run(shlex.split(call), input=script, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"{result.stderr.strip()}\n{call}")
+    array = executor.validate_or_get_slurm_job_id(result.stdout.strip().split(";")[0], result.stdout)
+    self.logger.info(f"Job array {array} has been submitted: {len(jobs)} jobs of {job.name}.")
+    names = ("cluster", "clusters", "slurm_cluster")
+    cluster = next((job.resources.get(name) for name in names if job.resources.get(name)), None)
+    if cluster:
+        self._submitted_job_clusters.add(cluster)
+    for task, each in enumerate(jobs, start=1):
+        self._report_job_submission_threadsafe(
+            executor.SubmittedJobInfo(
+                each,
+                external_jobid=f"{array}_{task}",
+                aux={"slurm_logfile": log.with_name(f"{array}_{task}.log")},
+            )
+        )
+
+
+class Gathering:
+    """The jobs of an executor that wait to become an array, by rule."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self._waiting: dict[str, list[Any]] = {}
+        self._timers: dict[str, threading.Timer] = {}
+        self._seen: set[Any] = set()
+        self._lock = threading.Lock()
+
+    def add(self, jobs: list[Any]) -> None:
+        """Let jobs wait; submit those of a rule of which no other is expected."""
+        with self._lock:
+            self._seen.update(jobs)
+            for job in jobs:
+                self._waiting.setdefault(job.rule.name, []).append(job)
+            expected = {job.rule.name for job in self._executor.workflow.dag.needrun_jobs() if job not in self._seen}
+            for rule in {job.rule.name for job in jobs}:
+                if rule not in expected:
+                    self._submit(rule)
+                elif rule not in self._timers:
+                    timer = self._timers[rule] = threading.Timer(GATHERING_SECONDS, self._end, [rule])
+                    timer.daemon = True
+                    timer.start()
+
+    def drop(self) -> None:
+        """Forget all that wait: they are never submitted."""
+        with self._lock:
+            for rule in list(self._waiting):
+                self._taken(rule)
+
+    def _end(self, rule: str) -> None:
+        with self._lock:
+            self._submit(rule)
+
+    def _submit(self, rule: str) -> None:
+        alike: dict[tuple[Any, ...], list[Any]] = {}
+        for job in self._taken(rule):
+            alike.setdefault(_request(job), []).append(job)
+        for jobs in alike.values():
+            if len(jobs) == 1:
+                self._executor._submit_job(jobs[0])
+            else:
+                self._executor._submit_array_jobs(jobs)
+
+    def _taken(self, rule: str) -> list[Any]:
+        timer = self._timers.pop(rule, None)
+        if timer is not None:
+            timer.cancel()
+        return self._waiting.pop(rule, [])
+
+
+def _gathering(executor: Any) -> Gathering:
+    if not hasattr(executor, "zerolora_gathering"):
+        executor.zerolora_gathering = Gathering(executor)
+    found: Gathering = executor.zerolora_gathering
+    return found
+
+
+def _request(job: Any) -> tuple[Any, ...]:
+    """Return all that sbatch is asked for by a job."""
+    return job.threads, *sorted((name, str(value)) for name, value in job.resources.items() if name != "tmpdir")

@@ -1,0 +1,83 @@
+"""Which jobs become one job array: those that ask for the same, as soon as no other of their rule is expected."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zerolora.compat import slurm_executor
+from zerolora.compat.slurm_executor import Gathering
+
+
+class Job:
+    """A job of a rule that asks for so much memory."""
+
+    def __init__(self, rule: str, memory: int, threads: int = 1, tmpdir: str = "/local") -> None:
+        self.rule, self.threads = SimpleNamespace(name=rule), threads
+        self.resources = {"mem_mb": memory, "tmpdir": tmpdir}
+
+
+class Executor:
+    """What of Snakemake's executor is asked here."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.submitted: list[list[Job]] = []
+        self.workflow = SimpleNamespace(dag=SimpleNamespace(needrun_jobs=lambda: jobs))
+
+    def _submit_job(self, job: Job) -> None:
+        self.submitted.append([job])
+
+    def _submit_array_jobs(self, jobs: list[Job]) -> None:
+        self.submitted.append(jobs)
+
+
+def gathering(jobs: list[Job]) -> tuple[Any, Gathering]:
+    executor = Executor(jobs)
+    return executor, Gathering(executor)
+
+
+def test_jobs_wait_for_the_others_of_their_rule_and_no_longer() -> None:
+    jobs = [Job("train", 100), Job("train", 100), Job("merge", 100), Job("evaluate", 9)]
+    executor, gathered = gathering(jobs)
+    gathered.add([jobs[0], jobs[2]])
+    assert executor.submitted == [[jobs[2]]]
+    gathered.add([jobs[1]])
+    assert executor.submitted == [[jobs[2]], [jobs[0], jobs[1]]]
+
+
+def test_an_array_holds_jobs_that_ask_for_the_same() -> None:
+    jobs = [Job("train", 100), Job("train", 200), Job("train", 100, tmpdir="/scratch"), Job("train", 100, threads=2)]
+    executor, gathered = gathering(jobs)
+    gathered.add(jobs)
+    assert executor.submitted == [[jobs[0], jobs[2]], [jobs[1]], [jobs[3]]]
+
+
+def test_a_job_that_is_tried_again_waits_for_nobody() -> None:
+    jobs = [Job("train", 100), Job("train", 100)]
+    executor, gathered = gathering(jobs)
+    gathered.add(jobs)
+    gathered.add([jobs[1]])
+    assert executor.submitted == [jobs, [jobs[1]]]
+
+
+def test_jobs_are_submitted_in_time_though_others_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_executor, "GATHERING_SECONDS", 0.05)
+    jobs = [Job("train", 100), Job("train", 100), Job("train", 100)]
+    executor, gathered = gathering(jobs)
+    gathered.add(jobs[:2])
+    assert executor.submitted == []
+    deadline = time.monotonic() + 10
+    while not executor.submitted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert executor.submitted == [jobs[:2]]
+
+
+def test_jobs_that_wait_are_not_submitted_once_the_run_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_executor, "GATHERING_SECONDS", 0.05)
+    jobs = [Job("train", 100), Job("train", 100)]
+    executor, gathered = gathering(jobs)
+    gathered.add(jobs[:1])
+    gathered.drop()
+    time.sleep(0.2)
+    assert executor.submitted == []
