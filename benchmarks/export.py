@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from machine import machine
 
+from zerolora.run_settings import settings_of_run
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks/results/export.json"
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -46,8 +48,7 @@ COLUMNS = ("target", "type", "size", "CPU time", "memory", "opened by", "equal",
 
 def exported(project: Path, run: str, target: str, settings: dict[str, Any], vllm: str | None) -> dict[str, Any]:
     """Export a run once, and return what came of it."""
-    config = json.loads((project / "results/config.json").read_text(encoding="utf-8"))
-    dataset = config["runs"][run]["dataset"]
+    dataset = settings_of_run(project / "results", run)["dataset"]
     (model,) = [path for path in (project / "resources/models").iterdir() if path.is_dir()]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / target
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=None)
     asked = parser.parse_args()
     project = asked.project.resolve()
-    os.environ["PYTHONPATH"] = str(ROOT / "src")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     os.chdir(project)
     compressor = importlib.util.find_spec("llmcompressor") is not None
     earlier = json.loads(RESULT.read_text(encoding="utf-8"))["cases"] if RESULT.is_file() else []
