@@ -1,6 +1,8 @@
 """Which jobs become one job array: those that ask for the same, as soon as no other of their rule is expected."""
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,3 +83,36 @@ def test_jobs_that_wait_are_not_submitted_once_the_run_is_cancelled(monkeypatch:
     gathered.drop()
     time.sleep(0.2)
     assert executor.submitted == []
+
+
+def test_snakemake_hears_of_every_job_of_an_array_that_sbatch_refuses(tmp_path: Path) -> None:
+    class Refused:
+        max_array_size, slurm_logdir, run_uuid, _failed_nodes = 2, tmp_path, "run", ()
+        workflow = SimpleNamespace(workdir_init=tmp_path, executor_settings=None)
+        run_jobs = cancel = get_partition_arg = lambda *_: None
+
+        def __init__(self) -> None:
+            self.errors: list[tuple[Any, str]] = []
+
+        def get_account_arg(self, job: Any) -> Iterator[str]:
+            yield ""
+
+        def format_job_exec(self, job: Any) -> str:
+            return "true"
+
+        def _report_job_error_threadsafe(self, job: Any, message: str) -> None:
+            self.errors.append((job, message))
+
+    plugin = SimpleNamespace(
+        Executor=Refused,
+        SubmittedJobInfo=lambda job: job,
+        validate_slurm_extra=lambda job: None,
+        get_submit_command=lambda *_, **__: "sh -c 'echo no such partition >&2; exit 1'",
+        set_gres_string=lambda job: "",
+    )
+    slurm_executor.arrays_of_equal_jobs(plugin)
+    jobs = [SimpleNamespace(name="train", resources={}) for _ in range(3)]
+    executor: Any = Refused()
+    executor.run_array_jobs(jobs)
+    assert [job for job, _ in executor.errors] == jobs
+    assert all("was not submitted: no such partition" in message for _, message in executor.errors)
