@@ -10,8 +10,9 @@ import fcntl
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,20 +117,34 @@ def _reasons() -> Iterator[tuple[str, str]]:
 
 def _run(command: Sequence[str]) -> int:
     """Run a command and return its exit code. Ctrl-C reaches it too, and SIGTERM is passed on: it ends by itself."""
+    terminated = threading.Event()
+    running: subprocess.Popen[bytes] | None = None
+
+    def pass_on(*_: object) -> None:
+        terminated.set()
+        if running:
+            running.terminate()
+
+    # Before the command starts, so that no signal finds the search without them.
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: pass_on}
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
-        with subprocess.Popen(command) as running:
-            before = signal.signal(signal.SIGTERM, lambda *_: running.terminate())
-            try:
-                while True:
-                    with suppress(KeyboardInterrupt):
-                        return running.wait()
-            finally:
-                signal.signal(signal.SIGTERM, before)
+        running = subprocess.Popen(command)
+        if terminated.is_set():
+            running.terminate()
+        return running.wait()
     except OSError as error:
         raise UserError(
             f"{shown(command[0])}: {os.strerror(error.errno or 0)}; write the command that runs all runs after --, as "
             "in snakemake --profile profiles/local all"
         ) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _said(values: dict[str, Any]) -> str:
