@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.sharing import Shared
 from zerolora.files import write_json
 
 GIB = 2**30
@@ -63,7 +64,8 @@ def results_of(folder: Path, rows: dict[str, dict[str, Any]], runs: list[str] | 
         "compare": {"runs": {name: overrides.get(name, {}) for name in names}},
     }
     write_json(folder / "config.json", config)
-    write_settings(folder, {name: {"dataset": "rows", "render": {"strategy": "zero3"}} for name in names})
+    settings = {"dataset": "rows", "render": {"strategy": "zero3"}}
+    write_settings(folder, {name: settings | dict.fromkeys(Shared._fields, name) for name in names})
     return folder
 
 

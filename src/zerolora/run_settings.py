@@ -16,7 +16,7 @@ def run_names(results: Path) -> list[str]:
     files = read_object(path, "zerolora resolve").get("files")
     if not isinstance(files, dict):
         raise UserError(f"{path}: is of another version; run `zerolora resolve` again")
-    return sorted(Path(file).stem for file in files)
+    return sorted(Path(file).stem for file in files if Path(file).parent.name == "runs")
 
 
 def settings_of_run(results: Path, name: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The stages of the pipeline: for each its rule file, its first modules, its settings, what it reads and writes.
 
 The workflow, the code fingerprints (fingerprint.py) and the tests read these tables. `{model}`, `{source}`,
-`{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config.
+`{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config, `{packed}`,
+`{estimated}` and `{rendered}` for a run's name or one that runs share (config/sharing.py).
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ class Stage:
     modules: tuple[str, ...]
     """The modules that its command starts from, relative to the package."""
     settings: str
-    """The path of its settings in results/config.json, or results/settings/runs/{run}.json if it begins with `runs`."""
+    """The path of its settings in results/config.json; in a file of results/settings/runs/ or results/settings/shared/
+    if it begins with `runs` or `shared`."""
     reads: tuple[str, ...]
     """Files and directories it reads."""
     writes: tuple[str, ...]
@@ -95,32 +97,32 @@ STAGES = {
             "pack",
             "decides which rows share a packed row",
             ("data.pack",),
-            "runs.{run}.pack",
+            "shared.{packed}.pack",
             ("results/data/{dataset}",),
-            ("results/{run}/packing",),
+            ("results/{packed}/packing",),
         ),
         Stage(
             "estimate",
             "predicts the bytes of every strategy on GPU, host and disk",
             ("memory.estimate",),
-            "runs.{run}.estimate",
-            ("results/{run}/packing", "resources/models/{model}"),
-            ("results/{run}/estimate.json",),
+            "shared.{estimated}.estimate",
+            ("results/{packed}/packing", "resources/models/{model}"),
+            ("results/{estimated}/estimate.json",),
         ),
         Stage(
             "render",
             "chooses a configuration and writes what the engine reads",
             ("planner.render",),
-            "runs.{run}.render",
-            ("results/{run}/estimate.json", "resources/models/{model}"),
-            ("results/{run}/zero.json", "results/{run}/render.json"),
+            "shared.{rendered}.render",
+            ("results/{estimated}/estimate.json", "resources/models/{model}"),
+            ("results/{rendered}/zero.json", "results/{rendered}/render.json"),
         ),
         Stage(
             "train",
             "trains the adapter",
             ("train.launch.launcher", "train.__main__"),
             "runs.{run}.train",
-            ("results/data/{dataset}", "results/{run}/packing", "results/{run}/zero.json"),
+            ("results/data/{dataset}", "results/{packed}/packing", "results/{rendered}/zero.json"),
             ("results/{run}/adapter", "results/{run}/metrics"),
         ),
         Stage(
@@ -179,7 +181,13 @@ STAGES = {
             "writes the run's page",
             ("report.report",),
             "runs.{run}.report",
-            ("results/{run}",),
+            (
+                "results/{run}",
+                "results/{packed}/packing",
+                "results/{estimated}/estimate.json",
+                "results/{rendered}/zero.json",
+                "results/{rendered}/render.json",
+            ),
             (
                 "results/{run}/report.html",
                 "results/{run}/summary.json",

@@ -11,11 +11,16 @@ import yaml
 from conftest import ROOT, TINY_CONFIG, served
 from hypothesis import given
 from hypothesis import strategies as st
+from test_rerun_matrix import KEYS as RERUN_KEYS
 
 from zerolora.config.expanded import EXPANDED, expanded
 from zerolora.config.file import load
 from zerolora.config.grids import combinations, mistakes
-from zerolora.config.resolve import resolve
+from zerolora.config.resolve import resolve, shared_settings
+from zerolora.config.schema import Config, RunSections
+from zerolora.config.section import Section
+from zerolora.config.sharing import STAGES, Shared
+from zerolora.config.studies import Study, Trial
 from zerolora.errors import UserError
 
 SWEEP = {
@@ -50,7 +55,7 @@ def test_it_is_the_same_as_the_run_written_out(tmp_path: Path) -> None:
     written |= {"train": {"epochs": 2, "lora": {"alpha": 8.0, "r": 8}}}
     both = load(config_with(tmp_path, {"sweep": SWEEP}, runs={"own": written}))
     runs = resolve(both).runs
-    assert runs["own"] == runs["sweep-zero1-r8"]
+    assert runs["own"] == runs["sweep-zero1-r8"].model_copy(update=dict.fromkeys(Shared._fields, "own"))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +119,7 @@ def test_names_are_unique_and_stay(over: dict[str, list[Any]], random: Any, valu
         ({"over": {"train.lora.r": []}}, "grids.sweep.over.train.lora.r: [] is not valid; write at least one entry"),
         ({"over": {"train.lora.r": 8}}, "grids.sweep.over.train.lora.r: 8 is not valid; write a list"),
         ({"over": {"train.lora.rr": [8]}}, "train.lora.rr: train.lora has no key 'rr'; write one of r, alpha"),
-        ({"over": {"lora.r": [8]}}, "over.lora.r: there is no such key; write one that begins with hardware"),
+        ({"over": {"lora.r": [8]}}, "over.lora.r: there is no such key; write dataset, or one that begins with"),
         ({"over": {"train.epochs.most": [8]}}, "train.epochs.most: there is no such key; write train.epochs,"),
         ({"over": {"evaluate.rows": [8]}}, "evaluate.rows: evaluate is shared by all runs and cannot be overridden"),
         ({"over": {"train": {"short": {"epochs": 1}}}}, "over.train: is a whole section; write a key of it"),
@@ -132,6 +137,9 @@ def test_names_are_unique_and_stay(over: dict[str, list[Any]], random: Any, valu
         ({"over": {"train.seed": [*range(101)], "train.lora.r": [*range(1, 101)]}}, "over: 10,100 runs; write values"),
         ({"over": {"train.learning_rate": [1e-200]}}, "write at most 100 characters"),
         ({"over": {"train.lora.r": [0, 1, 2]}}, "over.train.lora.r: 0 is not valid; write 1 or more"),
+        ({"dataset": None}, "grids.sweep: names no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"),
+        ({"over": {"dataset": ["rows"]}}, "over.dataset: the grid says dataset: 'rows' for all its runs too;"),
+        ({"over": {"dataset": ["none"]}, "dataset": None}, "over.dataset: 'none' is not a data set of prepare;"),
         ({"dataset": "none"}, "grids.sweep.dataset: 'none' is not a data set of prepare; write one of rows"),
         ({"train": {"epochs": 0}}, "grids.sweep.train.epochs: 0 is not valid; write 1 or more"),
         ({"train": {"sedd": 0}}, "grids.sweep.train.sedd: there is no such key"),
@@ -170,13 +178,103 @@ def test_a_grid_alone_is_enough_and_no_run_is_not(tmp_path: Path) -> None:
         load(config_with(tmp_path, {}, runs={}))
 
 
+def shared_by(folder: Path, over: dict[str, Any], **more: Any) -> list[Shared]:
+    config = load(config_with(folder, {"sweep": {"dataset": "rows", "over": over}}, **more))
+    runs = resolve(config).runs
+    shared_settings(runs)  # stops if runs that share a stage differ in what it reads
+    return [Shared(*(getattr(runs[name], kind) for kind in Shared._fields)) for name in config.expanded_runs]
+
+
+@pytest.mark.parametrize(
+    ("over", "names"),
+    [
+        ({"train.seed": [1, 2], "train.learning_rate": [1e-4, 1e-3]}, {("sweep",) * 3}),
+        (
+            {"train.lora.alpha": [8, 16], "render.strategy": ["zero0", "zero1"]},
+            {
+                ("sweep", f"sweep-alpha{alpha}", f"sweep-{each}-alpha{alpha}")
+                for alpha in (8, 16)
+                for each in ("zero0", "zero1")
+            },
+        ),
+        ({"train.epochs": [1, 2]}, {("sweep", "sweep", f"sweep-epochs{number}") for number in (1, 2)}),
+        ({"pack.packing": [True, False]}, {(f"sweep-packing_{each}",) * 3 for each in ("true", "false")}),
+        ({"merge.enabled": [True, False], "report.examples": [1, 2]}, {("sweep",) * 3}),
+    ],
+)
+def test_runs_share_what_their_values_do_not_touch(
+    tmp_path: Path, over: dict[str, Any], names: set[tuple[str, str, str]]
+) -> None:
+    assert {tuple(each) for each in shared_by(tmp_path, over)} == names
+    # By their keys alone: a value more moves nothing.
+    first = {key: values[:1] for key, values in over.items()}
+    assert {tuple(each) for each in shared_by(tmp_path, first)} <= names
+
+
+@pytest.mark.parametrize("key", [key for key in RERUN_KEYS if key.partition(".")[0] in RunSections.model_fields])
+def test_no_run_shares_a_stage_that_reads_its_value(tmp_path: Path, key: str) -> None:
+    """For each key of the rerun matrix: what runs share is equal, and where a stage reads the key, it is not shared."""
+    value, stages = RERUN_KEYS[key]
+    sections: Any = load(config_with(tmp_path, {}))
+    for part in key.split("."):
+        sections = getattr(sections, part)
+    before = sections.model_dump() if isinstance(sections, Section) else sections
+    over = {key: {"before": before, "after": value}}
+    fixed = {"pack": {"packing": True}} if key == "pack.capacity" else {}
+    one, other = shared_by(tmp_path, over, **fixed)
+    for stage, mine, theirs in zip(STAGES, one, other, strict=True):
+        assert mine != theirs or f"{stage}@default" not in stages
+
+
+@pytest.mark.parametrize(
+    ("values", "shared"),
+    [
+        ({"train.learning_rate": 1e-3}, ("tune", "tune", "tune")),
+        ({"train.lora.r": 4, "train.epochs": 2}, ("tune", "tune-train_lora_r4", "tune-train_epochs2-train_lora_r4")),
+        ({"train.lora.targets": ["q_proj"]}, ("tune", "tune-0", "tune-0")),
+        ({"render.strategy": f"config/deepspeed/{'a' * 90}.json"}, ("tune", "tune", "tune-0")),
+    ],
+)
+def test_trials_share_what_their_values_do_not_touch(values: dict[str, Any], shared: tuple[str, str, str]) -> None:
+    """Whatever the search is over today: a trial keeps its values, and its name, when that changes."""
+    searched = {"searches": {"tune": {"dataset": "rows", "over": {"train.seed": [1]}}}}
+    config = Config.model_validate(TINY_CONFIG | searched).with_studies({"tune": Study(trials=[Trial(values=values)])})
+    assert config.shared_by("tune-0") == shared
+
+
+def test_data_sets_are_values_too(tmp_path: Path) -> None:
+    data = {name: {**TINY_CONFIG["prepare"]["rows"], "seed": seed} for seed, name in enumerate(("rows", "other"))}
+    grid = {"over": {"dataset": ["rows", "other"], "train.seed": [1, 2]}}
+    config = load(config_with(tmp_path, {"sweep": grid}, prepare=data))
+    runs = {name: each for name, each in resolve(config).runs.items() if name in config.expanded_runs}
+    assert {name: (each.dataset, *config.shared_by(name)) for name, each in runs.items()} == {
+        f"sweep-{name}-seed{seed}": (name, *[f"sweep-{name}"] * 3) for name in ("rows", "other") for seed in (1, 2)
+    }
+
+
 def test_dvc_gets_what_its_stages_read(tmp_path: Path) -> None:
     start = {"from_adapter": "results/default/adapter"}
     again = {"dataset": "rows", "train": start, "over": {"train.seed": [1]}}
     text = expanded(load(config_with(tmp_path, {"sweep": SWEEP, "again": again})))
+    pairs = list(itertools.product(("zero0", "zero1"), (2, 8)))
+    adapter, data = "results/default/adapter", "results/data/rows/manifest.json"
     assert yaml.safe_load(text) == {
-        "runs": {f"sweep-{strategy}-r{r}": {"dataset": "rows"} for strategy in ("zero0", "zero1") for r in (2, 8)},
-        "continued": {"again-seed1": {"dataset": "rows", "train": {"from_adapter": "results/default/adapter"}}},
+        "packed": {"sweep": {"dataset": "rows"}, "again": {"dataset": "rows"}},
+        "estimated": {"again": {"packed": "again"}, "sweep-r2": {"packed": "sweep"}, "sweep-r8": {"packed": "sweep"}},
+        "rendered": {
+            "again": {"estimated": "again"},
+            **{f"sweep-{strategy}-r{r}": {"estimated": f"sweep-r{r}"} for strategy, r in pairs},
+        },
+        "expanded": {
+            "again-seed1": {"dataset": "rows", "start": adapter, **dict.fromkeys(Shared._fields, "again")},
+            **{
+                f"sweep-{strategy}-r{r}": {
+                    **{"dataset": "rows", "start": data, "packed": "sweep"},
+                    **{"estimated": f"sweep-r{r}", "rendered": f"sweep-{strategy}-r{r}"},
+                }
+                for strategy, r in pairs
+            },
+        },
     }
     assert expanded(load(config_with(tmp_path, {"again": again, "sweep": SWEEP}))) == text
 

@@ -113,9 +113,8 @@ def _stages_in(printed: str) -> set[str]:
 
 
 def _plain(name: str) -> str:
-    return (
-        re.sub(r"^fetch_(package|hub|directory)@", "fetch@", name).replace("_continued@", "@").replace("_harness@", "@")
-    )
+    name = re.sub(r"^fetch_(package|hub|directory)@", "fetch@", name)
+    return re.sub(r"(_harness)?(_continued|_expanded|_shared)?@", "@", name)
 
 
 def edit_config(project: Project, **values: Any) -> None:

@@ -15,11 +15,15 @@ from zerolora.files import read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-OF_A_RUN = ("pack", "estimate", "render", "train", "merge", "evaluate", "report", "accept")
+PLANNING = ("estimate", "render")
+OF_A_RUN = ("train", "merge", "evaluate", "report", "accept")
 
 
-def stages_of(*runs: str) -> set[str]:
-    return {f"{stage}@{run}" for stage in OF_A_RUN for run in runs}
+NOTHING: dict[str, object] = {"packed": {}, "estimated": {}, "rendered": {}, "expanded": {}}
+
+
+def stages_of(*runs: str, stages: tuple[str, ...] = OF_A_RUN) -> set[str]:
+    return {f"{stage}@{run}" for stage in stages for run in runs}
 
 
 def expanded(project: Project) -> object:
@@ -38,17 +42,25 @@ def project(make_project: Callable[[str], Project]) -> Project:
     edit_config(project, runs={}, merge={"version": False})
     over(project, 2, 4)
     assert snakemake_would_run(project) >= stages_of("sweep-r2", "sweep-r4")
-    assert expanded(project) == {"runs": {}, "continued": {}}  # a dry run writes nothing
-    shared = {"resolve", "fetch@tiny", "prepare@rows", "evaluate_base@rows", "compare"}
-    assert snakemake_ran(project) == shared | stages_of("sweep-r2", "sweep-r4")
+    assert expanded(project) == NOTHING  # a dry run writes nothing
+    shared = {"resolve", "fetch@tiny", "prepare@rows", "evaluate_base@rows", "compare", "pack@sweep"}
+    of_runs = stages_of("sweep-r2", "sweep-r4", stages=PLANNING + OF_A_RUN)  # the rank decides what training needs
+    assert snakemake_ran(project) == shared | of_runs
     return project
 
 
 def test_dvc_knows_each_run(project: Project) -> None:
-    assert expanded(project) == {"runs": {f"sweep-r{r}": {"dataset": "rows"} for r in (2, 4)}, "continued": {}}
+    runs = [f"sweep-r{r}" for r in (2, 4)]
+    start = {"dataset": "rows", "start": "results/data/rows/manifest.json", "packed": "sweep"}
+    assert expanded(project) == {
+        "packed": {"sweep": {"dataset": "rows"}},
+        "estimated": {run: {"packed": "sweep"} for run in runs},
+        "rendered": {run: {"estimated": run} for run in runs},
+        "expanded": {run: {**start, "estimated": run, "rendered": run} for run in runs},
+    }
     assert dvc_changed(project) == snakemake_would_run(project) == set()
     edges = edges_of(project)
-    assert {"pack@sweep-r2", "pack@sweep-r4"} <= edges.keys()
+    assert all("pack@sweep" in edges[f"train@{run}"] for run in runs)
     sizes = [
         (project.directory / f"results/sweep-r{r}/adapter/adapter_model.safetensors").stat().st_size for r in (2, 4)
     ]
@@ -63,7 +75,7 @@ def test_dvc_names_the_command_and_runs_a_further_value_alone(project: Project) 
     assert refused.returncode and len(lines) == 1
     assert lines[0].endswith("run `zerolora expand` and `dvc repro` again")
     project.run("zerolora", "expand")
-    assert dvc_ran(project) == {"resolve", "compare"} | stages_of("sweep-r8")
+    assert dvc_ran(project) == {"resolve", "compare"} | stages_of("sweep-r8", stages=PLANNING + OF_A_RUN)
     assert dvc_changed(project) == snakemake_would_run(project) == set()
     assert (project.directory / "dvc.yaml").read_bytes() == dvc_yaml
 
@@ -92,14 +104,15 @@ def test_an_edited_file_is_written_again(project: Project) -> None:
 
 def test_a_run_written_out_needs_no_further_step_in_dvc(project: Project) -> None:
     edit_config(project, runs={"own": {"dataset": "rows"}})
-    assert dvc_changed(project) == {"resolve"} | stages_of("own")
+    assert dvc_changed(project) == {"resolve"} | stages_of("own", stages=("pack", *PLANNING, *OF_A_RUN))
     edit_config(project, runs={})
 
 
 def test_runs_of_a_grid_go_on_from_a_run_of_another(project: Project) -> None:
     start = {"from_adapter": "results/sweep-r4/adapter", "lora": {"r": 4}}
     edit_config(project, **{"grids.next": {"dataset": "rows", "train": start, "over": {"train.seed": [1, 2]}}})
-    further = stages_of("next-seed1", "next-seed2")
+    # Their seeds are read by training alone, so that what comes before it is made once.
+    further = stages_of("next", stages=("pack", *PLANNING)) | stages_of("next-seed1", "next-seed2")
     assert snakemake_would_run(project) == {"resolve", "compare"} | further
     project.run("zerolora", "expand")
     assert dvc_changed(project) == {"resolve"} | further
@@ -119,9 +132,12 @@ def test_the_benchmark_of_scale_measures_what_it_says(
     scale.main()
     found = read_json(output, "scale.py")
     (runs,), (data_sets,) = found["runs"]["sizes"], found["data_sets"]["sizes"]
-    assert (runs["size"], runs["jobs"]) == (3, 3 * len(OF_A_RUN) + len(("compare",)))
+    assert (runs["size"], runs["jobs"]) == (3, 3 * len(OF_A_RUN) + len(("pack", *PLANNING, "compare")))
     of_a_data_set = ("prepare", "evaluate_base")  # the first one has them
-    assert (data_sets["size"], data_sets["jobs"]) == (2, 2 * len(OF_A_RUN) + len((*of_a_data_set, "compare")))
+    assert (data_sets["size"], data_sets["jobs"]) == (
+        2,
+        2 * len(("pack", *PLANNING, *OF_A_RUN)) + len((*of_a_data_set, "compare")),
+    )
     assert runs.keys() - {"size", "jobs"} == {"snakemake_plan", "snakemake_no_op"}
     assert data_sets.keys() - {"size", "jobs"} == COMMANDS.keys()
     assert all(data_sets[name]["cpu_seconds"] > 0 for name in COMMANDS)

@@ -28,7 +28,8 @@ from zerolora.errors import UserError
 from zerolora.files import canonical
 from zerolora.fingerprint import fingerprints
 from zerolora.long_argument import argument_of
-from zerolora.config.resolve import resolve, run_sections
+from zerolora.config.resolve import resolve, run_sections, shared_settings
+from zerolora.config.sharing import STAGES as SHARED_STAGES
 from zerolora.export.targets import TARGETS
 from zerolora.stages import ON_REQUEST, STAGES
 
@@ -57,6 +58,7 @@ try:
     VALUES = read_values(Path(CONFIG_FILE))
     STAGE_SETTINGS = resolve(CONFIG)
     SETTINGS = STAGE_SETTINGS.model_dump(mode="json")
+    SHARED_SETTINGS = shared_settings(STAGE_SETTINGS.runs)
 except UserError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
@@ -65,10 +67,21 @@ DATASETS = sorted({run.dataset for run in CONFIG.all_runs.values()})
 FIRST_RUNS = {
     run.dataset: name for name, run in reversed(CONFIG.all_runs.items())
 }  # by data set
+# The first run of those that share a packing, an estimate or a choice, by its name and theirs.
+FIRST_SHARING = {
+    kind: {
+        getattr(settings, kind): name
+        for name, settings in reversed(STAGE_SETTINGS.runs.items())
+    }
+    for kind in SHARED_STAGES._fields
+}
 
 
 wildcard_constraints:
     run="|".join(CONFIG.all_runs),
+    packed="|".join(FIRST_SHARING["packed"]),
+    estimated="|".join(FIRST_SHARING["estimated"]),
+    rendered="|".join(FIRST_SHARING["rendered"]),
     dataset="|".join(CONFIG.prepare),
     model="|".join(SETTINGS["fetch"]),
     source="|".join(SETTINGS["fetch_data"]) or "none",
@@ -89,13 +102,27 @@ def settings(section, wildcard, stage=None):
     return of
 
 
+def shared(stage):
+    """The same, of a stage that runs may share."""
+    kind = next(kind for kind, each in SHARED_STAGES._asdict().items() if each == stage)
+    return lambda wildcards: argument_of(SHARED_SETTINGS[wildcards[kind]][stage])
+
+
 def config_values(wildcards):
     """The config's values. From a function, since Snakemake would take {word} in a plain text for a wildcard."""
     return canonical(VALUES)
 
 
+def named_run(wildcards):
+    """The run that the wildcards name, or the first of those that share what they name; None if they name neither."""
+    for kind, runs in FIRST_SHARING.items():
+        if kind in wildcards.keys():
+            return runs[wildcards[kind]]
+    return wildcards.get("run")
+
+
 def dataset_of(wildcards):
-    return wildcards.get("dataset") or CONFIG.all_runs[wildcards.run].dataset
+    return wildcards.get("dataset") or CONFIG.all_runs[named_run(wildcards)].dataset
 
 
 def model_of(wildcards):
@@ -115,6 +142,7 @@ def every_output():
     manifests = {Path(file) for path in paths for file in manifests_of(Path(path))}
     names = {
         "run": list(CONFIG.all_runs),
+        **{kind: list(names) for kind, names in FIRST_SHARING.items()},
         "dataset": DATASETS,
         "model": sorted({CONFIG.prepare[name].model for name in DATASETS}),
         "source": sorted(
@@ -162,6 +190,20 @@ def packed(wildcards):
         f"{packing_directory(wildcards)}/{name}"
         for name in ("manifest.json", "stats.json")
     ]
+
+
+def estimated(wildcards):
+    return (
+        f"results/{SETTINGS['runs'][named_run(wildcards)]['estimated']}/estimate.json"
+    )
+
+
+def zero_file(wildcards):
+    return f"results/{SETTINGS['runs'][wildcards.run]['rendered']}/zero.json"
+
+
+def reasons_file(wildcards):
+    return f"results/{SETTINGS['runs'][wildcards.run]['rendered']}/render.json"
 
 
 def evaluated_base(wildcards):
@@ -284,7 +326,7 @@ def resources_of_prepare(wildcards, threads):
 def resources_of_train(wildcards, threads):
     from zerolora.planner import slurm_resources
 
-    return slurm_resources.rendered(Path(f"results/{wildcards.run}/render.json"))
+    return slurm_resources.rendered(Path(reasons_file(wildcards)))
 
 
 def resources_of_merge(wildcards, threads):
@@ -317,7 +359,7 @@ def resources_of_report(wildcards, threads):
 
 def run_of(wildcards):
     """The run, or the first of those that use a data set: its machines are the ones a job is for."""
-    return wildcards.get("run") or FIRST_RUNS.get(
+    return named_run(wildcards) or FIRST_RUNS.get(
         dataset_of(wildcards), next(iter(CONFIG.all_runs))
     )
 
@@ -429,7 +471,7 @@ def compare_settings(wildcards):
 
 
 def packing_directory(wildcards):
-    return f"results/{wildcards.run}/packing"
+    return f"results/{SETTINGS['runs'][named_run(wildcards)]['packed']}/packing"
 
 
 def run_directory(wildcards):

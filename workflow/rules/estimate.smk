@@ -2,15 +2,15 @@ checkpoint estimate:
     input:
         packing=packed,
     output:
-        estimate="results/{run}/estimate.json",
+        estimate="results/{estimated}/estimate.json",
     log:
-        "results/logs/estimate/{run}.log",
+        "results/logs/estimate/{estimated}.log",
     localrule: True
     conda:
         "../../envs/conda.yaml"
     params:
         code=code("estimate"),
-        settings=settings("runs", "run", "estimate"),
+        settings=shared("estimate"),
         packing=packing_directory,
         model=model_directory,
     shell:

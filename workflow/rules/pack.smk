@@ -2,17 +2,17 @@ checkpoint pack:
     input:
         data=prepared,
     output:
-        manifest="results/{run}/packing/manifest.json",
-        stats="results/{run}/packing/stats.json",
-        plans=multiext("results/{run}/packing/", "train.arrow", "validation.arrow"),
+        manifest="results/{packed}/packing/manifest.json",
+        stats="results/{packed}/packing/stats.json",
+        plans=multiext("results/{packed}/packing/", "train.arrow", "validation.arrow"),
     log:
-        "results/logs/pack/{run}.log",
+        "results/logs/pack/{packed}.log",
     localrule: True
     conda:
         "../../envs/conda.yaml"
     params:
         code=code("pack"),
-        settings=settings("runs", "run", "pack"),
+        settings=shared("pack"),
         data=data_directory,
         output=packing_directory,
     shell:

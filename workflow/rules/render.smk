@@ -1,11 +1,11 @@
 checkpoint render:
     input:
-        estimate="results/{run}/estimate.json",
+        estimate=estimated,
     output:
-        zero="results/{run}/zero.json",
-        reasons="results/{run}/render.json",
+        zero="results/{rendered}/zero.json",
+        reasons="results/{rendered}/render.json",
     log:
-        "results/logs/render/{run}.log",
+        "results/logs/render/{rendered}.log",
     # What does not fit now will not fit in a minute either, whatever the profile says of jobs.
     retries: 0
     localrule: True
@@ -13,7 +13,7 @@ checkpoint render:
         "../../envs/conda.yaml"
     params:
         code=code("render"),
-        settings=settings("runs", "run", "render"),
+        settings=shared("render"),
         model=model_directory,
         weights=weights_directory,
     shell:

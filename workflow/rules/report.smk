@@ -2,8 +2,9 @@ checkpoint report:
     input:
         data=prepared,
         packing=packed,
-        estimate="results/{run}/estimate.json",
-        render=multiext("results/{run}/", "zero.json", "render.json"),
+        estimate=estimated,
+        zero=zero_file,
+        reasons=reasons_file,
         adapter="results/{run}/adapter/manifest.json",
         train=multiext(
             "results/{run}/metrics/",
@@ -48,6 +49,6 @@ checkpoint report:
         steps="results/logs/train/{run}/steps",
     shell:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
-        " --data {params.data} --packing {params.packing} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
+        " --data {params.data} --packing {params.packing} --estimate {input.estimate} --zero {input.zero} --reasons {input.reasons} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
         ' --accounting "$(workflow/scripts/accounting.py {params.steps})" --usage {output.usage}'
         " --summary {output.summary} --difference {output.difference} --row {output.row} --output {output.page}"

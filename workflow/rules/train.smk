@@ -2,7 +2,7 @@ checkpoint train:
     input:
         data=prepared,
         packing=packed,
-        zero="results/{run}/zero.json",
+        zero=zero_file,
         start=starting_adapter,
     output:
         adapter="results/{run}/adapter/manifest.json",

@@ -26,6 +26,7 @@ from snakemake.exceptions import WorkflowError
 from zerolora.compat.snakemake import after_each_job
 from zerolora.config.expanded import EXPANDED, expand, is_expanded
 from zerolora.config.schema import Config
+from zerolora.config.sharing import Shared
 from zerolora.errors import UserError
 
 PIPELINE = Path("dvc.yaml")
@@ -48,7 +49,8 @@ USER_FILES = (
 # Those that name targets, and one that runs by request, with two wildcards, which DVC does not know.
 TARGET_RULES = ("all", "default", "judge_all", "export", "export_target")
 HARNESS = "_harness"  # of the DVC stages of tasks of lm-evaluation-harness
-CONTINUED = "_continued"  # of the DVC stages of runs that go on from an adapter
+# Of the DVC stages of runs that go on from an adapter, of runs of grids and searches, and of what those share.
+CONTINUED, EXPANDED_RUN, SHARED = "_continued", "_expanded", "_shared"
 
 
 def put_commands_on_path() -> None:
@@ -139,7 +141,7 @@ def commit_dvc_state(workflow: Any) -> None:
     _agree()
 
 
-def compare_what_is_there(workflow: Any) -> None:
+def compare_what_is_there(workflow: Any, config: Config) -> None:
     """Write a table of all runs, with the reasons of those that failed, outside the outputs of both engines.
 
     The stage compare is not made while a run is unfinished. What an earlier config left of a run whose jobs were still
@@ -150,11 +152,20 @@ def compare_what_is_there(workflow: Any) -> None:
     if not RESOLVED.is_file():
         return
     waiting = [job for job in workflow.dag.needrun_jobs() if not workflow.dag.finished(job)]
-    outdated = {str(job.wildcards.run): str(job.rule.name) for job in reversed(waiting) if "run" in job.wildcards_dict}
+    outdated = {run: str(job.rule.name) for job in reversed(waiting) for run in _runs_of(job, config)}
     try:
         print(f"zerolora: {compare_what_is_there(RESOLVED.parent, UNFINISHED, outdated)}", file=sys.stderr)
     except (UserError, OSError) as error:
         print(f"zerolora: no table of what is there: {error}", file=sys.stderr)
+
+
+def _runs_of(job: Any, config: Config) -> list[str]:
+    """Return the runs that a job is for: one, or those that share its result; none if it is for no run."""
+    wildcards = job.wildcards_dict
+    if "run" in wildcards:
+        return [str(wildcards["run"])]
+    kind = next((kind for kind in Shared._fields if kind in wildcards), None)
+    return [run for run in config.all_runs if kind and getattr(config.shared_by(run), kind) == wildcards[kind]]
 
 
 def _is_as_written(stage: str) -> bool:
@@ -290,10 +301,10 @@ def _run_again(missing: dict[str, list[str]]) -> None:
 def _without_forced(found: outputs.Findings, settings: Any) -> outputs.Findings:
     """Drop the stages that the user has told Snakemake to run whatever their outputs are (--forcerun, --forceall)."""
     for stage in found.stages:
-        if (
-            settings.forceall
-            or stage.partition("@")[0].removesuffix(CONTINUED).removesuffix(HARNESS) in settings.forcerun
-        ):
+        rule = stage.partition("@")[0]
+        for suffix in (CONTINUED, EXPANDED_RUN, SHARED, HARNESS):
+            rule = rule.removesuffix(suffix)
+        if settings.forceall or rule in settings.forcerun:
             found.drop(stage)
     return found
 
@@ -343,14 +354,16 @@ def _stage_of(job: Any) -> str:
     value = "-".join(str(wildcards[name]) for name in ("run", "dataset", "task") if name in wildcards) or next(
         iter(wildcards.values())
     )
-    rule, config = str(job.rule.name), _config()
+    rule, config, grids = str(job.rule.name), _config(), _grid_runs()
     if rule in ("task", "task_base") and wildcards["task"] in ((config.get("tasks") or {}).get("harness") or {}):
         rule += HARNESS
     if rule == "fetch":
         rule += next(f"_{group}" for group, models in config["fetch"].items() if value in (models or {}))
-    elif "run" in wildcards and any(
-        wildcards["run"] in (each.get("continued") or {}) for each in (config, _grid_runs())
-    ):
+    elif any(value in grids[kind] for kind in Shared._fields if kind in wildcards):
+        rule += SHARED
+    elif wildcards.get("run") in grids["expanded"]:
+        rule += EXPANDED_RUN
+    elif any(wildcards.get(kind) in (config.get("continued") or {}) for kind in ("run", *Shared._fields)):
         rule += CONTINUED
     return f"{rule}@{value}"
 

@@ -14,6 +14,7 @@ import typer
 from zerolora.commands.options import (
     Adapter,
     Data,
+    EstimateFile,
     ModelDirectory,
     Output,
     Packing,
@@ -21,6 +22,7 @@ from zerolora.commands.options import (
     Stamp,
     TrainedOn,
     Weights,
+    ZeroFile,
 )
 from zerolora.commands.stopping import stoppable
 from zerolora.errors import UserError
@@ -155,7 +157,7 @@ def estimate(settings: Settings, model: ModelDirectory, packing: Packing, output
 @app.command()
 def render(
     settings: Settings,
-    estimate: Annotated[Path, typer.Option(help="The run's estimate.json.")],
+    estimate: EstimateFile,
     output: Output,
     reasons: Annotated[Path, typer.Option(help="Output file of the reasons and overrides.")],
     model: Annotated[
@@ -189,7 +191,7 @@ def train(
     settings: Settings,
     data: Data,
     packing: Packing,
-    zero: Annotated[Path, typer.Option(help="The run's zero.json, as render wrote it.")],
+    zero: ZeroFile,
     weights: Stamp,
     checkpoints: Annotated[Path, typer.Option(help="Directory of the run's checkpoints.")],
     output: Output,
@@ -446,6 +448,9 @@ def report(
     model: ModelDirectory,
     data: Data,
     packing: Packing,
+    estimate: EstimateFile,
+    zero: ZeroFile,
+    reasons: Annotated[Path, typer.Option(help="The run's render.json.")],
     base: Annotated[Path, typer.Option(help="Directory of the base model's evaluation.")],
     results: Annotated[Path, typer.Option(help="Directory of the run's results.")],
     lock: Annotated[Path, typer.Option(help="The lock file of the environment.")],
@@ -466,7 +471,8 @@ def report(
 
     checked = ReportSettings.model_validate(settings)
     written = usage, summary, difference, row, output
-    stage(checked, run, model, data, packing, base, results, config, lock, accounting, *written)
+    planned = estimate, zero, reasons
+    stage(checked, run, model, data, packing, *planned, base, results, config, lock, accounting, *written)
 
 
 @app.command()

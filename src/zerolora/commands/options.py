@@ -19,6 +19,8 @@ TrainedOn = Annotated[
     typer.Option("--data", help="Directory of the prepared data set, whose prompt format the merged model gets."),
 ]
 Weights = Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")]
+EstimateFile = Annotated[Path, typer.Option(help="The run's estimate.json.")]
+ZeroFile = Annotated[Path, typer.Option(help="The run's zero.json, as render wrote it.")]
 Packing = Annotated[Path, typer.Option(help="Directory of the run's packing plan.")]
 Stamp = Annotated[Path, typer.Option("--weights", help="File with the directory of the weights.")]
 Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.sharing import Shared
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_object
 from zerolora.log import PREFIX, read_status
@@ -34,9 +35,9 @@ PLANNING = ("estimate", "render")
 STAGES = (
     ("fetch", "{model}", f"resources/models/{{model}}/{MANIFEST}"),
     ("prepare", "{dataset}", f"{{results}}/data/{{dataset}}/{MANIFEST}"),
-    ("pack", "{run}", f"{{results}}/{{run}}/packing/{MANIFEST}"),
-    ("estimate", "{run}", "{results}/{run}/estimate.json"),
-    ("render", "{run}", "{results}/{run}/zero.json"),
+    ("pack", "{packed}", f"{{results}}/{{packed}}/packing/{MANIFEST}"),
+    ("estimate", "{estimated}", "{results}/{estimated}/estimate.json"),
+    ("render", "{rendered}", "{results}/{rendered}/zero.json"),
     ("train", "{run}", f"{{results}}/{{run}}/adapter/{MANIFEST}"),
     ("merge", "{run}", f"{{results}}/{{run}}/merged/{MANIFEST}"),
     ("evaluate_base", "{dataset}", "{results}/base/{dataset}/evaluate.json"),
@@ -80,7 +81,7 @@ def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, An
     return {
         "results": results,
         "run": run,
-        "dataset": settings["dataset"],
+        **{key: settings[key] for key in ("dataset", *Shared._fields)},
         "model": resolved["prepare"][settings["dataset"]]["model"],
         "strategy": settings["render"]["strategy"],
     }

@@ -2,7 +2,9 @@
 
     zerolora expand
 
-The file is in git, as a lock file is. It names no more of a run than dvc.yaml reads.
+The file is in git, as a lock file is. It names no more of a run than dvc.yaml reads: what it shares with others, its
+data set, and where it starts: from an adapter, or else from a file of its data, since in DVC every run of a stage has
+as many dependencies.
 """
 
 from pathlib import Path
@@ -11,25 +13,25 @@ import yaml
 
 from zerolora.config.schema import Config
 from zerolora.errors import UserError
-from zerolora.files import write_text
+from zerolora.files import MANIFEST, write_text
 
 EXPANDED = Path("config/expanded.yaml")
 HEAD = """\
-# The runs of the grids and searches of config/config.yaml, for dvc.yaml. Written by Snakemake and `zerolora expand`:
-# edit config/config.yaml, not this file.
+# The runs of the grids and searches of config/config.yaml, and what they share, for dvc.yaml. Written by Snakemake and
+# `zerolora expand`: edit config/config.yaml, not this file.
 """
 
 
 def expanded(config: Config) -> str:
     """Return the text of the file; the order of keys and values in the config makes no difference."""
-    groups: dict[str, dict[str, object]] = {"runs": {}, "continued": {}}
+    groups: dict[str, dict[str, dict[str, object]]] = {"packed": {}, "estimated": {}, "rendered": {}, "expanded": {}}
     for name, each in sorted(config.expanded_runs.items()):
-        run = each.run
-        if config.is_continued(name):
-            start = {"from_adapter": run.train["from_adapter"]}
-            groups["continued"][name] = {"dataset": run.dataset, "train": start}
-        else:
-            groups["runs"][name] = {"dataset": run.dataset}
+        dataset, shared = each.run.dataset, each.shared
+        groups["packed"][shared.packed] = {"dataset": dataset}
+        groups["estimated"][shared.estimated] = {"packed": shared.packed}
+        groups["rendered"][shared.rendered] = {"estimated": shared.estimated}
+        start = each.run.train.get("from_adapter") or f"results/data/{dataset}/{MANIFEST}"
+        groups["expanded"][name] = {"dataset": dataset, "start": start, **shared._asdict()}
     lines = [HEAD.rstrip()]
     for group, runs in groups.items():
         lines.append(f"{group}:" if runs else f"{group}: {{}}")

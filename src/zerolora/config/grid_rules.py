@@ -8,7 +8,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from zerolora.config.grids import mistakes, repeated
 from zerolora.config.ranges import Range
-from zerolora.config.schema import SHARED_SECTIONS, Config, Grid, Name, Run, RunSections, Search, with_values
+from zerolora.config.schema import (
+    RESERVED_RUNS,
+    SHARED_SECTIONS,
+    Config,
+    Grid,
+    Name,
+    Overrides,
+    RunSections,
+    Search,
+    with_values,
+)
 from zerolora.config.section import Section
 from zerolora.errors import shown
 
@@ -19,14 +29,7 @@ NAMES: TypeAdapter[str] = TypeAdapter(Name)
 def impossible_grids(config: Config) -> Iterable[Mistake]:
     """Yield (location, message) for grids and searches that cannot be expanded, or whose runs have names of others."""
     for section, owner, each in _owners(config):
-        here = (section, owner, "over")
-        for key in each.over:
-            if text := _unknown(key) or _given_twice(each, key, section):
-                yield (*here, key), text
-        # A range has no names that could be wrong.
-        over = {key: [values.low] if isinstance(values, Range) else values for key, values in each.over.items()}
-        for location, text in mistakes(over):
-            yield (*here, *location), text
+        yield from _wrong_keys(config, section, owner, each)
     for owner, search in config.searches.items():
         steps = with_values({"validation_steps": config.train.validation_steps}, search.train)["validation_steps"]
         if search.prune and not steps and "train.validation_steps" not in search.over:
@@ -39,6 +42,7 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
         owners = [owner for owner, names in config.names_by_owner.items() if run in names]
         if owners:  # else it is reported elsewhere
             yield owners[-1], f"has a run {run}, and so has another section, grid or search; choose another name"
+    yield from _taken_folders(config)
     for (section, owner), names in config.names_by_owner.items():
         for run in names:
             try:
@@ -48,6 +52,44 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
                 remedy = "name the values" if section == "grids" else "choose another name"
                 yield (section, owner, "over"), f"a run would be called {shown(run)}: {text}; {remedy}"
                 break
+
+
+def _wrong_keys(config: Config, section: str, owner: str, each: Grid | Search) -> Iterable[Mistake]:
+    here = (section, owner, "over")
+    if each.dataset is None and "dataset" not in each.over:
+        yield (section, owner), "names no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"
+    for name in datasets_of(each) if "dataset" in each.over else ():
+        if not isinstance(name, str) or name not in config.prepare:
+            text = f"{shown(name)} is not a data set of prepare; write some of {', '.join(config.prepare)}"
+            yield (*here, "dataset"), text
+    for key in each.over:
+        if wrong := (None if key == "dataset" else _unknown(key)) or _given_twice(each, key, section):
+            yield (*here, key), wrong
+    # A range has no names that could be wrong.
+    over = {key: [values.low] if isinstance(values, Range) else values for key, values in each.over.items()}
+    for location, text in mistakes(over):
+        yield (*here, *location), text
+
+
+def datasets_of(owner: Grid | Search) -> list[Any]:
+    """Return the data sets of the runs of a grid or search."""
+    values = owner.over.get("dataset", [owner.dataset])
+    if isinstance(values, Range):
+        return [values.low]
+    return [*values.values()] if isinstance(values, dict) else list(values)
+
+
+def _taken_folders(config: Config) -> Iterable[Mistake]:
+    """Yield grids and searches whose runs keep what they share in a folder that is another's."""
+    folders = {name: f"the run {name}" for name in config.all_runs}
+    folders |= dict.fromkeys(RESERVED_RUNS, "another stage")
+    for run, each in config.expanded_runs.items():
+        for name in set(each.shared) - {run}:
+            mine = f"the runs of {each.section}.{each.owner}"
+            if (other := folders.setdefault(name, mine)) != mine:
+                text = f"results/{name}/ is for what its runs share, and belongs to {other}; choose another name"
+                yield (each.section, each.owner), text
+                return
 
 
 def place(config: Config, run: str, *key: str) -> tuple[str, ...]:
@@ -74,11 +116,11 @@ def _owners(config: Config) -> Iterable[tuple[str, str, Grid | Search]]:
 def _unknown(path: str) -> str | None:
     """Return what is wrong with the path of a key that a run may override."""
     parts = path.split(".")
-    known: Iterable[str] = [name for name in Run.model_fields if name != "dataset"]
+    known = Overrides.model_fields
     if parts[0] in SHARED_SECTIONS:
         return f"{parts[0]} is shared by all runs and cannot be overridden; remove it"
     if parts[0] not in known:
-        return f"there is no such key; write one that begins with {', '.join(known)}, as in train.lora.r"
+        return f"there is no such key; write dataset, or one that begins with {', '.join(known)}, as in train.lora.r"
     section: Any = RunSections
     for number, part in enumerate(parts):
         field = section.model_fields.get(part)
@@ -99,6 +141,8 @@ def _given_twice(owner: Grid | Search, path: str, section: str) -> str | None:
     word = "grid" if section == "grids" else "search"
     first, *parts = path.split(".")
     value: Any = getattr(owner, first)
+    if path == "dataset" and value is None:
+        return None
     for part in parts:
         if not isinstance(value, dict) or part not in value:
             return None if isinstance(value, dict) else f"stands beside {first}, which the {word} says too"

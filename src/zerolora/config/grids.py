@@ -29,6 +29,8 @@ class Combination:
     """The run's name."""
     values: dict[str, Any]
     """The values of the grid's keys, by their dotted path."""
+    parts: dict[str, str]
+    """What the name has of each value, by key."""
 
 
 def combinations(grid: str, over: Mapping[str, Values]) -> list[Combination]:
@@ -39,7 +41,11 @@ def combinations(grid: str, over: Mapping[str, Values]) -> list[Combination]:
     keys = sorted(over)
     named = [[(part, key, value) for part, value in _named(key, over)] for key in keys]
     return [
-        Combination("-".join([grid, *(part for part, _, _ in chosen)]), {key: value for _, key, value in chosen})
+        Combination(
+            "-".join([grid, *(part for part, _, _ in chosen)]),
+            {key: value for _, key, value in chosen},
+            {key: part for part, key, _ in chosen},
+        )
         for chosen in itertools.product(*named)
     ]
 
@@ -92,6 +98,11 @@ def _named(key: str, over: Mapping[str, Values]) -> list[tuple[str, Any]]:
     if isinstance(values, Mapping):
         return list(values.items())
     return [(_part(_label(key, over), value), value) for value in values]
+
+
+def part_of(key: str, value: Any) -> str | None:
+    """Return what a name has of a key's value, whatever other values and keys there are; None for what has no name."""
+    return _part(key.replace(".", "_"), value) if _names_itself(value) else None
 
 
 def _names_itself(value: Any) -> bool:

@@ -8,7 +8,7 @@ not a change.
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from zerolora.config.settings import (
     TaskRowsSettings,
     TrainSettings,
 )
+from zerolora.config.sharing import STAGES
 from zerolora.config.user_task import harness_files, settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.errors import UserError, shown
@@ -102,19 +103,31 @@ def resolve(config: Config) -> Resolved:
 
 
 def write(resolved: Resolved, code: dict[str, str], output: Path, runs: Path) -> None:
-    """Write the settings that runs share to `output`, and those of each run to a file of the directory `runs`, beside
-    the code fingerprints.
+    """Write the settings that belong to no run to `output`, and those of each run, and of what runs share, to a file of
+    the directory `runs`, beside the code fingerprints.
 
-    A file for each run, since DVC reads a stage's whole file for each of its values, and searches all of it.
+    A file for each, since DVC reads a stage's whole file for each of its values, and searches all of it.
     """
     values = resolved.model_dump(mode="json")
     with staged_directory(runs) as folder:
-        (folder / "runs").mkdir()
-        for name, settings in values.pop("runs").items():
-            text = as_json({"runs": {name: settings}, "code": code})
-            (folder / f"runs/{name}.json").write_text(text, encoding="utf-8")
+        for group, named in (("runs", values.pop("runs")), ("shared", shared_settings(resolved.runs))):
+            (folder / group).mkdir()
+            for name, settings in named.items():
+                text = as_json({group: {name: settings}, "code": code})
+                (folder / f"{group}/{name}.json").write_text(text, encoding="utf-8")
         write_json(folder / MANIFEST, {"files": describe(folder)})
     write_json(output, {**values, "code": code})
+
+
+def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]]:
+    """Return {name: {stage: its settings}} for the stages that runs may share (config/sharing.py)."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs.values():
+        for kind, stage in STAGES._asdict().items():
+            settings = getattr(run, stage).model_dump(mode="json")
+            known = found.setdefault(getattr(run, kind), {}).setdefault(stage, settings)
+            assert known == settings, f"runs that share {stage} differ in what it reads"
+    return found
 
 
 def _overrides(config: Config, run: str) -> dict[str, Any]:
@@ -202,6 +215,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
     capacity = settings.pack.capacity or (data.max_length if data else None)
     return RunSettings(
         dataset=config.all_runs[run].dataset,
+        **config.shared_by(run)._asdict(),
         pack=PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
         estimate=EstimateSettings(**memory),
         render=RenderSettings(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from zerolora.config.grid_rules import impossible_grids, place
+from zerolora.config.grid_rules import datasets_of, impossible_grids, place
 from zerolora.config.messages import remedy
 from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
@@ -276,7 +276,8 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
 
 def _unused(config: Config) -> Iterable[Mistake]:
     used_models = {data.model for data in config.prepare.values()}
-    used_data = {run.dataset for run in [*config.all_runs.values(), *config.searches.values()]}
+    used_data = {run.dataset for run in config.all_runs.values()}
+    used_data |= {name for search in config.searches.values() for name in datasets_of(search)}
     starts = {run.train.get("from_adapter") for run in config.continued.values()}
     for source, models in models_by_source(config):
         for name in models:

@@ -24,9 +24,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from zerolora.config.grids import combinations, mistakes, nested
+from zerolora.config.grids import combinations, mistakes, nested, part_of
 from zerolora.config.ranges import Range
 from zerolora.config.section import Positive, Section, Text
+from zerolora.config.sharing import Shared
+from zerolora.config.sharing import names as shared_names
 from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
@@ -743,11 +745,9 @@ class Report(Section):
     """Number of answers shown side by side."""
 
 
-class Run(Section):
-    """A named set of overrides. Keys that it does not name keep the values of the sections above."""
+class Overrides(Section):
+    """What a run, or a grid or search of runs, overrides of the sections above."""
 
-    dataset: Name
-    """Data set to train on; one of `prepare`."""
     hardware: dict[str, Any] = {}
     """Overrides of `hardware`."""
     pack: dict[str, Any] = {}
@@ -766,9 +766,18 @@ class Run(Section):
     """Overrides of `report`."""
 
 
-class Grid(Run):
+class Run(Overrides):
+    """A named set of overrides. Keys that it does not name keep the values of the sections above."""
+
+    dataset: Name
+    """Data set to train on; one of `prepare`."""
+
+
+class Grid(Overrides):
     """Runs for all combinations of some values. What else it says holds for each of its runs."""
 
+    dataset: Name | None = None
+    """Data set to train on; one of `prepare`, unless `over` names several."""
     over: Annotated[dict[str, Annotated[list[Any], MANY] | Annotated[dict[Name, Any], MANY]], MANY]
     """Values by the path of their key, as in {train.lora.r: [8, 64]}; each combination is a run, named as in
     sweep-zero1-r8. A mapping gives the values names: {train.lora.targets: {qv: [q_proj, v_proj], all: all-linear}}."""
@@ -798,9 +807,11 @@ SearchValues = Annotated[
 ]
 
 
-class Search(Run):
+class Search(Overrides):
     """Runs for values that an optimizer chooses. What else it says holds for each of its runs."""
 
+    dataset: Name | None = None
+    """Data set to train on; one of `prepare`, unless `over` names several."""
     over: Annotated[dict[str, SearchValues], MANY]
     """Ranges, or values as in a grid, by the path of their key, as in {train.learning_rate: {low: 1.0e-5, high:
     1.0e-3, log: true}, train.lora.r: [8, 16, 64]}."""
@@ -825,6 +836,8 @@ class Expanded:
     owner: str
     """Name of the grid or search."""
     run: Run
+    shared: Shared
+    """What it shares with the others."""
 
 
 class Config(Section):
@@ -884,17 +897,25 @@ class Config(Section):
         found = {}
         for owner, grid in self.grids.items():
             for each in combinations(owner, grid.over) if not mistakes(grid.over) else ():
-                found[each.name] = Expanded("grids", owner, _with_values(grid, each.values))
+                shared = shared_names(owner, each.name, each.parts)
+                found[each.name] = Expanded("grids", owner, _with_values(grid, each.values), shared)
         for owner, study in self._studies.items():
+            search = self.searches[owner]
             for number, trial in enumerate(study.trials):
                 if not trial.failed:
                     values = dict(trial.values)
                     if trial.stop_above:
                         values["train.stop_above"] = [bar.model_dump() for bar in trial.stop_above]
-                    found[run_of(owner, number)] = Expanded(
-                        "searches", owner, _with_values(self.searches[owner], values)
-                    )
+                    run = run_of(owner, number)
+                    # Not by today's `over`, which may have other keys: what has been trained keeps its name.
+                    parts = {key: part_of(key, value) for key, value in trial.values.items()}
+                    shared = shared_names(owner, run, parts)
+                    found[run] = Expanded("searches", owner, _with_values(search, values), shared)
         return found
+
+    def shared_by(self, run: str) -> Shared:
+        """Return the names under which a run keeps what it may share."""
+        return self.expanded_runs[run].shared if run in self.expanded_runs else Shared(run, run, run)
 
     @functools.cached_property
     def names_by_owner(self) -> dict[tuple[str, str], list[str]]:
@@ -916,9 +937,9 @@ class Config(Section):
 
 def _with_values(owner: Grid | Search, values: dict[str, Any]) -> Run:
     """Return a run with what its grid or search says, and the values of the keys of `over`."""
-    fixed, inner = {key: getattr(owner, key) for key in Run.model_fields if key != "dataset"}, nested(values)
+    fixed, inner = {key: getattr(owner, key) for key in Overrides.model_fields}, nested(values)
     overrides: dict[str, Any] = {key: with_values(fixed[key], inner.get(key, {})) for key in fixed}
-    return Run.model_construct(dataset=owner.dataset, **overrides)
+    return Run.model_construct(dataset=inner.get("dataset", owner.dataset), **overrides)
 
 
 def with_values(section: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

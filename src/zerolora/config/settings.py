@@ -173,7 +173,7 @@ class Canary(Settings):
 
 
 class TrainingChoice(Settings):
-    """What `render` decides and `train` reads: the entry `zerolora` of results/<run>/zero.json."""
+    """What `render` decides and `train` reads: the entry `zerolora` of zero.json."""
 
     engine: EngineName
     strategy: str
@@ -300,6 +300,12 @@ class RunSettings(Settings):
     """The settings of every stage of one run."""
 
     dataset: str
+    packed: str
+    """The name in results/ under which it has its packing (config/sharing.py): its own, or one that runs share."""
+    estimated: str
+    """The same of estimate.json."""
+    rendered: str
+    """The same of zero.json and render.json."""
     pack: PackSettings
     estimate: EstimateSettings
     render: RenderSettings
@@ -312,7 +318,8 @@ class RunSettings(Settings):
 
 
 class Resolved(Settings):
-    """The settings of every stage: results/config.json, and for each run a file in results/settings/runs/."""
+    """The settings of every stage: results/config.json, and files in results/settings/: for each run one in runs/, for
+    what runs may share one in shared/."""
 
     fetch: dict[str, FetchSettings]
     """By model."""

@@ -16,7 +16,7 @@ from zerolora.errors import printable
 from zerolora.files import MANIFEST, sha256
 from zerolora.publish.config_of_run import ELSEWHERE, config_of_run
 from zerolora.publish.data_facts import DataFile, data_files, data_sources
-from zerolora.publish.finished import CONFIG, FinishedRun, command
+from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun, command
 from zerolora.publish.licences import licence_metadata
 from zerolora.publish.markdown import Cell, Written, code, facts, fenced, table
 from zerolora.publish.product import PushedModel, weights_of
@@ -236,7 +236,7 @@ def _method(found: CardFacts) -> str:
 
     run, train = found.run, found.run.settings.train
     trained = run.read(run.directory / "metrics/train.json")
-    chosen = run.read(run.directory / "zero.json")["zerolora"]
+    chosen = run.read(RESULTS / run.settings.rendered / "zero.json")["zerolora"]
     rows: list[tuple[str, Cell]] = [("method", train.method), ("trainable parameters", trained["trainable_parameters"])]
     for section in TRAINABLE[train.method].sections:
         for key, value in getattr(train, section).model_dump(mode="json").items():

@@ -10,6 +10,7 @@ from zerolora.config.file import load, read_values
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Config
 from zerolora.config.settings import PrepareSettings, Resolved, RunSettings
+from zerolora.config.sharing import Shared
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.gate import parse
 from zerolora.files import read_object
@@ -125,7 +126,8 @@ def _recorded_stages(run: FinishedRun) -> dict[str, dict[str, Any]]:
     with, by name."""
     if not RECORD.is_file():
         return {}
-    folders = (run.directory, run.data, run.model, RESULTS / "base" / run.dataset)
+    shared = {RESULTS / getattr(run.settings, name) for name in Shared._fields}
+    folders = {run.directory, run.data, run.model, RESULTS / "base" / run.dataset, *shared}
     tasks = set(run.resolved.tasks)
     found = {}
     for stage, entry in read_values(RECORD).get("stages", {}).items():

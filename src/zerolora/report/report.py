@@ -17,7 +17,7 @@ from zerolora.report.cost import figures as cost
 from zerolora.report.cost import ratios
 from zerolora.report.html import render as page_of
 from zerolora.report.provenance import commands, provenance
-from zerolora.report.row import row
+from zerolora.report.row import Planned, row
 from zerolora.report.show import before_and_after
 from zerolora.report.summary import headline
 from zerolora.report.usage import table, usage
@@ -34,6 +34,9 @@ def report(
     model: Path,
     data: Path,
     packing: Path,
+    estimate_file: Path,
+    zero_file: Path,
+    reasons: Path,
     base: Path,
     results: Path,
     config: Path,
@@ -58,8 +61,8 @@ def report(
         "train": read_json(metrics / "train_resources.json", "zerolora train"),
     }
     trained = read_json(metrics / "train.json", "zerolora train")
-    estimate = read_json(results / "estimate.json", "zerolora estimate")
-    render = read_json(results / "render.json", "zerolora render")
+    estimate = read_json(estimate_file, "zerolora estimate")
+    render = read_json(reasons, "zerolora render")
     adapter = read_json(results / "adapter" / MANIFEST, "zerolora train")
     train_usage = usage(render["slurm_resources"], used["train"], accounted)
     answers = (
@@ -69,7 +72,7 @@ def report(
     compared = difference(before, after, answers)
     groups = [name.removesuffix(".difference") for name in compared if name.endswith(".difference")]
     made_of = provenance(run, model, data, results, config, lock)
-    zero = read_json(results / "zero.json", "zerolora render")
+    zero = read_json(zero_file, "zerolora render")
     columns, rows = table(train_usage)
     page = page_of(
         "page.html",
@@ -97,7 +100,7 @@ def report(
         estimate=estimate,
         strategy=zero["zerolora"]["strategy"],
         render=render,
-        zero=(results / "zero.json").read_text(encoding="utf-8"),
+        zero=zero_file.read_text(encoding="utf-8"),
         charts=_charts(compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained),
         provenance=made_of,
         commands=commands(made_of["commit"], f"results/{run}/report.html"),
@@ -106,7 +109,8 @@ def report(
     write_json(summary_file, headline(before, compared, trained, used["train"], train_usage))
     write_json(difference_file, compared)
     refused = _refused(settings.fail_if, compared)
-    write_json(row_file, row(results, compared, trained, used["train"], train_usage, refused))
+    planned = Planned(estimate, zero["zerolora"], render)
+    write_json(row_file, row(results, planned, compared, trained, used["train"], train_usage, refused))
     write_text(output, page)
     result(before_and_after(before, compared))
 

@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerolora.files import MANIFEST, read_json
 
@@ -16,8 +16,20 @@ FIGURES = ("accuracy", "accuracy_low", "accuracy_high", "loss")
 """Of difference.json."""
 
 
+class Planned(NamedTuple):
+    """What was known of a run before it was trained."""
+
+    estimate: Mapping[str, Any]
+    """estimate.json."""
+    choice: Mapping[str, Any]
+    """The entry `zerolora` of zero.json."""
+    reasons: Mapping[str, Any]
+    """render.json."""
+
+
 def row(
     results: Path,
+    planned: Planned,
     compared: Mapping[str, Any],
     trained: Mapping[str, Any],
     resources: Mapping[str, Any],
@@ -37,8 +49,7 @@ def row(
                           user's own, whose terms estimate.json does not have
         parts             seconds of a step by PARTS
     """
-    rendered = read_json(results / "zero.json", "zerolora render")["zerolora"]
-    planned = read_json(results / "render.json", "zerolora render")
+    rendered = planned.choice
     files = read_json(results / "adapter" / MANIFEST, "zerolora train")["files"]
     on_gpu = bool(used["predicted_gpu_bytes"])
     hours = used.get("accounted_rank_hours", used["measured_rank_hours"])
@@ -53,7 +64,7 @@ def row(
         "loss_validation": trained["loss_validation"],
         "wall_seconds": resources["total_seconds"],
         "step_seconds": step,
-        "predicted_step_seconds": planned["choice"]["ranked"][0]["step_seconds"],
+        "predicted_step_seconds": planned.reasons["choice"]["ranked"][0]["step_seconds"],
         "tokens_per_second": resources["tokens_per_second"],
         **{name: resources[name] for name in ("mfu", "energy_joules", "checkpoint_bytes") if name in resources},
         **_loads(results / "metrics" / "telemetry.csv"),
@@ -63,7 +74,7 @@ def row(
         "gpu_hours" if on_gpu else "rank_hours": hours,
         "adapter_bytes": sum(file["bytes"] for name, file in files.items() if name.endswith(".safetensors")),
         "curve": _curve(results / "metrics" / "loss.csv"),
-        "memory": _memory(results / "estimate.json", rendered["strategy"]),
+        "memory": _memory(planned.estimate, rendered["strategy"]),
         "parts": {part: resources[f"{part}_share"] * step for part in PARTS if f"{part}_share" in resources},
     }
     if on_gpu:
@@ -98,8 +109,7 @@ def _curve(table: Path) -> list[tuple[int, float]]:
     return [points[place] for place in sorted(places)]
 
 
-def _memory(estimate: Path, strategy: str) -> dict[str, Any]:
-    predicted = read_json(estimate, "zerolora estimate")
+def _memory(predicted: Mapping[str, Any], strategy: str) -> dict[str, Any]:
     for entry in predicted["strategies"]:
         if entry["strategy"] == strategy:
             terms = {where: _terms(entry[where]) for where in ("gpu", "host")}
