@@ -119,6 +119,17 @@ def test_runs_of_a_grid_go_on_from_a_run_of_another(project: Project) -> None:
     assert "train@sweep-r4" in edges_of(project)["train@next-seed1"]
 
 
+def test_a_run_is_pushed_with_what_it_shares(project: Project) -> None:
+    """Its card and its check read what render wrote, which lies in another folder. Trains for five seconds."""
+    project.snakemake("results/config.json", "results/next-seed1/accepted.json")
+    push = ("zerolora", "push", "--run", "next-seed1", "--what", "adapter", "--to", "./shared/next")
+    project.run(*push)
+    assert "| strategy | `zero2` |" in (project.directory / "shared/next/README.md").read_text(encoding="utf-8")
+    (project.directory / "results/next/zero.json").write_text("{}", encoding="utf-8")
+    refused = project.run(*push, check=False)
+    assert refused.returncode and "results/next/zero.json: is not the file that dvc.lock lists" in refused.stderr
+
+
 def test_the_benchmark_of_scale_measures_what_it_says(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -326,7 +326,7 @@ def test_only_a_finished_run_is_pushed(copy: Path, hub: Repositories) -> None:
     accepted.unlink()
     assert refused() == (
         "run default is not finished: results/default/accepted.json is missing; run `snakemake --profile "
-        "profiles/local results/default/accepted.json`"
+        "profiles/local results/config.json results/default/accepted.json`"
     )
     config = copy / "config/config.yaml"
     text = config.read_text()
@@ -345,7 +345,7 @@ def test_results_of_other_settings_or_code_are_not_pushed(
     config.write_text(text.replace("learning_rate: 0.01", "learning_rate: 0.02"))
     assert refused() == (
         "run default is out of date: since train@default runs.default.train.learning_rate was 0.01, and is 0.02; run "
-        "`snakemake --profile profiles/local results/default/accepted.json`"
+        "`snakemake --profile profiles/local results/config.json results/default/accepted.json`"
     )
     config.write_text(text.replace("examples: 2", "examples: 2  # a remark"))
     lock = copy / "dvc.lock"

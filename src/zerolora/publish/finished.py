@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.file import load, read_values
-from zerolora.config.resolve import resolve
+from zerolora.config.resolve import resolve, shared_settings
 from zerolora.config.schema import Config
 from zerolora.config.settings import PrepareSettings, Resolved, RunSettings
 from zerolora.config.sharing import Shared
@@ -86,7 +86,11 @@ def finished_run(name: str) -> FinishedRun:
     stages = _recorded_stages(run)
     if accepted.as_posix() not in {path for entry in stages.values() for path, _ in _outputs(entry)}:
         raise UserError(f"{RECORD}: has no record of run {name}, so nobody knows its settings; {remedy(name)}")
-    now: dict[str, Any] = {**run.resolved.model_dump(mode="json"), "code": fingerprints()}
+    now: dict[str, Any] = {
+        **run.resolved.model_dump(mode="json"),
+        "shared": shared_settings(run.resolved.runs),
+        "code": fingerprints(),
+    }
     for stage, entry in stages.items():
         for values in entry.get("params", {}).values():
             for key, value in values.items():
@@ -96,8 +100,8 @@ def finished_run(name: str) -> FinishedRun:
 
 
 def command(run: str) -> str:
-    """Return the command that finishes a run."""
-    return f"snakemake --profile profiles/local {RESULTS / run / 'accepted.json'}"
+    """Return the command that finishes a run, and has its settings where DVC reads them."""
+    return f"snakemake --profile profiles/local {RESULTS / 'config.json'} {RESULTS / run / 'accepted.json'}"
 
 
 def remedy(run: str) -> str:
