@@ -1,13 +1,14 @@
 """What each export target makes of a run, how long it takes, and how what it made answers.
 
     python3 benchmarks/export.py --project DIR --run default [--vllm-python PYTHON] [--only TARGET ...]
+                                 [--output FILE]
 
 DIR is a project in which the run has ended (the working directory if left out). Every case is a process of `zerolora
 export`, by the interpreter that runs this script; compressed_tensors is left out where llm-compressor is not installed.
 With --vllm-python, what vLLM can open is exported again and opened with it. Writes bytes, the CPU seconds of the
 process and those that it starts, which other processes of the machine disturb little, the largest resident memory of
-one of them, and the loaded check to benchmarks/results/export.json; cases that are not asked for with --only stay as
-they are there.
+one of them, and the loaded check to FILE, by default benchmarks/results/export.json; cases that are not asked for with
+--only stay as they are there.
 """
 
 import argparse
@@ -113,12 +114,13 @@ def main() -> None:
     parser.add_argument("--run", default="default")
     parser.add_argument("--vllm-python", default=None)
     parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--output", type=Path, default=RESULT)
     asked = parser.parse_args()
-    project = asked.project.resolve()
+    project, output = asked.project.resolve(), asked.output.resolve()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     os.chdir(project)
     compressor = importlib.util.find_spec("llmcompressor") is not None
-    earlier = json.loads(RESULT.read_text(encoding="utf-8"))["cases"] if RESULT.is_file() else []
+    earlier = json.loads(output.read_text(encoding="utf-8"))["cases"] if output.is_file() else []
     found = {(each["target"], each["type"], each["opened_by"].split()[0]): each for each in earlier}
     for target, settings in CASES:
         by_vllm = asked.vllm_python and settings.get("type") in FOR_VLLM.get(target, ())
@@ -138,7 +140,7 @@ def main() -> None:
         "merged_bytes": sum(file["bytes"] for file in merged["files"].values()),
         "cases": cases,
     }
-    RESULT.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    output.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     print(markdown(figures))
 
 

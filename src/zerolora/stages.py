@@ -148,7 +148,7 @@ STAGES = {
             ("evaluate.left_out", "evaluate.evaluate", "evaluate.rank"),
             "runs.{run}.evaluate",
             ("results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
-            ("results/{run}/answers.json", "results/{run}/metrics"),
+            ("results/{run}/answers.json", "results/{run}/metrics", "results/{run}/tasks"),
         ),
         Stage(
             "task_rows",
@@ -183,6 +183,7 @@ STAGES = {
             "runs.{run}.report",
             (
                 "results/{run}",
+                "results/base/{dataset}",
                 "results/{packed}/packing",
                 "results/{estimated}/estimate.json",
                 "results/{rendered}/zero.json",

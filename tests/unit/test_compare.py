@@ -78,6 +78,24 @@ def test_the_row_of_a_real_run_has_its_figures(tmp_path: Path) -> None:
     assert (gpu["gpu_percent"], gpu["energy_joules"]) == (pytest.approx(87), 7200)
 
 
+def test_further_tasks_are_columns_with_their_interval(tmp_path: Path) -> None:
+    asked = {
+        "task.arc.accuracy": 0.5,
+        "task.arc.accuracy_low": 0.25,
+        "task.arc.accuracy_high": 0.75,
+        "task.arc.other": 1.0,
+    }
+    output = made(results_of(tmp_path, {"one": row() | asked, "two": row(1)}))
+    head, _, first, second = (output / "table.md").read_text().splitlines()[:4]
+    titles = [title.strip() for title in head.split("|")]
+    cells = [[text.strip() for text in line.split("|")] for line in (first, second)]
+    place = titles.index("arc: accuracy")
+    assert [line[place] for line in cells] == ["0.5 (0.25–0.75)", ""]
+    assert "arc: other" not in titles  # one metric a task, where there is little room
+    assert table(output)[0].items() >= {key: str(value) for key, value in asked.items()}.items()
+    assert json.loads((output / "metrics.json").read_text())["one"]["task.arc.accuracy"] == 0.5
+
+
 def test_what_runs_override_is_a_column(tmp_path: Path) -> None:
     rows = {"a": row(), "b": row(1)}
     ours = {"a": {"train.lora.r": 8, "render.strategy": "zero2"}, "b": {"train.lora.targets": ["q_proj", "v_proj"]}}

@@ -257,7 +257,7 @@ def test_dvc_gets_what_its_stages_read(tmp_path: Path) -> None:
     again = {"dataset": "rows", "train": start, "over": {"train.seed": [1]}}
     text = expanded(load(config_with(tmp_path, {"sweep": SWEEP, "again": again})))
     pairs = list(itertools.product(("zero0", "zero1"), (2, 8)))
-    adapter, data = "results/default/adapter", "results/data/rows/manifest.json"
+    adapter, data = "results/default/adapter", "results/data/rows/stats.json"
     assert yaml.safe_load(text) == {
         "packed": {"sweep": {"dataset": "rows"}, "again": {"dataset": "rows"}},
         "estimated": {"again": {"packed": "again"}, "sweep-r2": {"packed": "sweep"}, "sweep-r8": {"packed": "sweep"}},

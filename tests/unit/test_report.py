@@ -11,6 +11,9 @@ import pytest
 from conftest import ROOT
 from finished_run import FinishedRun
 
+from zerolora.errors import UserError
+from zerolora.evaluate.intervals import bootstrap_mean, wilson
+from zerolora.files import read_json, write_json
 from zerolora.report.charts import POINTS, Chart, thinned
 from zerolora.report.cost import duration
 from zerolora.report.html import render
@@ -27,6 +30,56 @@ def text_of(page: Path) -> str:
     """Return the page's text: without scripts, styles, pictures and tags, and with single spaces."""
     text = re.sub(r"<(script|style|svg)\b.*?</\1>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+
+
+def ask(run: FinishedRun, task: str, **right: list[bool]) -> None:
+    """Write what both models answered to a task: `base` and `tuned`, a list of verdicts of each."""
+    for folder, verdicts in zip(("base", "default"), (right["base"], right["tuned"]), strict=True):
+        low, high = wilson(sum(verdicts), len(verdicts))
+        metrics = {
+            "rows": len(verdicts),
+            "accuracy": sum(verdicts) / len(verdicts),
+            "accuracy_low": low,
+            "accuracy_high": high,
+        }
+        write_json(run.folder / folder / f"tasks/{task}.json", metrics)
+        answers = [{"place": f"row {place}", "right": each} for place, each in enumerate(verdicts)]
+        write_json(run.folder / folder / f"tasks/{task}.answers.json", answers)
+
+
+def test_further_tasks_are_on_the_page_and_in_the_row(
+    run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ask(run, "capitals", base=[True, False] * 8, tuned=[True] * 12 + [False] * 4)
+    ask(run, "gone", base=[True], tuned=[True])
+    text = text_of(run.page(tasks=["capitals"]))
+    change = bootstrap_mean(
+        [other - one for one, other in zip([True, False] * 8, [True] * 12 + [False] * 4, strict=True)]
+    )
+    shown = f"+0.25 ({change[0]:+.4g} to {change[1]:+.4g})"
+    low, high = wilson(8, 16)
+    assert f"capitals accuracy 0.5 ({low:.4g} to {high:.4g}) 0.75" in text and shown in text
+    row = read_json(run.folder / "compare/rows/default.json", "report")
+    assert {key for key in row if key.startswith("task.")} == {
+        f"task.capitals.accuracy{end}" for end in ("", "_low", "_high")
+    }
+    assert not list(run.folder.rglob("gone*"))
+    assert len(list((tmp_path / "work/removed_tasks").rglob("gone*.json"))) == 4
+    assert "Further tasks" not in text_of(run.page())
+
+
+def test_a_missing_result_of_a_task_is_one_line(run: FinishedRun) -> None:
+    with pytest.raises(UserError, match=r"tasks/capitals\.json"):
+        run.page(tasks=["capitals"])
+
+
+def test_the_harness_has_intervals_of_its_standard_errors(run: FinishedRun) -> None:
+    for folder, value in (("base", 0.5), ("default", 0.75)):
+        write_json(run.folder / folder / "tasks/arc.json", {"arc_acc": value, "arc_acc_stderr": 0.1, "arc_rows": 4})
+        write_json(run.folder / folder / "tasks/arc.answers.json", {"arc": []})
+    text = text_of(run.page(tasks=["arc"]))
+    assert "arc arc acc 0.5 (0.304 to 0.696) 0.75 (0.554 to 0.946) +0.25 " in text
 
 
 def test_the_result_comes_first_then_the_cost_then_evidence_then_provenance(run: FinishedRun) -> None:

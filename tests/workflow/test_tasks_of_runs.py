@@ -70,6 +70,7 @@ def test_base_and_run_have_metrics_and_answers_of_each(finished: Project) -> Non
     assert "results/default/tasks/sums.json" in shown and "capitals_acc" in shown
 
 
+ROW = "compare/rows/default.json"
 B, R = "task_base@rows-{}", "task@default-{}"
 
 
@@ -143,14 +144,16 @@ def test_each_setting_and_file_changes_the_stages_that_read_it(finished: Project
 
 
 def test_another_task_a_row_and_another_rank_run_what_depends_on_them(finished: Project) -> None:
-    """One more task runs itself alone; another LoRA rank asks no base model; DVC and Snakemake agree after each."""
+    """One more task runs itself, and what shows it; another LoRA rank asks no base model; DVC and Snakemake agree after
+    each."""
+    shown = {"report@default", "compare"}
     edit_config(finished, **{"tasks.rows.again": {**CAPITALS, "limit": 3}})
-    assert snakemake_ran(finished) == {"resolve", "task_rows@again", *of("again")}
+    assert snakemake_ran(finished) == {"resolve", "task_rows@again", *of("again"), *shown}
     assert dvc_changed(finished) == set()
     rows = finished.directory / "data/capitals.jsonl"
     rows.write_text(rows.read_text().replace('"right": 1', '"right": 0', 1))
     both = ("again", "capitals-by-rows")
-    assert dvc_ran(finished) == {*(f"task_rows@{name}" for name in both), *of(*both)}
+    assert dvc_ran(finished) == {*(f"task_rows@{name}" for name in both), *of(*both), *shown}
     assert snakemake_would_run(finished) == set()
     edit_config(finished, **{"train.lora.r": 2})
     ran = snakemake_ran(finished)
@@ -158,3 +161,21 @@ def test_another_task_a_row_and_another_rank_run_what_depends_on_them(finished: 
         R.format(name) for name in ("sums", "capitals", *both)
     }
     assert "train@default" in ran and dvc_changed(finished) == set()
+
+
+def test_a_task_that_goes_is_on_no_page_and_in_no_folder_that_dvc_compares(finished: Project) -> None:
+    folders = [finished.directory / f"results/{each}/tasks" for each in ("default", "base/rows")]
+    rows = dict(finished.config["tasks"]["rows"])
+    gone = rows.pop("again")
+    edit_config(finished, **{"tasks.rows": rows})
+    assert snakemake_ran(finished) == {"resolve", "report@default", "compare"}
+    assert dvc_changed(finished) == set()
+    assert [path for folder in folders for path in folder.glob("again*")] == []
+    kept = sorted(path.name for path in (finished.directory / "work/removed_tasks").rglob("*.json"))
+    assert kept == ["again.answers.json", "again.answers.json", "again.json", "again.json"]
+    page = finished.directory / "results/default/report.html"
+    assert "capitals-by-rows" in page.read_text(encoding="utf-8") and "again" not in read(finished, ROW)
+    edit_config(finished, **{"tasks.rows.again": gone})
+    ran = snakemake_ran(finished)  # it comes back from DVC's cache
+    assert {"report@default", "compare"} <= ran and not {stage for stage in ran if stage.startswith("task")}
+    assert "task.again.accuracy" in read(finished, ROW)

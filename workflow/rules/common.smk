@@ -275,6 +275,16 @@ def manifests_of(path):
     ]
 
 
+def asked_tasks(wildcards):
+    """What both models of a run were asked besides its data set."""
+    return [
+        f"{folder}/tasks/{task}{suffix}.json"
+        for folder in (base_directory(wildcards), run_directory(wildcards))
+        for task in SETTINGS["runs"][wildcards.run]["report"]["tasks"]
+        for suffix in ("", ".answers")
+    ]
+
+
 def task_files(wildcards):
     """The files of a task's rows, as data_files."""
     return files_at(Path(SETTINGS["task_rows"][wildcards.task]["path"]))

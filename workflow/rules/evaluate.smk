@@ -1,3 +1,4 @@
+# The metrics are among those of further tasks too, so that the folder which DVC's stage report reads is there without any.
 # The base model answers once for each data set, whatever the number of runs.
 checkpoint evaluate_base:
     input:
@@ -6,6 +7,7 @@ checkpoint evaluate_base:
         metrics="results/base/{dataset}/evaluate.json",
         resources="results/base/{dataset}/evaluate_resources.json",
         answers="results/base/{dataset}/answers.json",
+        held_out="results/base/{dataset}/tasks/held_out.metrics.json",
     log:
         "results/logs/evaluate_base/{dataset}.log",
     conda:
@@ -27,7 +29,7 @@ checkpoint evaluate_base:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {params.weights}.json --output {params.output} --answers {output.answers}"
-        " --work {params.work}"
+        " --work {params.work} && cp {output.metrics} {output.held_out}"
 
 
 checkpoint evaluate:
@@ -39,6 +41,7 @@ checkpoint evaluate:
         metrics="results/{run}/metrics/evaluate.json",
         resources="results/{run}/metrics/evaluate_resources.json",
         answers="results/{run}/answers.json",
+        held_out="results/{run}/tasks/held_out.metrics.json",
     log:
         "results/logs/evaluate/{run}.log",
     conda:
@@ -64,3 +67,4 @@ checkpoint evaluate:
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
         " --output {params.output} --answers {output.answers} --work {params.work}"
+        " && cp {output.metrics} {output.held_out}"

@@ -18,6 +18,7 @@ checkpoint report:
             "results/{run}/metrics/", "evaluate.json", "evaluate_resources.json"
         ),
         answers="results/{run}/answers.json",
+        tasks=asked_tasks,
         lock=LOCK_FILE,
     output:
         page=report(

@@ -17,7 +17,7 @@ checkpoint task_rows:
         "zerolora --log {log} task-rows --settings {params.settings:q} --output {output}"
 
 
-rule task_base:
+checkpoint task_base:
     input:
         data=prepared,
         rows=rows_of_task,
@@ -46,7 +46,7 @@ rule task_base:
         " --weights {params.weights}.json --output {output.metrics} --answers {output.answers}"
 
 
-rule task:
+checkpoint task:
     input:
         adapter="results/{run}/adapter/manifest.json",
         manifest="results/{run}/merged/manifest.json",

@@ -1,5 +1,6 @@
 """The columns of a comparison: what each shows, in which unit, and how much it matters where there is little room."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,9 @@ FIGURES = (
 IN_STRATEGY = "render.strategy"
 """An override that the column of strategies shows."""
 OVERRIDE_RANK = 5
+TASK, TASK_RANK = "task.", 4
+"""Of the keys of a row that are metrics of further tasks (report/tasks.py), and of their columns."""
+ENDS = ("_low", "_high")
 
 
 def columns_of(rows: Sequence[Row], overrides: Mapping[str, Mapping[str, Any]]) -> list[Column]:
@@ -98,8 +102,19 @@ def columns_of(rows: Sequence[Row], overrides: Mapping[str, Mapping[str, Any]]) 
     applying = [each for each in FIGURES if any(row.get(each.key) is not None for row in rows)]
     keys = sorted({key for own in overrides.values() for key in own} - {IN_STRATEGY})
     ours = [Column(key, key, _text, OVERRIDE_RANK, number=False) for key in keys]
+    tasks = [_of_task(key, rows) for key in dict.fromkeys(itertools.chain(*rows)) if key.startswith(TASK)]
     reason = [REASON] if any(row["reason"] for row in rows) else []
-    return [RUN, STATUS, *applying[:1], *ours, *applying[1:], *reason]
+    return [RUN, STATUS, *applying[:1], *ours, *applying[1:], *tasks, *reason]
+
+
+def _of_task(key: str, rows: Sequence[Row]) -> Column:
+    """Return the column of a figure of a further task. Of each task only the first metric has room in what is read."""
+    if key.endswith(ENDS):
+        return Column(key, key, table_only=True)
+    _, task, metric = key.split(".", 2)
+    first = next(each for row in rows for each in row if each.startswith(f"{TASK}{task}."))
+    title = f"{task}: {metric.replace('_', ' ')}"
+    return Column(key, title, _count, TASK_RANK, says="of a further task", table_only=key != first)
 
 
 def cell(column: Column, row: Row, overrides: Mapping[str, Mapping[str, Any]]) -> str:
@@ -107,12 +122,8 @@ def cell(column: Column, row: Row, overrides: Mapping[str, Mapping[str, Any]]) -
     value = value_of(column, row, overrides)
     if value is None:
         return ""
-    interval = f" ({row['accuracy_low']:.3f}–{row['accuracy_high']:.3f})" if _has_interval(column, row) else ""
-    return column.shown(value) + interval
-
-
-def _has_interval(column: Column, row: Row) -> bool:
-    return column is ACCURACY and "accuracy_low" in row
+    ends = [row[f"{column.key}{end}"] for end in ENDS if f"{column.key}{end}" in row]
+    return column.shown(value) + (f" ({'–'.join(map(column.shown, ends))})" if ends else "")
 
 
 def value_of(column: Column, row: Row, overrides: Mapping[str, Mapping[str, Any]]) -> Any:

@@ -13,7 +13,7 @@ import yaml
 
 from zerolora.config.schema import Config
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, write_text
+from zerolora.files import write_text
 
 EXPANDED = Path("config/expanded.yaml")
 HEAD = """\
@@ -30,7 +30,7 @@ def expanded(config: Config) -> str:
         groups["packed"][shared.packed] = {"dataset": dataset}
         groups["estimated"][shared.estimated] = {"packed": shared.packed}
         groups["rendered"][shared.rendered] = {"estimated": shared.estimated}
-        start = each.run.train.get("from_adapter") or f"results/data/{dataset}/{MANIFEST}"
+        start = each.run.train.get("from_adapter") or f"results/data/{dataset}/stats.json"
         groups["expanded"][name] = {"dataset": dataset, "start": start, **shared._asdict()}
     lines = [HEAD.rstrip()]
     for group, runs in groups.items():

@@ -240,7 +240,10 @@ def stages_of(config: Config, run: str) -> RunSettings:
         ),
         export=ExportSettings(**settings.export.model_dump()),
         report=ReportSettings(
-            **settings.report.model_dump(), strategy=settings.render.strategy, fail_if=config.evaluate.fail_if
+            **settings.report.model_dump(),
+            strategy=settings.render.strategy,
+            fail_if=config.evaluate.fail_if,
+            tasks=sorted([*config.tasks.rows, *config.tasks.harness]),
         ),
         accept=AcceptSettings(fail_if=config.evaluate.fail_if),
     )

@@ -280,6 +280,8 @@ class ReportSettings(schema.Report):
     strategy: str
     fail_if: str | None = None
     """The gate, whose verdict the page shows."""
+    tasks: list[str] = Field(default_factory=list)
+    """Names of the further tasks."""
 
 
 class AcceptSettings(Settings):

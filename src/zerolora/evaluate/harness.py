@@ -1,7 +1,7 @@
 """Stages task and task_base for tasks of lm-evaluation-harness, through its Python API.
 
 Its result has dates, paths and versions in it; what is compared is a flat file, {task}_{metric} and its _stderr. The
-original is kept beside it as NAME.harness.json.
+original is kept as harness/NAME.json beside their folder.
 """
 
 import difflib
@@ -60,7 +60,8 @@ def ask_harness(
     samples = found.pop("samples")
     metrics = flat(found)
     write_json(answers, {name: [_told(each) for each in rows] for name, rows in sorted(samples.items())})
-    write_json(output.with_suffix(".harness.json"), _plain(found))
+    # Not in the folder of the metrics, all of which DVC compares.
+    write_json(output.parents[1] / "harness" / output.name, _plain(found))
     write_json(output, metrics)
     told = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_stderr", "_rows"))]
     result(", ".join(told[:4]) + (", …" if len(told) > 4 else ""))

@@ -137,7 +137,8 @@ def _recorded_stages(run: FinishedRun) -> dict[str, dict[str, Any]]:
     for stage, entry in read_values(RECORD).get("stages", {}).items():
         paths = [Path(path) for path, _ in _outputs(entry)]
         if any(path.is_relative_to(folder) for path in paths for folder in folders):
-            of_tasks = {path.stem for path in paths if path.parent.name == "tasks"}
+            alone = all(path.parent.name == "tasks" for path in paths)
+            of_tasks = {path.stem for path in paths if alone}
             if not of_tasks or of_tasks & tasks:  # the record keeps tasks that the config no longer has
                 found[stage] = entry
     return found

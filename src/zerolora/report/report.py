@@ -12,7 +12,7 @@ from zerolora.evaluate.difference import Answer, changed, difference
 from zerolora.evaluate.gate import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
-from zerolora.report import figures
+from zerolora.report import figures, tasks
 from zerolora.report.cost import figures as cost
 from zerolora.report.cost import ratios
 from zerolora.report.html import render as page_of
@@ -71,6 +71,8 @@ def report(
     )
     compared = difference(before, after, answers)
     groups = [name.removesuffix(".difference") for name in compared if name.endswith(".difference")]
+    tasks.set_aside(settings.tasks, base, results)
+    asked = tasks.compared(settings.tasks, base, results)
     made_of = provenance(run, model, data, results, config, lock)
     zero = read_json(zero_file, "zerolora render")
     columns, rows = table(train_usage)
@@ -84,6 +86,7 @@ def report(
         after=after,
         difference=compared,
         metrics=_metrics(compared),
+        tasks=asked,
         groups=groups,
         names_of_groups={group: figures.group_name(group) for group in ["", *groups]},
         gate={"fail_if": settings.fail_if, "failure": _verdict(settings.fail_if, compared)},
@@ -110,7 +113,9 @@ def report(
     write_json(difference_file, compared)
     refused = _refused(settings.fail_if, compared)
     planned = Planned(estimate, zero["zerolora"], render)
-    write_json(row_file, row(results, planned, compared, trained, used["train"], train_usage, refused))
+    write_json(
+        row_file, row(results, planned, compared, trained, used["train"], train_usage, refused) | tasks.flat(asked)
+    )
     write_text(output, page)
     result(before_and_after(before, compared))
 
