@@ -1,13 +1,14 @@
 """The page of a real run, from the files that report reads of it (tests/finished_run/), as they are or edited."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from conftest import ROOT
 
 from zerolora.config.settings import ReportSettings
+from zerolora.evaluate.intervals import wilson
 from zerolora.files import read_json, write_json
 from zerolora.report.report import report
 
@@ -54,6 +55,15 @@ class FinishedRun:
             run / "report.html",
         )
         return run / "report.html"
+
+    def ask(self, task: str, base: Sequence[bool], tuned: Sequence[bool]) -> None:
+        """Write what both models answered to a further task: which of their answers are right."""
+        for folder, right in (("base", base), ("default", tuned)):
+            low, high = wilson(sum(right), len(right))
+            shares = {"accuracy": sum(right) / len(right), "accuracy_low": low, "accuracy_high": high}
+            write_json(self.folder / folder / f"tasks/{task}.json", {"rows": len(right), **shares})
+            answers = [{"place": f"row {place}", "right": each} for place, each in enumerate(right)]
+            write_json(self.folder / folder / f"tasks/{task}.answers.json", answers)
 
     def on_gpus(self) -> None:
         """Let the run have had two GPUs, whose memory, load, MFU and energy were measured."""

@@ -26,7 +26,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = FinishedRun(tmp_path_factory.mktemp("run"))
     run.on_gpus()
     run.ask_for_harm(HARM)
-    return run.page(fail_if="accuracy < base - 0.01")
+    run.ask("a-task-with-a-long-name", [True, False] * 8, [True] * 16)
+    return run.page(fail_if="accuracy < base - 0.01", tasks=["a-task-with-a-long-name"])
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,11 @@ def test_the_search_answers_from_a_file(chromium: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     opened = open_page(chromium, tmp_path / "index.html")
-    opened.tab.get_by_role("textbox", name="Search").fill("tensor streaming reflink")
+    field = opened.tab.get_by_role("textbox", name="Search")
+    field.click()
+    # Until the index is there, it says that it initializes.
+    opened.tab.locator(".md-search-result__meta", has_text="Type to start searching").wait_for(timeout=60_000)
+    field.fill("tensor streaming reflink")
     opened.tab.locator(".md-search-result__link[href*='/merge.html']").first.click()
     opened.tab.wait_for_url("**/merge.html*")
     assert opened.said == []

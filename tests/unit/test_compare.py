@@ -93,7 +93,7 @@ def test_further_tasks_are_columns_with_their_interval(tmp_path: Path) -> None:
     assert [line[place] for line in cells] == ["0.5 (0.25–0.75)", ""]
     assert "arc: other" not in titles  # one metric a task, where there is little room
     assert table(output)[0].items() >= {key: str(value) for key, value in asked.items()}.items()
-    assert json.loads((output / "metrics.json").read_text())["one"]["task.arc.accuracy"] == 0.5
+    assert json.loads((output / "metrics.json").read_text())["runs.one.task.arc.accuracy"] == 0.5
 
 
 def test_what_runs_override_is_a_column(tmp_path: Path) -> None:

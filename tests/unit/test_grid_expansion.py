@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from zerolora.config.grids import combinations, mistakes
 from zerolora.config.resolve import resolve, shared_settings
 from zerolora.config.schema import Config, RunSections
 from zerolora.config.section import Section
-from zerolora.config.sharing import STAGES, Shared
+from zerolora.config.sharing import STAGES, Shared, names
 from zerolora.config.studies import Study, Trial
 from zerolora.errors import UserError
 
@@ -178,7 +179,7 @@ def test_a_grid_alone_is_enough_and_no_run_is_not(tmp_path: Path) -> None:
         load(config_with(tmp_path, {}, runs={}))
 
 
-def shared_by(folder: Path, over: dict[str, Any], **more: Any) -> list[Shared]:
+def shared_in(folder: Path, over: dict[str, Any], **more: Any) -> list[Shared]:
     config = load(config_with(folder, {"sweep": {"dataset": "rows", "over": over}}, **more))
     runs = resolve(config).runs
     shared_settings(runs)  # stops if runs that share a stage differ in what it reads
@@ -205,10 +206,10 @@ def shared_by(folder: Path, over: dict[str, Any], **more: Any) -> list[Shared]:
 def test_runs_share_what_their_values_do_not_touch(
     tmp_path: Path, over: dict[str, Any], names: set[tuple[str, str, str]]
 ) -> None:
-    assert {tuple(each) for each in shared_by(tmp_path, over)} == names
+    assert {tuple(each) for each in shared_in(tmp_path, over)} == names
     # By their keys alone: a value more moves nothing.
     first = {key: values[:1] for key, values in over.items()}
-    assert {tuple(each) for each in shared_by(tmp_path, first)} <= names
+    assert {tuple(each) for each in shared_in(tmp_path, first)} <= names
 
 
 @pytest.mark.parametrize("key", [key for key in RERUN_KEYS if key.partition(".")[0] in RunSections.model_fields])
@@ -221,7 +222,7 @@ def test_no_run_shares_a_stage_that_reads_its_value(tmp_path: Path, key: str) ->
     before = sections.model_dump() if isinstance(sections, Section) else sections
     over = {key: {"before": before, "after": value}}
     fixed = {"pack": {"packing": True}} if key == "pack.capacity" else {}
-    one, other = shared_by(tmp_path, over, **fixed)
+    one, other = shared_in(tmp_path, over, **fixed)
     for stage, mine, theirs in zip(STAGES, one, other, strict=True):
         assert mine != theirs or f"{stage}@default" not in stages
 
@@ -240,6 +241,19 @@ def test_trials_share_what_their_values_do_not_touch(values: dict[str, Any], sha
     searched = {"searches": {"tune": {"dataset": "rows", "over": {"train.seed": [1]}}}}
     config = Config.model_validate(TINY_CONFIG | searched).with_studies({"tune": Study(trials=[Trial(values=values)])})
     assert config.shared_by("tune-0") == shared
+
+
+def test_the_table_of_the_docs_is_right() -> None:
+    """docs/grids.md: for each key, which stages run for each of its values, and which once."""
+    lines = (ROOT / "docs/grids.md").read_text(encoding="utf-8").splitlines()
+    start = lines.index("| with values of | once for each value | once for all of them |") + 2
+    rows = [line.split("|")[1:4] for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start:])]
+    keys = [(re.findall(r"`([\w.]+)`", row[0]), re.findall(r"`(\w+)`", row[2])) for row in rows]
+    assert sum(len(named) for named, _ in keys) > 8
+    for named, once in keys:
+        for key in named:
+            shared = names("sweep", "sweep-1", {key: "1"})
+            assert [stage for stage, name in zip(STAGES, shared, strict=True) if name == "sweep"] == once, key
 
 
 def test_data_sets_are_values_too(tmp_path: Path) -> None:

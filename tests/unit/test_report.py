@@ -32,27 +32,12 @@ def text_of(page: Path) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
 
 
-def ask(run: FinishedRun, task: str, **right: list[bool]) -> None:
-    """Write what both models answered to a task: `base` and `tuned`, a list of verdicts of each."""
-    for folder, verdicts in zip(("base", "default"), (right["base"], right["tuned"]), strict=True):
-        low, high = wilson(sum(verdicts), len(verdicts))
-        metrics = {
-            "rows": len(verdicts),
-            "accuracy": sum(verdicts) / len(verdicts),
-            "accuracy_low": low,
-            "accuracy_high": high,
-        }
-        write_json(run.folder / folder / f"tasks/{task}.json", metrics)
-        answers = [{"place": f"row {place}", "right": each} for place, each in enumerate(verdicts)]
-        write_json(run.folder / folder / f"tasks/{task}.answers.json", answers)
-
-
 def test_further_tasks_are_on_the_page_and_in_the_row(
     run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ask(run, "capitals", base=[True, False] * 8, tuned=[True] * 12 + [False] * 4)
-    ask(run, "gone", base=[True], tuned=[True])
+    run.ask("capitals", base=[True, False] * 8, tuned=[True] * 12 + [False] * 4)
+    run.ask("gone", base=[True], tuned=[True])
     text = text_of(run.page(tasks=["capitals"]))
     change = bootstrap_mean(
         [other - one for one, other in zip([True, False] * 8, [True] * 12 + [False] * 4, strict=True)]
