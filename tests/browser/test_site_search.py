@@ -21,7 +21,7 @@ def test_the_search_answers_from_a_file(chromium: Any, tmp_path: Path) -> None:
     field.click()
     # Until the index is there, it says that it initializes.
     opened.tab.locator(".md-search-result__meta", has_text="Type to start searching").wait_for(timeout=60_000)
-    field.fill("tensor streaming reflink")
+    field.press_sequentially("tensor streaming reflink")  # it listens to keys
     opened.tab.locator(".md-search-result__link[href*='/merge.html']").first.click()
     opened.tab.wait_for_url("**/merge.html*")
     assert opened.said == []
