@@ -243,6 +243,13 @@ def test_trials_share_what_their_values_do_not_touch(values: dict[str, Any], sha
     assert config.shared_by("tune-0") == shared
 
 
+@pytest.mark.parametrize(("name", "owner"), [("default", "the run default"), ("data", "another stage")])
+def test_what_is_shared_has_a_folder_of_its_own(tmp_path: Path, name: str, owner: str) -> None:
+    path = config_with(tmp_path, {name: {"dataset": "rows", "over": {"train.seed": [1, 2]}}})
+    with pytest.raises(UserError, match=rf"grids\.{name}: results/{name}/ is for what its runs share, .* to {owner};"):
+        load(path)
+
+
 def test_the_table_of_the_docs_is_right() -> None:
     """docs/grids.md: for each key, which stages run for each of its values, and which once."""
     lines = (ROOT / "docs/grids.md").read_text(encoding="utf-8").splitlines()
