@@ -64,7 +64,7 @@ def results_of(folder: Path, rows: dict[str, dict[str, Any]], runs: list[str] | 
         "compare": {"runs": {name: overrides.get(name, {}) for name in names}},
     }
     write_json(folder / "config.json", config)
-    settings = {"dataset": "rows", "render": {"strategy": "zero3"}}
+    settings = {"dataset": "rows", "render": {"strategy": "zero3"}, "report": {"tasks": ["sums"]}}
     write_settings(folder, {name: settings | dict.fromkeys(Shared._fields, name) for name in names})
     return folder
 

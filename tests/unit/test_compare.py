@@ -251,6 +251,17 @@ def test_a_stage_that_was_killed_is_told_with_how_far_it_was(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize(("stage", "log"), [("task", "one-sums"), ("task_base", "rows-sums"), ("task_rows", "sums")])
+def test_a_further_task_that_fails_is_why_a_run_has_no_report(tmp_path: Path, stage: str, log: str) -> None:
+    results = results_of(tmp_path, {}, ["one"])
+    path = results / f"logs/{stage}/{log}.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("zerolora: data/sums.jsonl:3: the prompt has 9,000 tokens\n")
+    path.with_suffix(".status.json").write_text(json.dumps({"started": 1}))
+    (only,), _ = what_is_there(results)
+    assert (only["status"], only["reason"]) == ("failed", f"{stage}: data/sums.jsonl:3: the prompt has 9,000 tokens")
+
+
 def test_a_terminal_gets_120_columns_and_is_told_what_is_left_out(tmp_path: Path) -> None:
     runs = {f"run-{place:03}": row(place) | GPU for place in range(12)}
     ours = {name: {"train.lora.r": 8, "train.learning_rate": 0.002} for name in runs}

@@ -277,6 +277,22 @@ def test_json_of_trials_is_for_people(tmp_path: Path, monkeypatch: pytest.Monkey
     assert '"train.lora.r": 8\n' in text and json.loads(text)["trials"][0]["failed"] == ""
 
 
+def test_a_signal_while_the_command_starts_is_passed_on_too() -> None:
+    """Otherwise the search would end, and the engine would run on without it."""
+    script = """
+import os, subprocess
+from zerolora.search.loop import _run
+start = subprocess.Popen
+def interrupted(command):
+    os.kill(os.getpid(), 15)
+    return start(command)
+subprocess.Popen = interrupted
+print(_run(["sleep", "20"]))
+"""
+    search = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=10)
+    assert search.stdout == f"{-signal.SIGTERM}\n"
+
+
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_command_as_the_command_ends_itself(asked: signal.Signals) -> None:
     """An engine saves a checkpoint then. Ctrl-C reaches the whole group, SIGTERM the search, which passes it on."""

@@ -44,6 +44,12 @@ STAGES = (
     ("evaluate", "{run}", "{results}/{run}/metrics/evaluate.json"),
     ("report", "{run}", f"{{results}}/{ROWS}/{{run}}.json"),
 )
+# Those of each further task, which the report waits for.
+TASK_STAGES = (
+    ("task_rows", "{task}", "{results}/tasks/{task}.jsonl"),
+    ("task_base", "{dataset}-{task}", "{results}/base/{dataset}/tasks/{task}.json"),
+    ("task", "{run}-{task}", "{results}/{run}/tasks/{task}.json"),
+)
 
 
 def finished(runs: Iterable[str], folder: Path) -> list[Row]:
@@ -84,6 +90,7 @@ def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, An
         **{key: settings[key] for key in ("dataset", *Shared._fields)},
         "model": resolved["prepare"][settings["dataset"]]["model"],
         "strategy": settings["render"]["strategy"],
+        "tasks": settings["report"]["tasks"],
     }
 
 
@@ -104,9 +111,10 @@ def _outdated(run: str, outdated: Mapping[str, str]) -> Row | None:
 def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
     """Return status and reason of a run that a stage ended, None if none did: its output is missing, and its status
     file has no result."""
-    for stage, log, output in STAGES:
-        path = results / "logs" / stage / f"{log.format(**names)}.log"
-        if Path(output.format(**names)).exists() or not (status := read_status(path)) or "result" in status:
+    of_tasks = ((each, {**names, "task": task}) for task in names["tasks"] for each in TASK_STAGES)
+    for (stage, log, output), named in itertools.chain(((each, names) for each in STAGES), of_tasks):
+        path = results / "logs" / stage / f"{log.format(**named)}.log"
+        if Path(output.format(**named)).exists() or not (status := read_status(path)) or "result" in status:
             continue
         if reason := reason_in(path, names["strategy"]):
             return {"status": "refused" if stage in PLANNING else "failed", "reason": f"{stage}: {reason}"}
