@@ -70,6 +70,17 @@ def test_base_and_run_have_metrics_and_answers_of_each(finished: Project) -> Non
     assert "results/default/tasks/sums.json" in shown and "capitals_acc" in shown
 
 
+def test_a_card_has_both_models_metrics(finished: Project) -> None:
+    finished.run("zerolora", "push", "--run", "default", "--what", "adapter", "--to", "./shared/pushed")
+    card = (finished.directory / "shared/pushed/README.md").read_text(encoding="utf-8")
+    told = card.partition("Further task `capitals-by-rows`")[2].partition("\n\nFurther task")[0]
+    base, ours = (read(finished, f"{where}/tasks/capitals-by-rows.json") for where in ("base/rows", "default"))
+    change = f"{ours['accuracy'] - base['accuracy']:.4g} ["
+    assert f"| {base['accuracy']:.4g} [" in told and f"| {change}" in told
+    harness = card.partition("Further task `capitals`")[2]
+    assert "| `capitals_acc` |" in harness and "_stderr" not in card and "_rows` |" not in card
+
+
 KEPT = {"task_rows@again"}  # its rows lie where they were
 ROW = "compare/rows/default.json"
 B, R = "task_base@rows-{}", "task@default-{}"

@@ -6,7 +6,7 @@ Everything in it comes from the run's files. What they do not say is left out, o
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun, command
 from zerolora.publish.licences import licence_metadata
 from zerolora.publish.markdown import Cell, Written, code, facts, fenced, table
 from zerolora.publish.product import PushedModel, weights_of
+from zerolora.report import tasks
 from zerolora.units import gib
 
 LOCK = Path("envs/requirements.lock")
@@ -279,7 +280,9 @@ def _metrics(found: CardFacts) -> Iterator[str]:
     if not figures.get("enabled", True):
         yield "The model was not evaluated."
     else:
-        names = [name for name in figures if f"base_{name}" in figures and "." not in name and not _is_end(name)]
+        names = [
+            name for name in figures if f"base_{name}" in figures and "." not in name and not name.endswith(tasks.ENDS)
+        ]
         rows = [(Written(name.replace("_", " ")), *_compared(figures, name)) for name in names]
         yield f"On {figures['rows']:,} rows of split {code(settings.split)}, task {code(settings.check)}."
         yield table(("metric", "base model", "this model", "difference"), rows)
@@ -295,10 +298,6 @@ def _metrics(found: CardFacts) -> Iterator[str]:
     yield f"The run passed its gate, which is to fail if {code(gate)}." if gate else "The run has no gate."
 
 
-def _is_end(name: str) -> bool:
-    return name.endswith(("_low", "_high"))
-
-
 def _compared(figures: dict[str, Any], name: str) -> tuple[Cell, Cell, Cell]:
     change = "difference" if name == "accuracy" else f"{name}_difference"
     return tuple(_interval(figures, each) for each in (f"base_{name}", name, change))  # type: ignore[return-value]
@@ -308,21 +307,27 @@ def _interval(figures: dict[str, Any], name: str) -> Cell:
     value = figures.get(name)
     if not isinstance(value, int | float):
         return None
-    if f"{name}_low" not in figures:
-        return Written(f"{value:.4g}")
-    return Written(f"{value:.4g} [{figures[f'{name}_low']:.4g}, {figures[f'{name}_high']:.4g}]")
+    return _with_ends([value, *(figures[f"{name}{end}"] for end in tasks.ENDS if f"{name}{end}" in figures)])
+
+
+def _with_ends(figures: Sequence[float]) -> Written:
+    value, *ends = (f"{each:.4g}" for each in figures)
+    return Written(f"{value} [{', '.join(ends)}]" if ends else value)
 
 
 def _task(run: FinishedRun, task: str) -> Iterator[str]:
     """Tell the metrics of a further task that both models were asked."""
-    places = Path("results/base") / run.dataset / "tasks", run.directory / "tasks"
-    if not all((place / f"{task}.json").is_file() for place in places):
+    folders = Path("results/base") / run.dataset / tasks.FOLDER, run.directory / tasks.FOLDER
+    metrics, answers = tasks.files_of(task)
+    if not all((folder / metrics).is_file() for folder in folders):
         return
-    before, after = (run.read(place / f"{task}.json") for place in places)
-    names = [name for name in after if name in before and not _is_end(name) and name != "rows"]
-    rows = [(name, _interval(before, name), _interval(after, name)) for name in names]
+    before, after = ((run.read(folder / metrics), run.read_answers(folder / answers)) for folder in folders)
+    rows = [
+        (name, *(_with_ends(figures[what]) for what in ("base", "tuned", "difference")))
+        for name, figures in tasks.changes(before, after).items()
+    ]
     yield f"Further task {code(task)}:"
-    yield table(("metric", "base model", "this model"), rows)
+    yield table(("metric", "base model", "this model", "difference"), rows)
 
 
 def _hardware(found: CardFacts) -> str:

@@ -13,7 +13,7 @@ from zerolora.config.settings import PrepareSettings, Resolved, RunSettings
 from zerolora.config.sharing import Shared
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.gate import parse
-from zerolora.files import read_object
+from zerolora.files import read_json, read_object
 from zerolora.fingerprint import fingerprints
 
 CONFIG = Path("config/config.yaml")
@@ -65,10 +65,19 @@ class FinishedRun:
     def read(self, path: Path) -> dict[str, Any]:
         """Return the JSON object in an output. Raises UserError if it is missing, or not the one that was recorded."""
         value = read_object(path, command(self.name))
+        self._check_recorded(path)
+        return value
+
+    def read_answers(self, path: Path) -> Any:
+        """Return the answers in an output, as `zerolora task` writes them. Raises UserError as `read` does."""
+        value = read_json(path, command(self.name))
+        self._check_recorded(path)
+        return value
+
+    def _check_recorded(self, path: Path) -> None:
         expected = self.hashes.get(path.as_posix())
         if expected and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != expected:
             raise UserError(f"{path}: is not the file that {RECORD} lists; restore it: `dvc checkout --force {path}`")
-        return value
 
 
 def finished_run(name: str) -> FinishedRun:

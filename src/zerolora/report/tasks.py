@@ -16,15 +16,37 @@ REMOVED = Path("work/removed_tasks")
 ENDS = ("_low", "_high")
 LEFT_OUT = (*ENDS, "_stderr", "rows")
 """How the names end of what is no metric."""
+Asked = tuple[Mapping[str, float], Any]
+"""The metrics of a model and its answers, as `zerolora task` writes them."""
+
+
+def files_of(task: str) -> tuple[str, str]:
+    """Return the names of the files in a folder of tasks that have a task's metrics, and the answers."""
+    return f"{task}.json", f"{task}.answers.json"
+
+
+def changes(before: Asked, after: Asked) -> dict[str, dict[str, list[float]]]:
+    """Return, by metric, {base, tuned, difference: [value, low, high], or [value] where there is no interval}.
+
+    That of the difference is a bootstrap over pairs; it is there if the metric is the share of right answers to the
+    same rows.
+    """
+    (base, asked), (tuned, answered) = before, after
+    found = {}
+    for metric in (name for name in tuned if name in base and not name.endswith(LEFT_OUT)):
+        pairs = _right(asked, answered) if metric == "accuracy" else []
+        change = bootstrap_mean([other - one for one, other in pairs]) if pairs else ()
+        found[metric] = {
+            "base": _with_interval(base, metric),
+            "tuned": _with_interval(tuned, metric),
+            "difference": [tuned[metric] - base[metric], *change],
+        }
+    return found
 
 
 def compared(names: Iterable[str], base: Path, run: Path) -> dict[str, dict[str, Any]]:
-    """Return, by task and metric, {base, tuned, difference: [value, low, high], or [value] where there is no interval}.
-
-    That of the difference is a bootstrap over pairs; it is there if the metric is the share of right answers to the
-    same rows. Raises UserError if a file is missing.
-    """
-    return {name: dict(_metrics(*_read(base, name), *_read(run, name))) for name in names}
+    """Return what `changes` finds, by task. Raises UserError if a file is missing."""
+    return {name: changes(_read(base, name), _read(run, name)) for name in names}
 
 
 def set_aside(names: Sequence[str], *folders: Path) -> None:
@@ -50,27 +72,9 @@ def flat(tasks: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> di
     }
 
 
-def _read(folder: Path, name: str) -> tuple[dict[str, float], Any]:
-    files = (folder / FOLDER / f"{name}{suffix}.json" for suffix in ("", ".answers"))
-    metrics, answers = (read_json(file, "zerolora task") for file in files)
+def _read(folder: Path, name: str) -> Asked:
+    metrics, answers = (read_json(folder / FOLDER / file, "zerolora task") for file in files_of(name))
     return metrics, answers
-
-
-def _metrics(
-    before: Mapping[str, float], asked: Any, after: Mapping[str, float], answered: Any
-) -> Iterable[tuple[str, dict[str, list[float]]]]:
-    for metric in after:
-        if metric in before and not metric.endswith(LEFT_OUT):
-            pairs = _right(asked, answered) if metric == "accuracy" else []
-            change = bootstrap_mean([other - one for one, other in pairs]) if pairs else ()
-            yield (
-                metric,
-                {
-                    "base": _with_interval(before, metric),
-                    "tuned": _with_interval(after, metric),
-                    "difference": [after[metric] - before[metric], *change],
-                },
-            )
 
 
 def _right(asked: Any, answered: Any) -> list[tuple[bool, bool]]:
