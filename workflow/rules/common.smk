@@ -21,7 +21,8 @@ from zerolora.compat.snakemake import (
     reset_job_reasons,
     undetermined,
 )
-from zerolora.config.schema import HUB_ADAPTERS, HUB_DATA, data_folders
+from zerolora.config.schema import data_folders
+from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
 from zerolora.config.expanded import check_expanded
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError

@@ -41,7 +41,7 @@ IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # set for the Snakemake that import_
 SITE_CACHE = Path(".cache/dvc")  # as .dvc/config has it
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
 # Files that a config can name: USER_CONFIG, PROBE, USER_TEMPLATE, USER_TASK, USER_TASK_JSON and HARNESS_FILES in
-# config/schema.py.
+# config/values.py.
 USER_FILES = (
     *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
     *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*", "config/searches/*.json"),

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from zerolora.config.grid_rules import place
 from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
-from zerolora.config.schema import HUB_ADAPTERS, VALUES, Config, data_folders
+from zerolora.config.schema import VALUES, Config, data_folders
 from zerolora.config.studies import read_study
+from zerolora.config.values import HUB_ADAPTERS
 from zerolora.errors import UserError, shown
 
 MOST, DEEPEST = 1_000_000, 50  # values and levels of a config: far more than one needs, and read in seconds

@@ -8,18 +8,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from zerolora.config.grids import mistakes, repeated
 from zerolora.config.ranges import Range
-from zerolora.config.schema import (
-    RESERVED_RUNS,
-    SHARED_SECTIONS,
-    Config,
-    Grid,
-    Name,
-    Overrides,
-    RunSections,
-    Search,
-    with_values,
-)
+from zerolora.config.schema import Config, Grid, Overrides, RunSections, Search, with_values
 from zerolora.config.section import Section
+from zerolora.config.values import RESERVED_RUNS, SHARED_SECTIONS, Name
 from zerolora.errors import shown
 
 Mistake = tuple[tuple[str, ...], str]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zerolora.config.schema import SHARED_SECTIONS
+from zerolora.config.values import SHARED_SECTIONS
 from zerolora.errors import shown
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config import schema
-from zerolora.config.schema import USER_CONFIG, Config, Fetch, Hardware, RunSections
+from zerolora.config.schema import Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import (
     AcceptSettings,
@@ -44,6 +44,7 @@ from zerolora.config.settings import (
 from zerolora.config.sharing import STAGES
 from zerolora.config.user_task import harness_files, settings_with_files, user_task
 from zerolora.config.user_template import user_template
+from zerolora.config.values import USER_CONFIG
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_json

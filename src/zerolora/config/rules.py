@@ -10,18 +10,10 @@ from zerolora.config.grid_rules import datasets_of, impossible_grids, place
 from zerolora.config.messages import remedy
 from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
-from zerolora.config.schema import (
-    HUB_ADAPTERS,
-    RESERVED_RUNS,
-    AskedTask,
-    Config,
-    Prepare,
-    RunSections,
-    Train,
-    data_folders,
-)
+from zerolora.config.schema import AskedTask, Config, Prepare, RunSections, Train, data_folders
 from zerolora.config.user_task import settings_with_files, user_task
 from zerolora.config.user_template import user_template
+from zerolora.config.values import HUB_ADAPTERS, RESERVED_RUNS
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.gate import OF_MERGED, parse
 from zerolora.evaluate.tasks import TASKS

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from zerolora.config import schema
 from zerolora.config.section import Section
+from zerolora.config.values import AnyCheck, Check, OptimizerName
 from zerolora.methods.sections import MethodSections
 from zerolora.types import Attention, EngineName, Precision
 
@@ -101,7 +102,7 @@ class EstimateSettings(Settings):
     keeps_best: bool
     """The best adapter so far is kept beside the one in training."""
     method: MethodSettings
-    optimizer: schema.OptimizerName = "adamw"
+    optimizer: OptimizerName = "adamw"
     added_tokens: int = 0
     """Tokens that the data set adds to the model's."""
 
@@ -215,7 +216,7 @@ class EvaluateSettings(schema.EvaluateSettings):
 
     model_config = ConfigDict(frozen=True)
 
-    check: schema.Check
+    check: Check
     check_settings: dict[str, Any] = Field(default_factory=dict)
     """With the content of the files that they name."""
     check_source: str | None = None
@@ -242,7 +243,7 @@ class AskedTaskSettings(Settings):
     """Settings of `task` and `task_base` for rows of the user's."""
 
     kind: Literal["rows"] = "rows"
-    check: schema.AnyCheck
+    check: AnyCheck
     check_settings: dict[str, Any]
     check_source: str | None
     chat_template: bool

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.schema import HARNESS_FILES, USER_TASK, USER_TASK_JSON
 from zerolora.config.user_file import user_text
+from zerolora.config.values import HARNESS_FILES, USER_TASK, USER_TASK_JSON
 from zerolora.errors import UserError
 from zerolora.files import sha256
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from zerolora.bounded import bounded
-from zerolora.config.schema import USER_TEMPLATE
 from zerolora.config.user_file import user_text
+from zerolora.config.values import USER_TEMPLATE
 from zerolora.errors import UserError
 
 LONGEST = 100_000  # characters: the longest of tests/templates/ has 16,000

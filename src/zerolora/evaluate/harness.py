@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerolora.config.schema import HARNESS_FILES
 from zerolora.config.settings import HarnessTaskSettings
+from zerolora.config.values import HARNESS_FILES
 from zerolora.errors import UserError, shown
 from zerolora.files import write_json
 from zerolora.log import result

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from zerolora.compat.transformers import forget_gguf
-from zerolora.config.schema import GGUF_FILE
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
+from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
 from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from zerolora.config.schema import is_loopback
 from zerolora.config.settings import JudgeSettings
+from zerolora.config.values import is_loopback
 from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
 

@@ -6,7 +6,8 @@ from typing import Any
 import yaml
 
 from zerolora.config.file import read_values
-from zerolora.config.schema import HUB_ADAPTERS, data_folders
+from zerolora.config.schema import data_folders
+from zerolora.config.values import HUB_ADAPTERS
 from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun
 
 SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "evaluate", "report")

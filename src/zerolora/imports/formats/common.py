@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from zerolora.config.schema import Name
+from zerolora.config.values import Name
 from zerolora.errors import UserError, shown
 from zerolora.files import read_json
 from zerolora.imports.formats.base import Draft, NoEqual, Rule, flag, number, text
