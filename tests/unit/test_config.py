@@ -216,6 +216,7 @@ MISTAKES = [
     ("prepare.rows.too_long", "cut", ["prepare.rows.too_long", "'cut'", "truncate_left"]),
     ("prepare.rows.bad_row", "skip", ["prepare.rows.bad_row", "'skip'", "'fail' or 'drop'"]),
     ("prepare.rows.sources", {"a": {"weight": 1.0, "rows": 2}}, ["prepare.rows.sources.a.weight", "one of the two"]),
+    ("prepare.rows.sources", {"a": {"at_most": 9, "rows": 2}}, ["prepare.rows.sources.a.at_most", "one of the two"]),
     ("prepare.rows.sources", {"a": {"weight": 1.0}, "b": {}}, ["prepare.rows.sources.b", "give it a weight or rows"]),
     ("prepare.rows.sources", {"a": {"weight": 0.0}}, ["prepare.rows.sources.a.weight", "more than 0"]),
     ("prepare.rows.sources", {"../a": {}}, ["prepare.rows.sources.../a", "leads out of"]),

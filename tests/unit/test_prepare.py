@@ -362,6 +362,31 @@ def test_a_mixture_keeps_count_of_its_sources(folder: Folder) -> None:
     assert len(manifest["read"]) == 4
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_at_most_reads_the_first_rows_of_a_source_and_repeats_none(folder: Folder, workers: int) -> None:
+    """Across chunks and files, blank lines not counted; what follows is not even read."""
+    lines = [json.dumps(row) + "\n\n" for row in MANY]
+    folder.write("mix/a/1.jsonl", lines[:1300])
+    folder.write("mix/a/2.jsonl", [*lines[1300:2600], "broken\n"])
+    folder.write("mix/b.jsonl", lines[3000:3010])
+    folder.write("mix/test.jsonl", lines[3100:3200])
+    sources = {"a": {"at_most": 1500}, "b.jsonl": {"at_most": 99}, "test.jsonl": {"split": "test", "at_most": 7}}
+    folder.prepare(workers=workers, path="mix", sources=sources, split={"validation": 4, "test": 0})
+    stats = folder.stats()
+    assert [stats["sources"][name]["read_rows"] for name in sources] == [1500, 10, 7]
+    assert (stats["train_rows"], stats["test_rows"], stats["duplicate_rows"]) == (1506, 7, 0)
+    drawn = [row["question"] for row in open_split(folder.output, "test")]
+    assert drawn == [row["instruction"] for row in MANY[3100:3107]]
+    questions = {row["question"] for row in open_split(folder.output, "validation")}
+    assert questions <= {row["instruction"] for row in [*MANY[:1500], *MANY[3000:3010]]}
+
+
+def test_a_row_that_is_dropped_counts_in_at_most(folder: Folder) -> None:
+    folder.write("mix/a.jsonl", [{"instruction": "x", "output": ""}, *MANY])
+    folder.prepare(path="mix", sources={"a.jsonl": {"at_most": 20}}, bad_row="drop")
+    assert (folder.stats()["read_rows"], len(folder.all_rows())) == (20, 19)
+
+
 def test_sources_that_share_a_file_or_are_not_there_are_refused(folder: Folder) -> None:
     folder.write("mix/b/rows.json", ROWS)
     with pytest.raises(UserError, match=r"b/rows\.json: belongs to two sources, b and b/rows\.json"):

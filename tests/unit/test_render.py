@@ -116,6 +116,31 @@ def predicted(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("changed", "packing", "said"),
+    [
+        ({"global_batch": 14}, False, r"is 14, but train.epochs: 1 of 12 rows .*12 or less, or more epochs"),
+        ({"global_batch": 40, "epochs": 3}, False, r"train.epochs: 3 of 12 rows to train on make 36, .* 36 or less"),
+        ({"global_batch": 14}, True, r"12 packed rows .*12 or less, or pack.packing: false, or more epochs"),
+        ({"global_batch": 40, "ranks_per_node": 20}, False, r"make 12, not one step; write fewer ranks, or more"),
+        ({"global_batch": 20, "ranks_per_node": 5}, False, r"write train.global_batch: 10 or less"),
+    ],
+)
+def test_fewer_rows_than_a_global_batch_are_refused_before_a_job(
+    tmp_path: Path, predicted: Path, changed: dict[str, Any], packing: bool, said: str
+) -> None:
+    (tmp_path / "stats.json").write_text(json.dumps(STATS | {"packing": packing}))
+    predicted.write_text(json.dumps(estimate(settings_of(), tmp_path, tmp_path)))
+    with pytest.raises(UserError, match=said):
+        render(settings_of(**changed), predicted)
+
+
+def test_epochs_together_fill_a_global_batch(predicted: Path) -> None:
+    """Rows left over from an epoch join the next one, as order.global_batches makes them."""
+    _, explained = render(settings_of(global_batch=14, epochs=2), predicted)
+    assert explained["choice"]["steps"] == 1
+
+
 def impossible(name: str, device: str, precision: str, nvme: str | None) -> bool:
     """Whether a strategy must be refused, written once more by name."""
     return (

@@ -260,6 +260,8 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
             yield at, f"leads out of {data.path}; name a file or folder below it"
         if source.weight and source.rows:
             yield (*at, "weight"), "stands beside rows; write one of the two"
+        if source.at_most and source.rows:
+            yield (*at, "at_most"), "stands beside rows, which repeats rows; write one of the two"
         if source.split in ("validation", "test") and (source.weight or source.rows):
             yield at, f"is the {source.split} split, which is taken whole; remove weight and rows"
         elif weighed and not source.weight and not source.rows and source.split in (None, "train"):

@@ -227,6 +227,9 @@ class Source(Section):
     shares allow without repeating one."""
     rows: Positive | None = None
     """Number of its training rows, drawn by the seed; repeated if it has fewer."""
+    at_most: Positive | None = None
+    """Number of its rows that are read, the first in the order of its files. One that has fewer is read whole; no row
+    is repeated."""
     split: Literal["train", "validation", "test"] | None = None
     """The split that all its rows go to. Default: they are split as `split` of the data set says."""
 

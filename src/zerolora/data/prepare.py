@@ -28,6 +28,7 @@ from zerolora.data.mask import Proof
 from zerolora.data.mask_page import write_page
 from zerolora.data.mixture import Index, Mixture, mix
 from zerolora.data.readers import check_not_linked, chunks, files_of
+from zerolora.data.records import Chunk
 from zerolora.data.rows import SPLITS, schema
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
@@ -128,14 +129,28 @@ def _jobs(sources: list[SourceFiles]) -> Iterator[Job]:
     for number, source in enumerate(sources):
         form = None if source.settings.format == "auto" else source.settings.format
         columns = source.settings.columns
-        for path in source.files:
-            for chunk in chunks(path):
-                if form is None:
-                    form = _detected(chunk, columns)
-                if form is not None:
-                    _check_columns(columns, form, source.name)
-                # Without a readable row the form cannot be detected, but it is not needed either.
-                yield Job(number, form or "text", columns, chunk)
+        for chunk, most in _read(source):
+            if form is None:
+                form = _detected(chunk, columns)
+            if form is not None:
+                _check_columns(columns, form, source.name)
+            # Without a readable row the form cannot be detected, but it is not needed either.
+            yield Job(number, form or "text", columns, chunk, most)
+
+
+def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
+    """Yield the chunks of a source, each with how many of its rows are read (None: all)."""
+    left = source.settings.at_most
+    for path in source.files:
+        for chunk in chunks(path):
+            if left is None:
+                yield chunk, None
+                continue
+            count = sum(1 for _ in chunk.records())
+            yield chunk, min(left, count)
+            left -= min(left, count)
+            if left == 0:
+                return
 
 
 def _detected(chunk: Any, columns: dict[str, str]) -> str | None:

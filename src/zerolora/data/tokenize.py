@@ -37,12 +37,16 @@ LONGEST_TEXT = 1 << 24
 
 
 class Job(NamedTuple):
-    """A chunk of rows, with the index of its source, the form of its rows, and their columns by field."""
+    """A chunk of rows, with the index of its source, the form of its rows, and their columns by field.
+
+    most: how many of its rows are read, the first ones; None for all.
+    """
 
     source: int
     format: str
     columns: dict[str, str]
     chunk: Chunk
+    most: int | None = None
 
 
 class Dropped(NamedTuple):
@@ -153,7 +157,7 @@ class ChunkTokenizer:
         read: list[tuple[str, Any]] = []
         rows: list[_Row] = []
         bad: dict[int, tuple[str, str]] = {}  # by index of the record: the policy, and the reason
-        for number, (place, value) in enumerate(job.chunk.records()):
+        for number, (place, value) in enumerate(itertools.islice(job.chunk.records(), job.most)):
             read.append((place, value))
             try:
                 if isinstance(value, BadRow):

@@ -61,9 +61,11 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[JsonObject, Render
     """Return (zero.json, render.json) for a run's settings.
 
     The training section overrides the user's own JSON; "overrides" of render.json lists each such key with both values.
-    Raises UserError if GPU, host or disk are too small, or if the strategy cannot run.
+    Raises UserError if GPU, host or disk are too small, if the strategy cannot run, or if the rows do not fill a global
+    batch.
     """
     planning, source = planning_of(settings, estimate)
+    _check_one_step(settings, planning.rows)
     candidates = choose(planning)
     check_disk(candidates[0], planning.model, estimate.parent)
     choice = candidates[0].choice
@@ -87,6 +89,24 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[JsonObject, Render
         "choice": summary(candidates, settings, planning.rows),
         "slurm_resources": training(candidates[0], planning, canary.steps if canary else 0),
     }
+
+
+def _check_one_step(settings: RenderSettings, rows: RowStatistics) -> None:
+    """Raise UserError if all epochs together have fewer packed rows than one global batch, so no step would be made.
+
+    `render` is the first stage that reads both numbers of rows and epochs; `pack` is shared by runs that differ in
+    them.
+    """
+    available, share = rows.packed_rows * settings.epochs, settings.data_ranks * (settings.micro_batch or 1)
+    if available >= settings.global_batch:
+        return
+    kind, packing = ("packed rows", ", or pack.packing: false") if rows.packing else ("rows", "")
+    most = available // share * share
+    remedy = f"train.global_batch: {most} or less{packing}" if most else f"fewer ranks{packing}"
+    raise UserError(
+        f"train.global_batch is {settings.global_batch}, but train.epochs: {settings.epochs} of {rows.packed_rows} "
+        f"{kind} to train on make {available}, not one step; write {remedy}, or more epochs, or prepare more rows"
+    )
 
 
 def _canary(
