@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from training_plan import training_plan
 
 from zerolora.errors import UserError
+from zerolora.train.checkpoint import format as format_of_checkpoints
 from zerolora.train.checkpoint import store
-from zerolora.train.checkpoint.format import CorruptCheckpoint, State, header, read, write
+from zerolora.train.checkpoint.format import CorruptCheckpoint, State, header, newest_first, read, write
 from zerolora.train.checkpoint.resume_key import FREE
 from zerolora.train.checkpoint.store import Checkpoints, differences
 from zerolora.train.starting_factors import take_out
@@ -118,13 +120,116 @@ def test_a_tensor_that_the_manifest_does_not_list_is_corrupt(tmp_path: Path) -> 
         read(forged(tmp_path, tensors={}))
 
 
-def test_the_last_two_and_the_best_are_kept_and_what_is_newer_does_not_push_them_out(tmp_path: Path) -> None:
-    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
-    write(saver.folder, state_of(8), RESUME_KEY, FINGERPRINT).write_bytes(b"torn")
+@pytest.mark.parametrize(("keep", "left"), [(1, [2, 5, 8]), (2, [2, 4, 5, 8]), (3, [2, 3, 4, 5, 8])])
+def test_the_last_and_the_best_are_kept_and_what_is_newer_does_not_push_them_out(
+    tmp_path: Path, keep: int, left: list[int]
+) -> None:
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10, keep=keep)
+    write(saver.folder, state_of(8), RESUME_KEY, FINGERPRINT)
     for step in (1, 2, 3, 4, 5):  # the best is 2
         saver.write(state_of(step))
     saver.wait()
-    assert sorted(header(path)["step"] for path in saver.folder.iterdir()) == [2, 4, 5]
+    assert sorted(header(path)["step"] for path in saver.folder.iterdir()) == left
+
+
+def chosen(folder: Path, resume: str = "auto") -> tuple[Path | None, list[str]]:
+    return Checkpoints(folder, RESUME_KEY, FINGERPRINT, every_minutes=10).choose(resume)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_never_deleted(tmp_path: Path) -> None:
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10, keep=1)
+    whole = write(saver.folder, state_of(3), RESUME_KEY, FINGERPRINT)
+    for content in (b"torn", b"torn again"):
+        newest = saver.folder / "step-00000004.safetensors"
+        newest.write_bytes(content)
+        path, [line] = saver.choose("auto")
+        assert path == whole and f"{newest} is passed over: " in line and "; it is now damaged-step-00000004" in line
+    whole.write_bytes(b"torn as well")
+    assert saver.choose("auto")[0] is None
+    for step in (1, 2, 3, 4, 5):
+        saver.write(dataclasses.replace(state_of(step), best_step=None))
+    saver.wait()
+    found = {path.name: path.read_bytes() for path in saver.folder.glob("damaged-*")}
+    assert sorted(found.values()) == [b"torn", b"torn again", b"torn as well"]
+    assert [path.name for path in saver.folder.glob("step-*")] == ["step-00000005.safetensors"]
+
+
+def test_a_checkpoint_of_another_version_ends_the_run_and_stays(tmp_path: Path) -> None:
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+    other = forged(saver.folder, format=2)
+    content = other.read_bytes()
+    with pytest.raises(UserError) as error:
+        saver.choose("auto")
+    assert str(error.value) == (
+        f"{other}: another version of zerolora wrote this checkpoint (format 2; this version reads 3); finish the run "
+        "with that version, or write train.resume: never to train from the beginning"
+    )
+    assert other.read_bytes() == content
+    # A newer one of this version is resumed, and what is older but unreadable stays.
+    for step in (5, 6, 7):
+        saver.write(dataclasses.replace(state_of(step), best_step=None))
+    saver.wait()
+    assert other.read_bytes() == content
+    assert saver.choose("auto")[0] == saver.folder / "step-00000007.safetensors"
+    assert saver.choose("never") == (None, [])
+    assert (saver.folder / f"earlier-{other.name}").read_bytes() == content
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_the_run_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Linux gives for the first byte of a process's memory: EIO, as of a failed disk."""
+    monkeypatch.setattr(format_of_checkpoints, "PAUSES", (0.0, 0.0))
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+    older = write(saver.folder, state_of(3), RESUME_KEY, FINGERPRINT)
+    newest = saver.folder / "step-00000004.safetensors"
+    newest.symlink_to("/proc/self/mem")
+    with pytest.raises(UserError, match=r"step-00000004.safetensors: Input/output error; .* train.resume: never"):
+        saver.choose("auto")
+    with pytest.raises(UserError, match="Input/output error"):
+        saver.choose(str(newest))
+    assert newest.is_symlink() and older.exists()
+    assert saver.choose("never") == (None, [])
+    assert (saver.folder / f"earlier-{newest.name}").is_symlink()
+
+
+def test_what_can_be_read_a_moment_later_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+    whole = write(saver.folder, state_of(4), RESUME_KEY, FINGERPRINT)
+    content = whole.read_bytes()
+    whole.unlink()
+    whole.symlink_to("/proc/self/mem")
+
+    def restored(_: float) -> None:
+        whole.unlink()
+        whole.write_bytes(content)
+
+    monkeypatch.setattr(time, "sleep", restored)
+    assert saver.choose("auto") == (whole, [])
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format_of_checkpoints, "PAUSES", ())
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="loop: Too many levels of symbolic links; remove the link"):
+        newest_first(tmp_path / "loop")
+    assert newest_first(tmp_path / "none") == []
+
+
+def test_a_run_that_starts_again_deletes_the_earlier_ones_once_it_has_its_own(tmp_path: Path) -> None:
+    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+    write(saver.folder, state_of(6), RESUME_KEY, FINGERPRINT)
+    assert saver.choose("never") == (None, [])
+    names = []
+    for step in (1, 2):
+        saver.write(dataclasses.replace(state_of(step), best_step=None))
+        saver.wait()
+        names.append(sorted(path.name for path in saver.folder.iterdir()))
+    assert names == [
+        ["earlier-step-00000006.safetensors", "step-00000001.safetensors"],
+        ["step-00000001.safetensors", "step-00000002.safetensors"],
+    ]
+    assert chosen(tmp_path / "other") == (None, [])
 
 
 def begun_at(folder: Path, named: Path) -> tuple[Path | None, list[str]]:
@@ -157,7 +262,8 @@ def test_a_newer_checkpoint_that_does_not_go_on_from_the_named_one_is_passed_ove
     newer = write(own, other, RESUME_KEY, FINGERPRINT)
     chosen, lines = begun_at(tmp_path, named)
     assert chosen == named
-    assert lines == [f"{newer} is passed over: it does not go on from {named}, which train.resume names"]
+    why = f"it does not go on from {named}, which train.resume names; it is now earlier-step-00000004.safetensors"
+    assert lines == [f"{newer} is passed over: {why}"]
 
 
 def test_a_finished_run_that_changed_begins_again_at_its_named_checkpoint(tmp_path: Path) -> None:

@@ -319,6 +319,10 @@ def nodes(wildcards):
     return SETTINGS["runs"][wildcards.run]["train"]["nodes"]
 
 
+def keep_checkpoints(wildcards):
+    return run_sections(CONFIG, wildcards.run).train.keep_checkpoints
+
+
 def gres(wildcards):
     """GPUs of each node, in Slurm's words; none on CPU."""
     train = SETTINGS["runs"][wildcards.run]["train"]

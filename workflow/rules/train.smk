@@ -25,6 +25,8 @@ checkpoint train:
         mem_mb=memory(resources_of_train),
         mpi="",
         launcher="",
+        # No parameter, which would run training again whenever it changes.
+        keep_checkpoints=keep_checkpoints,
     params:
         code=code("train"),
         settings=settings("runs", "run", "train"),
@@ -44,5 +46,5 @@ checkpoint train:
         " export ZEROLORA_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n') &&"
         " {resources.launcher} workflow/scripts/record_slurm_step {params.logs}/steps zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
         " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json"
-        " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} &&"
+        " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} --keep-checkpoints {resources.keep_checkpoints} &&"
         " echo finished >> {params.logs}/steps"

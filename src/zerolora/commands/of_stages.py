@@ -196,6 +196,7 @@ def train(
     checkpoints: Annotated[Path, typer.Option(help="Directory of the run's checkpoints.")],
     output: Output,
     logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
+    keep_checkpoints: Annotated[int, typer.Option(min=1, help="Checkpoints to keep: the last N, and the best.")] = 2,
 ) -> None:
     """Train the adapter with one rank, several, or as a task of a Slurm job. Resumes from the last checkpoint."""
     from zerolora.base_identity import check_same_base
@@ -231,7 +232,8 @@ def train(
         launch(here if here.listener else replace(here, port=here.port + 1 + number), short, checked.device, into)
 
     compare_first_steps(checked, paths, logs, short_run)
-    launch(where, ["--settings", canonical(checked.model_dump(mode="json")), *arguments], checked.device, logs)
+    options = ["--settings", canonical(checked.model_dump(mode="json")), "--keep-checkpoints", str(keep_checkpoints)]
+    launch(where, [*options, *arguments], checked.device, logs)
 
 
 @app.command()

@@ -401,6 +401,9 @@ class Train(TrainSettings):
     """Attention implementation: flash = PyTorch's fused kernels on each row of a packed row; sdpa = the same kernels on
     whole packed rows, with a mask; eager = plain matrix products; auto = the fastest that the model supports."""
 
+    keep_checkpoints: Positive = 2
+    """Checkpoints to keep of a run: the last N, and the one of the lowest validation loss. Changes no result, so a
+    change reruns nothing."""
     canary: Literal["auto", "off"] | Positive = "auto"
     """Before a run under risky settings (overlap, quantization, a new kernel), make its first N steps twice, once under
     the nearest safe settings that fit, and stop if losses differ; auto = 5 steps, before runs of 100 steps or more."""

@@ -79,6 +79,7 @@ def train(
     weights: Path,
     checkpoints_of_run: Path,
     output: Path,
+    keep_checkpoints: int = 2,
     losses_only: bool = False,
 ) -> None:
     """Train one adapter and write `output`/adapter, metrics/train.json, train_resources.json, loss.csv, telemetry.csv.
@@ -102,7 +103,7 @@ def train(
     memory = PeakMemory(device)
 
     heartbeat.at("loading")
-    batches, checkpoints = _run(paths, plan, config)
+    batches, checkpoints = _run(paths, plan, config, keep_checkpoints)
     if not losses_only:  # a canary makes the first steps of a run
         schedule.check(plan, batches.steps)
     tokens = added_tokens.of_data(data)
@@ -189,7 +190,7 @@ def _own_folders(config: dict[str, Any], run: str) -> None:
             options["nvme_path"] = str(Path(options["nvme_path"]) / run)
 
 
-def _run(paths: Paths, plan: TrainingPlan, config: dict[str, Any]) -> tuple[Batches, Checkpoints]:
+def _run(paths: Paths, plan: TrainingPlan, config: dict[str, Any], keep: int) -> tuple[Batches, Checkpoints]:
     """Return a run's batches, those of this rank, and its checkpoints."""
     rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
     rows, packing = open_split(paths.data, "train"), open_plan(paths.packing / "train.arrow")
@@ -200,6 +201,7 @@ def _run(paths: Paths, plan: TrainingPlan, config: dict[str, Any]) -> tuple[Batc
         run_fingerprint(plan, config, batches.steps),
         every_steps=plan.checkpoint_steps,
         every_minutes=plan.checkpoint_minutes,
+        keep=keep,
     )
 
 
@@ -336,6 +338,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--settings", type=TrainSettings.model_validate_json, required=True)
     for name in ("data", "packing", "zero", "weights", "checkpoints", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--keep-checkpoints", type=int, default=2)
     parser.add_argument("--losses-only", action="store_true")
     return parser.parse_args()
 
@@ -366,6 +369,7 @@ def main() -> None:
             arguments.weights,
             arguments.checkpoints,
             arguments.output,
+            arguments.keep_checkpoints,
             arguments.losses_only,
         )
     except Stopped as stopped:

@@ -16,8 +16,8 @@ from zerolora.errors import UserError
 from zerolora.log import LOGGER
 from zerolora.methods.lora_init import first_factors, residual
 from zerolora.methods.peft_format import PREFIX
-from zerolora.train.checkpoint.format import CorruptCheckpoint, State, newest_first, path_of, read, write
-from zerolora.train.checkpoint.store import Checkpoints
+from zerolora.train.checkpoint.format import CorruptCheckpoint, OtherVersion, State, newest_first, path_of, read, write
+from zerolora.train.checkpoint.store import DAMAGED, EARLIER, Checkpoints, set_aside
 from zerolora.train.engines.base import Tensors
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.plan import TrainingPlan
@@ -62,15 +62,23 @@ def take_out(model: Any, plan: TrainingPlan, checkpoints: Checkpoints, sharded: 
 
 
 def _is_missing(path: Path, resume: str) -> bool:
-    """Tell whether the factors are still to be computed. Raises UserError if they are gone, but needed."""
+    """Tell whether the factors are still to be computed; a file that does not hold them is set aside. Raises UserError
+    if they are gone, but needed, or cannot be read."""
     try:
         read(path)
+    except OtherVersion:
+        if resume != "never":
+            raise
+        set_aside(path, EARLIER)
+        return True
     except CorruptCheckpoint as error:
         if resume != "never" and newest_first(path.parent.parent):
             raise UserError(
                 f"{path}: {error}; the checkpoints beside it go on from what it held: put it back, or write "
                 "train.resume: never to start anew"
             ) from None
+        if path.exists():
+            set_aside(path, DAMAGED)
         return True
     return False
 

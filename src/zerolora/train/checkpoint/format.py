@@ -8,24 +8,37 @@ file appears whole or not at all (written beside, fsync, rename).
 import hashlib
 import json
 import os
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from zerolora.errors import shown
-from zerolora.files import canonical, readable
+from zerolora.errors import REMEDIES, UserError, shown
+from zerolora.files import canonical, readable, sync_directory
 
 VERSION = 3
 SUFFIX = ".safetensors"
 
 
+PAUSES = (1.0, 3.0, 6.0)
+"""Seconds before a file is read again that the operating system could not read: a server that restarts takes some."""
+CHUNK = 2**20
+Read = TypeVar("Read")
+
+
 class CorruptCheckpoint(Exception):
     """A file that is no whole checkpoint; the message says why."""
+
+
+class OtherVersion(UserError):
+    """A whole checkpoint that another version of zerolora wrote."""
 
 
 class Manifest(BaseModel):
@@ -96,19 +109,36 @@ def write(folder: Path, state: State, resume_key: dict[str, Any], run_fingerprin
         readable(beside)
         _sync(beside)
         beside.replace(path)
-        _sync(folder)
+        sync_directory(folder)
     finally:
         beside.unlink(missing_ok=True)
     return path
 
 
 def read(path: Path) -> tuple[State, dict[str, Any]]:
-    """Return a checkpoint and its manifest, every byte of it checked. Raises CorruptCheckpoint if it is not whole."""
-    manifest = header(path)
+    """Return a checkpoint and its manifest, every byte of it checked.
+
+    Raises CorruptCheckpoint if it is damaged, OtherVersion, and UserError if the operating system cannot read it, not
+    after some seconds either.
+    """
+    return _patiently(_read, path)
+
+
+def header(path: Path, pauses: Sequence[float] | None = None) -> dict[str, Any]:
+    """Return a checkpoint's manifest without reading its tensors. Raises as `read` does."""
+    return _patiently(_header, path, pauses)
+
+
+def _read(path: Path) -> tuple[State, dict[str, Any]]:
+    manifest = _header(path)
+    # What safetensors maps into memory and then cannot be read ends the process (SIGBUS); here it is an OSError.
+    with path.open("rb", buffering=0) as file:
+        while file.read(CHUNK):
+            pass
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, "pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no dict)
+    except SafetensorError as error:
         raise CorruptCheckpoint(f"not a whole safetensors file ({error})") from None
     if tensors.keys() != manifest["tensors"].keys():
         raise CorruptCheckpoint("its tensors are not those of its manifest")
@@ -124,22 +154,26 @@ def read(path: Path) -> tuple[State, dict[str, Any]]:
     return State(parts=parts, loop=loop, best=best, **counts), manifest
 
 
-def header(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest without reading its tensors. Raises CorruptCheckpoint if it has no whole one."""
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb", buffering=0) as file:
+        file.read(CHUNK)  # an OSError of its own, which safetensors would call a broken file
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
+        with safe_open(path, "pt") as opened:
+            metadata = opened.metadata() or {}
         text = metadata["manifest"]
         if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
             raise CorruptCheckpoint("its manifest is not what was written")
         manifest: Any = json.loads(text)
-    except FileNotFoundError:
-        raise CorruptCheckpoint("there is no such file") from None
-    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
+    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise CorruptCheckpoint(f"not a whole checkpoint ({error})") from None
     version = manifest.get("format") if isinstance(manifest, dict) else None
+    if isinstance(version, int) and version != VERSION:
+        raise OtherVersion(
+            f"{path}: another version of zerolora wrote this checkpoint (format {shown(version)}; this version reads "
+            f"{VERSION}); finish the run with that version, or write train.resume: never to train from the beginning"
+        )
     if version != VERSION:
-        raise CorruptCheckpoint(f"written in format {shown(version)}, this version reads {VERSION}")
+        raise CorruptCheckpoint(f"its format is {shown(version)}")
     try:
         Manifest.model_validate(manifest)
     except ValidationError as error:
@@ -150,18 +184,46 @@ def header(path: Path) -> dict[str, Any]:
     return result
 
 
+def _patiently(action: Callable[[Path], Read], path: Path, pauses: Sequence[float] | None = None) -> Read:
+    """Return what `action` reads of `path`, after further attempts where the operating system cannot read it."""
+    for pause in (*(PAUSES if pauses is None else pauses), None):
+        try:
+            return action(path)
+        except FileNotFoundError:
+            raise CorruptCheckpoint("there is no such file") from None
+        except OSError as error:
+            if pause is None:
+                remedy = REMEDIES.get(error.errno or 0, "look at that file, and run it again")
+                raise UserError(
+                    f"{path}: {error.strerror or error}; {remedy}; train.resume: never trains from the beginning"
+                ) from None
+            time.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
+
+
 def path_of(folder: Path, step: int) -> Path:
     """Return the path of the checkpoint of a step."""
     return folder / f"step-{step:08d}{SUFFIX}"
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """Return the paths of a folder's checkpoints."""
-    return sorted(folder.glob(f"step-*{SUFFIX}"), reverse=True)
+    """Return the paths of a folder's checkpoints; none if there is no such folder.
+
+    Raises UserError if the operating system cannot list it: that there are none would be believed.
+    """
+    try:
+        return _patiently(_checkpoints, folder)
+    except CorruptCheckpoint:
+        return []
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    paths = sorted(folder.iterdir(), reverse=True)  # Path.glob passes over what it may not read
+    return [path for path in paths if fnmatch(path.name, f"step-*{SUFFIX}")]
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on disk."""
+    """Wait until a file's bytes are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

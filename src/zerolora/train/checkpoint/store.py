@@ -4,6 +4,10 @@
 
 `key` is a hash of the resume key (resume_key.py), everything that the losses depend on, so any checkpoint of a folder
 may be resumed. Checkpoints are written by a thread while training goes on.
+
+Only whole checkpoints that are older than the kept ones are deleted. A damaged one is renamed to `damaged-step-…`, and
+those that a run does not resume, as it starts again from the beginning, to `earlier-step-…` until it has as many of its
+own. One that cannot be read, or that another version wrote, ends the run.
 """
 
 import fcntl
@@ -21,11 +25,21 @@ from safetensors import SafetensorError
 
 from zerolora.errors import UserError, shown
 from zerolora.files import canonical
-from zerolora.train.checkpoint.format import CorruptCheckpoint, State, header, newest_first, path_of, read, write
+from zerolora.train.checkpoint.format import (
+    SUFFIX,
+    CorruptCheckpoint,
+    State,
+    header,
+    newest_first,
+    path_of,
+    read,
+    write,
+)
 
-KEPT = 2
 LOCK_SECONDS = 10
 """How long a predecessor may take to die: Slurm starts a requeued job while the old one's last task is being killed."""
+DAMAGED, EARLIER = "damaged", "earlier"
+"""What is put before the names of checkpoints that are set aside."""
 FINISHED = "finished"
 """File beside the checkpoints of a run whose adapter is published."""
 
@@ -41,11 +55,12 @@ class Checkpoints:
         *,
         every_steps: int | None = None,
         every_minutes: float,
+        keep: int = 2,
     ) -> None:
         """`of_run` holds the run's checkpoints, in a folder for each resume key; they are due after `every_steps` steps
-        and when the last one is `every_minutes` old."""
+        and when the last one is `every_minutes` old. The last `keep` stay, and the one of the best step."""
         self.of_run, self.resume_key, self.run_fingerprint = of_run, resume_key, run_fingerprint
-        self.every_steps, self.every_seconds = every_steps, 60 * every_minutes
+        self.every_steps, self.every_seconds, self.keep = every_steps, 60 * every_minutes, keep
         self._last = time.monotonic()
         self.folder = of_run / hashlib.sha256(canonical(resume_key).encode()).hexdigest()[:16]
         self._finished = self.folder / FINISHED
@@ -60,8 +75,8 @@ class Checkpoints:
         """Return the checkpoint to resume, None to start anew, and lines about others that are not resumed.
 
         `resume`: auto = the newest whole one of this run and config; never; or a file where the run begins, from which
-        a newer one of this run may go on. Raises UserError if that file is no checkpoint of this config, or the folder
-        cannot be written.
+        a newer one of this run may go on. Raises UserError if that file is no checkpoint of this config, one of the
+        folder cannot be read or is of another version, or the folder cannot be written.
         """
         self.claim()
         path, lines = self.newest() if resume == "auto" else (None, [])
@@ -70,7 +85,7 @@ class Checkpoints:
         if path is None:
             self._finished.unlink(missing_ok=True)
             for old in newest_first(self.folder):
-                old.unlink(missing_ok=True)
+                set_aside(old, EARLIER)
         return path, lines
 
     def claim(self) -> None:
@@ -138,23 +153,25 @@ class Checkpoints:
                 self._finished.unlink()
                 for newer in newest_first(self.folder):
                     if newer > path_of(self.folder, begin.step):
-                        newer.unlink()
+                        set_aside(newer, EARLIER)
                 break
             # Their losses tell: all checkpoints of a folder have one resume key, but not one line of steps.
             if torch.equal(state.loop["loss"][: begin.step], begin.loop["loss"]):
                 return path, [*lines, f"{path} goes on from {named}, which train.resume names"]
-            lines.append(f"{path} is passed over: it does not go on from {named}, which train.resume names")
+            why = f"it does not go on from {named}, which train.resume names"
+            lines.append(f"{path} is passed over: {why}; it is now {set_aside(path, EARLIER).name}")
         return named, lines
 
     def _whole(self, lines: list[str], after: int = 0) -> Iterator[tuple[Path, State, dict[str, Any]]]:
-        """Yield the whole checkpoints of more than `after` steps, the newest first, and add lines about others."""
+        """Yield the whole checkpoints of more than `after` steps, the newest first; set damaged ones aside, with a line
+        about each."""
         for path in newest_first(self.folder):
             if path <= path_of(self.folder, after):
                 return
             try:
                 yield path, *read(path)
             except CorruptCheckpoint as error:
-                lines.append(f"{path} is passed over: {error}")
+                lines.append(f"{path} is passed over: {error}; it is now {set_aside(path, DAMAGED).name}")
 
     def _of_other_finished(self, manifest: dict[str, Any]) -> bool:
         """Tell whether this run is finished, and something has changed since the checkpoint of this manifest."""
@@ -175,7 +192,7 @@ class Checkpoints:
         return state
 
     def write(self, state: State) -> None:
-        """Write `state` in a thread, and remove all but the last checkpoints. Waits for the one before."""
+        """Write `state` in a thread, and remove those that are older than the kept ones. Waits for the one before."""
         self.wait()
         self._last = time.monotonic()
         self._writing = threading.Thread(target=self._write, args=(state,), daemon=False)
@@ -199,28 +216,44 @@ class Checkpoints:
         try:
             written = write(self.folder, state, self.resume_key, self.run_fingerprint)
             self.size = written.stat().st_size
-            others = [path for path in newest_first(self.folder) if path != written]
-            # Newer ones are corrupt, as they were passed over; they must not displace whole ones.
-            kept = [path for path in others if path < written][: KEPT - 1]
-            kept += [path_of(self.folder, state.best_step)] if state.best_step else []
-            for path in set(others) - set(kept):
-                if path.resolve() != self._named:
+            own = [path for path in newest_first(self.folder) if path <= written]
+            kept = [*own[: self.keep], *([path_of(self.folder, state.best_step)] if state.best_step else [])]
+            earlier = self.folder.glob(f"{EARLIER}-*{SUFFIX}") if len(own) >= self.keep else []
+            for path in [*own, *earlier]:
+                if path not in kept and path.resolve() != self._named and _is_whole(path):
                     path.unlink(missing_ok=True)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, UserError) as error:
             self._failure = error
 
     def _of_other_configs(self) -> Iterator[str]:
         """Say why the newest unfinished checkpoint of another config is not resumed, if there is one."""
         folders = [folder for folder in self.of_run.glob("*/") if not (folder / FINISHED).exists()]
-        others = [path for folder in folders if folder != self.folder for path in newest_first(folder)]
-        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[:1]:
+        others = [path for folder in folders if folder != self.folder for path in folder.glob(f"step-*{SUFFIX}")]
+        for path in sorted(others, key=lambda path: path.lstat().st_mtime, reverse=True)[:1]:
             try:
-                manifest = header(path)
-            except CorruptCheckpoint:
+                manifest = header(path, pauses=())
+            except (CorruptCheckpoint, UserError):
                 return
             if manifest["step"] < manifest["steps"]:
                 why = "; ".join(differences(manifest["resume_key"], self.resume_key))
                 yield f"{path} is not resumed, since {why}; training starts anew"
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a checkpoint, so that it is not resumed, and return its new path; `why` is DAMAGED or EARLIER."""
+    names = (f"{why}-{path.name}", *(f"{why}-{path.stem}.{number}{SUFFIX}" for number in range(1, 10_000)))
+    target = next(each for name in names if not os.path.lexists(each := path.with_name(name)))
+    path.rename(target)
+    return target
+
+
+def _is_whole(path: Path) -> bool:
+    """Tell whether a file is a whole checkpoint, which may be deleted when it is old."""
+    try:
+        header(path, pauses=())
+    except (CorruptCheckpoint, UserError):
+        return False
+    return True
 
 
 def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
