@@ -105,7 +105,7 @@ def test_leaked_prompts_are_counted_and_dropped_when_asked(prompts: list[int], s
 
 
 def test_a_split_that_would_be_empty_is_refused() -> None:
-    with pytest.raises(UserError, match=r"rows\.json: has 5 rows, and split takes 5 of them"):
+    with pytest.raises(UserError, match=r"rows\.json: has 5 rows, and split takes 5; lower split"):
         mix(index([0] * 5), SETTINGS, [PLAIN])
     sources = [PLAIN, Source(split="validation")]
     with pytest.raises(UserError, match="no row is left for validation"):

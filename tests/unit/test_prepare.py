@@ -264,6 +264,98 @@ def test_many_bad_rows_are_told_at_once_and_not_all(folder: Folder) -> None:
     assert "and 4 more" in lines[5]
 
 
+LIST = "out.dropped.jsonl"
+
+
+def failure(folder: Folder, **changed: Any) -> str:
+    """Return the only line of an error, after which nothing but the list of dropped rows may be there."""
+    with pytest.raises(UserError) as caught:
+        folder.prepare(**changed)
+    assert not folder.output.exists()
+    assert not list(folder.path.glob(".*"))
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+ONE_EACH = {"validation": 1, "test": 1}
+
+
+def test_a_set_that_long_rows_empty_says_why_and_keeps_the_list(folder: Folder, tokenizer: Any) -> None:
+    """`too_long: truncate_right` takes the answers of all of 50 rows; the remedy is not what is set already."""
+    rows = [{"instruction": f"{number}" + "y" * 200, "input": "", "output": "z"} for number in range(50)]
+    folder.write("rows.jsonl", rows)
+    line = failure(folder, path="rows.jsonl", too_long="truncate_right", split={"validation": 5, "test": 5})
+    start = len(tokenizer(f"<|im_start|>user\n0{'y' * 200}<|im_end|>\n<|im_start|>assistant\n").input_ids) + 1
+    assert "has 0 rows, and split takes 10; 50 of 50 rows that were read are dropped (50 as too_long" in line
+    assert re.search(
+        rf"the first \S*rows\.jsonl:1: has {start + 1} tokens, max_length is 128, and truncate_right", line
+    )
+    assert f"begin at token {start}; raise max_length to {start} or more, or write too_long: truncate_left or" in line
+    assert line.endswith("; correct the dropped rows, or lower split")
+    listed = [json.loads(each) for each in (folder.path / LIST).read_text().splitlines()]
+    assert f"all listed in {folder.path / LIST}" in line
+    assert [entry["row"] for entry in listed] == rows
+    assert {entry["kind"] for entry in listed} == {"too_long"}
+    folder.prepare(path="rows.jsonl", too_long="truncate_right", max_length=start + 1)  # as the line says, for all rows
+    assert not (folder.path / LIST).exists()
+
+
+def test_dropped_lines_leave_one_row_and_the_remedy_is_to_correct_them(folder: Folder) -> None:
+    rows = [json.dumps(row) for row in ROWS[:10]]
+    folder.write("rows.jsonl", [row + ",\n" * (number < 9) for number, row in enumerate(rows)])
+    line = failure(folder, path="rows.jsonl", bad_row="drop", split=ONE_EACH)
+    assert "has 1 row, and split takes 2; 9 of 10 rows that were read are dropped (9 as bad_row" in line
+    assert re.search(r"the first \S*rows\.jsonl:1: is not JSON", line)
+    assert "; correct the dropped rows, or lower split" in line
+    assert len((folder.path / LIST).read_text().splitlines()) == 9
+
+
+def test_duplicates_and_leaks_that_empty_a_set_are_in_the_line(folder: Folder) -> None:
+    folder.write("rows.jsonl", [ROWS[0]] * 12)
+    line = failure(folder, path="rows.jsonl", duplicates="drop")
+    assert "has 1 row, and split takes 8; 11 duplicates are dropped, as duplicates: drop says; lower" in line
+    line = failure(folder, path="rows.jsonl", leakage="drop", split=ONE_EACH)
+    assert "no row is left for validation; 11 rows are dropped whose prompt is in a later split too" in line
+
+
+def test_reasons_of_dropped_rows_are_counted_one_by_one(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    bad = [{"instruction": "x", "output": number} for number in range(5)]
+    folder.write("rows.jsonl", [*ROWS, *bad, LONG, {"instruction": "x", "output": ""}])
+    folder.prepare(path="rows.jsonl", bad_row="drop", too_long="drop")
+    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "7 of 27 rows that were read are dropped (5 as bad_row, the first " in line
+    assert re.search(
+        r"rows\.jsonl:21: output is 0; write a text; 1 as too_long, the first \S*rows\.jsonl:26: has", line
+    )
+    assert re.search(r"max_length is 128; shorten it, raise max_length, or write too_long: truncate_left", line)
+    assert re.search(r"1 as bad_row, the first \S*rows\.jsonl:27: output is empty", line)
+    assert f"listed in {folder.output / 'dropped.jsonl'}" in line
+
+
+def test_a_source_or_file_without_a_usable_row_is_refused(folder: Folder) -> None:
+    """Also with `bad_row: drop`, which is meant for single rows."""
+    folder.write("mix/a.jsonl", ROWS)
+    folder.write("mix/b.jsonl", [{"instruction": "x", "output": ""}] * 3)
+    line = failure(folder, path="mix", bad_row="drop")
+    assert re.search(r"mix/b\.jsonl: none of its 3 rows can be used, the first is \S*b\.jsonl:1: output is empty", line)
+    line = failure(folder, path="mix", bad_row="drop", sources={"b.jsonl": {}, "a.jsonl": {}})
+    assert re.search(r"mix/b\.jsonl: none of its 3 rows can be used", line)
+    folder.write("mix/b.jsonl", [LONG] * 3)
+    sources = {"a.jsonl": {}, "b.jsonl": {}}
+    line = failure(folder, path="mix", too_long="drop", sources=sources)
+    assert re.search(r"mix/b\.jsonl: none of its 3 rows is left; 3 of 23 rows that were read are dropped", line)
+    folder.write("mix/b.jsonl", ["\n"])
+    assert failure(folder, path="mix", sources=sources).endswith("mix/b.jsonl: holds no row; take it out of sources")
+
+
+def test_a_source_with_a_share_that_gives_no_training_row_is_refused(folder: Folder) -> None:
+    folder.write("mix/a.jsonl", MANY[:20])
+    folder.write("mix/b.jsonl", MANY[:5])  # the same rows
+    sources = {"a.jsonl": {"weight": 1.0}, "b.jsonl": {"weight": 1.0}}
+    line = failure(folder, path="mix", sources=sources, duplicates="drop")
+    assert "no row of b.jsonl is left to train on, which has weight in sources; 5 duplicates are dropped" in line
+
+
 LONG = {"instruction": "long?", "input": "", "output": "x" * 200}
 
 

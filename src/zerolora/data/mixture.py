@@ -33,27 +33,52 @@ class Mixture(NamedTuple):
     counts: dict[str, int]
 
 
-def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source]) -> Mixture:
+def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], dropped: str = "") -> Mixture:
     """Assign each row to a split, as the seed determines.
 
     Held-out rows are drawn before sources are weighted, so a repeated row cannot be both held out and trained on.
-    Raises UserError if a split would be empty.
+    Raises UserError if a split would be empty, or a source that has a share of the training rows gives none; `dropped`
+    says for its message which rows are not in the index, and why.
     """
-    rows, path = len(index.source), settings.path
+    rows = len(index.source)
     first = _first(index.row)
     counts = {"duplicate_rows": rows - int(first.sum())}
     kept = first if settings.duplicates == "drop" else np.ones(rows, dtype=bool)
-    split = _split(index, settings, sources, kept)
-    counts |= _leaks(index, split, drop=settings.leakage == "drop")
-    for number, name in enumerate(SPLITS):
-        if name != "train" and len(split[number]) == 0:
-            raise UserError(f"{path}: no row is left for {name}; raise split.{name}, or give a source `split: {name}`")
-    times = np.zeros(rows, dtype=np.int32)
-    times[split[0]] = 1
-    _weigh(times, index.source, sources, settings.seed)
-    if not times.any():
-        raise UserError(f"{path}: no row is left to train on; lower split, or drop less")
+    try:
+        split = _split(index, settings, sources, kept)
+        counts |= _leaks(index, split, drop=settings.leakage == "drop")
+        for number, name in enumerate(SPLITS):
+            if name != "train" and len(split[number]) == 0:
+                raise _TooFewError(
+                    f"no row is left for {name}", f"raise split.{name}, or give a source `split: {name}`"
+                )
+        times = np.zeros(rows, dtype=np.int32)
+        times[split[0]] = 1
+        _weigh(times, index.source, sources, settings)
+        if not times.any():
+            raise _TooFewError("no row is left to train on", "lower split, or add rows")
+    except _TooFewError as error:
+        raise UserError(f"{settings.path}: {error.line(dropped, settings, counts)}") from None
     return Mixture(times, split[1], split[2], counts)
+
+
+class _TooFewError(Exception):
+    """A split has too few rows. What is missing, and what to write if no row was dropped."""
+
+    def __init__(self, missing: str, remedy: str) -> None:
+        super().__init__(missing)
+        self.missing, self.remedy = missing, remedy
+
+    def line(self, dropped: str, settings: PrepareSettings, counts: dict[str, int]) -> str:
+        """Return what is missing, where the rows went, and the remedy: first of all to have fewer of them dropped."""
+        gone = [dropped] * bool(dropped)
+        duplicates, leaked = counts["duplicate_rows"], counts.get("leaked_prompts", 0)
+        if settings.duplicates == "drop" and duplicates:
+            gone.append(f"{duplicates:,} duplicates are dropped, as duplicates: drop says")
+        if settings.leakage == "drop" and (leaked := leaked + counts.get("leaked_validation_prompts", 0)):
+            gone.append(f"{leaked:,} rows are dropped whose prompt is in a later split too, as leakage: drop says")
+        first = ["correct the dropped rows, or " * bool(dropped) + self.remedy]
+        return "; ".join([self.missing, *gone, *first])
 
 
 def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], kept: np.ndarray) -> list[np.ndarray]:
@@ -63,9 +88,8 @@ def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], k
     random.Random(settings.seed).shuffle(drawn)  # noqa: S311 - data, not secrets
     validation, test = settings.split.validation, settings.split.test
     if len(drawn) < validation + test or (len(drawn) == validation + test and not (kept & (own == 0)).any()):
-        raise UserError(
-            f"{settings.path}: has {len(drawn)} rows, and split takes {validation + test} of them; lower it"
-        )
+        rows = f"{len(drawn):,} row{'s' * (len(drawn) != 1)}"
+        raise _TooFewError(f"has {rows}, and split takes {validation + test:,}", "lower split")
     order = np.frombuffer(drawn, dtype=np.uint32) if len(drawn) else np.zeros(0, np.uint32)
     train = len(order) - validation - test
     parts = np.split(order, [train, train + validation])
@@ -110,11 +134,18 @@ def _among(hashes: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarr
     return found
 
 
-def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], seed: int) -> None:
-    """Set in place how often each training row is used, by its source's `rows` or `weight`."""
+def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], settings: PrepareSettings) -> None:
+    """Set in place how often each training row is used, by its source's `rows` or `weight`. Raises _TooFewError if such
+    a source has none."""
     members = {number: np.flatnonzero((source == number) & (times > 0)) for number in range(len(sources))}
+    for (name, entry), found in zip(settings.sources.items(), members.values(), strict=False):
+        if (entry.weight or entry.rows) and not len(found):
+            key = "weight" if entry.weight else "rows"
+            raise _TooFewError(
+                f"no row of {name} is left to train on, which has {key} in sources",
+                f"lower split, give it `split: train`, or take {name} out of sources",
+            )
     weights = {number: entry.weight for number, entry in enumerate(sources) if entry.weight}
-    weights = {number: weight for number, weight in weights.items() if len(members[number])}
     total = sum(weights.values())
     whole = min((len(members[number]) * total / weight for number, weight in weights.items()), default=0)
     for number, entry in enumerate(sources):
@@ -125,6 +156,6 @@ def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], see
             wanted = min(len(found), int(whole * weights[number] / total + 1e-6))
         if len(found) == 0 or wanted == len(found):
             continue
-        draw = np.random.default_rng([seed, number]).permutation(found)
+        draw = np.random.default_rng([settings.seed, number]).permutation(found)
         times[found] = wanted // len(found)
         times[draw[: wanted % len(found)]] += 1

@@ -11,6 +11,7 @@ import collections
 import concurrent.futures
 import contextlib
 import os
+import shutil
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -22,6 +23,7 @@ import numpy as np
 from zerolora import log
 from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
+from zerolora.data.drops import Drops
 from zerolora.data.example import BadRow
 from zerolora.data.formats import FORMS, detect
 from zerolora.data.mask import Proof
@@ -51,27 +53,31 @@ class SourceFiles(NamedTuple):
 def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int | None = None) -> None:
     """Write one data set, tokenized for the model of manifest `model`, with `workers` processes (default: all cores).
 
-    Raises UserError, naming file and line, for rows that cannot be used, unless the settings drop them; if a split
-    would have no row; and if a check of the mask fails.
+    Raises UserError, naming file and line, for rows that cannot be used, unless the settings drop them; if a split, a
+    source or a file would have no row; and if a check of the mask fails. What was dropped until then is kept beside
+    `output`, in NAME.dropped.jsonl.
     """
     sources = sources_of(settings)
-    with staged_directory(output) as staged:
+    listed = output.with_name(f"{output.name}.dropped.jsonl")
+    listed.unlink(missing_ok=True)
+    with staged_directory(output) as staged, _kept_on_failure(staged / "dropped.jsonl", listed):
         (folder := staged / "rows").mkdir()
         size = sum(path.stat().st_size for source in sources for path in source.files)
         bar = Progress("tokenizing", size, binary=True)
         work = ChunkTokenizer(model.parent, settings)
         results = tokenize(_jobs(sources), work, workers or len(os.sched_getaffinity(0)), folder)
         statistics = Statistics([source.name for source in sources])
-        proof = Proof()
+        proof, drops = Proof(), Drops(listed)
         with bar, contextlib.closing(results):
-            files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar)
+            files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, drops, bar)
+        _check_sources(settings, sources, statistics, drops)
         for source, seen in zip(sources, statistics.columns, strict=True):
             for field, column in source.settings.columns.items():
                 if statistics.read and not seen[f"column.{field}"]:
                     raise UserError(
                         f"prepare: columns of {source.name}: no row has a column {column} for {field}; correct its name"
                     )
-        mixture = mix(index, settings, [source.settings for source in sources])
+        mixture = mix(index, settings, [source.settings for source in sources], drops.line())
         statistics.counts |= mixture.counts
         _write_splits(files, staged, mixture, statistics, proof)
         folder.rmdir()
@@ -93,10 +99,24 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
                 "files": describe(staged),
             },
         )
+    if drops.rows:
+        drops.listed = output / "dropped.jsonl"
+        LOGGER.warning(f"{settings.path}: {drops.line()}")
     LOGGER.info(statistics.line())
     flat = statistics.flat()
     rows = ", ".join(f"{flat[f'{split}_rows']:,} {split}" for split in SPLITS)
     log.result(f"{rows} rows")
+
+
+@contextlib.contextmanager
+def _kept_on_failure(dropped: Path, kept: Path) -> Iterator[None]:
+    """Keep the list of dropped rows, if it has any, when the user has to see why there are too few."""
+    try:
+        yield
+    except UserError:
+        if dropped.is_file() and dropped.stat().st_size:
+            shutil.copyfile(dropped, kept)
+        raise
 
 
 def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
@@ -172,12 +192,24 @@ def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
             )
 
 
+def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statistics: Statistics, drops: Drops) -> None:
+    """Raise UserError if one of several sources gives no row."""
+    for source, counts in zip(sources, statistics.by_source, strict=True):
+        if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
+            gone = f"none of its {counts['read_rows']:,} rows is left; {drops.line()}; correct them, or"
+            raise UserError(
+                f"{Path(settings.path) / source.name}: {gone if counts['read_rows'] else 'holds no row;'} take it out "
+                "of sources"
+            )
+
+
 def _collect(
     results: Iterator[Result],
     dropped: Path,
     settings: PrepareSettings,
     statistics: Statistics,
     proof: Proof,
+    drops: Drops,
     bar: Progress,
 ) -> tuple[list[Path], Index]:
     """Write the dropped rows; return the files of the others, in order, and their index."""
@@ -188,6 +220,7 @@ def _collect(
         for result in results:
             _refuse(result.dropped, settings)
             rejected.writelines(_line(row) + "\n" for row in result.dropped)
+            drops.add(result)
             files.append(result.file)
             new = (np.full(len(result.hashes), result.source, np.int16), result.hashes[:, 0], result.hashes[:, 1])
             for column, part in zip(columns, new, strict=True):
@@ -195,6 +228,7 @@ def _collect(
             statistics.add(result)
             proof.add(result.counts)
             bar.update(result.progress, f"{statistics.read:,} rows")
+        drops.end_of_file()
     return files, Index(*(np.array(column, copy=False) for column in columns))
 
 

@@ -66,13 +66,14 @@ class Result(NamedTuple):
     """The result of a chunk.
 
     file: its rows, an Arrow record batch of `rows.schema(held_out=True)`. hashes: of each row and of its prompt, uint64
-    [rows, 2]. counts: truncated rows, turns and supervised tokens by role, stop tokens. progress: bytes of the file
-    that the chunk stands for.
+    [rows, 2]. origin: the data file. counts: truncated rows, turns and supervised tokens by role, stop tokens.
+    progress: bytes of the file that the chunk stands for.
     """
 
     file: Path
     hashes: Any
     source: int
+    origin: str
     read: int
     dropped: list[Dropped]
     counts: dict[str, int]
@@ -187,11 +188,7 @@ class ChunkTokenizer:
             if number in used:
                 self._count(counts, row)
             elif number not in tokens.wrong:
-                reason = (
-                    f"has {tokens.ids.lengths[number]} tokens, max_length is {self.max_length}; shorten it, raise "
-                    "max_length, or say too_long: drop, truncate_left, truncate_right or split"
-                )
-                bad[row.number] = "too_long", reason
+                bad[row.number] = "too_long", self._too_long(tokens, number)
         kinds = parts.tokens.supervised_role[parts.tokens.supervised_role != CONTEXT]
         for role, supervised in zip(
             tokens.roles, np.bincount(kinds, minlength=len(tokens.roles)).tolist(), strict=True
@@ -204,11 +201,29 @@ class ChunkTokenizer:
             file,
             _hashes(parts, rows, tokens),
             job.source,
+            job.chunk.file,
             len(read),
             [Dropped(job.source, read[number][0], *bad[number], _as_text(read[number][1])) for number in sorted(bad)],
             dict(+counts),
             job.chunk.progress,
         )
+
+    def _too_long(self, tokens: Tokens, number: int) -> str:
+        """Return why nothing of a row is left, and a remedy that is not set already."""
+        length, policy = tokens.ids.lengths[number], self.too_long
+        has = f"has {length} tokens, max_length is {self.max_length}"
+        if policy == "fail":
+            return (
+                f"{has}; shorten it, raise max_length, or write too_long: drop, truncate_left, truncate_right or split"
+            )
+        if policy == "drop":
+            return f"{has}; shorten it, raise max_length, or write too_long: truncate_left, truncate_right or split"
+        roles = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
+        first = int((roles != CONTEXT).argmax()) + 1
+        remedy = f"raise max_length to {max(first, self.max_length + 1)} or more"
+        if policy == "truncate_right":
+            remedy = f"{remedy}, or write too_long: truncate_left or split"
+        return f"{has}, and {policy} leaves none of its supervised tokens, which begin at token {first}; {remedy}"
 
     def _huge(self, length: int) -> tuple[str, str]:
         kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
