@@ -105,24 +105,29 @@ class TensorFile:
         """Bytes of the whole file."""
         return len(self.header) + sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def resized(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> "TensorFile":
-        """Return the header of a file `path` with the same tensors in the same order, some of them of other `shapes`.
+    def resized(
+        self, path: Path, shapes: Mapping[str, tuple[int, ...]], added: "Mapping[str, StoredTensor] | None" = None
+    ) -> "TensorFile":
+        """Return the header of a file `path` with the same tensors in the same order, some of them of other `shapes`,
+        and `added` ones behind them: by their name, the tensor whose type and shape they have.
 
-        Without `shapes` of its tensors it is the same, byte for byte.
+        Without either it is the same, byte for byte.
         """
+        more = dict(added or {})
+        kinds = self.tensors | more
         sizes = {
             name: each.nbytes if name not in shapes else math.prod(shapes[name]) * TYPES[each.kind][1]
-            for name, each in self.tensors.items()
+            for name, each in kinds.items()
         }
         offsets, end = {}, 0
         for name, size in sizes.items():
             offsets[name] = (end, end + size)
             end += size
         header = self.header
-        if shapes.keys() & self.tensors.keys():
+        if more or shapes.keys() & self.tensors.keys():
             entries: dict[str, Any] = {} if self.metadata is None else {"__metadata__": self.metadata}
-            for name in self.names:
-                each = self.tensors[name]
+            for name in (*self.names, *more):
+                each = kinds[name]
                 shape = list(shapes.get(name, each.shape))
                 entries[name] = {"dtype": each.kind, "shape": shape, "data_offsets": list(offsets[name])}
             text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
@@ -132,9 +137,9 @@ class TensorFile:
             name: StoredTensor(
                 path, name, each.kind, shapes.get(name, each.shape), *(len(header) + at for at in offsets[name])
             )
-            for name, each in self.tensors.items()
+            for name, each in kinds.items()
         }
-        return TensorFile(path, self.metadata, tensors, header, self.names)
+        return TensorFile(path, self.metadata, tensors, header, (*self.names, *more))
 
 
 def read_header(path: Path) -> TensorFile:

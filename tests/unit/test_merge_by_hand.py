@@ -323,7 +323,11 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = 
     "another kind": (_config(peft_type="VERA"), (), "peft_type is 'VERA', which cannot be merged"),
     "another start": (_config(init_lora_weights="pissa"), (), "init_lora_weights is 'pissa', with which the factors"),
     "another product": (_config(use_qalora=True), (), "use_qalora is True, with which more than B·A is added"),
-    "another shape": (_narrow, (), "in the base and .* in the adapter; this adapter was trained on another model"),
+    "another shape": (
+        _narrow,
+        (),
+        r"is \[4, 47\], and should be \[4, 48\] in this base; this adapter was trained on another model",
+    ),
     "weights and no adapters": (_nothing, ("--weight", "1", "--weight", "2"), "--weight is given 2 times, and --adapt"),
     "no word of quantization": (_nothing, ("--dequantized",), "manifest.json: has no quantization, so nothing says"),
     "a pipeline's option": (_nothing, ("--data", "x"), "--place, --data and --left-out belong to a pipeline"),

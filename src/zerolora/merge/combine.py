@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.methods.base import Update
-from zerolora.methods.lora import ExpertProducts, Product
+from zerolora.methods.lora import ExpertProducts, Product, Then
 from zerolora.methods.registry import of_directory
 from zerolora.tensor_file import whole
 
@@ -47,27 +47,7 @@ def _sum(parts: list[tuple[Update, float]]) -> Update:
     if len(products) == len(parts):
         return WeightedProducts(products[0][0].weight, tuple(products))
     scaled = [replace(each, scale=each.scale * weight) for each, weight in parts if isinstance(each, ExpertProducts)]
-    return Summed(tuple(scaled))
-
-
-@dataclass(frozen=True)
-class Summed(Update):
-    """Several updates, one after the other, each of which adds something."""
-
-    updates: tuple[Update, ...]
-
-    @property
-    def by_rows(self) -> bool:
-        return all(update.by_rows for update in self.updates)
-
-    def check(self, shape: tuple[int, ...]) -> None:
-        for update in self.updates:
-            update.check(shape)
-
-    def apply(self, rows: "torch.Tensor", first: int) -> None:
-        """Add each."""
-        for update in self.updates:
-            update.apply(rows, first)
+    return Then(tuple(scaled))
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,17 @@ from zerolora.files import read_json
 from zerolora.memory.families import FAMILIES
 from zerolora.memory.families.keys import Keys
 from zerolora.memory.model_spec import ModelSpec
+from zerolora.methods.adapter_config import OTHER_PRODUCTS
 from zerolora.methods.peft_format import CONFIG, read_config
 from zerolora.methods.token_rows import INDICES
 from zerolora.tensor_file import TensorFile
 
-ASKING = ("target_parameters", INDICES)
-"""Keys of an adapter's config whose weights only the built class tells: parameters of experts, and tied rows."""
+ASKING = (
+    *("target_parameters", INDICES, "layers_to_transform", "layers_pattern", "ensure_weight_tying", "lora_bias"),
+    *OTHER_PRODUCTS,
+)
+"""Keys of an adapter's config whose tensors only the built class knows: parameters of experts, tied rows, and what is
+rare."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ def listed_model(base: Path, files: Iterable[TensorFile], adapters: Sequence[Pat
         if not (adapter / CONFIG).is_file() or (adapter / added_tokens.FILE).is_file():
             return None
         config = read_config(adapter)
-        if any(config.get(key) for key in ASKING):
+        rare = any(config.get(key) for key in ASKING) or config.get("bias", "none") != "none"
+        if rare or config.get("target_modules") in (None, "all-linear"):
             return None
     config = read_json(base / "config.json", "save_pretrained")
     family = config.get("model_type") if isinstance(config, dict) else None

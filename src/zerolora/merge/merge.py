@@ -24,6 +24,8 @@ from zerolora.merge.listed import ListedNames, listed_model, listed_shapes
 from zerolora.merge.plan import BaseNames, plan_merge
 from zerolora.merge.stream import write_weights
 from zerolora.merge.tokenizer import write_size, write_tokens
+from zerolora.merge.untied import untied_copies, write_untied
+from zerolora.methods.tied_weights import tied_weights
 from zerolora.prompt_format import write_prompt_format
 from zerolora.tensor_file import read_header
 from zerolora.units import byte_size
@@ -85,17 +87,22 @@ def write_model(
     spec = None if dequantized else listed_model(base, files, [path for path, _ in adapters])
     tokens = added_tokens.of_directory(adapters[0][0])
     names: BaseNames
+    before = None
     if spec is not None:
-        names, updates = ListedNames(listed_shapes(spec)), updates_of(adapters, spec)
+        names, updates, tied = ListedNames(listed_shapes(spec)), updates_of(adapters, spec), tied_weights(spec)
     else:
         model = built_on_meta(config_of(base))
+        before = model.config.get_text_config().vocab_size if tokens else None
         added_tokens.add_rows(model, tokens)
+        tied = tied_weights(model)
         names, updates = stored_names(model), updates_of(adapters, model)
         if dequantized:
             from zerolora.merge.dequantize import requantized
 
             updates = requantized(updates, adapters[0][0], model)
-    plan = plan_merge(files, names, updates, staged)
+    stored = {names.of_model(name)[0] for file in files for name in file.tensors} if tied else set()
+    updates, untied = untied_copies(updates, tied, stored)
+    plan = plan_merge(files, names, updates, staged, before, untied)
     if missing := plan.missing(updates):
         raise UserError(f"{adapters[0][0]}: the base has no {missing[0]}; this adapter was trained on another model")
     for path in model_files(base):
@@ -105,5 +112,8 @@ def write_model(
         write_tokens(staged, tokens, model.config.get_text_config().vocab_size)
     if data is not None:
         write_prompt_format(data, staged)
-    write_size(staged, plan.more_parameters, plan.more_bytes)
+    if untied:
+        write_untied(staged)
+    copies = {unit.copy: path.name for path, added in plan.copies.items() for unit in added if unit.copy}
+    write_size(staged, plan.more_parameters, plan.more_bytes, copies)
     return write_weights(plan, place, hashed)

@@ -41,6 +41,8 @@ class MergeUnit:
     rows: int | None = None
     """Rows of the result, if the model has more than are stored."""
     converted: bool = False
+    copy: str | None = None
+    """The name of a further tensor that is written, beside the stored one."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,12 @@ class MergePlan:
     files: tuple[tuple[TensorFile, TensorFile], ...]
     """The header of each file of the base, and the one that is written."""
     names: BaseNames
+    copies: Mapping[Path, tuple[MergeUnit, ...]] = field(default_factory=dict)
+    """What is written behind the tensors of a file of the base, by its path: the head of a base that shared its
+    weight."""
     more_parameters: int = 0
     more_bytes: int = 0
-    """Of rows that the base has not."""
+    """Of rows and tensors that the base has not."""
     updated: frozenset[str] = field(default_factory=frozenset)
     """The weights of the model that an update is applied to."""
 
@@ -69,17 +74,27 @@ class MergePlan:
 
 
 def plan_merge(
-    files: Iterable[TensorFile], names: BaseNames, updates: Mapping[str, Update], place: Path = Path()
+    files: Iterable[TensorFile],
+    names: BaseNames,
+    updates: Mapping[str, Update],
+    place: Path = Path(),
+    rows_before: int | None = None,
+    untied: Mapping[str, str] | None = None,
 ) -> MergePlan:
     """Return the plan that merges `updates` into the tensors of `files`, to be written to the directory `place`.
 
-    `names` has the shapes of the merged model. Raises UserError if an update does not fit its weight, or the weight is
-    stored in a form that nothing can be added to or that it cannot be brought back to.
+    `names` has the shapes of the merged model; `rows_before` are those of its vocabulary before tokens were added, None
+    if none were. `untied`: the weight that a new tensor is made of, by the tensor's name. Raises UserError if an update
+    does not fit its weight, or the weight is stored in a form that nothing can be added to or that it cannot be brought
+    back to, or with fewer rows than the model has.
     """
     files = list(files)
     units: dict[str, MergeUnit] = {}
     parts: dict[str, list[StoredTensor]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
+    copies: dict[Path, list[MergeUnit]] = {}
+    written = {names.of_model(name)[0] for file in files for name in file.tensors} if untied else set()
+    lacking = {name: copy for copy, name in (untied or {}).items() if copy not in written}
     more_parameters = more_bytes = 0
     for file in files:
         for name, stored in file.tensors.items():
@@ -89,7 +104,23 @@ def plan_merge(
                 continue
             found = {weight: updates[weight]} if weight in updates else {}
             rows = _more_rows(stored, names.shapes.get(weight))
+            if rows and stored.shape[0] != rows_before:
+                raise UserError(
+                    f"{stored.path}: {name} has {stored.shape[0]} rows, and the model of config.json has "
+                    f"{rows_before or rows} (vocab_size); bring the config.json that belongs to these weights"
+                )
             shape = (rows, *stored.shape[1:]) if rows else stored.shape
+            if copy := lacking.get(weight):
+                changed = {copy: updates[copy]} if copy in updates else {}
+                for update in changed.values():
+                    _check_type(stored)
+                    update.check(shape)
+                copies.setdefault(file.path, []).append(MergeUnit((stored,), changed, rows, copy=copy))
+                size = shape[0] * (stored.nbytes // stored.shape[0])
+                more_bytes += size
+                more_parameters += size // TYPES[stored.kind][1]
+                if rows:
+                    shapes[copy] = shape
             if not found and not rows:
                 continue
             _check_type(stored)
@@ -106,12 +137,25 @@ def plan_merge(
         units |= {stored.name: unit for stored in group} if unit.updates else {}
     return MergePlan(
         units,
-        tuple((file, file.resized(place / file.path.name, shapes)) for file in files),
+        tuple((file, _target(file, place, shapes, copies.get(file.path, []))) for file in files),
         names,
+        {path: tuple(added) for path, added in copies.items()},
         more_parameters,
         more_bytes,
-        frozenset(weight for unit in units.values() for weight in unit.updates),
+        frozenset(
+            weight
+            for unit in [*units.values(), *(unit for added in copies.values() for unit in added)]
+            for weight in unit.updates
+        ),
     )
+
+
+def _target(
+    file: TensorFile, place: Path, shapes: Mapping[str, tuple[int, ...]], copies: Iterable[MergeUnit]
+) -> TensorFile:
+    """Return the header of the file that is written for one of the base's, to the directory `place`."""
+    added = {unit.copy: unit.stored[0] for unit in copies if unit.copy}
+    return file.resized(place / file.path.name, shapes, added)
 
 
 def _converted(group: tuple[StoredTensor, ...], names: BaseNames, updates: Mapping[str, Update]) -> MergeUnit:

@@ -177,6 +177,8 @@ class _Writer:
                 else:
                     yield from self._rows(unit, target)
             yield from self._copies(copied, target)
+            for unit in self.plan.copies.get(source.path, ()):
+                yield from self._rows(unit, target)
 
     def _copies(self, tensors: list[StoredTensor], target: TensorFile) -> Iterator[_Job]:
         """Yield what copies tensors that lie side by side."""
@@ -192,7 +194,7 @@ class _Writer:
     def _rows(self, unit: MergeUnit, target: TensorFile) -> Iterator[_Job]:
         """Yield what writes the rows of a tensor, all at once where the update needs all."""
         (stored,) = unit.stored
-        into = self.targets[stored.name]
+        into = self.targets[unit.copy or stored.name]
         mean = None
         if unit.rows is not None:
             mean = mean_row(stored.read(first, first + SUMMED) for first in range(0, stored.shape[0], SUMMED))
@@ -207,7 +209,7 @@ class _Writer:
 
         _compute_alone()
         (stored,) = unit.stored
-        into = self.targets[stored.name]
+        into = self.targets[unit.copy or stored.name]
         rows = stored.read(first, last, "rows")
         if mean is not None:
             added = mean.to(rows.dtype).expand(last - first - len(rows), *mean.shape)

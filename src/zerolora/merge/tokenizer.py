@@ -1,6 +1,6 @@
 """Gives a merged model the tokens that training added: its tokenizer, and the number of rows in its config."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from zerolora.added_tokens import AddedToken
@@ -22,12 +22,14 @@ def write_tokens(model: Path, tokens: Iterable[AddedToken], rows: int) -> None:
     write_json(model / "config.json", config)
 
 
-def write_size(model: Path, parameters: int, size: int) -> None:
-    """Add so many parameters, and bytes, to what the index of a model's weight files says, if there is one."""
+def write_size(model: Path, parameters: int, size: int, added: Mapping[str, str] | None = None) -> None:
+    """Add so many parameters, so many bytes, and tensors by the name of their file to the index of a model's weight
+    files, if there is one."""
     path = model / WEIGHT_INDEX
     if not path.is_file():
         return
     index = read_json(path, "save_pretrained")
     more = {"total_parameters": parameters, "total_size": size}
     index["metadata"] = {name: value + more.get(name, 0) for name, value in index.get("metadata", {}).items()}
+    index["weight_map"] |= added or {}
     write_json(path, index)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError
+from zerolora.methods.adapter_check import check_adapter
+from zerolora.methods.adapter_config import is_feedforward
 from zerolora.methods.base import (
     ADAPTABLE,
     TrainableMethod,
@@ -137,12 +139,14 @@ class Ia3Method(TrainableMethod):
 
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
-        return Ia3Method.updates_of(*read_adapter(directory), model)
+        tensors, config = read_adapter(directory)
+        check_adapter(directory, tensors, config, model)
+        return Ia3Method.updates_of(tensors, config, model)
 
     @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
         """Return the update of each weight and bias that an adapter in peft's format scales."""
-        feedforward, transposed = tuple(config["feedforward_modules"] or ()), conv1d_paths(model)
+        transposed = conv1d_paths(model)
         result: dict[str, Update] = {}
         for name, tensor in tensors.items():
             module = name.removeprefix(PREFIX).removesuffix(SUFFIX)
@@ -152,7 +156,7 @@ class Ia3Method(TrainableMethod):
             vector = whole(tensor)
             turned = vector.T if module in transposed else vector
             result[f"{module}.weight"] = Scaled(f"{module}.weight", turned)
-            if not any(module == end or module.endswith(f".{end}") for end in feedforward):
+            if not is_feedforward(config, module):
                 result[f"{module}.bias"] = Scaled(f"{module}.bias", vector.flatten(), optional=True)
         return result
 

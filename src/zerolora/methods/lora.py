@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError, shown
+from zerolora.methods.adapter_check import check_adapter
+from zerolora.methods.adapter_config import is_saved, rank_and_alpha
 from zerolora.methods.base import (
     ADAPTABLE,
     SHARED,
@@ -29,7 +31,6 @@ from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_line
 from zerolora.methods.lora_init import DEFAULT, is_start
 from zerolora.methods.peft_format import (
     ADAPTER,
-    CONFIG,
     PREFIX,
     adapted_paths,
     check_names,
@@ -42,6 +43,7 @@ from zerolora.methods.peft_format import (
     read_adapter,
     saved_name,
 )
+from zerolora.methods.tied_weights import tied_weights
 from zerolora.methods.token_rows import SUFFIX, check_targets, row_options, row_tensors, row_update
 from zerolora.tensor_file import StoredTensor, rows_of, whole
 
@@ -54,13 +56,6 @@ if TYPE_CHECKING:
     from zerolora.methods.sections import MethodSections
     from zerolora.tensor_file import Factor
 
-KEEPING_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
-"""Values of init_lora_weights that leave the base as it is (peft/tuners/lora/layer.py, update_layer)."""
-OTHER_PRODUCTS = (
-    *("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config"),
-    *("use_bdlora", "use_qalora", "velora_config"),
-)
-"""Keys of a LoraConfig with which a weight is not W + B·A·scale, or is not of the base."""
 KEPT = 32
 """Factors that are kept from one block of rows to the next, as many as threads work on and some."""
 SMALL = 2**23
@@ -336,7 +331,9 @@ class TrainedLowRank(LowRank, TrainableMethod):
 
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
-        return low_rank_updates(*read_adapter(directory), model)
+        tensors, config = read_adapter(directory)
+        check_adapter(directory, tensors, config, model)
+        return low_rank_updates(tensors, config, model)
 
     @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
@@ -353,52 +350,64 @@ class LoraMethod(TrainedLowRank):
 def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
     """Return the update of each weight of an adapter in peft's format: LoRA, rsLoRA, DoRA.
 
-    `model` is the base on the meta device. Raises UserError if a tensor is none of theirs.
+    `model` is the base on the meta device, or its spec. Raises UserError if a tensor is none of theirs, or has no
+    weight of the base that it could be added to.
     """
-    _check_config(config)
     result: dict[str, Update] = {}
     modules: dict[str, dict[str, Factor]] = {}
+    copies: dict[str, Factor] = {}
     for name, tensor in tensors.items():
         module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
         part = rest.removesuffix(".weight")
         if part in PARTS:
             modules.setdefault(module, {})[part] = tensor
         elif name.endswith(SUFFIX):
-            result |= row_update(name, tensor, config, model)
-        elif not rest:
+            result |= row_update(name, tensor, config, model, tensors)
+        elif not rest and (saved_name(name) == name.removeprefix(PREFIX) and is_saved(config, saved_name(name))):
             result[saved_name(name)] = Replacement(saved_name(name), tensor)
+        elif not rest:
+            copies[saved_name(name)] = tensor
+        elif rest == "B.bias":
+            result[f"{module}.bias"] = Shift(f"{module}.bias", tensor, _scale(config, module))
         else:
             raise UserError(f"{ADAPTER}: {name} is no LoRA factor; merge it with peft's merge_and_unload")
     experts = _expert_parameters_of(model, config) if config.get("target_parameters") else {}
     transposed_paths = conv1d_paths(model)
     for module, parts in modules.items():
-        r = next(iter(_matching(config.get("rank_pattern"), module)), config["r"])
-        alpha = next(iter(_matching(config.get("alpha_pattern"), module)), config["lora_alpha"])
-        # rsLoRA scales by alpha / sqrt(r) (arXiv 2312.03732), LoRA by alpha / r.
-        scale = alpha / (r**0.5 if config.get("use_rslora") else r)
         if module in experts:
             weight, shape, transposed, scale = experts[module]
             result[weight] = ExpertProducts(weight, parts["A"], parts["B"], scale, shape, transposed)
             continue
-        update = Product(f"{module}.weight", parts, scale, module in transposed_paths)
+        update = Product(f"{module}.weight", parts, _scale(config, module), module in transposed_paths)
         result[update.weight] = update
+    return _upon_copies(result, copies, tied_weights(model))
+
+
+def _scale(config: dict[str, Any], module: str) -> float:
+    """Return what the product of a module's factors is multiplied by."""
+    r, alpha = rank_and_alpha(config, module)
+    # rsLoRA scales by alpha / sqrt(r) (arXiv 2312.03732), LoRA by alpha / r.
+    return alpha / (r**0.5 if config.get("use_rslora") else r)
+
+
+def _upon_copies(
+    updates: dict[str, Update], copies: "Mapping[str, Factor]", tied: Mapping[str, str]
+) -> dict[str, Update]:
+    """Return updates that start from `copies` of the base's weights where the adapter's file has them.
+
+    peft reads such a copy into the base before it computes with it: of a weight that two modules share, into both.
+    """
+    result, starts = dict(updates), dict(copies)
+    for copy, name in tied.items():
+        shared = starts.get(copy, starts.get(name))  # peft reads the head last
+        if shared is not None:
+            starts |= {copy: shared, name: shared}
+    for weight, tensor in starts.items():
+        update = result.get(weight)
+        # A shared weight that nothing else changes is a second name of the first, which few checkpoints have.
+        start = Replacement(weight, tensor, optional=weight in tied and not {weight, tied[weight]} & updates.keys())
+        result[weight] = start if update is None else Then((start, update))
     return result
-
-
-def _check_config(config: dict[str, Any]) -> None:
-    """Raise UserError if the factors of an adapter are not added to the base as it is, or not as B·A."""
-    start = config.get("init_lora_weights")
-    if start not in KEEPING_INITS:
-        raise UserError(
-            f"{CONFIG}: init_lora_weights is {shown(start)}, with which the factors belong to another base than the "
-            "original; save the adapter with peft's path_initial_model_for_weight_conversion"
-        )
-    for key in OTHER_PRODUCTS:
-        if config.get(key):
-            raise UserError(
-                f"{CONFIG}: {key} is {shown(config[key])}, with which more than B·A is added; merge it with peft's "
-                "merge_and_unload"
-            )
 
 
 def _expert_parameters_of(model: Any, config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...], bool, float]]:
@@ -523,6 +532,42 @@ class Product(Update):
 
 
 @dataclass(frozen=True)
+class Shift(Update):
+    """A trained bias of the factors, times their scale, is added to the module's own (peft's lora_bias)."""
+
+    name: str
+    trained: "Factor"
+    scale: float
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        check_shape(self.name, shape, tuple(self.trained.shape))
+
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Add it."""
+        rows.add_(rows_of(self.trained, first, first + len(rows)).float(), alpha=self.scale)
+
+
+@dataclass(frozen=True)
+class Then(Update):
+    """Several updates of one weight, one after the other."""
+
+    updates: tuple[Update, ...]
+
+    @property
+    def by_rows(self) -> bool:
+        return all(update.by_rows for update in self.updates)
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        for update in self.updates:
+            update.check(shape)
+
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Apply each."""
+        for update in self.updates:
+            update.apply(rows, first)
+
+
+@dataclass(frozen=True)
 class Replacement(Update):
     """A weight of which a whole copy was trained."""
 
@@ -553,13 +598,6 @@ def _rows_in_fp32(factor: "Factor", first: int, last: int) -> "torch.Tensor":
 @functools.lru_cache(maxsize=KEPT)
 def _kept(factor: StoredTensor) -> "torch.Tensor":
     return factor.read().float()
-
-
-def _matching(pattern: dict[str, Any] | None, module: str) -> Iterator[Any]:
-    """Yield the values whose key matches a module's path (peft/utils/other.py, get_pattern_key)."""
-    for key, value in (pattern or {}).items():
-        if re.fullmatch(rf"(.*\.)?({key})", module):
-            yield value
 
 
 def _paths(module: "Module", path: str) -> list[str]:

@@ -4,7 +4,7 @@ Source: peft/tuners/trainable_tokens/layer.py. The trained rows replace the base
 and head share their weight.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +77,18 @@ def check_head(biased: bool) -> None:
         )
 
 
-def row_update(name: str, tensor: "Factor", config: dict[str, Any], model: Any) -> dict[str, Update]:
-    """Return what an adapter's tensor of trained rows makes of the weights that have them."""
+def row_update(
+    name: str, tensor: "Factor", config: dict[str, Any], model: Any, names: Container[str]
+) -> dict[str, Update]:
+    """Return what an adapter's tensor of trained rows makes of the weights that have them; `names` are those of all
+    tensors. Rows of the embedding are those of a head that shares its weight, unless the head has rows of its own
+    (peft/utils/other.py, set_additional_trainable_modules)."""
     path, listed = name.removeprefix(PREFIX).removesuffix(SUFFIX), config[INDICES]
     if isinstance(listed, dict):  # by the end of a path; a list is of the embedding
         listed = next(rows for end, rows in listed.items() if is_named(path, (end,)))
     result: dict[str, Update] = {f"{path}.weight": Rows(f"{path}.weight", tuple(listed), tensor)}
-    if head := _tied(model):
+    head = _tied(model)
+    if head and head != path and f"{PREFIX}{head}{SUFFIX}" not in names:
         # A checkpoint may hold the shared weight twice.
         result[f"{head}.weight"] = Rows(f"{head}.weight", tuple(listed), tensor, optional=True)
     return result

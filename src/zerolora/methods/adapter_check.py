@@ -1,0 +1,267 @@
+"""The one check of an adapter against its own config and its base: every tensor that adapter_config.json implies for
+the base is there, once, of its shape, finite, under peft's name, and nothing else is.
+
+It runs before an adapter is merged, evaluated, exported, pushed or trained further. Which tensors a config implies is
+computed for modules that config.json lists (ModelSpec); otherwise peft itself builds the adapter on the meta device.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerolora.errors import UserError
+from zerolora.memory.model_spec import ModelSpec
+from zerolora.methods.adapter_config import (
+    WITHOUT_MEANING,
+    check_config,
+    is_feedforward,
+    is_saved,
+    is_target,
+    rank_and_alpha,
+)
+from zerolora.methods.base import SHARED
+from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX
+from zerolora.tensor_file import StoredTensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from zerolora.memory.model_spec import Module
+
+Shapes = dict[str, tuple[int, ...]]
+
+EXPONENTS = {"F64": ("u8", 0x7FF0 << 48), "F32": ("u4", 0x7F80 << 16), "F16": ("u2", 0x7C00), "BF16": ("u2", 0x7F80)}
+"""Of each type of a trained tensor: numpy's unsigned integers of its width, and the bits of the exponent, all of which
+are set in what is not finite (IEEE 754; bfloat16 is the upper half of a float32)."""
+READ = 2**24
+"""Bytes that are looked at at a time."""
+MAGNITUDE = ".lora_magnitude_vector"
+BASE_LAYER = ".base_layer."
+
+
+@dataclass(frozen=True)
+class ImpliedTensors:
+    """The tensors that a config implies for a base, by name."""
+
+    needed: Shapes
+    allowed: Shapes
+    """Copies of embedding and head, which peft saves beside an adapter of them, or of a resized vocabulary
+    (peft/utils/save_and_load.py, save_embedding_layers)."""
+    base: frozenset[str]
+    """Names of the base's parameters."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """What the names of all tensors of embedding and head begin with."""
+        return tuple({f"{name.rpartition('.')[0].removesuffix('.base_layer')}." for name in self.allowed})
+
+
+def check_adapter(directory: Path, tensors: Mapping[str, StoredTensor], config: Mapping[str, Any], model: Any) -> None:
+    """Raise UserError if the tensors of an adapter directory are not those that its config implies for `model`, the
+    base on the meta device or its spec."""
+    check_config(config, directory / CONFIG)
+    path = directory / ADAPTER
+    if not tensors:
+        raise UserError(
+            f"{path}: holds no tensors; they were saved before they were gathered from the ranks (ZeRO-3, FSDP): save "
+            "the adapter again"
+        )
+    check_whole(path, tensors)
+    implied = _listed(config, model) if isinstance(model, ModelSpec) else _built(config, model, directory / CONFIG)
+    _compare(path, {_canonical(name): each for name, each in tensors.items()}, implied, config)
+    check_finite(path, tensors)
+
+
+def check_whole(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    """Raise UserError if a tensor of the file `path` is empty, or holds other numbers than a trained one."""
+    for name, each in tensors.items():
+        if not math.prod(each.shape):
+            raise UserError(
+                f"{path}: {name} is empty, of shape {list(each.shape)}; it was saved before it was gathered from the "
+                "ranks (ZeRO-3, FSDP): save the adapter again"
+            )
+        if each.kind not in EXPONENTS:
+            raise UserError(
+                f"{path}: {name} is stored as {each.kind}, and a trained tensor is {', '.join(EXPONENTS)}; save the "
+                "adapter again in one of these"
+            )
+
+
+def check_finite(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    """Raise UserError, which names the file `path`, if a number of its tensors is infinite or none."""
+    for name, each in tensors.items():
+        if not all(_is_finite(part, each.kind) for part in _parts(each)):
+            raise UserError(
+                f"{path}: {name} holds numbers that are not finite, so the training that wrote it diverged; use an "
+                "earlier checkpoint of it, or train again with a lower learning rate"
+            )
+
+
+def _parts(tensor: StoredTensor) -> "Iterator[NDArray[Any]]":
+    import numpy as np
+
+    kind = np.dtype(EXPONENTS[tensor.kind][0])
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.start)
+        for start in range(tensor.start, tensor.stop, READ):
+            yield np.frombuffer(file.read(min(READ, tensor.stop - start)), kind)
+
+
+def _is_finite(numbers: "NDArray[Any]", kind: str) -> bool:
+    import numpy as np
+
+    mask = numbers.dtype.type(EXPONENTS[kind][1])
+    return not bool(np.any((numbers & mask) == mask))
+
+
+def _canonical(name: str) -> str:
+    """Return the name that peft's save_pretrained gives a tensor; its reader takes a magnitude by another one too."""
+    return name.removesuffix(".weight") if name.endswith(f"{MAGNITUDE}.weight") else name
+
+
+def _compare(
+    path: Path, tensors: Mapping[str, StoredTensor], implied: ImpliedTensors, config: Mapping[str, Any]
+) -> None:
+    known = implied.allowed | implied.needed
+    for name in tensors:
+        if name not in known and (module := _absent(name, implied.base)):
+            raise UserError(
+                f"{path}: {name} is of {module}, which the base lacks; this adapter was trained on another model"
+            )
+    for name, each in tensors.items():
+        if name in known and each.shape != known[name]:
+            raise UserError(f"{path}: {_shape_fault(name, each.shape, implied, config)}")
+    missing = [name for name in implied.needed if name not in tensors]
+    if missing:
+        raise UserError(
+            f"{path}: {missing[0]} is missing{_more(missing)}, which {CONFIG} implies for this base; save the adapter "
+            "again with save_pretrained"
+        )
+    surplus = [name for name in tensors if name not in known]
+    if surplus:
+        raise UserError(
+            f"{path}: {surplus[0]} is none of the tensors that {CONFIG} implies for this base{_more(surplus)}; save "
+            "the adapter again with save_pretrained, which names its tensors and its config alike"
+        )
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _absent(name: str, base: frozenset[str]) -> str | None:
+    """Return the module of an adapter's tensor, if the base has no parameter in it."""
+    module = name.removeprefix(PREFIX)
+    for mark in (".lora_", ".ia3_l", ".token_adapter", BASE_LAYER.rstrip(".")):
+        module = module.partition(mark)[0]
+    module = module.replace(".base_layer", "")
+    if any(each == module or each.startswith(f"{module}.") for each in base):
+        return None
+    return module
+
+
+def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, config: Mapping[str, Any]) -> str:
+    """Return what is wrong with the shape of a tensor, and what to do about it."""
+    expected = (implied.allowed | implied.needed)[name]
+    said = f"{name} is {list(shape)}, and should be {list(expected)}"
+    if len(shape) != len(expected):
+        return f"{said}; save the adapter again with save_pretrained"
+    differing = [place for place, (one, other) in enumerate(zip(shape, expected, strict=True)) if one != other]
+    rank = 0 if ".lora_A" in name or ".lora_embedding_A" in name else 1
+    if ".lora_" in name and len(shape) == 2 and rank in differing:
+        r, _ = rank_and_alpha(config, name.removeprefix(PREFIX).partition(".lora_")[0])
+        default = "" if "r" in config else ", the default where r is missing"
+        return f"{said}: {CONFIG} has r: {r} for it{default}; bring the config that belongs to these tensors"
+    if len(differing) == 1 and shape[differing[0]] > expected[differing[0]] and name.startswith(implied.tables):
+        return (
+            f"{said}: the vocabulary has {shape[differing[0]]} rows in the adapter and {expected[differing[0]]} in the "
+            "base, so tokens were added before it was trained; resize the base with resize_token_embeddings, save it "
+            "with the adapter's tokenizer, and take that as the base"
+        )
+    return f"{said} in this base; this adapter was trained on another model"
+
+
+def _listed(config: Mapping[str, Any], model: ModelSpec) -> ImpliedTensors:
+    """Return the tensors that peft would save for modules that a spec lists."""
+    needed: Shapes = {}
+    allowed: Shapes = {}
+    base: dict[str, tuple[int, ...]] = {}
+    for module in model.modules:
+        for path in (module.path.format(number) for number in module.numbers):
+            own = {f"{path}.{name}": shape for name, shape in module.weights}
+            base |= own or {f"{path}.weight": (model.vocabulary, model.hidden)}
+            adapted = is_target(config, path)
+            if adapted:
+                of_module = _ia3_shapes if config["peft_type"] == "IA3" else _lora_shapes
+                needed |= {f"{PREFIX}{path}.{part}": shape for part, shape in of_module(config, model, module, path)}
+            if module.kind in SHARED:
+                infix = BASE_LAYER if adapted else "."
+                weights = module.weights or (("weight", (module.outputs, module.inputs)),)
+                allowed |= {f"{PREFIX}{path}{infix}{name}": shape for name, shape in weights}
+    needed |= {f"{PREFIX}{name}": shape for name, shape in base.items() if is_saved(config, name)}
+    return ImpliedTensors(needed, allowed, frozenset(base))
+
+
+def _lora_shapes(
+    config: Mapping[str, Any], model: ModelSpec, module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    r, _ = rank_and_alpha(config, path)
+    if module.kind == "embedding":
+        rows, outputs = dict(module.weights)["weight"]
+        yield "lora_embedding_A", (r, rows)
+        yield "lora_embedding_B", (outputs, r)
+    else:
+        outputs = module.outputs
+        yield "lora_A.weight", (r, module.inputs)
+        yield "lora_B.weight", (outputs, r)
+    if config.get("use_dora"):
+        yield MAGNITUDE.removeprefix("."), (outputs,)
+
+
+def _ia3_shapes(
+    config: Mapping[str, Any], model: ModelSpec, module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "ia3_l", (1, module.inputs) if is_feedforward(config, path) else (module.outputs, 1)
+
+
+def _built(config: Mapping[str, Any], model: Any, path: Path) -> ImpliedTensors:
+    """Return the tensors that peft has after it has put the adapter on a copy of a model on the meta device.
+
+    Raises UserError, which names the file `path`, if it cannot.
+    """
+    import torch
+
+    from zerolora.compat import bitsandbytes
+
+    bitsandbytes.load()
+    from peft import PEFT_TYPE_TO_CONFIG_MAPPING, get_peft_model, get_peft_model_state_dict
+
+    kind = PEFT_TYPE_TO_CONFIG_MAPPING[config["peft_type"]]
+    # How factors start, and which class of peft's wraps the model, does not change their names and shapes.
+    ignored = WITHOUT_MEANING | {"init_lora_weights"}
+    known = {key: value for key, value in config.items() if key in kind.__dataclass_fields__ and key not in ignored}
+    try:
+        with torch.device("meta"):
+            wrapped = get_peft_model(copy.deepcopy(model), kind(**known), autocast_adapter_dtype=False)
+    # peft and torch raise errors of many types for targets that do not fit.
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise UserError(
+            f"{path}: peft cannot put this adapter on the base ({type(error).__name__}: {why:.160}); write the base "
+            "that it was trained on"
+        ) from None
+    state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    needed = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    base = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    allowed: Shapes = {}
+    for table in (name for name, module in model.named_modules() if any(module is each for each in tables)):
+        whole = f"{PREFIX}{table}."
+        adapted = any(name.startswith(f"{whole}lora_") for name in needed)
+        own = {name.removeprefix(f"{table}."): shape for name, shape in base.items() if name.startswith(f"{table}.")}
+        infix = BASE_LAYER if adapted else "."
+        allowed |= {f"{PREFIX}{table}{infix}{name}": shape for name, shape in own.items()}
+    return ImpliedTensors(needed, allowed, frozenset(base))

@@ -1,0 +1,386 @@
+"""Adapters that peft writes pass the one check and merge to peft's own logits; whatever else a file holds is one line,
+before anything is written."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from zerolora.architecture import built_on_meta, config_of
+from zerolora.errors import UserError
+from zerolora.merge.by_hand import merge_by_hand
+from zerolora.merge.listed import listed_model
+from zerolora.methods.registry import of_directory
+from zerolora.tensor_file import read_header
+
+SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"num_key_value_heads": 1, "vocab_size": 30}
+Q = ["q_proj"]
+KINDS: dict[str, dict[str, Any]] = {
+    "one module": {"target_modules": Q},
+    "all-linear": {"target_modules": "all-linear"},
+    "a regular expression": {"target_modules": r".*\.(q_proj|down_proj)"},
+    "patterns": {
+        "target_modules": ["q_proj", "up_proj"],
+        "rank_pattern": {"up_proj": 4, r"layers\.1\..*q_proj": 1},
+        "alpha_pattern": {"q_proj": 7},
+    },
+    "rslora": {"target_modules": Q, "use_rslora": True},
+    "dora": {"target_modules": Q, "use_dora": True},
+    "some layers": {"target_modules": Q, "layers_to_transform": [1]},
+    "excluded": {"target_modules": ["q_proj", "up_proj"], "exclude_modules": r".*layers\.0.*"},
+    "norms saved": {"target_modules": Q, "modules_to_save": ["norm"]},
+    "a block saved": {"target_modules": ["q_proj", "up_proj"], "modules_to_save": ["mlp"]},
+    "biases": {"target_modules": Q, "bias": "all"},
+    "a bias of the factors": {"target_modules": Q, "lora_bias": True},
+    "a parameter": {"target_modules": [], "target_parameters": ["q_proj.weight"]},
+    "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "embedding, dora": {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "embedding and head": {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+    "embedding, tied": {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True},
+    "head, tied": {"target_modules": ["q_proj", "lm_head"], "ensure_weight_tying": True},
+    "saved embedding": {"target_modules": Q, "modules_to_save": ["embed_tokens"]},
+    "saved head": {"target_modules": Q, "modules_to_save": ["lm_head"]},
+    "saved embedding and head": {"target_modules": Q, "modules_to_save": ["embed_tokens", "lm_head"]},
+    "saved embedding, tied": {"target_modules": Q, "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "saved head, tied": {"target_modules": Q, "modules_to_save": ["lm_head"], "ensure_weight_tying": True},
+    "saved embedding, adapted head": {"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["embed_tokens"]},
+    "rows": {"target_modules": Q, "trainable_token_indices": [3, 5]},
+    "rows of the head": {"target_modules": Q, "trainable_token_indices": {"lm_head": [3, 5]}},
+    "rows of both": {"target_modules": Q, "trainable_token_indices": {"lm_head": [3], "embed_tokens": [3]}},
+    "other rows of each": {"target_modules": Q, "trainable_token_indices": {"lm_head": [3, 5], "embed_tokens": [4]}},
+    "ia3": {"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+}
+STAYING_TIED = {"embedding, tied", "head, tied", "saved embedding, tied", "saved head, tied", "rows", "rows of both"}
+"""Of the kinds that change embedding or head: both alike."""
+
+
+SHARED = ("embed", "head", "indices")
+"""What the options of a kind have that changes embedding or head."""
+CASES = [(tied, kind) for kind in KINDS for tied in (True, False) if tied or any(word in kind for word in SHARED)]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[Path, Any]]:
+    """Return a base, its directory and the model, by whether embedding and head share their weight."""
+    found = {}
+    for tied in (True, False):
+        folder = tmp_path_factory.mktemp("base")
+        torch.manual_seed(0)
+        config = LlamaConfig(**SIZES, tie_word_embeddings=tied, attention_bias=True, dtype="float32")
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        found[tied] = folder, AutoModelForCausalLM.from_pretrained(folder)
+    return found
+
+
+def write_adapter(model: Any, folder: Path, peft_type: str = "LORA", **options: Any) -> Path:
+    """Save an adapter whose trained parameters are random, as peft writes it."""
+    torch.manual_seed(1)
+    config: Any = IA3Config(**options) if peft_type == "IA3" else LoraConfig(r=2, lora_alpha=5, **options)
+    wrapped = get_peft_model(copy.deepcopy(model), config)
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    wrapped.save_pretrained(str(folder))
+    return folder
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(torch.arange(30).view(2, 15)).logits
+    return found
+
+
+def check(adapter: Path, base: Path) -> None:
+    """Check an adapter as merge does, by the modules that config.json lists if it can, and by what peft builds."""
+    spec = listed_model(base, [read_header(base / "model.safetensors")], [adapter])
+    for model in (spec, built_on_meta(config_of(base))):
+        if model is not None:
+            of_directory(adapter).updates(adapter, model)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("tied", "kind"), CASES)
+def test_what_peft_writes_is_merged_to_its_logits(
+    tied: bool, kind: str, bases: dict[bool, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """On a base whose embedding and head share their weight too; they do afterwards, if both are still the same."""
+    base, model = bases[tied]
+    adapter = write_adapter(model, tmp_path / "adapter", **KINDS[kind])
+    check(adapter, base)
+    expected = logits(PeftModel.from_pretrained(copy.deepcopy(model), adapter))
+    assert float((expected - logits(model)).abs().max()) > 1e-3
+    merge_by_hand(base, [adapter], [], tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert float((logits(merged) - expected).abs().max()) < 1e-6 * max(1, float(expected.abs().max()))  # of fp32 sums
+    touched = any(word in str(KINDS[kind]) for word in SHARED)
+    assert merged.config.tie_word_embeddings is (tied and (not touched or kind in STAYING_TIED))
+    stored = load_file(tmp_path / "merged/model.safetensors")
+    assert ("lm_head.weight" in stored) is not merged.config.tie_word_embeddings
+
+
+Files = tuple[dict[str, torch.Tensor], dict[str, Any]]
+FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+B = FIRST.replace("lora_A", "lora_B")
+
+
+def config(**changed: Any) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        files[1].update(changed)
+
+    return change
+
+
+def without(*keys: str) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        for key in keys:
+            files[1].pop(key, None)
+
+    return change
+
+
+def tensors(**changed: Any) -> Callable[[Files], None]:
+    """Change tensors by A and B of the first module: to what a function makes of them, or drop them."""
+
+    def change(files: Files) -> None:
+        for part, to in changed.items():
+            name = FIRST.replace("lora_A", f"lora_{part}")
+            files[0][name] = to(files[0][name]).contiguous()
+
+    return change
+
+
+def no_tensors(files: Files) -> None:
+    files[0].clear()
+
+
+def rank_four(files: Files) -> None:
+    """As if the config of another adapter had been put beside the tensors."""
+    for name, tensor in files[0].items():
+        files[0][name] = torch.cat([tensor, tensor], dim=int("lora_B" in name)).contiguous()
+
+
+def renamed(old: str, new: str) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        for name in [name for name in files[0] if old in name]:
+            files[0][name.replace(old, new)] = files[0].pop(name)
+
+    return change
+
+
+def added(name: str, *shape: int) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        files[0][name] = torch.ones(*shape)
+
+    return change
+
+
+def not_finite(files: Files) -> None:
+    files[0][B][1, 1] = float("nan")
+
+
+def infinite_bf16(files: Files) -> None:
+    for name in files[0]:
+        files[0][name] = files[0][name].to(torch.bfloat16)
+    files[0][B][1, 1] = float("-inf")
+
+
+MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
+    "no tensors": (
+        no_tensors,
+        r"adapter_model\.safetensors: holds no tensors; they were saved before they were gathered",
+    ),
+    "empty tensors": (
+        tensors(A=lambda a: a[:0, :0]),
+        r"q_proj\.lora_A\.weight is empty, of shape \[0, 0\]; it was saved b",
+    ),
+    "rank 4, r 2": (
+        rank_four,
+        r"lora_A\.weight is \[4, 16\], and should be \[2, 16\]: adapter_config.json has r: 2 for it",
+    ),
+    "rank 2, r 4": (
+        config(r=4),
+        r"is \[2, 16\], and should be \[4, 16\]: adapter_config.json has r: 4 for it; bring the",
+    ),
+    "no r": (without("r"), r"should be \[8, 16\]: adapter_config.json has r: 8 for it, the default where r is missing"),
+    "two ranks": (
+        tensors(B=lambda b: b[:, :1]),
+        r"lora_B\.weight is \[16, 1\], and should be \[16, 2\]: adapter_config",
+    ),
+    "r 0": (config(r=0), "adapter_config.json: r is 0; the rank of factors is an integer of at least 1"),
+    "r true": (config(r=True), "r is True; the rank of factors is an integer"),
+    "r a text": (config(r="8"), "r is '8'; the rank of factors is an integer"),
+    "alpha none": (config(lora_alpha=None), "lora_alpha is None; write a number"),
+    "alpha infinite": (config(lora_alpha=float("inf")), "lora_alpha is inf; write a number"),
+    "a pattern of rank 0": (
+        config(rank_pattern={"q_proj": 0}),
+        "rank_pattern is {'q_proj': 0}; write ranks, of at least 1",
+    ),
+    "a broken pattern": (
+        config(alpha_pattern={"(": 1}),
+        r"alpha_pattern is {'\(': 1}; write numbers by names or regular",
+    ),
+    "another pattern": (
+        config(rank_pattern={"q_proj": 1}),
+        r"should be \[1, 16\]: adapter_config.json has r: 1 for it",
+    ),
+    "a flag as text": (config(use_dora="false"), "use_dora is 'false'; write true or false"),
+    "dora without magnitudes": (
+        config(use_dora=True),
+        r"q_proj\.lora_magnitude_vector is missing \(and 1 more\), which",
+    ),
+    "targets of another type": (config(target_modules=3), "target_modules is 3; write a list of names, or a regular"),
+    "more targets": (config(target_modules=["q_proj", "k_proj"]), r"k_proj\.lora_A\.weight is missing \(and 3 more\)"),
+    "fewer targets": (config(target_modules=["k_proj"]), r"k_proj\.lora_A\.weight is missing"),
+    "only some layers": (
+        config(layers_to_transform=[0]),
+        r"layers\.1\S*lora_A\.weight is none of the tensors that adapter",
+    ),
+    "a module saved": (config(modules_to_save=["norm"]), r"layernorm\.weight is missing"),
+    "another start": (
+        config(init_lora_weights="pissa"),
+        "init_lora_weights is 'pissa', with which the factors belong to an",
+    ),
+    "more than a product": (config(use_qalora=True), "use_qalora is True, with which more than B·A is added; use the"),
+    "a key of a newer peft": (
+        config(use_square=True, peft_version="0.99"),
+        r"'use_square' is True, a key that peft 0.21 does not have and that may change .* by peft '0.99'\); remove the",
+    ),
+    "a layer missing": (
+        lambda files: [files[0].pop(name) for name in (FIRST, B)] and None,
+        r"q_proj\.lora_A\.weight is miss",
+    ),
+    "a layer too many": (
+        added(FIRST.replace("layers.0", "layers.9"), 2, 16),
+        r"is of model\.layers\.9\.self_attn\.q_proj, which the base lacks; this adapter was trained on another model",
+    ),
+    "a tensor too many": (
+        added(FIRST.replace("q_proj", "v_proj"), 2, 16),
+        r"v_proj\.lora_A\.weight is none of the tensors that adapter_config.json implies for this base; save the adapt",
+    ),
+    "names with the adapter's": (
+        renamed("lora_A.", "lora_A.default."),
+        r"q_proj\.lora_A\.weight is missing \(and 1 more\)",
+    ),
+    "names without the prefix": (renamed("base_model.model.", ""), r"q_proj\.lora_A\.weight is missing \(and 3 more\)"),
+    "another width": (
+        tensors(A=lambda a: a[:, 1:]),
+        r"is \[2, 15\], and should be \[2, 16\] in this base; this adapter was",
+    ),
+    "a bias of the factors in the file alone": (
+        added(B.replace("weight", "bias"), 16),
+        r"lora_B\.bias is none of the tensors",
+    ),
+    "not a number": (
+        not_finite,
+        r"q_proj\.lora_B\.weight holds numbers that are not finite, so the training that wrote it",
+    ),
+    "infinite in bf16": (infinite_bf16, r"q_proj\.lora_B\.weight holds numbers that are not finite"),
+    "integers": (
+        tensors(A=lambda a: a.to(torch.int8)),
+        r"lora_A\.weight is stored as I8, and a trained tensor is F64, F32",
+    ),
+    "added tokens": (
+        added("base_model.model.model.embed_tokens.weight", 34, 16),
+        r"\[34, 16\], and should be \[30, 16\]: the vocabulary has 34 rows in the adapter and 30 in the base, so token"
+        r"s were added before it was trained; resize the base with resize_token_embeddings",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(bases: dict[bool, tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapter(bases[True][1], tmp_path_factory.mktemp("plain"), target_modules=Q)
+
+
+def changed(plain: Path, folder: Path, change: Callable[[Files], Any]) -> Path:
+    files = load_file(plain / "adapter_model.safetensors"), json.loads((plain / "adapter_config.json").read_text())
+    change(files)
+    folder.mkdir()
+    save_file(files[0], folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(files[1]))
+    return folder
+
+
+@pytest.mark.parametrize("case", MUTATED)
+def test_anything_else_is_one_line(case: str, bases: dict[bool, tuple[Path, Any]], plain: Path, tmp_path: Path) -> None:
+    change, said = MUTATED[case]
+    adapter = changed(plain, tmp_path / "adapter", change)
+    with pytest.raises(UserError, match=said) as raised:
+        merge_by_hand(bases[True][0], [adapter], [], tmp_path / "merged")
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+NEUTRAL: dict[str, Callable[[Files], Any]] = {
+    "keys of a newer peft at nothing": config(use_square=False, cube_config=None, further={}, peft_version="0.99"),
+    "only the keys of an older peft": without(
+        *(
+            "alpha_pattern",
+            "rank_pattern",
+            "use_rslora",
+            "use_dora",
+            "lora_bias",
+            "target_parameters",
+            "exclude_modules",
+        ),
+        *("ensure_weight_tying", "trainable_token_indices", "layer_replication", "peft_version", "runtime_config"),
+    ),
+    "how it was trained": config(lora_dropout=0.3, task_type="CAUSAL_LM", fan_in_fan_out=True, loftq_config={"a": 1}),
+    "a copy of the embedding": added("base_model.model.model.embed_tokens.weight", 30, 16),
+}
+
+
+@pytest.mark.parametrize("case", NEUTRAL)
+def test_what_means_the_same_passes(
+    case: str, bases: dict[bool, tuple[Path, Any]], plain: Path, tmp_path: Path
+) -> None:
+    base, model = bases[True]
+    adapter = changed(plain, tmp_path / "adapter", NEUTRAL[case])
+    check(adapter, base)
+    merge_by_hand(base, [adapter], [], tmp_path / "merged")
+    expected = logits(PeftModel.from_pretrained(copy.deepcopy(model), changed(adapter, tmp_path / "old", old_keys)))
+    assert float((logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")) - expected).abs().max()) < 1e-6
+
+
+def old_keys(files: Files) -> None:
+    """Leave out keys that this peft does not have, of which it warns."""
+    for key in files[1].keys() - LoraConfig.__dataclass_fields__.keys():
+        del files[1][key]
+
+
+def test_the_default_of_peft_stands_for_a_missing_alpha(bases: dict[bool, tuple[Path, Any]], tmp_path: Path) -> None:
+    """And for a missing r, where the tensors have it."""
+    base, model = bases[True]
+    wide = get_peft_model(
+        copy.deepcopy(model), LoraConfig(r=8, lora_alpha=8, target_modules=Q, init_lora_weights=False)
+    )
+    wide.save_pretrained(str(tmp_path / "wide"))
+    adapter = changed(tmp_path / "wide", tmp_path / "adapter", without("r", "lora_alpha"))
+    merge_by_hand(base, [adapter], [], tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert float((logits(merged) - logits(wide)).abs().max()) < 1e-6
+
+
+def test_a_vocabulary_that_the_files_lack_is_not_invented(
+    bases: dict[bool, tuple[Path, Any]], plain: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(bases[True][0], base)
+    values = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(values | {"vocab_size": 40}))
+    with pytest.raises(
+        UserError, match=r"embed_tokens\.weight has 30 rows, and the model of config.json has 40 \(vocab_si"
+    ):
+        merge_by_hand(base, [plain], [], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
