@@ -16,20 +16,22 @@ MARK = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
-    """Return the table of a format's keys, those with an equal first."""
+    """Return the table of a format's keys, those with an equal first; the others with the group of their line."""
     source = FORMATS[name]
     lines = [f"| key of {source.title} | key here | translation, or why there is none |", "|---|---|---|"]
     for key, rule in sorted(source.rules.items(), key=lambda item: not item[1].new):
-        told = rule.remark.replace("|", "\\|")
+        text = rule.remark.replace("|", "\\|")
         if key in source.defaults:
-            told = "; ".join(part for part in (told, f"{source.defaults[key]} if left out") if part)
+            text = "; ".join(part for part in (text, f"{source.defaults[key]} if left out") if part)
+        if not rule.new:
+            text = f"*{rule.group}*: {text}"
         ours = ", ".join(f"`{each}`" for each in re.split(r", | or ", rule.new)) if rule.new else "–"
-        lines.append(f"| `{key}` | {ours} | {told} |")
+        lines.append(f"| `{key}` | {ours} | {text} |")
     return "\n".join(lines)
 
 
 def written(text: str) -> str:
-    """Return the document with every table made anew."""
+    """Return the document with every table generated again."""
     return MARK.sub(lambda match: f"{match[1]}{table(match[2])}\n{match[3]}", text)
 
 

@@ -1,5 +1,7 @@
 """`zerolora import`: public examples of three formats, what becomes of every key, and mistakes of users."""
 
+import ast
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -18,7 +20,9 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
 from zerolora.imports.formats import FORMATS
-from zerolora.imports.translate import Translation, import_config, leaves, recognised, translate
+from zerolora.imports.formats.base import CHANGES, FILL_IN, NO_EFFECT
+from zerolora.imports.recognise import recognised
+from zerolora.imports.translate import Translation, import_config, leaves, translate
 
 EXAMPLES = sorted(
     path
@@ -28,10 +32,12 @@ EXAMPLES = sorted(
 )
 
 
-def imported(file: Path, tmp_path: Path, source: str | None = None) -> tuple[Translation, dict[str, Any]]:
+def imported(
+    file: Path, tmp_path: Path, source: str | None = None, as_sft: bool = False
+) -> tuple[Translation, dict[str, Any]]:
     """Return the translation of a file, and the config as it was written, which must be valid."""
     output = tmp_path / "config.yaml"
-    translation = import_config(file, source, output, force=True)
+    translation = import_config(file, source, output, force=True, as_sft=as_sft)
     resolve(load(output))
     return translation, yaml.safe_load(output.read_text(encoding="utf-8"))
 
@@ -59,14 +65,14 @@ def by_key(translation: Translation) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.name)
 def test_every_key_of_an_example_is_translated_or_named(file: Path, tmp_path: Path) -> None:
-    translation, written = imported(file, tmp_path)
+    translation, written = imported(file, tmp_path, as_sft=True)
     values = yaml.safe_load(file.read_text(encoding="utf-8"))
     told = by_key(translation)
     assert unnamed(values, translation) == []
     assert {key for key, (kind, _) in told.items() if kind == "empty"} == {
         key for key, value in leaves(values) if value is None
     }
-    unknown = [key for key, (kind, text) in told.items() if "knows" in text]
+    unknown = [key for key, (kind, text) in told.items() if text.startswith(("no key of", "this key of"))]
     assert not unknown  # the tables have every key of the examples
     assert written == translation.config
 
@@ -109,18 +115,13 @@ def test_an_example_of_llamafactory(tmp_path: Path) -> None:
     assert (train["validation_steps"], train["checkpoint_steps"], train["precision"]) == (500, 500, "bf16")
     assert written["render"] == {"strategy": "zero3"}
     rows = written["prepare"]["rows"]
-    assert rows["sources"] == {"identity.json": {"rows": 1000}, "alpaca_en_demo.json": {"rows": 1000}}
+    assert rows["path"] == "data"
+    assert rows["sources"] == {"identity.json": {"at_most": 1000}, "alpaca_en_demo.json": {"at_most": 1000}}
     assert (rows["template"], rows["too_long"]) == ("llama-3", "truncate_right")
     assert by_key(translation)["deepspeed"] == (
         "differs",
-        "examples/deepspeed/ds_z3_config.json is not here; its name says zero3",
+        "examples/deepspeed/ds_z3_config.json is not here; its name says zero3: correct it",
     )
-
-
-def test_a_preference_stage_is_told(tmp_path: Path) -> None:
-    translation, _ = imported(ROOT / "tests/unit/imported/llamafactory-llama3-lora-dpo.yaml", tmp_path)
-    told = by_key(translation)
-    assert [told[key][0] for key in ("stage", "pref_beta", "pref_loss")] == ["no equal"] * 3
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,8 @@ def test_a_preference_stage_is_told(tmp_path: Path) -> None:
         ({"stage": 3, "zero_hpz_partition_size": 8}, "zero3_hpz"),
         ({"stage": 3, "offload_optimizer": {"device": "cpu"}}, "zero3_offload_optimizer"),
         ({"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}, "zero3_offload"),
+        ({"stage": 3, "offload_param": {"device": "cpu"}}, "zero3_offload"),
+        ({"stage": 2, "cpu_offload": True}, "zero2_offload"),
         ({"stage": 2, "offload_param": {"device": "cpu"}}, "auto"),
         ({"stage": 4}, "auto"),
         ({"stage": 3, "offload_param": {"device": ["cpu"]}}, "auto"),
@@ -144,7 +147,7 @@ def test_stage_and_offload_of_a_json_name_a_strategy(tmp_path: Path, zero: dict[
     own = tmp_path / "axolotl.yml"
     own.write_text("base_model: some/model\nadapter: lora\nmicro_batch_size: 1\ndeepspeed: ds.json\n", encoding="utf-8")
     translation, written = imported(own, tmp_path)
-    assert written["render"] == {"strategy": "ddp" if strategy == "auto" else strategy}
+    assert written["render"] == {"strategy": strategy}
     assert by_key(translation)["deepspeed"][0] == ("no equal" if strategy == "auto" else "differs")
 
 
@@ -209,17 +212,23 @@ def test_no_key_is_lost_whatever_its_value(drawn: tuple[str, dict[str, Any]]) ->
 
 def test_the_command_prints_what_needs_a_look_and_writes_it_into_the_config(tmp_path: Path) -> None:
     file, output = ROOT / "tests/unit/imported/llamafactory-llama3-lora-dpo.yaml", tmp_path / "new/config.yaml"
-    result = served("zerolora", "import", str(file), "--output", str(output))
+    refused = served("zerolora", "import", str(file), "--output", str(output))
+    assert refused.returncode == 2 and "stage: 'dpo': preferences" in refused.stderr and "--as-sft" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1 and not output.exists()
+    result = served("zerolora", "import", str(file), "--output", str(output), "--as-sft")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert "stage: no equal: zerolora does supervised fine-tuning only (stage: sft)" in lines
+    groups = [lines.index(f"{group}:") for group in (CHANGES, FILL_IN, NO_EFFECT)]
+    assert groups == sorted(groups) and groups[0] == 0
+    assert "  stage: no equal: 'dpo': preferences" in lines[: groups[1]]
+    assert "  output_dir: no equal: results are in results/<run>/" in lines[groups[2] :]
     text = output.read_text(encoding="utf-8")
     assert [line[2:] for line in text.splitlines()[1:] if line.startswith("# ")] == lines
     load(output)
-    again = served("zerolora", "import", str(file), "--output", str(output))
+    again = served("zerolora", "import", str(file), "--output", str(output), "--as-sft")
     assert again.returncode == 2 and "exists; write --force" in again.stderr
     assert output.read_text(encoding="utf-8") == text
-    assert served("zerolora", "import", str(file), "--output", str(output), "--force").returncode == 0
+    assert served("zerolora", "import", str(file), "--output", str(output), "--as-sft", "--force").returncode == 0
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -238,8 +247,13 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: " + "[" * 60 + "]" * 60 + "\n", "more than 50 levels"),
         ("lora_r: 8\nlora_r: 9\n", "lora_r is given twice"),
         ("x: !!python/object/apply:os.getcwd []\n", "correct the YAML"),
-        ("some: key\n", "none of its keys is known; write --from with one of axolotl, deepspeed, llamafactory"),
-        ("learning_rate: 1\n", "as much those of axolotl and llamafactory"),
+        ("some: key\n", "none of its keys is known; base_model of axolotl"),
+        ("learning_rate: 1\n", "is no training config that is read: base_model of axolotl"),
+        ("when: 2024-02-30\nbase_model: a\n", "is no timestamp"),
+        ("base_model: !!timestamp x\n", "is no timestamp"),
+        ("base_model: a\nlora_r: !!float ''\n", "is no float"),
+        ("base_model: a\nstrict: !!bool x\n", "is no bool"),
+        ("base_model: a\n1: 2\n", "the key 1 is read as int"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_told_in_a_line(tmp_path: Path, text: str | None, said: str) -> None:
@@ -257,6 +271,434 @@ def test_a_format_can_be_named(tmp_path: Path) -> None:
     file = tmp_path / "config.yml"
     file.write_text("learning_rate: 1.0e-3\n", encoding="utf-8")
     assert imported(file, tmp_path, "axolotl")[1]["train"]["learning_rate"] == 1e-3
+
+
+def of(text: str, tmp_path: Path, name: str = "config.yml", **options: Any) -> tuple[Translation, dict[str, Any]]:
+    """Return the translation of a config that is written here, and the config that came out."""
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    return imported(file, tmp_path, **options)
+
+
+AXOLOTL = "base_model: some/model\nmicro_batch_size: 1\nsequence_len: 512\nbf16: auto\n"
+FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\ndataset: a\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "model_name_or_path: m\ntorch_dtype: bfloat16\ndataset_mixer: {a/b: 1.0}\nuse_peft: true\nlora_r: 16\n"
+            "lora_alpha: 16\nmax_seq_length: 2048\nlearning_rate: 1.0e-4\noutput_dir: x\nbf16: true\n",
+            "looks like a config of TRL, alignment-handbook or open-r1",
+        ),
+        ("model_name_or_path: m\ndataset_name: d\nlearning_rate: 1.0e-4\n", "looks like a config of TRL"),
+        ("model_name_or_path: m\nlearning_rate: 1.0e-4\nlora_alpha: 8\n", "as much those of LLaMA-Factory and TRL"),
+        (
+            "model: m\ntuner_type: lora\nlora_rank: 8\ndataset: [d]\nmax_length: 2048\ntarget_modules: all-linear\n",
+            "looks like a config of ms-swift",
+        ),
+        (
+            "model: {_component_: torchtune.models.llama3.llama3_8b}\ntokenizer: {path: t}\nepochs: 1\nseed: 1\n",
+            "is a config of torchtune",
+        ),
+        ("compute_environment: LOCAL_MACHINE\ndeepspeed_config: {zero_stage: 3}\n", "a config of `accelerate launch`"),
+        ("distributed_type: FSDP\nfsdp_config: {}\nmixed_precision: bf16\n", "a config of `accelerate launch`"),
+        ("_description: x\nfsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2}\n", "is settings of FSDP alone"),
+        ("debug: true\n", "is no training config that is read"),
+        ("peft_type: LORA\nr: 8\nlora_alpha: 16\n", "is peft's adapter_config.json"),
+        ("architectures: [LlamaForCausalLM]\nmodel_type: llama\n", "is a model's config.json"),
+        ("identity: {file_name: identity.json}\nb: {hf_hub_url: a/b}\n", "is LLaMA-Factory's dataset_info.json"),
+        ("fetch: {}\nprepare: {}\n", "is a config of zerolora itself"),
+        ("base_model: m\na: 1\nb: 1\nc: 1\n", r"has no key 'a', 'b', 'c' \(3 of 4 keys are unknown\)"),
+    ],
+)
+def test_a_file_of_another_tool_is_refused_with_its_name(tmp_path: Path, text: str, said: str) -> None:
+    file, output = tmp_path / "config.yaml", tmp_path / "out.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=said) as error:
+        import_config(file, None, output, force=False, as_sft=True)
+    assert "\n" not in str(error.value) and not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        *(
+            (f"{AXOLOTL}{line}\n", line.partition(":")[0])
+            for line in (
+                "rl: dpo", "rl: grpo", "reward_model: true", "process_reward_model: true", "num_labels: 2",
+                "qat: {activation_dtype: int8}", "processor_type: AutoProcessor", "image_size: 512", "adapter: oft",
+                "adapter: llama-adapter", "relora: true", "lisa_n_layers: 4", "unfrozen_parameters: [lm_head]",
+                "kd_trainer: true", "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]", "use_eaft: true",
+                "model_type: AutoModelForSequenceClassification", "trainer_cls: my.Trainer", "reinit_weights: true",
+                "gptq: true", "llmcompressor: {save_compressed: true}",
+            )
+        ),
+        (f"{AXOLOTL}datasets: [{{path: a/b, type: bradley_terry.chat_template}}]\n", "datasets[0].type"),
+        *((FACTORY.replace("sft", stage), "stage") for stage in ("dpo", "kto", "rm", "ppo", "nothing")),
+        *((FACTORY.replace("lora", method), "finetuning_type") for method in ("freeze", "oft")),
+        (FACTORY.replace("dataset: a\n", "export_dir: b\n"), "dataset"),
+        *(
+            (f"{FACTORY}{line}\n", line.partition(":")[0])
+            for line in (
+                "do_train: false", "template: qwen2_vl", "image_max_pixels: 9", "video_fps: 2.0", "use_dft_loss: true",
+                "freeze_vision_tower: false", "freeze_language_model: true", "mixture_of_depths: convert",
+                "use_llama_pro: true", "train_from_scratch: true", "reward_model: a/b",
+            )
+        ),
+        ('{"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}', "zero_optimization.zenflow.topk_ratio"),
+        ('{"zero_optimization": {}, "compression_training": {"a": 1}}', "compression_training.a"),
+    ],
+)  # fmt: skip
+def test_another_objective_method_or_modality_stops_the_import(tmp_path: Path, text: str, key: str) -> None:
+    name = "ds.json" if text.startswith("{") else "config.yml"
+    with pytest.raises(UserError, match="write --as-sft to import the rest") as error:
+        of(text, tmp_path, name)
+    assert f"{key}: " in str(error.value) and "\n" not in str(error.value)
+    translation, _ = of(text, tmp_path, name, as_sft=True)
+    assert any(line.key == key and line.group == CHANGES for line in translation.lines)
+
+
+@pytest.mark.parametrize(
+    "line", ["rl:", "rl: false", "qat: {}", "relora: false", "plugins: []", "unfrozen_parameters:"]
+)
+def test_what_is_off_stops_nothing(tmp_path: Path, line: str) -> None:
+    translation, _ = of(f"{AXOLOTL}{line}\n", tmp_path)
+    assert not translation.unlike
+
+
+def data(entries: str, tmp_path: Path, more: str = "") -> tuple[dict[str, tuple[str, str]], dict[str, Any]]:
+    """Return the lines and the rows of an axolotl config with some data sets."""
+    translation, written = of(f"{AXOLOTL}{more}datasets: {entries}\n", tmp_path)
+    return {line.key: (line.group or "", line.text) for line in translation.lines}, written["prepare"]["rows"]
+
+
+def test_data_sets_of_equal_names_stay_two(tmp_path: Path) -> None:
+    _, rows = data("[{path: a/alpaca, type: alpaca}, {path: b/alpaca, type: alpaca}]", tmp_path)
+    assert rows["path"] == "data/imported" and rows["sources"] == {"a-alpaca": {}, "b-alpaca": {}}
+    _, rows = data("[{path: a/c, type: alpaca, name: x}, {path: a/c, type: alpaca, name: y}]", tmp_path)
+    assert rows["sources"] == {"a-c": {}, "a-c-2": {}}
+    _, rows = data("[{path: ./in/x.jsonl, type: alpaca}, {path: ./in/y/x.jsonl, type: completion}]", tmp_path)
+    assert (rows["path"], rows["sources"]) == (
+        "in",
+        {"x.jsonl": {"format": "alpaca"}, "y/x.jsonl": {"format": "text"}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "template", "system", "said"),
+    [
+        ("alpaca", "alpaca", "alpaca", None, ""),
+        ("alpaca:chatml", "alpaca", "chatml", "Below is an instruction", "longer system prompt"),
+        ("alpaca:chat", "alpaca", "vicuna", "Below is an instruction", "SYSTEM:, USER: and ASSISTANT:"),
+        ("alpaca:phi", "alpaca", "phi-3", "Below is an instruction", "behind the end of a turn"),
+        ("alpaca_w_system.load_open_orca_chatml", "alpaca", "chatml", None, ""),
+        ("chat_template", "messages", "chat", None, ""),
+    ],
+)
+def test_a_type_with_a_prompt_of_its_own_keeps_it(
+    tmp_path: Path, kind: str, form: str, template: str, system: str | None, said: str
+) -> None:
+    lines, rows = data(f"[{{path: a/b, type: '{kind}'}}]", tmp_path)
+    assert (rows["format"], rows["template"]) == (form, template)
+    assert rows.get("system", "").startswith(system or "") and bool(system) == ("system" in rows)
+    group, text = lines.get("prepare.rows.template", ("", ""))
+    assert said in text and (group == CHANGES) == bool(said)
+
+
+def test_a_chat_template_beside_alpaca_rows_is_not_their_prompt(tmp_path: Path) -> None:
+    lines, rows = data("[{path: a/b, type: alpaca}]", tmp_path, "chat_template: llama3\n")
+    assert rows["template"] == "alpaca"
+    assert lines["chat_template"] == (
+        NO_EFFECT,
+        "not used by the data sets' types, which write the prompt alpaca",
+    )
+    lines, rows = data(
+        "[{path: a/b, type: alpaca}, {path: c/d, type: chat_template}]", tmp_path, "chat_template: llama3\n"
+    )
+    assert (
+        lines["prepare.rows.template"][0] == CHANGES
+        and "(alpaca, llama-3), one here" in lines["prepare.rows.template"][1]
+    )
+
+
+def test_input_output_rows_are_no_form_here(tmp_path: Path) -> None:
+    lines, rows = data("[{path: a/b, type: input_output}]", tmp_path)
+    assert rows["format"] == "auto" and lines["datasets[0].type"][0] == CHANGES
+
+
+@pytest.mark.parametrize(
+    ("entry", "form", "columns"),
+    [
+        ("type: chat_template, field_messages: conversation", "messages", {"messages": "conversation"}),
+        (
+            "type: chat_template, field_messages: turns, message_property_mappings: {role: from, content: value}",
+            "sharegpt",
+            {"conversations": "turns"},
+        ),
+        (
+            "type: chat_template, field_messages: conversations, message_field_role: from, "
+            "message_field_content: value",
+            "sharegpt",
+            None,
+        ),
+        ("type: completion, field: chapter", "text", {"text": "chapter"}),
+        ("type: alpaca_chat.load_qa", "alpaca", {"instruction": "question", "output": "answer"}),
+        ("type: {field_instruction: q, field_output: a}", "auto", None),
+    ],
+)
+def test_fields_of_rows_become_columns(tmp_path: Path, entry: str, form: str, columns: dict[str, str] | None) -> None:
+    _, rows = data(f"[{{path: a/b, {entry}}}]", tmp_path)
+    assert (rows["format"], rows.get("columns")) == (form, columns)
+
+
+def test_files_splits_and_commits_of_a_data_set(tmp_path: Path) -> None:
+    _, rows = data("[{path: a/b, type: completion, data_files: [x/one.jsonl]}]", tmp_path)
+    assert (rows["path"], rows["too_long"], rows["loss"]) == ("data/b/x/one.jsonl", "split", "everything")
+    _, rows = data("[{path: ./in, type: alpaca, data_files: [x.jsonl, y.jsonl]}]", tmp_path)
+    assert rows["sources"] == {"in/x.jsonl": {}, "in/y.jsonl": {}}
+    lines, rows = data("[{path: a/b, type: alpaca, split: 'train[:1000]'}]", tmp_path)
+    assert rows["sources"] == {"b": {"at_most": 1000}} and lines["datasets[0]"][0] == CHANGES
+    lines, _ = data("[{path: a/b, type: alpaca, split: 'train[:20%]'}]", tmp_path)
+    assert lines["datasets[0]"] == (FILL_IN, "train[:20%] is a part of a split; bring those rows alone")
+    commit = "0123456789" * 4
+    _, written = of(
+        f"{AXOLOTL}datasets: [{{path: a/b, type: alpaca, revision: '{commit}', data_files: [x.jsonl]}}]\n", tmp_path
+    )
+    assert written["fetch"]["data"]["b"]["files"] == ["x.jsonl"]
+    assert written["prepare"]["rows"]["path"] == "data/hub/b"
+    _, rows = data("[{path: a/b, type: alpaca}]", tmp_path, "test_datasets: [{path: c/d, type: alpaca}]\n")
+    assert rows["sources"] == {"b": {}, "d": {"split": "validation"}} and rows["split"]["validation"] == 0
+
+
+def test_linear_layers_beside_a_list_are_their_union(tmp_path: Path) -> None:
+    lora = "adapter: lora\nlora_target_linear: true\nlora_target_modules: [q_proj, "
+    translation, written = of(f"{AXOLOTL}{lora}v_proj]\n", tmp_path)
+    assert written["train"]["lora"]["targets"] == "all-linear" and "lora_target_modules" in by_key(translation)
+    translation, written = of(f"{AXOLOTL}{lora}embed_tokens]\n", tmp_path)
+    assert written["train"]["lora"]["targets"] == "all-linear"
+    assert any(line.key == "lora_target_modules" and line.group == CHANGES for line in translation.lines)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("bf16: false\nfp16: false\n", {"precision": "fp32"}),
+        ("bf16: false\nfp16: true\n", {"precision": "fp16"}),
+        ("activation_offloading: legacy\n", {"activation_offload": True}),
+        ("activation_offloading: true\ngradient_checkpointing: false\n", {"activation_offload": True}),
+        ("gradient_checkpointing: false\nactivation_offloading: true\n", {"activation_offload": True}),
+        (
+            "cosine_min_lr_ratio: 0.1\n",
+            {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr_rate": 0.1}},
+        ),
+        ("save_total_limit: 3\n", {"keep_checkpoints": 3}),
+        ("warmup_steps: 0.1\n", {"warmup_ratio": 0.1}),
+        ("optimizer: adamw_torch_8bit\n", {"optimizer": "adamw_8bit"}),
+        ("adapter: lora\nlora_rank_pattern: {q_proj: 4}\n", {"lora": {"rank_pattern": {"q_proj": 4}}}),
+    ],
+)
+def test_a_key_of_axolotl_has_its_equal(tmp_path: Path, more: str, expected: dict[str, Any]) -> None:
+    base = AXOLOTL.replace("bf16: auto\n", "") if "bf16" in more else AXOLOTL
+    _, written = of(base + more, tmp_path)
+    assert {key: written["train"].get(key) for key in expected} == expected
+    assert not ("activation_offload" in expected and written["train"].get("activation_checkpointing") is False)
+
+
+def test_half_precision_without_a_strategy_keeps_its_adapter(tmp_path: Path) -> None:
+    """fp16 needs DeepSpeed's loss scaling, so the strategy is stage 0 rather than DDP."""
+    translation, written = of(f"{AXOLOTL.replace('bf16: auto', 'fp16: true')}adapter: lora\n", tmp_path)
+    assert written["render"] == {"strategy": "zero0"}
+    assert (written["train"]["method"], written["train"]["precision"]) == ("lora", "fp16")
+    assert by_key(translation)["adapter"][0] == "translated"
+
+
+def test_parameter_offload_alone_is_no_ddp(tmp_path: Path) -> None:
+    """As in axolotl's bigstral, whose JSON is on another machine."""
+    translation, written = of(f"{AXOLOTL}deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_params.json\n", tmp_path)
+    assert written["render"] == {"strategy": "zero3_offload"}
+    assert "optimizer's states offloaded as well" in by_key(translation)["deepspeed"][1]
+
+
+@pytest.mark.parametrize(
+    ("more", "packing", "said"),
+    [
+        ("packing: true\n", True, "rows of one packed row see each other there"),
+        ("neat_packing: true\n", True, ""),
+        ("packing: true\nneat_packing: true\n", True, ""),
+        ("packing: false\n", None, ""),
+    ],
+)
+def test_packing_of_llamafactory_lets_rows_see_each_other(
+    tmp_path: Path, more: str, packing: bool | None, said: str
+) -> None:
+    translation, written = of(FACTORY + more, tmp_path)
+    assert written.get("pack", {}).get("packing") == packing
+    lines = [line.text for line in translation.of(CHANGES) if line.key == "packing"]
+    assert bool(lines) == bool(said) and all(said in line for line in lines)
+    assert written["prepare"]["rows"]["too_long"] == ("drop" if packing else "truncate_right")
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("quantization_bit: 4\nquantization_method: bnb\n", "qlora"),
+        ("quantization_bit: 8\nquantization_method: bitsandbytes\n", "qlora"),
+    ],
+)
+def test_bnb_is_bitsandbytes(tmp_path: Path, more: str, expected: str) -> None:
+    translation, written = of(FACTORY + more, tmp_path)
+    assert written["train"]["method"] == expected
+    assert by_key(translation)["quantization_method"][0] == "translated"
+
+
+def test_plain_text_of_llamafactory(tmp_path: Path) -> None:
+    info = {"a": {"file_name": "a.jsonl", "columns": {"prompt": "content"}}}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
+    translation, written = of(FACTORY.replace("sft", "pt"), tmp_path)
+    rows = written["prepare"]["rows"]
+    assert (rows["format"], rows["columns"], rows["loss"]) == ("text", {"text": "content"}, "everything")
+    assert (rows["too_long"], written["pack"]["packing"]) == ("split", True)
+    assert any(line.key == "stage" and line.group == CHANGES for line in translation.lines)  # packed rows
+
+
+INFO: dict[str, Any] = {
+    "plain": {"file_name": "plain.json"},
+    "renamed": {"file_name": "renamed.jsonl", "columns": {"prompt": "q", "response": "a"}},
+    "turns": {"file_name": "turns.json", "formatting": "sharegpt", "columns": {"messages": "talk", "tools": "tools"}},
+    "openai": {
+        "file_name": "openai.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+    },
+    "odd": {"file_name": "odd.json", "formatting": "sharegpt", "tags": {"role_tag": "who", "content_tag": "what"}},
+    "hub": {"hf_hub_url": "o/hub", "subset": "en", "split": "train_sft", "num_samples": 500},
+    "sampled": {"file_name": "sampled.json", "num_samples": 500},
+    "modelscope": {"ms_hub_url": "o/ms"},
+    "script": {"script_url": "made"},
+    "images": {"file_name": "images.json", "columns": {"prompt": "p", "images": "images"}},
+    "preferred": {"file_name": "preferred.json", "ranking": True},
+    "tagged": {"file_name": "tagged.json", "columns": {"prompt": "p", "response": "r", "kto_tag": "label"}},
+    "broken": {"file_name": 3, "columns": [], "formatting": 7},
+    "no section": 3,
+}
+
+
+def described(names: str, tmp_path: Path, more: str = "") -> tuple[Translation, dict[str, Any]]:
+    """Return the translation and the rows of data sets by their names in INFO."""
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(INFO))
+    translation, written = of(FACTORY.replace("dataset: a", f"dataset: {names}") + more, tmp_path, as_sft=True)
+    return translation, written["prepare"]["rows"]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "columns", "said"),
+    [
+        ("plain", "alpaca", None, "columns named system, history are read of plain here"),
+        ("renamed", "alpaca", {"instruction": "q", "output": "a"}, "columns named input, system, history are read"),
+        ("turns", "sharegpt", {"conversations": "talk"}, ""),
+        ("openai", "messages", None, ""),
+        ("odd", "sharegpt", None, "have the keys who and what"),
+        ("hub", "alpaca", None, ""),
+        ("modelscope", "alpaca", None, "modelscope is on ModelScope"),
+        ("script", "alpaca", None, "is made by a script, which is never run"),
+        ("no section", "auto", None, "'no section' is no data set of dataset_info.json"),
+        ("unknown", "auto", None, "'unknown' is no data set of dataset_info.json"),
+        ("broken", "alpaca", None, "the entry of broken in dataset_info.json names no file"),
+    ],
+)
+def test_dataset_info_says_form_and_columns(
+    tmp_path: Path, name: str, form: str, columns: dict[str, str] | None, said: str
+) -> None:
+    translation, rows = described(name, tmp_path)
+    texts = [line.text for line in translation.lines if line.key == "dataset"]
+    assert not said or any(said in text for text in texts)
+    if name != "broken":
+        own = rows["sources"][next(iter(rows["sources"]))] if "sources" in rows else rows
+        assert (own.get("format", rows["format"]), own.get("columns")) == (form, columns)
+
+
+def test_a_cap_of_rows_never_repeats_them_and_num_samples_does(tmp_path: Path) -> None:
+    _, rows = described("plain, sampled", tmp_path, "max_samples: 1000\n")
+    assert rows["path"] == str(tmp_path / "data")
+    assert rows["sources"] == {"plain.json": {"at_most": 1000}, "sampled.json": {"rows": 500}}
+    _, rows = described("sampled", tmp_path, "max_samples: 100\n")
+    assert rows["sources"] == {"sampled.json": {"rows": 100}}
+    translation, rows = described("hub", tmp_path)
+    assert rows["sources"] == {"hub": {"rows": 500}}
+    assert any("the split train_sft of the subset en of o/hub" in line.text for line in translation.of(FILL_IN))
+
+
+def test_validation_rows_of_their_own_and_shares(tmp_path: Path) -> None:
+    _, rows = described("plain, renamed", tmp_path, "eval_dataset: turns\ninterleave_probs: 0.7, 0.3\n")
+    assert {name: source.get("weight") for name, source in rows["sources"].items()} == {
+        "plain.json": 0.7,
+        "renamed.jsonl": 0.3,
+        "turns.json": None,
+    }
+    assert rows["sources"]["turns.json"]["split"] == "validation" and rows["split"]["validation"] == 0
+
+
+@pytest.mark.parametrize("name", ["images", "preferred", "tagged"])
+def test_rows_of_images_or_preferences_stop_the_import(tmp_path: Path, name: str) -> None:
+    translation, _ = described(name, tmp_path)
+    assert [key for key, _ in translation.unlike] == ["dataset"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("REMOTE:o/described", "described by dataset_info.json of the repository o/described"),
+        ("elsewhere", "elsewhere/dataset_info.json is not here"),
+    ],
+)
+def test_a_description_that_is_not_here_is_a_line(tmp_path: Path, folder: str, said: str) -> None:
+    translation, written = of(f"{FACTORY}dataset_dir: {folder}\n", tmp_path)
+    assert any(line.key == "dataset_dir" and said in line.text for line in translation.of(FILL_IN))
+    assert "REMOTE" not in written["prepare"]["rows"]["path"]
+
+
+@pytest.mark.parametrize("size", [".inf", "-.inf", ".nan", "-1", "1.0e+300", "x", "[1]"])
+def test_a_share_that_is_none_is_a_line(tmp_path: Path, size: str) -> None:
+    translation, written = of(f"{FACTORY}val_size: {size}\n", tmp_path)
+    assert written["prepare"]["rows"]["split"]["validation"] == 200
+    assert by_key(translation)["val_size"][0] == "no equal"
+
+
+def test_what_trains_the_same_is_no_line_that_asks_for_a_change(tmp_path: Path) -> None:
+    """62 of 100 lines were of this kind."""
+    quiet = (
+        "output_dir: x\ntf32: true\nlogging_steps: 1\nsaves_per_epoch: 1\nwandb_project: p\nstrict: false\n"
+        "flash_attn_cross_entropy: true\nplugins: [axolotl.integrations.liger.LigerPlugin]\nliger_rope: true\n"
+        "lora_mlp_kernel: true\nsave_strategy: steps\ntorch_compile: true\nddp_timeout: 9\ndebug:\n"
+    )
+    before, _ = of(AXOLOTL, tmp_path)
+    translation, _ = of(AXOLOTL + quiet, tmp_path)
+    assert [line.key for line in translation.of(CHANGES)] == [line.key for line in before.of(CHANGES)]
+    assert len(translation.of(NO_EFFECT)) >= len(before.of(NO_EFFECT)) + 12
+
+
+def test_transformers_arguments_are_those_of_the_installed_package() -> None:
+    """All of them are known, so that a file of a newer tool is not of too many unknown keys."""
+    from zerolora.imports.known_keys import TRAINING
+
+    package = importlib.util.find_spec("transformers")
+    assert package is not None and package.submodule_search_locations
+    fields: set[str] = set()
+    for name in ("training_args.py", "training_args_seq2seq.py"):
+        tree = ast.parse((Path(package.submodule_search_locations[0]) / name).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name.endswith("TrainingArguments"):
+                fields |= {
+                    each.target.id
+                    for each in node.body
+                    if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+                }
+    assert fields and {name for name in fields if not name.startswith("_")} <= TRAINING
 
 
 def test_the_tables_of_the_docs_are_those_of_the_registry() -> None:

@@ -44,18 +44,21 @@ def import_file(
     ] = None,
     output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
+    as_sft: Annotated[
+        bool,
+        typer.Option("--as-sft", help="Import a file of another objective, method or modality as fine-tuning on text."),
+    ] = False,
 ) -> None:
-    """Translate another tool's config key by key, with a line for each key that has no equal."""
+    """Translate another tool's config key by key, with a line for each key that needs a look."""
+    from zerolora.imports.formats.base import GROUPS
     from zerolora.imports.translate import import_config
 
-    translated = import_config(file, source, output, force)
-    for line in translated.told:
-        typer.echo(str(line))
-    kinds = [line.kind for line in translated.lines]
-    result(
-        f"{output}: {kinds.count('translated')} keys translated, {kinds.count('differs')} mean something else, "
-        f"{kinds.count('no equal')} have no equal"
-    )
+    translated = import_config(file, source, output, force, as_sft)
+    for line in translated.text:
+        typer.echo(line)
+    same = sum(line.kind == "translated" for line in translated.lines)
+    counts = ", ".join(f"{group}: {len(translated.of(group))}" for group in GROUPS)
+    result(f"{output}: {same} keys translated; {counts}")
 
 
 @app.command()

@@ -121,7 +121,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(value, str):
                 value.encode()  # half a character, as in "\ud800", is in no file
             return value
-        except (ValueError, TypeError, OverflowError):
+        except (ValueError, TypeError, OverflowError, LookupError, AttributeError):  # whatever a tag makes PyYAML read
             kind = node.tag.rpartition(":")[2]
             problem = f"{shown(node.value)} is no {kind}" if isinstance(node, yaml.ScalarNode) else f"this is no {kind}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None

@@ -1,6 +1,6 @@
 """`zerolora import`: reads another tool's config, translates it key by key, and writes a valid config of ours.
 
-zerolora import FILE [--from FORMAT] [--output config/config.yaml]
+zerolora import FILE [--from FORMAT] [--output config/config.yaml] [--as-sft]
 """
 
 import re
@@ -16,14 +16,28 @@ from zerolora.config.file import read_values
 from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
 from zerolora.config.schema import Config, Prepare, Train
-from zerolora.errors import UserError, printable, shown
+from zerolora.errors import UserError, printable
 from zerolora.files import write_text
-from zerolora.imports.formats import FORMATS
-from zerolora.imports.formats.base import Draft, Format, NoEqual
+from zerolora.imports.formats.base import (
+    CHANGES,
+    FILL_IN,
+    GROUPS,
+    NO_EFFECT,
+    Draft,
+    Format,
+    Group,
+    NoEqual,
+    Remark,
+    Rule,
+    Unlike,
+)
+from zerolora.imports.recognise import recognised
+from zerolora.imports.values import json_values
 
 Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]
 TRIES = 50
 """Times that refused values are taken out; each takes out one at least, of a few dozen."""
+SFT = "zerolora does supervised fine-tuning on text"
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,8 @@ class Line:
     """As the file has it, with the number of each list entry; ours if the file says nothing of it."""
     kind: Kind
     text: str = ""
+    group: Group | None = None
+    """What it means to the reader; None if the key was simply translated."""
 
     def __str__(self) -> str:
         return printable(f"{self.key}: {self.kind}: {self.text}")
@@ -45,99 +61,113 @@ class Translation:
 
     config: dict[str, Any]
     lines: list[Line]
+    unlike: list[tuple[str, str]]
+    """(key, reason) of what chooses another objective, method or modality."""
+
+    def of(self, group: Group) -> list[Line]:
+        """Return the lines of a group."""
+        return [line for line in self.lines if line.group == group]
 
     @property
-    def told(self) -> list[Line]:
-        """The lines of keys that were not simply translated."""
-        return [line for line in self.lines if line.kind not in ("translated", "empty")]
+    def text(self) -> list[str]:
+        """The lines of keys that were not simply translated, below the name of their group."""
+        text: list[str] = []
+        for group in GROUPS:
+            if lines := self.of(group):
+                text += [f"{group}:", *(f"  {line}" for line in lines)]
+        return text
 
 
-def import_config(file: Path, source: str | None, output: Path, force: bool) -> Translation:
+def import_config(file: Path, source: str | None, output: Path, force: bool, as_sft: bool = False) -> Translation:
     """Translate `file` and write the config to `output`; `source` is a format's name, None to recognise it.
 
-    Raises UserError if the file cannot be read or is of no known format, or if `output` exists and `force` is not set.
+    Raises UserError if the file cannot be read or is of no known format, if it has another objective, method or
+    modality and `as_sft` is not set, or if `output` exists and `force` is not set.
     """
     if output.exists() and not force:
         raise UserError(f"{output}: exists; write --force to replace it, or another --output")
     if not file.is_file():
         raise UserError(f"{file}: there is no such file; correct the path")
-    values = read_values(file, "the keys of a training are expected; correct the file")
+    if file.suffix == ".json":
+        values = json_values(file)
+    else:
+        values = read_values(file, "the keys of a training are expected; correct the file")
     translated = translate(values, recognised(file, values, source), file.resolve().parent)
-    comments = "".join(f"# {line}\n" for line in translated.told)
+    if translated.unlike and not as_sft:
+        reasons = "; ".join(f"{key}: {reason}" for key, reason in translated.unlike)
+        raise UserError(f"{file}: {reasons}; {SFT}: write --as-sft to import the rest of the file as that")
+    comments = "".join(f"# {line}\n" for line in translated.text)
     body = yaml.safe_dump(translated.config, sort_keys=False, allow_unicode=True)
-    write_text(output, f"# Translated by `zerolora import`. What needs a look:\n{comments}\n{body}")
+    write_text(output, f"# Translated by `zerolora import`.\n{comments}\n{body}")
     return translated
-
-
-def recognised(file: Path, values: dict[str, Any], source: str | None) -> Format:
-    """Return the format of a file: the one that knows most of its keys."""
-    names = ", ".join(FORMATS)
-    if source is not None:
-        if source not in FORMATS:
-            raise UserError(f"--from: {shown(source)} is no format; write one of {names}")
-        return FORMATS[source]
-    known = {name: sum(key in _sections(format) for key in values) for name, format in FORMATS.items()}
-    most = max(known.values())
-    best = [name for name, count in known.items() if count == most]
-    if not most or len(best) > 1:
-        like = f"its keys are as much those of {' and '.join(best)}" if most else "none of its keys is known"
-        raise UserError(f"{file}: {like}; write --from with one of {names}")
-    return FORMATS[best[0]]
 
 
 def translate(values: dict[str, Any], source: Format, folder: Path) -> Translation:
     """Translate the values of a file in `folder`, which names other files relative to itself."""
     draft, lines = Draft(facts={"folder": folder}), []
-    for key, value in leaves(values):
-        lines.append(Line(key, *_translated(key, value, source, draft)))
+    for key, value in leaves(values, whole=source.whole):
+        lines.append(_translated(key, value, source, draft))
     absent = {key: value for key, value in source.defaults.items() if values.get(key) is None}
     for key, value in absent.items():
         draft.key = key
         source.rules[key].translate(value, draft)
     if absent:
         text = ", ".join(f"{key} {value}" for key, value in absent.items())
-        lines.append(Line("defaults", "assumed", f"as {source.title} has them: {text}"))
+        lines.append(Line("defaults", "assumed", f"as {source.title} has them: {text}", NO_EFFECT))
+    by_key = len(draft.unlike)
     for text in source.finish(draft):
         key, _, rest = text.partition(": ")
-        lines.append(Line(key, "assumed", rest))
+        group = text.group if isinstance(text, Remark) else FILL_IN
+        lines.append(Line(key, "differs" if group == CHANGES else "assumed", rest, group))
+    lines += [Line(key, "no equal", reason, CHANGES) for key, reason in draft.unlike[by_key:]]
     lines += _taken_out(draft)
-    return Translation(_ordered(draft.config), lines)
+    return Translation(_ordered(draft.config), lines, draft.unlike)
 
 
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every key with its value: sections joined by dots, entries of lists of sections by their number."""
-    if isinstance(value, dict) and value:
+def leaves(value: Any, key: str = "", whole: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """Yield every key with its value: sections joined by dots, entries of lists of sections by their number.
+
+    Sections of the keys in `whole` are not opened.
+    """
+    if isinstance(value, dict) and value and key not in whole:
         for name, inner in value.items():
-            yield from leaves(inner, f"{key}.{name}" if key else str(name))
+            yield from leaves(inner, f"{key}.{name}" if key else str(name), whole)
     elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         for number, inner in enumerate(value):
-            yield from leaves(inner, f"{key}[{number}]")
+            yield from leaves(inner, f"{key}[{number}]", whole)
     else:
         yield key, value
 
 
-def _translated(key: str, value: Any, source: Format, draft: Draft) -> tuple[Kind, str]:
+def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     if value is None:
-        return "empty", ""
+        return Line(key, "empty")
     pattern = re.sub(r"\[[0-9]+\]", "[]", key)
-    rule = source.rules.get(pattern)
-    if rule is None:
-        for end in (match.start() for match in re.finditer(r"\.|\[", pattern)):
-            above = source.rules.get(pattern[:end])
-            if above is not None and not above.new:
-                return "no equal", above.remark
-        return "no equal", f"no key of {source.title} that this translation knows"
     draft.key = key
+    rule = source.rules.get(pattern) or _of_section(pattern, source)
+    if rule is None:
+        known = re.split(r"\.|\[", pattern)[0] in source.keys
+        text = f"this key of {source.title} has no equal" if known else f"no key of {source.title}"
+        return Line(key, "no equal", text, CHANGES)
     try:
         remark = rule.translate(value, draft)
+    except Unlike as reason:
+        draft.unlike.append((key, str(reason)))
+        return Line(key, "no equal", str(reason), CHANGES)
     except NoEqual as reason:
-        return "no equal", str(reason)
-    return ("differs", remark) if remark else ("translated", rule.new)
+        return Line(key, "no equal", str(reason), reason.group)
+    if not remark:
+        return Line(key, "translated", rule.new)
+    return Line(key, "differs", remark, remark.group if isinstance(remark, Remark) else CHANGES)
 
 
-def _sections(source: Format) -> set[str]:
-    """Return the first part of every key of a format."""
-    return {re.split(r"\.|\[", key)[0] for key in source.rules}
+def _of_section(pattern: str, source: Format) -> Rule | None:
+    """Return the rule of the innermost section around a key, if it has no equal as a whole."""
+    for end in reversed([match.start() for match in re.finditer(r"\.|\[", pattern)]):
+        above = source.rules.get(pattern[:end])
+        if above is not None:
+            return None if above.new else above
+    return None
 
 
 def _taken_out(draft: Draft) -> list[Line]:
@@ -156,7 +186,7 @@ def _taken_out(draft: Draft) -> list[Line]:
             for part in path[:-1]:
                 section = section[part]
             section.pop(path[-1], None)
-            lines.append(Line(draft.came_from.pop(path) or ".".join(path), "no equal", text))
+            lines.append(Line(draft.came_from.pop(path) or ".".join(path), "no equal", text, CHANGES))
             break
     raise UserError("the translated config stays invalid: " + "; ".join(text for _, text in _mistakes(draft.config)))
 

@@ -4,67 +4,103 @@ Keys as in axolotl's examples/ and src/axolotl/utils/schemas/.
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
 from zerolora.errors import shown
-from zerolora.imports.formats import common
+from zerolora.imports.formats import axolotl_data, common
 from zerolora.imports.formats.base import (
+    FILL_IN,
+    NO_EFFECT,
     Draft,
     Format,
     NoEqual,
+    Remark,
     Rule,
+    Unlike,
     fact,
     flag,
-    named,
+    idle,
+    lost,
     none,
     number,
     same,
     text,
     texts,
+    unless_off,
+    unlike,
     whole,
 )
+from zerolora.imports.known_keys import AXOLOTL
 
-TEMPLATES = {
-    "tokenizer_default": "chat",
-    "alpaca": "alpaca",
-    "chatml": "chatml",
-    "llama3": "llama-3",
-    "gemma": "gemma",
-    "gemma3": "gemma",
-    "mistral_v1": "mistral",
-    "phi_3": "phi-3",
-    "phi_4": "phi-4",
-}
-FORMS = {
-    "alpaca": "alpaca",
-    "alpaca_chat.load_qa": "alpaca",
-    "chat_template": "messages",
-    "sharegpt": "sharegpt",
-    "completion": "text",
-    "pretrain": "text",
-    "input_output": "prompt",
-}
 TOKENS = "tokens come from the model's own tokenizer, as its files have them"
 FSDP = "decided by zerolora's own FSDP strategies (docs/choice.md)"
 WANDB = "the tracker writes offline into the run's own folder (docs/telemetry.md)"
 EVERY_STEP = "each step is written (docs/telemetry.md)"
-DATA = "write it as prepare.rows.columns (docs/data.md)"
+KERNELS = "a kernel of the same computation; zerolora has its own"
+RL = "rewards and preferences"
+RL_ONLY = "used with `rl` alone"
+PLUGINS = {
+    "CutCrossEntropyPlugin": "",
+    "LigerPlugin": "",
+    "KernelsPlugin": "",
+    "LMEvalPlugin": "",
+    "SwanLabPlugin": "",
+    "ExpertParallelPlugin": "",
+    "DiffusionPlugin": "a diffusion objective",
+    "KDPlugin": "distillation from a teacher",
+    "NemoGymPlugin": RL,
+    "HatcheryPlugin": "a training by a remote service with its own losses",
+    "LLMCompressorPlugin": "a training of sparse weights",
+    "SpectrumPlugin": "a training of some of the base's weights",
+    "MoRAPlugin": "MoRA",
+}
+"""By the name of its class: what it trains otherwise, empty if it changes no result."""
+WHOLE = frozenset(
+    {
+        "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern", "device_map", "qat", "diffusion",
+        "hatchery", "llmcompressor", "mora", "ebft", "trl", "vllm",
+    }
+)  # fmt: skip
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 
 
 def _adapter(value: Any, draft: Draft) -> str | None:
     if value not in ("lora", "qlora"):
-        raise NoEqual(f"{shown(value)} is none of lora, qlora; train.method says what there is (docs/methods.md)")
+        raise Unlike(f"{shown(value)}, which is none of lora, qlora (docs/methods.md lists what train.method has)")
     draft.facts["adapter"] = value
     return None
 
 
+def _model_type(value: Any, draft: Draft) -> str | None:
+    if "Classification" in text(value) or "Reward" in value:
+        raise Unlike(f"{shown(value)}: a classifier")
+    raise NoEqual("read from the model's config.json", NO_EFFECT)
+
+
 def _targets(value: Any, draft: Draft) -> str | None:
     if isinstance(value, str) and "," not in value:
-        draft.set("train.lora.targets", text(value))
+        draft.facts["targets"] = text(value)
         return "a regular expression there matches names, here whole paths" if re.search(r"[\\*()|]", value) else None
-    draft.set("train.lora.targets", texts(value))
+    draft.facts["targets"] = texts(value)
     return None
+
+
+def _set_targets(draft: Draft) -> list[str]:
+    named, linear = draft.facts.get("targets"), draft.facts.get("linear", False)
+    draft.key = "lora_target_linear" if linear else "lora_target_modules"
+    if linear:
+        draft.set("train.lora.targets", "all-linear")
+        if named is None or (isinstance(named, list) and all(name.split(".")[-1] in LINEAR for name in named)):
+            return []
+        return [
+            Remark(
+                f"lora_target_modules: with lora_target_linear, all linear layers and {shown(named)} there; all-linear "
+                "is written: list the names if one of these is no linear layer"
+            )
+        ]
+    if named is not None:
+        draft.set("train.lora.targets", named)
+    return []
 
 
 def _initial(value: Any, draft: Draft) -> str | None:
@@ -79,20 +115,37 @@ def _initial(value: Any, draft: Draft) -> str | None:
 def _checkpointing(value: Any, draft: Draft) -> str | None:
     if value in ("offload", "offload_disk"):
         draft.set("train.activation_offload", True)
-        return "activations go to host memory"
+        return Remark("activations go to host memory", NO_EFFECT)
     draft.set("train.activation_checkpointing", True if value == "unsloth" else flag(value))
     return None
 
 
+def _offloading(value: Any, draft: Draft) -> str | None:
+    if value not in (True, "legacy", "disk", "hidden_states"):
+        raise NoEqual(f"{shown(value)} is none of true, legacy, disk, hidden_states")
+    draft.set("train.activation_offload", True)
+    if draft.config["train"].get("activation_checkpointing") is False:
+        del draft.config["train"]["activation_checkpointing"]
+    return Remark("the inputs of checkpointed layers go to host memory", NO_EFFECT)
+
+
 def _attention(value: Any, draft: Draft) -> str | None:
     if not isinstance(value, str) or value not in common.ATTENTION:
-        raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto")
+        raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto", NO_EFFECT)
     draft.set("train.attention", common.ATTENTION[value])
     return None
 
 
 def _inputs(value: Any, draft: Draft) -> str | None:
     draft.set("prepare.rows.loss", "everything" if flag(value) else "assistant")
+    return None
+
+
+def _too_long(value: Any, draft: Draft) -> str | None:
+    names = {"drop": "drop", "truncate": "truncate_right", "raise": "fail"}
+    if not isinstance(value, str) or value not in names:
+        raise NoEqual(f"{shown(value)} is none of {', '.join(names)}; drop is written")
+    draft.facts["too_long"] = names[value]
     return None
 
 
@@ -106,54 +159,70 @@ def _eos(value: Any, draft: Draft) -> str | None:
     return "ends an answer here, and does not change the tokenizer"
 
 
+def _tokens(value: Any, draft: Draft) -> str | None:
+    draft.set("prepare.rows.add_tokens", texts(value))
+    return None
+
+
 def _strategy(value: Any, draft: Draft) -> str | None:
+    draft.facts["sharded"] = True
     if not isinstance(value, list | str) or "full_shard" not in value:
-        raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy")
-    draft.facts["fsdp"] = True
+        raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy", FILL_IN)
+    draft.facts |= {"fsdp": True, "offload": draft.facts.get("offload", False) or "offload" in value}
     return None
 
 
 def _sharding(value: Any, draft: Draft) -> str | None:
+    draft.facts["sharded"] = True
     if value not in ("FULL_SHARD", "HYBRID_SHARD"):
-        raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy")
+        raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy", FILL_IN)
     draft.facts |= {"fsdp": True, "hybrid": value == "HYBRID_SHARD"}
     return None
 
 
 def _version(value: Any, draft: Draft) -> str | None:
     if value not in (1, 2):
-        raise NoEqual(f"{shown(value)} is none of 1, 2")
+        raise NoEqual(f"{shown(value)} is none of 1, 2", NO_EFFECT)
     draft.facts["fsdp"] = True
-    return "FSDP2 is what runs here" if value == 1 else None
+    return Remark("FSDP2 is what runs here", NO_EFFECT) if value == 1 else None
+
+
+def _saved(value: Any, draft: Draft) -> str | None:
+    if value == "best":
+        raise NoEqual("checkpoints are written by time; train.keep: best publishes the best one", NO_EFFECT)
+    raise NoEqual("checkpoints are written by time: train.checkpoint_minutes", NO_EFFECT)
 
 
 def _shared(value: Any, draft: Draft) -> str | None:
     degree = whole(value)
-    draft.facts["sequence_parallel"] = degree
-    draft.set("train.sequence_parallel", degree)
-    return "by Ulysses here, by ring attention there"
-
-
-def _path(value: Any, draft: Draft) -> str | None:
-    draft.facts.setdefault("datasets", []).append({"path": text(value), "key": draft.key})
+    if degree > 1:
+        draft.facts["sequence_parallel"] = degree
+        draft.set("train.sequence_parallel", degree)
+        return Remark("by Ulysses here, by ring attention there", NO_EFFECT)
     return None
 
 
-def _of_data(name: str) -> Any:
+def _pure(name: str) -> Rule:
     def translate(value: Any, draft: Draft) -> str | None:
-        draft.facts.setdefault("details", {})[draft.key] = (name, value)
+        if flag(value):
+            draft.facts[name] = True
+            return "trained weights are 16-bit there, fp32 here"
         return None
 
-    return translate
+    return Rule("train.precision", translate, "true → the computation's type; trained weights stay fp32")
 
 
-def _form(value: Any, draft: Draft) -> str | None:
-    # chat_template rows may be of two forms, which the first row tells.
-    kind = text(value).partition(":")[0]
-    if kind not in FORMS:
-        raise NoEqual(f"{shown(value)} is no form of rows here; prepare.rows.format is auto, and detects it")
-    draft.facts.setdefault("forms", []).append("auto" if kind == "chat_template" else FORMS[kind])
-    return "the form is detected by the rows' fields" if kind == "chat_template" else None
+def _plugins(value: Any, draft: Draft) -> str | None:
+    unknown = []
+    for plugin in texts(value):
+        what = PLUGINS.get(plugin.rpartition(".")[2])
+        if what:
+            raise Unlike(f"{shown(plugin)}: {what}")
+        if what is None:
+            unknown.append(plugin)
+    if unknown:
+        raise NoEqual(f"zerolora has no plugins: {', '.join(map(shown, unknown))}")
+    raise NoEqual(KERNELS, NO_EFFECT)
 
 
 def _finish(draft: Draft) -> list[str]:
@@ -164,201 +233,407 @@ def _finish(draft: Draft) -> list[str]:
     method = "full" if not adapter else ("q" if quantized else "") + ("dora" if facts.get("dora") else "lora")
     draft.key = "adapter" if adapter else ""
     draft.set("train.method", method)
+    if adapter:
+        lines += _set_targets(draft)
     if not adapter and (eight or facts.get("four", False)):
-        lines.append("train.method: load_in_8bit and load_in_4bit are for adapters alone; all weights are trained")
+        text = "train.method: load_in_8bit and load_in_4bit are for adapters alone; all weights are trained"
+        lines.append(Remark(text, NO_EFFECT))
     if quantized:
         draft.set("train.quantization.type", "int8" if eight and not facts.get("four", False) else "nf4")
+        if "double" in facts:
+            draft.set("train.quantization.double", facts["double"])
+    if common.set_precision(draft) and not eight:
+        draft.key = "bf16"
+        draft.set("train.precision", "fp32")
     if facts.get("fsdp"):
         draft.key = "fsdp"
         kind = "fsdp_hybrid" if facts.get("hybrid") else "fsdp"
         draft.set("render.strategy", f"{kind}_offload" if facts.get("offload") else kind)
-    elif "strategy" not in draft.config.get("render", {}):
-        draft.set("render.strategy", "ddp")
-    lines += _data(ours, draft)
+    lines += common.set_strategy(draft, "deepspeed or fsdp")
+    lines += _schedule(draft)
+    lines += axolotl_data.write_data(ours, draft)
     return lines + common.scaffold(draft)
 
 
-def _data(model: str, draft: Draft) -> list[str]:
-    facts = draft.facts
-    sets = facts.get("datasets", [])
-    rows = draft.config.setdefault("prepare", {}).setdefault("rows", {})
-    forms = set(facts.get("forms", []))
-    rows |= {"model": model, "format": forms.pop() if len(forms) == 1 else "auto", "too_long": "drop", "check": "exact"}
-    if "stop" in facts:
-        rows["stop_tokens"] = list(dict.fromkeys(facts["stop"]))
-    if "template" not in rows:
-        rows["template"] = "alpaca" if rows["format"] == "alpaca" else "chat"
-    if len(sets) > 1:
-        names = list(dict.fromkeys(Path(each["path"]).name for each in sets))
-        rows["path"] = "data/imported"
-        draft.key = "datasets"
-        draft.set("prepare.rows.sources", {name: {} for name in names})
-        return [
-            f"prepare.rows: bring the rows to data/imported/, each data set in the file or folder {', '.join(names)}"
-        ]
-    path = sets[0]["path"] if sets else "rows.json"
-    local = path.startswith((".", "/")) or Path(path).suffix in (".json", ".jsonl", ".parquet", ".csv")
-    rows["path"] = path if local and sets else f"data/{Path(path).name or 'rows.json'}"
-    if local and sets:
+def _constant(value: Any, draft: Draft) -> str | None:
+    draft.facts["constant_from"] = number(value)
+    raise NoEqual("no schedule falls to a share of the peak and stays there")
+
+
+def _schedule(draft: Draft) -> list[str]:
+    """Set the schedule of cosine_min_lr_ratio: transformers' cosine_with_min_lr has the same formula."""
+    lowest = draft.facts.get("lowest")
+    if lowest is None:
         return []
-    return [f"prepare.rows.path: bring the rows of {path} to {rows['path']}, or name them in fetch.data with a commit"]
-
-
-def _tracked(name: str) -> Rule:
-    def translate(value: Any, draft: Draft) -> str | None:
-        draft.set("train.tracker", name)
-        return "the tracker writes offline into the run's own folder"
-
-    return Rule("train.tracker", translate, WANDB)
+    draft.key = "cosine_min_lr_ratio"
+    if draft.config["train"].get("schedule") != "cosine":
+        return [Remark("cosine_min_lr_ratio: used with lr_scheduler cosine alone", NO_EFFECT)]
+    if "constant_from" in draft.facts:
+        return [Remark("cosine_min_lr_ratio: no schedule falls to a share of the peak and stays there; cosine is kept")]
+    draft.set("train.schedule", "cosine_with_min_lr")
+    draft.set("train.schedule_options", {"min_lr_rate": lowest})
+    return []
 
 
 FORMAT = Format(
     name="axolotl",
     title="axolotl",
+    keys=AXOLOTL,
+    needed="base_model",
+    whole=frozenset(
+        {
+            "deepspeed",
+            "lr_scheduler_kwargs",
+            "lora_rank_pattern",
+            "lora_alpha_pattern",
+            "device_map",
+            "qat",
+            "diffusion",
+            "hatchery",
+            "llmcompressor",
+            "mora",
+            "ebft",
+            "trl",
+            "vllm",
+        }
+    ),
     defaults={"sequence_len": 512, "num_epochs": 1, "lr_scheduler": "cosine", "max_grad_norm": 1.0},
     finish=_finish,
     rules={
         "base_model": fact("model", "fetch.directory or fetch.hub", text, "a hub model needs a commit here"),
         "revision_of_model": fact("revision", "fetch.hub", text),
-        "base_model_config": none("the config is the one beside the weights"),
-        "tokenizer_config": none("the tokenizer is the one beside the weights"),
-        "model_type": none("read from the model's config.json"),
-        "tokenizer_type": none("read from the model's tokenizer files"),
-        "processor_type": none("rows are text; a vision tower is carried through"),
-        "is_llama_derived_model": none("read from the model's config.json"),
-        "is_falcon_derived_model": none("read from the model's config.json"),
-        "is_mistral_derived_model": none("read from the model's config.json"),
-        "trust_remote_code": none("code of a model's repository is never run"),
+        "base_model_config": idle("the config is the one beside the weights"),
+        "tokenizer_config": idle("the tokenizer is the one beside the weights"),
+        "model_type": Rule(
+            "", _model_type, "read from the model's config.json; a classifier stops the import", NO_EFFECT
+        ),
+        "tokenizer_type": idle("read from the model's tokenizer files"),
+        "tokenizer_use_fast": idle("the tokenizer is the one beside the weights"),
+        "tokenizer_legacy": lost("the tokenizer is read as transformers reads it by default"),
+        "tokenizer_use_mistral_common": lost("the tokenizer is transformers'"),
+        "processor_type": unlike("rows with images, video or audio"),
+        "is_llama_derived_model": idle("read from the model's config.json"),
+        "is_falcon_derived_model": idle("read from the model's config.json"),
+        "is_mistral_derived_model": idle("read from the model's config.json"),
+        "is_qwen_derived_model": idle("read from the model's config.json"),
+        "trust_remote_code": idle("code of a model's repository is never run"),
+        "overrides_of_model_config": lost("write it into the model's config.json"),
+        "model_config": lost("write it into the model's config.json"),
+        "rope_scaling": lost("write it into the model's config.json"),
+        "torch_dtype": idle("the precision is train.precision"),
+        "reinit_weights": unlike("weights that start at random"),
+        "num_labels": unlike("a classifier"),
         "load_in_8bit": fact(
             "eight", "train.method, train.quantization.type", flag, "with an adapter: qlora with int8"
         ),
         "load_in_4bit": fact("four", "train.method, train.quantization.type", flag, "with an adapter: qlora with nf4"),
-        "strict": none("unknown keys are always an error here"),
+        "bnb_config_kwargs.bnb_4bit_use_double_quant": fact("double", "train.quantization.double", flag),
+        "bnb_config_kwargs": none("train.quantization has type, double and storage"),
+        "quantize_moe_experts": lost("experts are not quantized"),
+        "model_quantization_config": lost("train.quantization says how the base is quantized"),
+        "model_quantization_config_kwargs": none("train.quantization says how the base is quantized"),
+        "gptq": unlike("a base that GPTQ quantized"),
+        "gptq_groupsize": idle("of GPTQ alone"),
+        "gptq_model_v1": idle("of GPTQ alone"),
+        "gptq_disable_exllama": idle("of GPTQ alone"),
+        "use_onebitllms": unlike("weights of 1.58 bits"),
+        "qat": unlike("quantization-aware training"),
+        "quantization": idle("of a later command; export.targets quantizes (docs/export.md)"),
+        "strict": idle("unknown keys are always an error here"),
         "adapter": Rule("train.method", _adapter, "no adapter → full"),
-        "lora_model_dir": none("a run that goes on from an adapter is in `continued` (train.from_adapter)"),
+        "lora_model_dir": lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
         "lora_r": same("train.lora.r", whole),
         "lora_alpha": same("train.lora.alpha", number),
         "lora_dropout": same("train.lora.dropout", number),
-        "lora_target_linear": common.offered("train.lora.targets", "all-linear"),
-        "lora_target_modules": Rule("train.lora.targets", _targets),
-        "lora_modules_to_save": same("train.lora.modules_to_save", texts),
-        "lora_fan_in_fan_out": none("read from the model's modules"),
+        "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, with a list its union"),
+        "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
+        "lora_target_parameters": lost("parameters that are no modules, as experts, get no adapter"),
+        "lora_modules_to_save": unless_off(same("train.lora.modules_to_save", texts)),
+        "lora_rank_pattern": unless_off(same("train.lora.rank_pattern")),
+        "lora_alpha_pattern": unless_off(same("train.lora.alpha_pattern")),
+        "lora_fan_in_fan_out": idle("read from the model's modules"),
+        "lora_on_cpu": idle("adapters are made where they are trained"),
+        "peft_layers_to_transform": lost("write the layers as a regular expression in train.lora.targets"),
+        "peft_layers_pattern": lost("write the layers as a regular expression in train.lora.targets"),
+        "peft_layer_replication": unlike("layers that occur several times"),
+        "peft_trainable_token_indices": lost("prepare.rows.add_tokens trains the rows of added tokens"),
+        "peft": none("train.lora.init has default, pissa and olora"),
         "peft_use_dora": fact("dora", "train.method", flag, "true → dora, or qdora"),
         "peft_use_rslora": same("train.lora.rank_stabilized", flag),
         "peft_init_lora_weights": Rule("train.lora.init", _initial),
         "loraplus_lr_ratio": same("train.lora.plus_ratio", number),
-        "lora_mlp_kernel": none("zerolora has no kernels of its own for LoRA"),
-        "lora_qkv_kernel": none("zerolora has no kernels of its own for LoRA"),
-        "lora_o_kernel": none("zerolora has no kernels of its own for LoRA"),
-        "unfrozen_parameters": none("train.method full trains all weights, an adapter none of them"),
-        "datasets[].path": Rule("prepare.rows.path", _path, "a hub data set needs a commit here"),
-        "datasets[].type": Rule("prepare.rows.format", _form),
-        "datasets[].split": none("all rows of a file are used; prepare.rows.split draws validation and test"),
-        "datasets[].field_messages": none(DATA),
-        "datasets[].message_field_role": none(DATA),
-        "datasets[].message_field_content": none(DATA),
-        "datasets[].message_property_mappings": none(DATA),
-        "datasets[].roles": none(DATA),
-        "datasets[].data_files": none("name the files in prepare.rows.sources"),
-        "datasets[].ds_type": none("read from the file's ending"),
-        "test_datasets": none("a source may be a split: prepare.rows.sources.NAME.split"),
-        "dataset_prepared_path": none("prepared rows are in results/data/"),
-        "dataset_processes": none("prepare uses all cores; `--workers` limits it"),
-        "shuffle_merged_datasets": none("rows are always shuffled by the seed"),
+        "loraplus_lr_embedding": lost("rows of the embedding have the rate of the second factor"),
+        "lora_mlp_kernel": idle(KERNELS),
+        "lora_qkv_kernel": idle(KERNELS),
+        "lora_o_kernel": idle(KERNELS),
+        "lora_embedding_kernel": idle(KERNELS),
+        "relora": unlike("ReLoRA, which merges and restarts the adapter"),
+        "relora_steps": unlike("ReLoRA, which merges and restarts the adapter"),
+        "relora_prune_ratio": idle("of ReLoRA alone"),
+        "relora_cpu_offload": idle("of ReLoRA alone"),
+        "relora_anneal_steps": idle("of ReLoRA alone"),
+        "relora_warmup_steps": idle("of ReLoRA alone"),
+        "lisa_n_layers": unlike("LISA, which trains some layers at a time"),
+        "lisa_step_interval": idle("of LISA alone"),
+        "lisa_layers_attribute": idle("of LISA alone"),
+        "use_mora": unlike("MoRA"),
+        "mora": unlike("MoRA"),
+        "unfrozen_parameters": unlike("a training of some of the base's weights"),
+        "spectrum_top_fraction": unlike("a training of some of the base's weights"),
+        "freeze_mm_modules": idle("a vision tower is never trained"),
+        "image_size": unlike("rows with images"),
+        "image_resize_algorithm": unlike("rows with images"),
+        "rl": unlike(RL),
+        "trl": unless_off(idle(RL_ONLY)),
+        "vllm": unless_off(idle(RL_ONLY)),
+        "ebft": unless_off(idle(RL_ONLY)),
+        "rl_beta": idle(RL_ONLY),
+        "orpo_alpha": idle(RL_ONLY),
+        "simpo_gamma": idle(RL_ONLY),
+        "cpo_alpha": idle(RL_ONLY),
+        "kto_desirable_weight": idle(RL_ONLY),
+        "kto_undesirable_weight": idle(RL_ONLY),
+        "dpo_use_weighting": idle(RL_ONLY),
+        "dpo_beta": idle(RL_ONLY),
+        "dpo_loss_type": idle(RL_ONLY),
+        "dpo_label_smoothing": idle(RL_ONLY),
+        "max_prompt_len": idle(RL_ONLY),
+        "reward_model": unlike("a reward model"),
+        "process_reward_model": unlike("a process reward model"),
+        "center_rewards_coefficient": idle("of a reward model alone"),
+        "diffusion": unlike("a diffusion objective"),
+        "kd_trainer": unlike("distillation from a teacher"),
+        "nemo_gym_enabled": unlike(RL),
+        "hatchery": unlike("a training by a remote service with its own losses"),
+        "llmcompressor": unlike("a training of sparse weights"),
+        "use_eaft": unlike("another loss (EAFT)"),
+        "eaft_alpha": idle("of EAFT alone"),
+        "eaft_k": idle("of EAFT alone"),
+        "trainer_cls": unlike("a trainer of your own"),
+        **axolotl_data.rules("datasets"),
+        **axolotl_data.rules("pretraining_dataset"),
+        **axolotl_data.rules("test_datasets"),
+        "pretraining_dataset": Rule("prepare.rows.path", axolotl_data.pretraining, "rows of plain text"),
+        "dataset_prepared_path": idle("prepared rows are in results/data/"),
+        "dataset_processes": idle("prepare uses all cores; `--workers` limits it"),
+        "dataset_num_proc": idle("prepare uses all cores; `--workers` limits it"),
+        "dataset_keep_in_memory": idle("files are streamed"),
+        "dataset_shard_num": none("all rows are used: sources.NAME.rows draws some"),
+        "dataset_shard_idx": none("all rows are used: sources.NAME.rows draws some"),
+        "skip_prepare_dataset": lost("rows are always prepared before training"),
+        "remove_unused_columns": idle("columns that a form does not read are named in stats.json"),
+        "streaming": idle("files are streamed"),
+        "streaming_multipack_buffer_size": idle("packing sees all rows"),
+        "push_dataset_to_hub": idle("prepared rows stay on this machine"),
+        "hf_use_auth_token": idle("the hub's token is that of its own command"),
+        "shuffle_merged_datasets": common.only(True, "rows are always shuffled by the seed"),
+        "curriculum_sampling": lost("rows are always shuffled by the seed"),
         "dataset_exact_deduplication": common.offered("prepare.rows.duplicates", "drop"),
-        "val_set_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here"),
-        "chat_template": named("prepare.rows.template", TEMPLATES),
-        "chat_template_jinja": none(
-            "put the template into config/templates/ and name the file in prepare.rows.template"
+        "val_set_size": Rule(
+            "prepare.rows.split.validation", common.validation, "a share there, a number here", FILL_IN
         ),
-        "eot_tokens": Rule("prepare.rows.stop_tokens", _stop),
+        "chat_template": Rule(
+            "prepare.rows.template",
+            axolotl_data.template,
+            ", ".join(f"{old} → {new}" for old, new in axolotl_data.TEMPLATES.items() if old != new),
+        ),
+        "chat_template_jinja": none(
+            "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
+        ),
+        "chat_template_kwargs": lost("a template gets no options of its own"),
+        "default_system_message": same("prepare.rows.system", text),
+        "eot_tokens": unless_off(Rule("prepare.rows.stop_tokens", _stop)),
         "special_tokens.pad_token": same("prepare.rows.pad_token", text),
         "special_tokens.eos_token": Rule("prepare.rows.stop_tokens", _eos),
         "special_tokens.bos_token": none(TOKENS),
         "special_tokens.unk_token": none(TOKENS),
-        "tokens": same("prepare.rows.add_tokens", texts),
+        "special_tokens.additional_special_tokens": unless_off(same("prepare.rows.add_special_tokens", texts)),
+        "special_tokens": none(TOKENS),
+        "tokens": unless_off(Rule("prepare.rows.add_tokens", _tokens)),
+        "added_tokens_overrides": lost("prepare.rows.add_tokens adds tokens, and renames none"),
+        "fix_untrained_tokens": lost("rows of added tokens start as the mean of the others"),
+        "resize_token_embeddings_to_32x": idle("added tokens get as many rows as they need"),
+        "mean_resizing_embeddings": idle("rows of added tokens start as the mean of the others"),
         "train_on_inputs": Rule("prepare.rows.loss", _inputs, "true → everything"),
         "sequence_len": same("prepare.rows.max_length", whole),
+        "eval_sequence_len": lost("validation rows have the length of training rows"),
+        "min_sample_len": lost("short rows are kept"),
+        "excess_length_strategy": Rule("prepare.rows.too_long", _too_long, "truncate → truncate_right, raise → fail"),
         "sample_packing": same("pack.packing", flag),
-        "eval_sample_packing": none("validation rows are packed as training rows are"),
-        "pad_to_sequence_len": none("a batch is padded to its longest row"),
-        "group_by_length": none("rows of similar length share a batch, unless packing is on"),
-        "output_dir": none("results are in results/<run>/"),
-        "hub_model_id": none("`zerolora push` publishes a finished run"),
+        "eval_sample_packing": idle("validation rows are packed as training rows are"),
+        "sample_packing_group_size": idle("packing sees all rows"),
+        "sample_packing_bin_size": idle("packing sees all rows"),
+        "sample_packing_sequentially": lost("packing chooses rows by their length"),
+        "sample_packing_eff_est": idle("packing sees all rows"),
+        "sample_packing_seq_len_multiplier": idle("pack.capacity says how long packed rows are"),
+        "total_num_tokens": idle("counted by prepare"),
+        "max_packed_sequence_len": lost("write pack.packing and pack.capacity"),
+        "pretrain_multipack_attn": idle("rows of one packed row do not see each other"),
+        "pretraining_sample_concatenation": lost("rows of one packed row do not see each other"),
+        "batch_flattening": idle("pack.packing joins rows"),
+        "pad_to_sequence_len": idle("a batch is padded to its longest row"),
+        "pad_to_multiple_of": idle("a batch is padded to its longest row"),
+        "group_by_length": idle("rows of similar length share a batch, unless packing is on"),
+        "use_pose": unlike("PoSE, which skips positions"),
+        "output_dir": idle("results are in results/<run>/"),
+        "hub_model_id": idle("`zerolora push` publishes a finished run"),
+        "hub_strategy": idle("`zerolora push` publishes a finished run"),
+        "save_safetensors": idle("weights are always safetensors"),
         "gradient_accumulation_steps": fact(
             "accumulation", "train.global_batch", whole, "times micro_batch_size and the number of GPUs"
         ),
         "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
-        "eval_batch_size": none("chosen by evaluate.batch: auto"),
+        "batch_size": none("write train.global_batch", FILL_IN),
+        "eval_batch_size": idle("chosen by evaluate.batch: auto"),
+        "auto_find_batch_size": idle("train.micro_batch: auto chooses it"),
         "num_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
         "max_steps": common.steps("train.max_steps"),
-        "optimizer": named("train.optimizer", common.OPTIMIZERS),
-        "lr_scheduler": common.schedule_rule(),
+        "optimizer": common.optimizer_rule(),
+        "optim_args": lost("train.betas and train.epsilon are the optimizers' options"),
+        "optim_target_modules": lost("an optimizer sees all trained weights"),
+        "embedding_lr": lost("one learning rate for all weights"),
+        "embedding_lr_scale": lost("one learning rate for all weights"),
+        "lr_groups": lost("one learning rate for all weights"),
+        "lr_scheduler": unless_off(common.schedule_rule()),
+        "lr_scheduler_kwargs": unless_off(same("train.schedule_options")),
+        "cosine_min_lr_ratio": fact("lowest", "train.schedule, train.schedule_options", number, "→ cosine_with_min_lr"),
+        "cosine_constant_lr_ratio": Rule("", _constant),
+        "lr_quadratic_warmup": lost("warm-up is linear"),
+        "jagged_restart_steps": lost("the schedule does not restart"),
         "learning_rate": same("train.learning_rate", number),
         "weight_decay": same("train.weight_decay", number),
         "max_grad_norm": same("train.gradient_clipping", number),
         "adam_beta1": fact("beta1", "train.betas", number),
         "adam_beta2": fact("beta2", "train.betas", number),
         "adam_epsilon": same("train.epsilon", number),
+        "adam_eps": same("train.epsilon", number),
         "warmup_ratio": same("train.warmup_ratio", number),
-        "warmup_steps": same("train.warmup_steps"),
+        "warmup_steps": common.warmup_rule(),
         "neftune_noise_alpha": same("train.neftune_alpha", number),
+        "noisy_embedding_alpha": same("train.neftune_alpha", number),
         "seed": same("train.seed"),
         "bf16": common.precision("bf16"),
         "fp16": common.precision("fp16"),
-        "tf32": none("torch's own default"),
+        "bfloat16": _pure("bf16"),
+        "float16": _pure("fp16"),
+        "fp8": lost("train.precision has fp32, fp16 and bf16"),
+        "tf32": idle("torch's own default"),
+        "fp32_norms": lost("norms have the model's type"),
+        "embeddings_skip_upcast": idle("frozen weights have the computation's type"),
         "gradient_checkpointing": Rule("train.activation_checkpointing", _checkpointing),
-        "gradient_checkpointing_kwargs.use_reentrant": none("checkpoints are never reentrant"),
+        "gradient_checkpointing_kwargs.use_reentrant": idle("checkpoints are never reentrant"),
+        "gradient_checkpointing_kwargs": idle("checkpoints are never reentrant"),
+        "selective_checkpointing": idle("a layer is recomputed as a whole"),
+        "activation_offloading": unless_off(
+            Rule("train.activation_offload", _offloading, "of the inputs of checkpointed layers")
+        ),
+        "layer_offloading": unless_off(idle("render.strategy zero3_offload keeps weights in host memory")),
         "flash_attention": common.offered("train.attention", "flash"),
         "sdp_attention": common.offered("train.attention", "sdpa"),
         "eager_attention": common.offered("train.attention", "eager"),
         "attn_implementation": Rule("train.attention", _attention, "flash_attention_2 → flash"),
         "attention": Rule("train.attention", _attention),
-        "xformers_attention": none("train.attention has flash, sdpa and eager"),
-        "s2_attention": none("train.attention has flash, sdpa and eager"),
-        "flash_attn_cross_entropy": none("logits are computed of supervised tokens alone, in chunks"),
-        "flash_attn_rms_norm": none("zerolora has no kernel of its own for norms"),
-        "flash_attn_fuse_qkv": none("zerolora changes no module of the model"),
-        "flash_attn_fuse_mlp": none("zerolora changes no module of the model"),
-        "plugins": none("zerolora has no plugins"),
-        "liger_rope": none("zerolora has no Liger kernels"),
-        "liger_rms_norm": none("zerolora has no Liger kernels"),
-        "liger_glu_activation": none("zerolora has no Liger kernels"),
-        "liger_fused_linear_cross_entropy": none("logits are computed of supervised tokens alone, in chunks"),
+        "flex_attention": idle("train.attention has flash, sdpa and eager"),
+        "flex_attn_compile_kwargs": idle("train.attention has flash, sdpa and eager"),
+        "xformers_attention": idle("train.attention has flash, sdpa and eager"),
+        "sage_attention": lost("train.attention has flash, sdpa and eager; none of them quantizes"),
+        "s2_attention": lost("train.attention sees all of a row"),
+        "scaling_softmax": lost("attention is the model's own"),
+        "flash_optimum": idle("train.attention has flash, sdpa and eager"),
+        "gemma4_hybrid_attn_impl": idle(KERNELS),
+        "fused_attn_kernel": idle(KERNELS),
+        "flash_attn_cross_entropy": idle("logits are computed of supervised tokens alone, in chunks"),
+        "flash_attn_rms_norm": idle(KERNELS),
+        "flash_attn_fuse_qkv": idle("zerolora changes no module of the model"),
+        "flash_attn_fuse_mlp": idle("zerolora changes no module of the model"),
+        "chunked_cross_entropy": idle("logits are computed of supervised tokens alone, in chunks"),
+        "cut_cross_entropy": idle("logits are computed of supervised tokens alone, in chunks"),
+        "tiled_mlp": idle("activations of a row are not divided"),
+        "torch_compile": idle("the model runs as transformers has it"),
+        "torch_compile_backend": idle("the model runs as transformers has it"),
+        "torch_compile_mode": idle("the model runs as transformers has it"),
+        "experts_implementation": idle(KERNELS),
+        "llama4_linearized_experts": lost("experts stay as the model has them"),
+        "use_kernels": idle(KERNELS),
+        "use_scattermoe": idle(KERNELS),
+        "use_sonicmoe": idle(KERNELS),
+        "use_dsv4_kernels": idle(KERNELS),
+        "use_glm_dsa_kernels": idle(KERNELS),
+        "plugins": unless_off(Rule("", _plugins, "kernels change nothing; others are named, or stop the import")),
+        **{name: idle(KERNELS) for name in sorted(AXOLOTL) if name.startswith("liger_")},
         "sequence_parallel_degree": Rule("train.sequence_parallel", _shared),
         "context_parallel_size": Rule("train.sequence_parallel", _shared),
-        "deepspeed": Rule("render.strategy", common.deepspeed, "by its stage and offload"),
-        "fsdp": Rule("render.strategy", _strategy, "full_shard → fsdp"),
+        "deepspeed": unless_off(Rule("render.strategy", common.deepspeed, "by its stage and offload")),
+        "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
         "fsdp_version": Rule("render.strategy", _version),
+        "fsdp_config.fsdp_version": Rule("render.strategy", _version),
         "fsdp_config.fsdp_offload_params": fact("offload", "render.strategy", flag, "true → fsdp_offload"),
         "fsdp_config.offload_params": fact("offload", "render.strategy", flag, "true → fsdp_offload"),
         "fsdp_config.fsdp_sharding_strategy": Rule("render.strategy", _sharding, "HYBRID_SHARD → fsdp_hybrid"),
-        "fsdp_config": none(FSDP),
-        "ddp_find_unused_parameters": none("parameters that are trained are always used"),
-        "local_rank": none("set by the launcher"),
-        "use_ray": none("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
-        "ray_num_workers": none("write train.nodes and train.ranks_per_node"),
-        "evals_per_epoch": none("write train.validation_steps, a number of steps"),
-        "eval_steps": common.steps("train.validation_steps"),
-        "eval_table_size": none("the report shows report.examples answers"),
+        "fsdp_config.sharding_strategy": Rule("render.strategy", _sharding, "HYBRID_SHARD → fsdp_hybrid"),
+        "fsdp_config.activation_checkpointing": common.offered("train.activation_checkpointing", True),
+        "fsdp_config.fsdp_activation_checkpointing": common.offered("train.activation_checkpointing", True),
+        "fsdp_config": unless_off(idle(FSDP)),
+        "dp_shard_size": idle("write hardware, train.nodes and train.ranks_per_node"),
+        "dp_replicate_size": idle("write render.strategy: fsdp_hybrid"),
+        "tensor_parallel_size": idle("ranks share rows, not layers; write render.strategy"),
+        "expert_parallel_size": idle("ranks share rows, not experts; write render.strategy"),
+        "expert_parallel_token_capacity": idle("ranks share rows, not experts"),
+        "expert_parallel_num_nvl_bytes": idle("ranks share rows, not experts"),
+        "ddp": idle("write render.strategy"),
+        "ddp_timeout": idle("ranks that fall silent are named by the heartbeat"),
+        "ddp_bucket_cap_mb": idle("computed here (docs/rendering.md)"),
+        "ddp_broadcast_buffers": idle("a model's buffers are not trained"),
+        "ddp_find_unused_parameters": idle("parameters that are trained are always used"),
+        "accelerator_config": idle("gradients are summed once a step"),
+        "device_map": idle("write render.strategy"),
+        "max_memory": idle("write hardware.gpu_memory"),
+        "gpu_memory_limit": idle("write hardware.gpu_memory"),
+        "low_cpu_mem_usage": idle("weights are always loaded in parts"),
+        "experimental_skip_move_to_device": idle("weights are always loaded in parts"),
+        "torchdistx_path": idle("weights are always loaded in parts"),
+        "local_rank": idle("set by the launcher"),
+        "use_ray": idle("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
+        "ray_num_workers": idle("write train.nodes and train.ranks_per_node"),
+        "dataloader_num_workers": idle("rows are prepared before training"),
+        "dataloader_pin_memory": idle("rows are prepared before training"),
+        "dataloader_prefetch_factor": idle("rows are prepared before training"),
+        "evals_per_epoch": idle("write train.validation_steps, a number of steps"),
+        "eval_steps": unless_off(common.steps("train.validation_steps")),
+        "eval_strategy": idle("train.validation_steps alone says when"),
+        "evaluation_strategy": idle("train.validation_steps alone says when"),
+        "eval_table_size": idle("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
-        "early_stopping_patience": same("train.patience", whole, "needs eval_steps too"),
-        "loss_watchdog_threshold": none("training warns of rising losses by itself (docs/telemetry.md)"),
-        "loss_watchdog_patience": none("training warns of rising losses by itself (docs/telemetry.md)"),
-        "saves_per_epoch": none("checkpoints are written by time: train.checkpoint_minutes"),
-        "save_steps": common.steps("train.checkpoint_steps"),
-        "save_total_limit": none("old checkpoints are removed (docs/checkpoints.md)"),
-        "save_first_step": none("checkpoints are written by time: train.checkpoint_minutes"),
-        "resume_from_checkpoint": none("a run resumes from its last checkpoint by itself (train.resume)"),
-        "logging_steps": none(EVERY_STEP),
-        "debug": none("results/logs/ has all output"),
-        "wandb_project": _tracked("wandb"),
-        "use_tensorboard": common.offered("train.tracker", "tensorboard"),
-        "wandb_entity": none(WANDB),
-        "wandb_watch": none(WANDB),
-        "wandb_name": none(WANDB),
-        "wandb_run_id": none(WANDB),
-        "wandb_log_model": none(WANDB),
-        "rl": none("zerolora does supervised fine-tuning only"),
+        "eval_causal_lm_metrics": idle("tasks are in docs/tasks.md"),
+        "do_causal_lm_eval": idle("tasks are in docs/tasks.md"),
+        "early_stopping_patience": unless_off(same("train.patience", whole, "")),
+        "load_best_model_at_end": idle("train.keep: best is the default"),
+        "metric_for_best_model": lost("the validation loss chooses the best"),
+        "loss_watchdog_threshold": idle("training warns of rising losses by itself (docs/telemetry.md)"),
+        "loss_watchdog_patience": idle("training warns of rising losses by itself (docs/telemetry.md)"),
+        "saves_per_epoch": idle("checkpoints are written by time: train.checkpoint_minutes"),
+        "save_steps": unless_off(common.steps("train.checkpoint_steps")),
+        "save_strategy": Rule("", _saved, "checkpoints are written by time", NO_EFFECT),
+        "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
+        "save_only_model": idle("a checkpoint always holds what a run needs to resume"),
+        "save_first_step": idle("checkpoints are written by time: train.checkpoint_minutes"),
+        "resume_from_checkpoint": lost("a run resumes from its own last checkpoint (train.resume)"),
+        "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint by itself (train.resume)"),
+        "logging_steps": idle(EVERY_STEP),
+        "profiler_steps": idle("telemetry.csv has the parts of each step"),
+        "include_tokens_per_second": idle(EVERY_STEP),
+        "debug": idle("results/logs/ has all output"),
+        "wandb_project": common.tracked("wandb"),
+        "use_wandb": common.tracked("wandb"),
+        "use_mlflow": common.tracked("mlflow"),
+        "use_swanlab": common.tracked("swanlab"),
+        "use_tensorboard": common.tracked("tensorboard"),
+        **{
+            name: idle(WANDB)
+            for name in sorted(AXOLOTL)
+            if re.match(r"(wandb|mlflow|hf_mlflow|swanlab|comet|trackio|otel)_|use_(comet|otel|trackio)", name)
+            and name != "wandb_project"
+        },
+        "test_value": idle("of axolotl's own tests"),
     },
 )

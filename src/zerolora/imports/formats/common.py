@@ -8,8 +8,24 @@ from pydantic import TypeAdapter, ValidationError
 
 from zerolora.config.values import Name
 from zerolora.errors import UserError, shown
-from zerolora.files import read_json
-from zerolora.imports.formats.base import Draft, NoEqual, Rule, flag, number, text
+from zerolora.imports.formats.base import (
+    CHANGES,
+    FILL_IN,
+    NO_EFFECT,
+    Draft,
+    NoEqual,
+    Remark,
+    Rule,
+    flag,
+    idle,
+    number,
+    same,
+    text,
+    unless_off,
+    whole,
+)
+from zerolora.imports.known_keys import TRAINING
+from zerolora.imports.values import json_value
 from zerolora.planner.user_config import layout_of
 from zerolora.schedules import SCHEDULES
 from zerolora.strategies import STRATEGIES
@@ -29,7 +45,8 @@ OPTIMIZERS = {
     "lion_pytorch": "lion",
 }
 """transformers' names (transformers/training_args.py, OptimizerNames)."""
-SCHEDULE_NAMES = {name: name for name in SCHEDULES}
+NEAR_OPTIMIZERS = {"adamw_torch_8bit": "adamw_8bit"}
+"""Optimizers whose states have as many bits, from another library."""
 ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LARGEST = 2**31  # of a whole number in the config
@@ -49,6 +66,90 @@ def schedule_rule() -> Rule:
     return Rule("train.schedule", translate)
 
 
+def training_rules() -> dict[str, Rule]:
+    """Return the rules of transformers' arguments that change nothing of what is trained."""
+    every_step = idle("each step is written (docs/telemetry.md)")
+    again = idle("a stage runs again when its inputs change")
+    by_time = idle("checkpoints are written by time: train.checkpoint_minutes")
+    before = idle("rows are prepared before training")
+    published = idle("`zerolora push` publishes a finished run")
+    rules = {
+        "overwrite_output_dir": again,
+        "save_strategy": by_time,
+        "save_on_each_node": by_time,
+        "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
+        "save_safetensors": idle("weights are always safetensors"),
+        "eval_strategy": idle("train.validation_steps alone says when"),
+        "evaluation_strategy": idle("train.validation_steps alone says when"),
+        "eval_on_start": idle("train.validation_steps alone says when"),
+        "eval_delay": idle("train.validation_steps alone says when"),
+        "eval_accumulation_steps": idle("chosen by evaluate.batch: auto"),
+        "load_best_model_at_end": idle("train.keep: best is the default"),
+        "metric_for_best_model": idle("the validation loss chooses the best"),
+        "greater_is_better": idle("the validation loss chooses the best"),
+        "group_by_length": idle("rows of similar length share a batch, unless packing is on"),
+        "auto_find_batch_size": idle("train.micro_batch: auto chooses it"),
+        "tf32": idle("torch's own default"),
+        "torch_compile": idle("the model runs as transformers has it"),
+        "torch_compile_backend": idle("the model runs as transformers has it"),
+        "torch_compile_mode": idle("the model runs as transformers has it"),
+        "use_liger_kernel": idle("logits are computed of supervised tokens alone, in chunks"),
+        "remove_unused_columns": idle("columns that a form does not read are named in stats.json"),
+        "full_determinism": idle("docs/training.md says what is the same in every run"),
+        "local_rank": idle("set by the launcher"),
+        "ddp_backend": idle("set by the launcher"),
+        "ddp_find_unused_parameters": idle("parameters that are trained are always used"),
+        "ddp_bucket_cap_mb": idle("computed here (docs/rendering.md)"),
+        "ddp_broadcast_buffers": idle("a model's buffers are not trained"),
+        "disable_tqdm": every_step,
+        "include_num_input_tokens_seen": every_step,
+        "include_tokens_per_second": every_step,
+    }
+    rules |= {name: every_step for name in sorted(TRAINING) if name.startswith(("logging_", "log_"))}
+    rules |= {name: published for name in sorted(TRAINING) if name.startswith(("hub_", "push_to_hub"))}
+    return rules | {name: before for name in sorted(TRAINING) if name.startswith("dataloader_")}
+
+
+def optimizer_rule() -> Rule:
+    """Return the rule of an optimizer by transformers' name."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if not isinstance(value, str) or value not in OPTIMIZERS | NEAR_OPTIMIZERS:
+            raise NoEqual(f"{shown(value)} has no equal; train.optimizer keeps its default, adamw")
+        if value in OPTIMIZERS:
+            draft.set("train.optimizer", OPTIMIZERS[value])
+            return None
+        draft.set("train.optimizer", NEAR_OPTIMIZERS[value])
+        return f"{value} is torchao's; {NEAR_OPTIMIZERS[value]} is bitsandbytes' nearest"
+
+    names = (OPTIMIZERS | NEAR_OPTIMIZERS).items()
+    return Rule("train.optimizer", translate, ", ".join(f"{old} → {new}" for old, new in names if old != new))
+
+
+def only(wanted: Any, why: str) -> Rule:
+    """Return the rule of a key that has one value here, which needs no key."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if value != wanted:
+            raise NoEqual(why)
+        return None
+
+    return Rule("", translate, f"{str(wanted).lower()} is what happens here; with another value: {why}")
+
+
+def warmup_rule() -> Rule:
+    """Return the rule of a number of warm-up steps, which may be a share of all steps."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if isinstance(value, float) and 0 < value < 1:
+            draft.set("train.warmup_ratio", value)
+        else:
+            draft.set("train.warmup_steps", int(value) if isinstance(value, float) and value.is_integer() else value)
+        return None
+
+    return Rule("train.warmup_steps, train.warmup_ratio", translate, "a share → warmup_ratio")
+
+
 def epochs(value: Any, draft: Draft) -> str | None:
     """Set train.epochs, a whole number."""
     count = number(value)
@@ -60,11 +161,16 @@ def epochs(value: Any, draft: Draft) -> str | None:
 
 
 def steps(path: str) -> Rule:
-    """Return the rule of a number of steps; a share, or -1 for none, has no equal."""
+    """Return the rule of a number of steps; -1 is none, and a share has no equal."""
+    group = CHANGES if path == "train.max_steps" else NO_EFFECT
 
     def translate(value: Any, draft: Draft) -> str | None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
-            raise NoEqual(f"{shown(value)} is no number of steps, which {path} is")
+        if value == -1 and not isinstance(value, bool):  # transformers' word for no such number
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < LARGEST:
+            raise NoEqual(f"{shown(value)} is no number of steps, which {path} is", group)
+        if value != int(value):
+            raise NoEqual(f"{shown(value)} is no number of steps, which {path} is", group)
         draft.set(path, int(value))
         return None
 
@@ -74,26 +180,52 @@ def steps(path: str) -> Rule:
 def validation(value: Any, draft: Draft) -> str | None:
     """Note the number of validation rows."""
     size = number(value)
+    if not 0 <= size < LARGEST:
+        raise NoEqual(f"{shown(value)} is neither a share nor a number of rows; {ROWS} is written", FILL_IN)
     if size >= 1 and size == int(size):
         draft.facts["validation"] = int(size)
         return None
     draft.facts["validation"] = ROWS
-    kind = "a share of the rows there, a number here" if size else "no rows there, some are needed here"
-    return f"{kind}: {ROWS} is written; correct it"
+    if not size:
+        return Remark(f"no rows there, some are needed here: {ROWS} is written, which are not trained on", CHANGES)
+    return Remark(f"a share of the rows there, a number here: {ROWS} is written; correct it", FILL_IN)
 
 
 def precision(name: str) -> Rule:
-    """Return the rule of `bf16` or `fp16`."""
+    """Return the rule of `bf16` or `fp16`, which `set_precision` combines."""
 
     def translate(value: Any, draft: Draft) -> str | None:
-        if value in ("auto", False):
-            return None  # train.precision: auto, and the other key decides
-        if value not in (True, "full"):
+        if value not in (True, False, "auto", "full"):
             raise NoEqual(f"{shown(value)} is none of true, false, auto")
-        draft.set("train.precision", name)
+        draft.facts[name] = value
         return None
 
     return Rule("train.precision", translate)
+
+
+def set_precision(draft: Draft) -> bool:
+    """Set train.precision as `bf16` and `fp16` say; return whether the file switches both off."""
+    chosen = [name for name in ("bf16", "fp16") if draft.facts.get(name) in (True, "full")]
+    if chosen:
+        draft.key = chosen[0]
+        draft.set("train.precision", chosen[0])
+    return not chosen and draft.facts.get("bf16") is False and draft.facts.get("fp16", False) is False
+
+
+def set_strategy(draft: Draft, key: str) -> list[str]:
+    """Set render.strategy where the file names none that is known; `key` is what it would be named by.
+
+    Weights and states of each rank are whole there: as DDP, or as stage 0 where fp16 needs DeepSpeed's loss scaling.
+    """
+    if "strategy" in draft.config.get("render", {}):
+        return []
+    draft.key = ""
+    if draft.facts.get("sharded"):
+        draft.set("render.strategy", "auto")
+        return [Remark(f"render.strategy: {key} shards the model in a way that has no name here; auto is written")]
+    fp16 = draft.config.get("train", {}).get("precision") == "fp16"
+    draft.set("render.strategy", "zero0" if fp16 else "ddp")
+    return []
 
 
 def offered(path: str, value_if_true: Any) -> Rule:
@@ -105,6 +237,16 @@ def offered(path: str, value_if_true: Any) -> Rule:
         return None
 
     return Rule(path, translate, f"true → {str(value_if_true).lower()}")
+
+
+def tracked(name: str) -> Rule:
+    """Return the rule of a key that turns on a tracker."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        draft.set("train.tracker", name)
+        return Remark("the tracker writes offline into the run's own folder (docs/telemetry.md)", NO_EFFECT)
+
+    return unless_off(Rule("train.tracker", translate, f"→ {name}, offline", NO_EFFECT))
 
 
 def model(key: str, draft: Draft) -> tuple[str, list[str]]:
@@ -154,64 +296,103 @@ def scaffold(draft: Draft) -> list[str]:
         if micro:
             train["micro_batch"] = micro
     else:
-        lines.append(f"train.global_batch: left out, since {micro or 1} x {accumulation} is more than there can be")
+        text = f"train.global_batch: left out, since {micro or 1} x {accumulation} is more than there can be"
+        lines.append(Remark(text, CHANGES))
     if "warmup_steps" in train and "warmup_ratio" in train:
         del train["warmup_ratio"]
-        lines.append("train.warmup_ratio: left out, since warmup_steps wins there")
+        lines.append(Remark("train.warmup_ratio: left out, since warmup_steps wins there", NO_EFFECT))
     if betas := [key for key in ("beta1", "beta2") if key in facts]:
         draft.key = f"adam_{betas[0]}"
         draft.set("train.betas", [facts.get("beta1", 0.9), facts.get("beta2", 0.999)])
     data = config["prepare"]["rows"]
-    data["split"] = {"validation": facts.get("validation", ROWS), "test": ROWS}
-    lines.append(f"prepare.rows.split: {data['split']['validation']} validation and {ROWS} test rows; correct them")
+    held_out = any(source.get("split") == "validation" for source in data.get("sources", {}).values())
+    data["split"] = {"validation": 0 if held_out else facts.get("validation", ROWS), "test": ROWS}
+    lines.append(
+        f"prepare.rows.split: {data['split']['validation']} validation and {ROWS} test rows are held out of training; "
+        "correct them"
+    )
     config["runs"] = {"imported": {"dataset": "rows"}}
     return lines
 
 
 def deepspeed(value: Any, draft: Draft) -> str | None:
     """Set the strategy that a DeepSpeed JSON describes, or, if it is not on this machine, its name."""
+    draft.facts["sharded"] = True
+    if isinstance(value, dict):
+        return _described_by(value, draft)
     path = text(value)
     for folder in (draft.facts["folder"], *Path(draft.facts["folder"]).parents[:3]):
-        if (found := Path(folder) / path).is_file():
+        if _is_file(file := Path(folder) / path):
             try:
-                draft.set("render.strategy", strategy_of(read_json(found, "a text editor")))
+                return _described_by(json_value(file), draft)
             except UserError as error:
-                raise NoEqual(f"{found}: {error}") from None
-            return "the strategy that this file describes; its sizes are computed here (docs/rendering.md)"
+                raise NoEqual(str(error), FILL_IN) from None
     name = Path(path).name.lower()
     stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", name)
     if not stage:
-        raise NoEqual(f"{shown(path)} is not here, and its name says no stage; write render.strategy")
+        raise NoEqual(f"{shown(path)} is not here, and its name says no stage; write render.strategy", FILL_IN)
     offload = ("cpu", "cpu") if "all" in name or (stage[1] == "3" and name.endswith("offload_config.json")) else None
     if offload is None and "param" in name:
         offload = ("gpu", "cpu")
     if offload is None and "offload" in name:
         offload = ("cpu", "gpu")
-    strategy = _named(int(stage[1]), *(offload or ("gpu", "gpu")))
+    strategy, differs = _nearest(int(stage[1]), *(offload or ("gpu", "gpu")))
     draft.set("render.strategy", strategy)
-    return f"{path} is not here; its name says {strategy}"
+    return Remark(f"{path} is not here; its name says {strategy}{differs}: correct it", FILL_IN)
 
 
-def strategy_of(user: Any) -> str:
-    """Return the strategy that is nearest to a DeepSpeed JSON. Raises NoEqual if it is none."""
+def _described_by(user: Any, draft: Draft) -> str | None:
+    strategy, differs = strategy_of(user)
+    draft.set("render.strategy", strategy)
+    sizes = "its sizes are computed here (docs/rendering.md)"
+    return Remark(f"{strategy}, as the JSON describes{differs}; {sizes}", CHANGES if differs else NO_EFFECT)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or has a null character
+        return False
+
+
+def strategy_of(user: Any) -> tuple[str, str]:
+    """Return the strategy that is nearest to a DeepSpeed JSON, and what differs. Raises NoEqual if none is near."""
     if not isinstance(user, dict) or not isinstance(user.get("zero_optimization", {}), dict):
         raise NoEqual("is no DeepSpeed config")
-    zero = user.get("zero_optimization", {})
+    zero = dict(user.get("zero_optimization", {}))
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        if zero.get(old) is True:
+            zero[new] = {"device": "cpu"}
     if not isinstance(stage := zero.get("stage", 0), int) or stage not in (0, 1, 2, 3):
         raise NoEqual(f"stage {shown(stage)} is none of 0, 1, 2, 3")
     try:
-        layout = layout_of(user).strategy
+        layout = layout_of({"zero_optimization": zero}).strategy
     except (AttributeError, TypeError, ValueError, OverflowError, KeyError):
         raise NoEqual("zero_optimization has values that DeepSpeed refuses") from None
-    return _named(stage, layout.optimizer, layout.parameters, layout.within_node, layout.quantized)
+    if layout.optimizer not in PLACES or layout.parameters not in PLACES:
+        raise NoEqual(f"an offload device is none of {', '.join(PLACES)}")
+    return _nearest(stage, layout.optimizer, layout.parameters, layout.within_node, layout.quantized)
 
 
-def _named(stage: int, optimizer: str, parameters: str, within_node: bool = False, quantized: bool = False) -> str:
-    """Return the strategy of DeepSpeed with a stage and placements."""
-    wanted = (stage, optimizer, parameters, within_node, quantized)
-    for name, layout in STRATEGIES.items():
-        if layout.engine == "deepspeed" and wanted == (
-            layout.stage, layout.optimizer, layout.parameters, layout.within_node, layout.quantized,
-        ):  # fmt: skip
-            return name
+PLACES = ("gpu", "cpu", "nvme")
+
+
+def _nearest(
+    stage: int, optimizer: str, parameters: str, within_node: bool = False, quantized: bool = False
+) -> tuple[str, str]:
+    """Return the strategy of DeepSpeed with a stage and placements, or one that needs no more memory of the GPU, and
+    what differs. Raises NoEqual if there is none."""
+    wanted = [((stage, optimizer, parameters, within_node, quantized), "")]
+    if within_node and quantized:
+        wanted.append(((stage, optimizer, parameters, False, True), " but for zero_hpz_partition_size"))
+    if stage == 3 and parameters != "gpu" and optimizer == "gpu":
+        wanted.append(((3, parameters, parameters, False, False), ", with the optimizer's states offloaded as well"))
+    if stage == 3 and {optimizer, parameters} == {"cpu", "nvme"}:
+        wanted.append(((3, "nvme", "nvme", False, False), ", with both on NVMe"))
+    for layout, differs in wanted:
+        for name, known in STRATEGIES.items():
+            if known.engine == "deepspeed" and layout == (
+                known.stage, known.optimizer, known.parameters, known.within_node, known.quantized,
+            ):  # fmt: skip
+                return name, differs
     raise NoEqual(f"stage {stage} with the optimizer on {optimizer} and weights on {parameters} is no named strategy")

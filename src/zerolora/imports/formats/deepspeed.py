@@ -8,20 +8,36 @@ from typing import Any
 from zerolora.errors import shown
 from zerolora.imports.formats import common
 from zerolora.imports.formats.base import (
+    CHANGES,
     Draft,
     Format,
     NoEqual,
+    Remark,
     Rule,
     fact,
     flag,
+    idle,
     named,
     none,
     number,
     same,
     text,
+    unless_off,
+    unlike,
     whole,
 )
-from zerolora.planner.user_config import FLAGS, OFFLOADS, RENAMED, SIZES, aliases
+from zerolora.planner.deepspeed_keys import (
+    HONOURED,
+    LEFT_OUT,
+    OFFLOADS,
+    REFUSED,
+    TOP_LEVEL,
+    ZERO,
+    ZERO_KEYS,
+    ZERO_REFUSED,
+    ZERO_RENAMED,
+    ZERO_SECTIONS,
+)
 
 OWN = "computed here, with its reason in render.json; keep yours with render.strategy: config/deepspeed/NAME.json"
 PART_OF = ("stage", "zero_hpz_partition_size", "zero_quantized_weights")
@@ -74,10 +90,13 @@ def _finish(draft: Draft) -> list[str]:
     lines = ["fetch, prepare: the file names neither model nor rows; correct models/model and data/rows.json"]
     draft.key = "zero_optimization"
     try:
-        draft.set("render.strategy", common.strategy_of({"zero_optimization": draft.facts.get("zero", {})}))
+        strategy, differs = common.strategy_of({"zero_optimization": draft.facts.get("zero", {})})
+        draft.set("render.strategy", strategy)
+        if differs:
+            lines.append(Remark(f"render.strategy: {strategy}, as the JSON describes{differs}", CHANGES))
     except NoEqual as error:
         draft.set("render.strategy", "auto")
-        lines.append(f"render.strategy: auto, since {error}")
+        lines.append(Remark(f"render.strategy: auto, since {error}", CHANGES))
     draft.key = ""
     draft.set("fetch.directory.model", {"path": "models/model", "license": "unknown"})
     rows = {"model": "model", "path": "data/rows.json", "too_long": "drop", "check": "exact"}
@@ -87,27 +106,35 @@ def _finish(draft: Draft) -> list[str]:
 
 def _zero() -> dict[str, Rule]:
     """Return the rules of zero_optimization: what names the strategy, and sizes that are computed here."""
-    rules: dict[str, Rule] = {}
-    for key in (*FLAGS, *SIZES):
-        for name in sorted(aliases(key)):
-            rules[name] = none(OWN)
-    rules |= {key: _part(key) for key in PART_OF}
-    rules |= {old: none(f"deprecated; DeepSpeed calls it {new}") for old, new in RENAMED.items()}
-    for section, keys in OFFLOADS.items():
-        rules |= {f"{section}.{key}": none(OWN) for key in sorted(keys)}
+    rules: dict[str, Rule] = {key: idle(OWN) for key in ZERO_KEYS}
+    rules |= {key: _part(key) for key in (*PART_OF, "cpu_offload", "cpu_offload_param")}
+    rules |= {old: idle(f"deprecated: {new}") for old, new in ZERO_RENAMED.items() if old not in rules}
+    rules |= {key: unlike(why) for key, why in ZERO_REFUSED.items()}
+    for section, keys in ZERO_SECTIONS.items():
+        rules |= {f"{section}.{key}": idle(OWN) for key in sorted(keys)}
+    for section in OFFLOADS:
         rules[f"{section}.device"] = _part(f"{section}.device")
-        rules[f"{section}.nvme_path"] = same("hardware.nvme", text)
-    return {f"zero_optimization.{key}": rule for key, rule in rules.items()}
+        rules[f"{section}.nvme_path"] = unless_off(same("hardware.nvme", text))
+    return {f"{ZERO}.{key}": rule for key, rule in rules.items()}
+
+
+def _left_out() -> dict[str, Rule]:
+    """Return the rules of the keys that training does not read, or would be another with."""
+    rules = {key: idle(f"here: {why}") for key, why in LEFT_OUT.items()}
+    rules |= {key: idle("DeepSpeed's default") for key in HONOURED}
+    return rules | {key: unlike(why) for key, why in REFUSED.items()}
 
 
 FORMAT = Format(
     name="deepspeed",
     title="DeepSpeed 0.19.8",
+    keys=TOP_LEVEL,
+    needed=ZERO,
     defaults={},
     finish=_finish,
     rules={
         **_zero(),
-        "train_batch_size": none("train.global_batch; it follows from micro-batch and accumulation"),
+        "train_batch_size": idle("train.global_batch; it follows from micro-batch and accumulation"),
         "train_micro_batch_size_per_gpu": _unless_auto(fact("micro_batch", "train.micro_batch", whole)),
         "gradient_accumulation_steps": _unless_auto(
             fact("accumulation", "train.global_batch", whole, "times micro-batch and the number of GPUs")
@@ -115,34 +142,29 @@ FORMAT = Format(
         "gradient_clipping": _unless_auto(same("train.gradient_clipping", number)),
         "bf16.enabled": _precision("bf16"),
         "fp16.enabled": _precision("fp16"),
-        "fp16": none(LOSS_SCALE),
-        "bf16": none("weights and gradients have DeepSpeed's default types"),
+        "fp16": idle(LOSS_SCALE),
+        "bf16": idle("weights and gradients have DeepSpeed's default types"),
         "optimizer.type": named("train.optimizer", OPTIMIZERS),
         "optimizer.params.lr": _unless_auto(same("train.learning_rate", number)),
         "optimizer.params.betas": Rule("train.betas", _betas),
         "optimizer.params.eps": _unless_auto(same("train.epsilon", number)),
         "optimizer.params.weight_decay": _unless_auto(same("train.weight_decay", number)),
+        "optimizer.params.torch_adam": idle("the same computation"),
+        "optimizer.params.adam_w_mode": common.only(True, "weight decay is decoupled (AdamW)"),
         "optimizer.params": none("train.optimizer has no such option"),
         "scheduler.type": named("train.schedule", SCHEDULES),
         "scheduler.params.warmup_num_steps": _unless_auto(same("train.warmup_steps")),
         "scheduler.params.total_num_steps": _unless_auto(common.steps("train.max_steps")),
         "scheduler.params.warmup_max_lr": _unless_auto(same("train.learning_rate", number)),
-        "scheduler.params.warmup_min_lr": none("warm-up begins at 0"),
+        "scheduler.params.warmup_min_lr": _unless_auto(none("warm-up begins at 0")),
         "scheduler.params": none("train.schedule_options has those of transformers' schedules"),
-        "aio": none("render writes the options of NVMe (docs/rendering.md)"),
-        "activation_checkpointing": none("write train.activation_checkpointing"),
-        "zero_allow_untested_optimizer": none("set where an optimizer needs it"),
-        "zero_force_ds_cpu_optimizer": none("set where an optimizer needs it"),
-        "communication_data_type": none("DeepSpeed's default"),
-        "steps_per_print": none("each step is written (docs/telemetry.md)"),
-        "wall_clock_breakdown": none("telemetry.csv has the parts of each step"),
-        "dump_state": none("results/logs/ has all output"),
-        "flops_profiler": none("telemetry.csv has TFLOP/s"),
-        "comms_logger": none("telemetry.csv has the bytes of each step"),
-        "comms_config": none("telemetry.csv has the bytes of each step"),
-        "monitor_config": none("train.tracker names a tracker (docs/telemetry.md)"),
-        "tensorboard": none("train.tracker names a tracker (docs/telemetry.md)"),
-        "wandb": none("train.tracker names a tracker (docs/telemetry.md)"),
-        "csv_monitor": none("telemetry.csv is always written"),
+        "aio": idle("render writes the options of NVMe (docs/rendering.md)"),
+        **_left_out(),
+        "zero_allow_untested_optimizer": idle("set where an optimizer needs it"),
+        "zero_force_ds_cpu_optimizer": idle("set where an optimizer needs it"),
+        "steps_per_print": idle("each step is written (docs/telemetry.md)"),
+        "comms_logger": idle("telemetry.csv has the bytes of each step"),
+        "flops_profiler": idle("telemetry.csv has TFLOP/s"),
+        "gradient_allreduce_op": common.only("mean", "gradients are averaged"),
     },
 )

@@ -3,26 +3,33 @@
 Keys as in LLaMA-Factory's examples/ and src/llamafactory/hparams/; the others are of transformers' TrainingArguments.
 """
 
-from pathlib import Path
 from typing import Any
 
 from zerolora.errors import shown
-from zerolora.imports.formats import common
+from zerolora.imports.formats import common, llamafactory_data
 from zerolora.imports.formats.base import (
+    CHANGES,
+    FILL_IN,
+    NO_EFFECT,
     Draft,
     Format,
     NoEqual,
+    Remark,
     Rule,
+    Unlike,
     fact,
     flag,
-    named,
-    none,
+    idle,
+    lost,
     number,
     same,
     text,
     texts,
+    unless_off,
+    unlike,
     whole,
 )
+from zerolora.imports.known_keys import LLAMAFACTORY, MULTIMODAL_TEMPLATES, TRAINING
 
 TEMPLATES = {
     "alpaca": "alpaca",
@@ -41,23 +48,34 @@ TEMPLATES = {
     "zephyr": "zephyr",
 }
 TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard")
-STAGE = "zerolora does supervised fine-tuning only (stage: sft)"
+STAGES = {"rm": "a reward model", "ppo": "rewards", "dpo": "preferences", "kto": "preferences"}
+RL_ONLY = "used with another stage alone"
+OFT_ONLY = "used with finetuning_type oft alone"
+FREEZE_ONLY = "used with finetuning_type freeze alone"
+OPTIMIZER = "an optimizer that zerolora has not: docs/optimizers.md lists those it has"
+SERVING = "of serving and exporting a model"
+MEGATRON = "of Megatron; write render.strategy"
+LAUNCH = "`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"
 
 
-def _only(wanted: Any, otherwise: str) -> Rule:
-    """Return the rule of a key that has one value here, which needs no key."""
+def _stage(value: Any, draft: Draft) -> str | None:
+    if value not in ("sft", "pt"):
+        raise Unlike(
+            f"{shown(value)}: {STAGES.get(value, 'no stage of LLaMA-Factory') if isinstance(value, str) else ''}"
+        )
+    draft.facts["stage"] = value
+    return None
 
-    def translate(value: Any, draft: Draft) -> str | None:
-        if value != wanted:
-            raise NoEqual(otherwise)
-        return None
 
-    return Rule("", translate, f"{str(wanted).lower()} is what happens here; otherwise: {otherwise}")
+def _trains(value: Any, draft: Draft) -> str | None:
+    if not flag(value):
+        raise Unlike("false: the file asks for no training")
+    return None
 
 
 def _tuned(value: Any, draft: Draft) -> str | None:
     if value not in ("lora", "full"):
-        raise NoEqual(f"{shown(value)} is none of lora, full; train.method says what there is (docs/methods.md)")
+        raise Unlike(f"{shown(value)}, which is none of lora, full (docs/methods.md lists what train.method has)")
     draft.facts["tuned"] = value
     return None
 
@@ -74,12 +92,33 @@ def _bits(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _sets(value: Any, draft: Draft) -> str | None:
-    draft.facts["datasets"] = texts(value)
-    return "names of dataset_info.json there, files below dataset_dir here"
+def _sets(name: str) -> Rule:
+    def translate(value: Any, draft: Draft) -> str | None:
+        draft.facts[name] = texts(value)
+        return None
+
+    return unless_off(Rule("prepare.rows.path, prepare.rows.sources", translate, "by dataset_info.json"))
+
+
+def _folder(value: Any, draft: Draft) -> str | None:
+    draft.facts["dataset_dir"] = value if isinstance(value, dict) else text(value)
+    return None
+
+
+def _probabilities(value: Any, draft: Draft) -> str | None:
+    draft.facts["probabilities"] = [number(each) for each in ([value] if isinstance(value, float) else texts(value))]
+    return "shares of the training rows here, probabilities of the next row's set there"
+
+
+def _mixed(value: Any, draft: Draft) -> str | None:
+    if value in ("concat", "interleave_under"):
+        return None
+    raise NoEqual(f"{shown(value)} repeats or alternates rows; sources.NAME.weight and rows say how many are used")
 
 
 def _template(value: Any, draft: Draft) -> str | None:
+    if isinstance(value, str) and value in MULTIMODAL_TEMPLATES:
+        raise Unlike(f"{shown(value)}, a template for rows with images, video or audio")
     if isinstance(value, str) and value in TEMPLATES:
         draft.set("prepare.rows.template", TEMPLATES[value])
         return None
@@ -87,14 +126,41 @@ def _template(value: Any, draft: Draft) -> str | None:
     return f"{shown(value)} has no equal: chat, the model's own chat template, is written"
 
 
+def _packing(value: Any, draft: Draft) -> str | None:
+    draft.facts["packing"] = flag(value)
+    return None
+
+
+def _frozen(part: str) -> Rule:
+    def translate(value: Any, draft: Draft) -> str | None:
+        if not flag(value):
+            raise Unlike(f"false: a training of the {part}")
+        raise NoEqual(f"the {part} is never trained", NO_EFFECT)
+
+    return Rule("", translate, f"true: the {part} is never trained; false stops the import", NO_EFFECT)
+
+
 def _attention(value: Any, draft: Draft) -> str | None:
     if value == "auto":
         return None
     names = {"fa2": "flash", "sdpa": "sdpa", "disabled": "eager"}
     if not isinstance(value, str) or value not in names:
-        raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto")
+        raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto", NO_EFFECT)
     draft.set("train.attention", names[value])
     return None
+
+
+def _quantized(value: Any, draft: Draft) -> str | None:
+    if value not in ("bnb", "bitsandbytes"):
+        raise NoEqual(f"{shown(value)}: bitsandbytes alone quantizes here")
+    return None
+
+
+def _pure(value: Any, draft: Draft) -> str | None:
+    if not flag(value):
+        return None
+    draft.facts["bf16"] = True
+    return "trained weights are bf16 there, fp32 here"
 
 
 def _report(value: Any, draft: Draft) -> str | None:
@@ -103,14 +169,16 @@ def _report(value: Any, draft: Draft) -> str | None:
         return None
     known = [each for each in chosen if each in TRACKERS]
     if not known:
-        raise NoEqual(f"{shown(value)} is no tracker of docs/telemetry.md")
+        raise NoEqual(f"{shown(value)} is no tracker of docs/telemetry.md", NO_EFFECT)
     draft.set("train.tracker", known[0])
-    return "the tracker writes offline" + (f"; only {known[0]} of {', '.join(chosen)}" if len(chosen) > 1 else "")
+    several = f"; only {known[0]} of {', '.join(chosen)}" if len(chosen) > 1 else ""
+    return Remark(f"the tracker writes offline{several}", NO_EFFECT)
 
 
 def _strategy(value: Any, draft: Draft) -> str | None:
+    draft.facts["sharded"] = True
     if not isinstance(value, list | str) or "full_shard" not in value:
-        raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy")
+        raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy", FILL_IN)
     draft.set("render.strategy", "fsdp_offload" if "offload" in value else "fsdp")
     return None
 
@@ -134,35 +202,39 @@ def _finish(draft: Draft) -> list[str]:
     if tuned == "lora" and "alpha" not in lora:
         draft.key = ""
         draft.set("train.lora.alpha", 2.0 * lora.get("r", 8))
-        lines.append("train.lora.alpha: twice the rank, as LLaMA-Factory takes it")
-    if "strategy" not in draft.config.get("render", {}):
-        draft.set("render.strategy", "ddp")
-    lines += _data(ours, draft)
+        lines.append(Remark("train.lora.alpha: twice the rank, as LLaMA-Factory takes it", NO_EFFECT))
+    lines += _packed(draft)
+    if common.set_precision(draft):
+        text = "bf16: with fp16 off too, weights compute in the type of the model's files there; auto is written"
+        lines.append(Remark(text, CHANGES))
+    lines += common.set_strategy(draft, "deepspeed or fsdp")
+    if "dataset" not in facts:
+        draft.unlike.append(("dataset", "is missing: the file serves or exports a model, and trains nothing"))
+    lines += llamafactory_data.write_data(ours, draft)
     return lines + common.scaffold(draft)
 
 
-def _data(model: str, draft: Draft) -> list[str]:
+def _packed(draft: Draft) -> list[str]:
+    """Set pack.packing, which is on by itself for plain text there."""
     facts = draft.facts
-    folder, sets, most = facts.get("dataset_dir", "data"), facts.get("datasets", ["rows"]), facts.get("samples")
-    rows = draft.config.setdefault("prepare", {}).setdefault("rows", {})
-    rows |= {"model": model, "format": "auto", "too_long": "truncate_right", "check": "exact"}
-    files = [name if Path(name).suffix else f"{name}.json" for name in sets]
-    if len(files) == 1 and not most:
-        rows["path"] = f"{folder}/{files[0]}"
-    else:
-        rows["path"] = folder
-        draft.key = "dataset"
-        draft.set("prepare.rows.sources", {name: ({"rows": most} if most else {}) for name in files})
-    places = ", ".join(f"{folder}/{name}" for name in files)
-    lines = [f"prepare.rows: bring the rows to {places}; dataset_info.json is not read"]
-    return (
-        [*lines, "prepare.rows.sources: a source with fewer rows than max_samples repeats them here"] if most else lines
-    )
+    plain, neat = facts.get("stage") == "pt", facts.get("neat", False)
+    packing = neat or facts.get("packing", plain)
+    if not packing:
+        return []
+    draft.key = "packing" if "packing" in facts else "neat_packing" if neat else ""
+    draft.set("pack.packing", True)
+    if neat:
+        return []
+    text = "rows of one packed row see each other there, unless neat_packing is on, and do not here"
+    return [Remark(f"{draft.key or 'stage'}: {text}", CHANGES)]
 
 
 FORMAT = Format(
     name="llamafactory",
     title="LLaMA-Factory",
+    keys=LLAMAFACTORY | TRAINING,
+    needed="model_name_or_path",
+    whole=frozenset({"deepspeed", "dataset_dir", "fsdp_config", "lr_scheduler_kwargs", "vllm_config", "sglang_config"}),
     defaults={
         "cutoff_len": 2048,
         "per_device_train_batch_size": 8,
@@ -176,106 +248,244 @@ FORMAT = Format(
     rules={
         "model_name_or_path": fact("model", "fetch.directory or fetch.hub", text, "a hub model needs a commit here"),
         "model_revision": fact("revision", "fetch.hub", text),
-        "adapter_name_or_path": none("a run that goes on from an adapter is in `continued` (train.from_adapter)"),
-        "trust_remote_code": none("code of a model's repository is never run"),
-        "image_max_pixels": none("rows are text; a vision tower is carried through"),
-        "video_max_pixels": none("rows are text; a vision tower is carried through"),
-        "quantization_bit": Rule("train.method, train.quantization.type", _bits, "4 → qlora with nf4, 8 → with int8"),
-        "quantization_method": _only("bitsandbytes", "bitsandbytes alone quantizes here"),
+        "adapter_name_or_path": lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
+        "adapter_folder": lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
+        "create_new_adapter": lost("train.from_adapter trains the adapter itself"),
+        "trust_remote_code": idle("code of a model's repository is never run"),
+        "use_fast_tokenizer": idle("the tokenizer is the one beside the weights"),
+        "split_special_tokens": lost("special tokens in a text are refused"),
+        "image_max_pixels": unlike("rows with images"),
+        "image_min_pixels": unlike("rows with images"),
+        "image_do_pan_and_scan": unlike("rows with images"),
+        "crop_to_patches": unlike("rows with images"),
+        "media_dir": unlike("rows with images, video or audio"),
+        "video_max_pixels": unlike("rows with video"),
+        "video_min_pixels": unlike("rows with video"),
+        "video_fps": unlike("rows with video"),
+        "video_maxlen": unlike("rows with video"),
+        "use_audio_in_video": unlike("rows with video"),
+        "audio_sampling_rate": unlike("rows with audio"),
+        "train_from_scratch": unlike("weights that start at random"),
+        "mixture_of_depths": unlike("a mixture of depths"),
+        "quantization_bit": unless_off(
+            Rule("train.method, train.quantization.type", _bits, "4 → qlora with nf4, 8 → with int8")
+        ),
+        "quantization_method": Rule("", _quantized, "bnb is what happens here; others are not"),
         "quantization_type": fact("type", "train.quantization.type", text),
         "double_quantization": fact("double", "train.quantization.double", flag),
-        "stage": _only("sft", STAGE),
-        "do_train": _only(True, "the pipeline always trains"),
-        "do_eval": none("validation loss is always computed at the end"),
-        "do_predict": none("held-out rows are always answered (evaluate)"),
-        "predict_with_generate": none("held-out rows are always answered (evaluate)"),
-        "pref_beta": none(STAGE),
-        "pref_loss": none(STAGE),
-        "pref_ftx": none(STAGE),
-        "reward_model": none(STAGE),
-        "finetuning_type": Rule("train.method", _tuned),
+        "quantization_device_map": idle("write render.strategy"),
+        "stage": Rule("prepare.rows.format", _stage, "sft; pt → plain text; others stop the import"),
+        "do_train": Rule("", _trains, "the pipeline always trains; false stops the import"),
+        "do_eval": idle("validation loss is always computed at the end"),
+        "do_predict": idle("held-out rows are always answered (evaluate)"),
+        "predict_with_generate": idle("held-out rows are always answered (evaluate)"),
+        "max_new_tokens": same("evaluate.max_new_tokens", whole),
+        **{
+            name: idle(RL_ONLY)
+            for name in (
+                "pref_beta",
+                "pref_loss",
+                "pref_ftx",
+                "pref_bco_weight",
+                "dpo_label_smoothing",
+                "kto_chosen_weight",
+                "kto_rejected_weight",
+                "simpo_gamma",
+                "ppo_buffer_size",
+                "ppo_epochs",
+                "ppo_score_norm",
+                "ppo_target",
+                "ppo_whiten_rewards",
+                "ref_model",
+                "ref_model_adapters",
+                "ref_model_quantization_bit",
+                "reward_model_adapters",
+                "reward_model_quantization_bit",
+                "reward_model_type",
+                "ld_alpha",
+            )
+        },
+        "reward_model": unlike("rewards of a model"),
+        "use_dft_loss": unlike("another loss (DFT)"),
+        "use_asft_loss": unlike("another loss (ASFT)"),
+        "asft_alpha": idle("of ASFT alone"),
+        "use_eaft_loss": unlike("another loss (EAFT)"),
+        "eaft_alpha": idle("of EAFT alone"),
+        "label_smoothing_factor": lost("the loss is that of the right token alone"),
+        "moe_aux_loss_coef": lost("a router's own loss is not trained"),
+        "finetuning_type": Rule("train.method", _tuned, "freeze and oft stop the import"),
+        "use_llama_pro": unlike("a training of added layers"),
+        **{name: idle(OFT_ONLY) for name in ("oft_rank", "oft_block_size", "oft_target", "module_dropout")},
+        **{
+            name: idle(FREEZE_ONLY)
+            for name in ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+        },
         "lora_rank": same("train.lora.r", whole),
         "lora_alpha": same("train.lora.alpha", number),
         "lora_dropout": same("train.lora.dropout", number),
         "lora_target": Rule("train.lora.targets", _target, "all → all-linear"),
-        "additional_target": same("train.lora.modules_to_save", texts),
+        "additional_target": unless_off(same("train.lora.modules_to_save", texts)),
         "use_rslora": same("train.lora.rank_stabilized", flag),
         "use_dora": fact("dora", "train.method", flag, "true → dora, or qdora"),
         "loraplus_lr_ratio": same("train.lora.plus_ratio", number),
+        "loraplus_lr_embedding": lost("rows of the embedding have the rate of the second factor"),
         "pissa_init": fact("pissa", "train.lora.init", flag, "true → pissa_niter_16"),
         "pissa_iter": fact("iterations", "train.lora.init", lambda value: value if value == -1 else whole(value)),
-        "pissa_convert": none("what is published always fits the original model"),
-        "freeze_vision_tower": none("a vision tower is never trained"),
-        "freeze_multi_modal_projector": none("a vision tower is never trained"),
-        "dataset": Rule("prepare.rows.path, prepare.rows.sources", _sets),
-        "dataset_dir": fact("dataset_dir", "prepare.rows.path", text),
-        "eval_dataset": none("a source may be a split: prepare.rows.sources.NAME.split"),
-        "template": Rule("prepare.rows.template", _template),
-        "default_system": same("prepare.rows.system", text),
-        "cutoff_len": same("prepare.rows.max_length", whole),
-        "max_samples": fact(
-            "samples", "prepare.rows.sources.NAME.rows", whole, "for each source; a smaller one repeats rows here"
+        "pissa_convert": idle("what is published always fits the original model"),
+        "freeze_vision_tower": _frozen("vision tower"),
+        "freeze_multi_modal_projector": _frozen("vision tower"),
+        "freeze_language_model": unlike("a training of the vision tower alone"),
+        "dataset": _sets("dataset"),
+        "eval_dataset": _sets("eval_dataset"),
+        "dataset_dir": Rule("prepare.rows.path", _folder, "its dataset_info.json is read"),
+        "eval_on_each_dataset": idle("losses of all validation rows are one"),
+        "mix_strategy": Rule("", _mixed, "concat is what happens here"),
+        "interleave_probs": unless_off(Rule("prepare.rows.sources.NAME.weight", _probabilities)),
+        "streaming": idle("files are streamed"),
+        "buffer_size": idle("rows are shuffled over all of a data set"),
+        "data_shared_file_system": idle("stages share the results' folder"),
+        "template": Rule(
+            "prepare.rows.template",
+            _template,
+            ", ".join(f"{old} → {new}" for old, new in TEMPLATES.items() if old != new) + "; others → chat",
         ),
+        "default_system": unless_off(same("prepare.rows.system", text)),
+        "tool_format": lost("tools are written by the template"),
+        "enable_thinking": common.only(True, "a thought is learnt where a row has one (docs/data.md)"),
+        "preserve_thinking": lost("what the template writes of an earlier thought is what is learnt"),
+        "cutoff_len": same("prepare.rows.max_length", whole),
+        "max_samples": unless_off(fact("samples", "prepare.rows.sources.NAME.at_most", whole, "for each source")),
         "train_on_prompt": common.offered("prepare.rows.loss", "everything"),
         "mask_history": common.offered("prepare.rows.loss", "last"),
-        "packing": same("pack.packing", flag),
-        "neat_packing": common.offered("pack.packing", True),
-        "val_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here"),
-        "overwrite_cache": none("a stage runs again when its inputs change"),
-        "preprocessing_num_workers": none("prepare uses all cores; `--workers` limits it"),
-        "dataloader_num_workers": none("rows are prepared before training"),
-        "tokenized_path": none("prepared rows are in results/data/"),
-        "add_tokens": same("prepare.rows.add_tokens", texts),
-        "add_special_tokens": same("prepare.rows.add_special_tokens", texts),
-        "resize_vocab": none("added tokens always get rows in embedding and head"),
-        "output_dir": none("results are in results/<run>/"),
-        "overwrite_output_dir": none("a stage runs again when its inputs change"),
-        "logging_steps": none("each step is written (docs/telemetry.md)"),
-        "save_steps": common.steps("train.checkpoint_steps"),
-        "save_strategy": none("checkpoints are written by time as well: train.checkpoint_minutes"),
-        "save_only_model": none("a checkpoint always holds what a run needs to resume"),
-        "plot_loss": none("the report always has the curve"),
+        "ignore_pad_token_for_loss": common.only(True, "padding is never learnt"),
+        "packing": Rule("pack.packing", _packing, "rows see each other there without neat_packing"),
+        "neat_packing": fact("neat", "pack.packing", flag),
+        "block_diag_attn": idle("rows of one packed row do not see each other"),
+        "val_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here", FILL_IN),
+        "disable_shuffling": lost("rows are always shuffled by the seed"),
+        "overwrite_cache": idle("a stage runs again when its inputs change"),
+        "preprocessing_batch_size": idle("prepare uses all cores; `--workers` limits it"),
+        "preprocessing_num_workers": idle("prepare uses all cores; `--workers` limits it"),
+        "tokenized_path": idle("prepared rows are in results/data/"),
+        "add_tokens": unless_off(same("prepare.rows.add_tokens", texts)),
+        "add_special_tokens": unless_off(same("prepare.rows.add_special_tokens", texts)),
+        "new_special_tokens_config": lost("rows of added tokens start as the mean of the others"),
+        "init_special_tokens": lost("rows of added tokens start as the mean of the others"),
+        "resize_vocab": idle("added tokens always get rows in embedding and head"),
+        "output_dir": idle("results are in results/<run>/"),
+        "save_steps": unless_off(common.steps("train.checkpoint_steps")),
+        "save_only_model": idle("a checkpoint always holds what a run needs to resume"),
+        "plot_loss": idle("the report always has the curve"),
+        "compute_accuracy": idle("held-out rows are always answered (evaluate)"),
         "report_to": Rule("train.tracker", _report),
-        "run_name": none("runs are named in the section runs"),
+        "use_swanlab": common.tracked("swanlab"),
+        **{
+            name: idle("the tracker writes offline into the run's own folder (docs/telemetry.md)")
+            for name in sorted(LLAMAFACTORY)
+            if name.startswith("swanlab_")
+        },
+        "run_name": idle("runs are named in the section runs"),
         "per_device_train_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
         "gradient_accumulation_steps": fact(
             "accumulation", "train.global_batch", whole, "times batch size and number of GPUs"
         ),
-        "per_device_eval_batch_size": none("chosen by evaluate.batch: auto"),
+        "per_device_eval_batch_size": idle("chosen by evaluate.batch: auto"),
         "learning_rate": same("train.learning_rate", number),
         "num_train_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
-        "max_steps": common.steps("train.max_steps"),
+        "max_steps": unless_off(common.steps("train.max_steps")),
         "lr_scheduler_type": common.schedule_rule(),
+        "lr_scheduler_kwargs": unless_off(same("train.schedule_options")),
         "warmup_ratio": same("train.warmup_ratio", number),
-        "warmup_steps": same("train.warmup_steps"),
+        "warmup_steps": common.warmup_rule(),
         "weight_decay": same("train.weight_decay", number),
         "max_grad_norm": same("train.gradient_clipping", number),
-        "optim": named("train.optimizer", common.OPTIMIZERS),
+        "optim": common.optimizer_rule(),
+        "optim_args": lost("train.betas and train.epsilon are the optimizers' options"),
+        "optim_target_modules": lost("an optimizer sees all trained weights"),
+        **{name: lost(OPTIMIZER) for name in ("use_galore", "use_apollo", "use_badam", "use_muon", "use_adam_mini")},
+        **{
+            name: idle("of an optimizer that zerolora has not")
+            for name in sorted(LLAMAFACTORY)
+            if name.startswith(("galore_", "apollo_", "badam_"))
+        },
         "adam_beta1": fact("beta1", "train.betas", number),
         "adam_beta2": fact("beta2", "train.betas", number),
         "adam_epsilon": same("train.epsilon", number),
-        "neftune_noise_alpha": same("train.neftune_alpha", number),
+        "neftune_noise_alpha": unless_off(same("train.neftune_alpha", number)),
         "seed": same("train.seed"),
+        "data_seed": lost("the rows' order depends on train.seed, their split on prepare.rows.seed"),
         "bf16": common.precision("bf16"),
         "fp16": common.precision("fp16"),
-        "pure_bf16": none("trained weights are fp32 under LoRA"),
+        "pure_bf16": Rule("train.precision", _pure, "true → bf16; trained weights are fp32"),
+        "fp8": lost("train.precision has fp32, fp16 and bf16"),
+        "upcast_layernorm": lost("norms have the model's type"),
+        "upcast_lmhead_output": idle("losses are computed in fp32"),
         "flash_attn": Rule("train.attention", _attention, "fa2 → flash, disabled → eager"),
         "gradient_checkpointing": same("train.activation_checkpointing", flag),
         "disable_gradient_checkpointing": common.offered("train.activation_checkpointing", False),
-        "enable_liger_kernel": none("zerolora has no Liger kernels"),
-        "use_unsloth": none("zerolora has no Unsloth kernels"),
-        "shift_attn": none("train.attention has flash, sdpa and eager"),
-        "rope_scaling": none("write it into the model's config.json"),
-        "deepspeed": Rule("render.strategy", common.deepspeed, "by its stage and offload"),
-        "fsdp": Rule("render.strategy", _strategy, "full_shard → fsdp"),
-        "ddp_timeout": none("ranks that fall silent are named by the heartbeat"),
-        "eval_strategy": none("train.validation_steps alone says when"),
-        "eval_steps": common.steps("train.validation_steps"),
-        "resume_from_checkpoint": none("a run resumes from its last checkpoint by itself (train.resume)"),
-        "ray_run_name": none("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
-        "ray_storage_path": none("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
-        "ray_num_workers": none("write train.nodes and train.ranks_per_node"),
-        "resources_per_worker": none("write hardware"),
-        "placement_strategy": none("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
+        "gradient_checkpointing_kwargs": idle("checkpoints are never reentrant"),
+        "use_reentrant_gc": idle("checkpoints are never reentrant"),
+        "enable_liger_kernel": idle("logits are computed of supervised tokens alone, in chunks"),
+        "use_v1_kernels": idle("zerolora has kernels of its own"),
+        "use_unsloth": idle("zerolora has kernels of its own"),
+        "use_unsloth_gc": idle("train.activation_offload keeps activations in host memory"),
+        "shift_attn": lost("train.attention sees all of a row"),
+        "rope_scaling": lost("write it into the model's config.json"),
+        "deepspeed": unless_off(Rule("render.strategy", common.deepspeed, "by its stage and offload")),
+        "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
+        "fsdp_config": idle("decided by zerolora's own FSDP strategies (docs/choice.md)"),
+        "fsdp_transformer_layer_cls_to_wrap": idle("decided by zerolora's own FSDP strategies (docs/choice.md)"),
+        "ddp_timeout": idle("ranks that fall silent are named by the heartbeat"),
+        "eval_steps": unless_off(common.steps("train.validation_steps")),
+        "early_stopping_steps": unless_off(same("train.patience", whole)),
+        "resume_from_checkpoint": lost("a run resumes from its own last checkpoint (train.resume)"),
+        "ray_run_name": idle(LAUNCH),
+        "ray_storage_path": idle(LAUNCH),
+        "ray_init_kwargs": idle(LAUNCH),
+        "ray_num_workers": idle("write train.nodes and train.ranks_per_node"),
+        "resources_per_worker": idle("write hardware"),
+        "placement_strategy": idle(LAUNCH),
+        "master_addr": idle(LAUNCH),
+        "master_port": idle(LAUNCH),
+        **{
+            name: idle(SERVING)
+            for name in sorted(LLAMAFACTORY)
+            if name.startswith(("export_", "infer_", "vllm_", "sglang_")) or name in ("use_kv_cache", "offload_folder")
+        },
+        "use_kt": idle("of KTransformers; write render.strategy"),
+        **{
+            name: idle("of KTransformers; write render.strategy")
+            for name in sorted(LLAMAFACTORY)
+            if name.startswith("kt_")
+        },
+        **{
+            name: idle(MEGATRON)
+            for name in (
+                "tensor_model_parallel_size",
+                "pipeline_model_parallel_size",
+                "expert_model_parallel_size",
+                "sequence_parallel",
+                "use_distributed_optimizer",
+                "bias_activation_fusion",
+                "apply_rope_fusion",
+                "overlap_param_gather",
+                "overlap_grad_reduce",
+                "moe_grouped_gemm",
+                "moe_token_dispatcher_type",
+                "recompute_granularity",
+                "use_mca",
+                "use_megatron_bridge",
+                "use_hyper_parallel",
+            )
+        },
+        "context_parallel_size": idle("write train.sequence_parallel"),
+        "hf_hub_token": idle("the hub's token is that of its own command"),
+        "ms_hub_token": idle("the hub's token is that of its own command"),
+        "om_hub_token": idle("the hub's token is that of its own command"),
+        "cache_dir": idle("models are in resources/models/"),
+        "low_cpu_mem_usage": idle("weights are always loaded in parts"),
+        "print_param_status": idle("results/logs/ has all output"),
+        "include_effective_tokens_per_second": idle("each step is written (docs/telemetry.md)"),
+        **common.training_rules(),
     },
 )

@@ -1,0 +1,331 @@
+"""The data sets of an axolotl config: their forms, prompts, columns and parts.
+
+As in axolotl's src/axolotl/prompt_strategies/ and src/axolotl/utils/data/.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from zerolora.errors import shown
+from zerolora.imports.formats.base import (
+    FILL_IN,
+    NO_EFFECT,
+    Draft,
+    NoEqual,
+    Remark,
+    Rule,
+    Unlike,
+    idle,
+    lost,
+    none,
+    text,
+    texts,
+    unless_off,
+)
+from zerolora.imports.formats.sets import DATA_FILE, DataSet, write_sets
+
+TEMPLATES = {
+    "tokenizer_default": "chat",
+    "alpaca": "alpaca",
+    "chatml": "chatml",
+    "llama3": "llama-3",
+    "gemma": "gemma",
+    "gemma3": "gemma",
+    "mistral_v1": "mistral",
+    "phi_3": "phi-3",
+    "phi_4": "phi-4",
+}
+ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+"""What AlpacaPrompter puts before an instruction without an input, as a system prompt."""
+ROLES = {
+    "user": ("human", "user"),
+    "assistant": ("gpt", "assistant"),
+    "system": ("system",),
+    "tool": ("tool",),
+}
+"""What the forms read by themselves, which is what axolotl reads without `roles`."""
+
+
+class Kind(NamedTuple):
+    """A type of rows."""
+
+    form: str
+    columns: Mapping[str, str] = MappingProxyType({})
+    template: str | None = None
+    """The prompt that the type itself writes. None: chat_template's."""
+    system: str = ""
+    differs: str = ""
+    """What the prompt of ours writes otherwise."""
+
+
+STYLES = {
+    "instruct": Kind("alpaca", template="alpaca"),
+    "chatml": Kind(
+        "alpaca", template="chatml", system=ALPACA, differs="rows with an input have a longer system prompt there"
+    ),
+    "chat": Kind(
+        "alpaca", template="vicuna", system=ALPACA, differs="SYSTEM:, USER: and ASSISTANT: stand in lines there"
+    ),
+    "phi": Kind("alpaca", template="phi-3", system=ALPACA, differs="an input stands behind the end of a turn there"),
+}
+"""Prompt styles of `type: alpaca:STYLE` (PromptStyle in axolotl's prompters.py)."""
+KINDS = {
+    "chat_template": Kind("messages"),
+    "chat_template.default": Kind("messages"),
+    "sharegpt": Kind("sharegpt"),
+    "completion": Kind("text"),
+    "pretrain": Kind("text"),
+    "alpaca": STYLES["instruct"],
+    "alpaca_instruct": STYLES["instruct"],
+    "alpaca_chat": STYLES["chat"],
+    "alpaca_chat.load_qa": STYLES["chat"]._replace(columns={"instruction": "question", "output": "answer"}),
+    "alpaca_chat.load_camel_ai": STYLES["chat"]._replace(columns={"instruction": "message_1", "output": "message_2"}),
+    "alpaca_w_system": STYLES["chat"]._replace(system=""),
+    "alpaca_w_system.load_instruct": STYLES["instruct"],
+    "alpaca_w_system.load_chat": STYLES["chat"]._replace(system=""),
+    "alpaca_w_system.load_open_orca": STYLES["instruct"]._replace(
+        columns={"instruction": "question", "output": "response", "system": "system_prompt"}
+    ),
+    "alpaca_w_system.load_open_orca_chatml": Kind(
+        "alpaca", {"instruction": "question", "output": "response", "system": "system_prompt"}, "chatml"
+    ),
+}
+PREFERENCES = re.compile(
+    r"bradley_terry|stepwise_supervised|ebft|rwd\.|(chat_template|chatml|llama3|zephyr)\.(argilla|ultra|intel|prompt_pairs|icr)"
+    r"|user_defined\.|passthrough"
+)
+
+
+def rules(section: str) -> dict[str, Rule]:
+    """Return the rules of the entries of `datasets`, `pretraining_dataset` or `test_datasets`."""
+    columns = "prepare.rows.columns"
+    entries: dict[str, Rule] = {
+        "path": _of_set("path", text, "prepare.rows.path", "a hub data set needs a commit here"),
+        "type": Rule("prepare.rows.format, prepare.rows.template", _type),
+        "split": _of_set("split", text, "prepare.rows.sources", "train[:1000] → a cap of rows"),
+        "name": _of_set("subset", text, "prepare.rows.path", "the subset to bring"),
+        "revision": _of_set("revision", text, "fetch.data", "a commit of 40 digits"),
+        "data_files": _of_set("files", texts, "prepare.rows.path, prepare.rows.sources"),
+        "field": _of_set("field", text, columns, "of completion rows: {text: FIELD}"),
+        "text_column": _of_set("field", text, columns, "{text: COLUMN}"),
+        "field_messages": _of_set("messages", text, columns, "{messages: COLUMN}"),
+        "field_tools": _of_set("tools", text, columns, "{tools: COLUMN}"),
+        "message_field_role": _of_set("role", text, columns),
+        "message_field_content": _of_set("content", text, columns),
+        "message_property_mappings.role": _of_set("role", text, columns, "from with value → sharegpt"),
+        "message_property_mappings.content": _of_set("content", text, columns),
+        "message_property_mappings": none("messages are read by their role and content"),
+        **{f"roles.{role}": role_names(role) for role in ROLES},
+        "roles": none("turns have the roles system, user, assistant and tool"),
+        "roles_to_train": Rule("prepare.rows.loss", _trained),
+        "train_on_eos": Rule("", _eos, "turn is what happens here"),
+        "train_on_eot": Rule("", _eos, "turn is what happens here"),
+        "type.field_instruction": _of_set("instruction", text, columns),
+        "type.field_input": _of_set("input", text, columns),
+        "type.field_output": _of_set("output", text, columns),
+        "type.field_system": _of_set("system", text, columns),
+        "type.format": none("write the prompt as a Jinja file, and name it in prepare.rows.template (docs/data.md)"),
+        "type.no_input_format": none("write the prompt as a Jinja file (docs/data.md)"),
+        "type.system_prompt": none("write it as prepare.rows.system", FILL_IN),
+        "type.system_format": none("write the prompt as a Jinja file (docs/data.md)"),
+        "chat_template": lost("a data set has one template, prepare.rows.template"),
+        "chat_template_jinja": lost("a data set has one template, prepare.rows.template"),
+        "conversation": lost("a data set has one template, prepare.rows.template"),
+        "ds_type": idle("read from the file's ending"),
+        "trust_remote_code": idle("code of a data set is never run"),
+        "shards": lost("all rows are used: sources.NAME.rows draws some"),
+        "shards_idx": none("all rows are used: sources.NAME.rows draws some"),
+        "preprocess_shards": idle("files are streamed"),
+        "drop_system_message": lost("system prompts are kept"),
+        "input_transform": lost("rows are read as they are"),
+        "message_field_training": lost("see docs/data.md for the keys of a turn that choose what is learnt"),
+        "message_field_training_detail": lost("a turn is learnt as a whole, or not at all"),
+        "split_thinking": lost("a thought is learnt where the form has it (docs/data.md)"),
+        "field_thinking": lost("a thought is learnt where the form has it (docs/data.md)"),
+        "template_thinking_key": lost("a thought is learnt where the form has it (docs/data.md)"),
+        "logprobs_field": none("of distillation alone", NO_EFFECT),
+        "temperature": none("of distillation alone", NO_EFFECT),
+        "train_on_split": lost("name the split's rows"),
+        "skip": lost("rows are drawn by the seed"),
+    }
+    return {f"{section}[].{key}": rule for key, rule in entries.items()}
+
+
+def template(value: Any, draft: Draft) -> str | None:
+    """Note the chat template, which types with a prompt of their own do not use."""
+    if not isinstance(value, str):
+        raise NoEqual(f"{shown(value)} is no name of a template")
+    name = value.removeprefix("tokenizer_default_fallback_")
+    if value not in TEMPLATES and name == value:
+        draft.facts["template"] = "chat"
+        return f"{shown(value)} has no equal: chat, the model's own chat template, is written"
+    draft.facts["template"] = "chat" if name != value else TEMPLATES[value]
+    return None
+
+
+def pretraining(value: Any, draft: Draft) -> str | None:
+    """Note a data set of plain text that is named by its path alone."""
+    draft.facts.setdefault("sets", {})["pretraining_dataset"] = {"path": text(value), "kind": KINDS["pretrain"]}
+    return None
+
+
+def write_data(model: str, draft: Draft) -> list[str]:
+    """Set the data set `rows` of the config; return a line for each thing that differs or is left to do."""
+    facts = draft.facts
+    rows = draft.config.setdefault("prepare", {}).setdefault("rows", {})
+    rows |= {"model": model, "format": "auto", "too_long": facts.get("too_long", "drop"), "check": "exact"}
+    if "stop" in facts:
+        rows["stop_tokens"] = list(dict.fromkeys(facts["stop"]))
+    named: dict[str, dict[str, Any]] = facts.get("sets", {})
+    lines: list[str] = []
+    sets, kinds = [], []
+    for key, values in named.items():
+        kind = values.get("kind", KINDS["pretrain"] if key.startswith("pretraining") else Kind("auto"))
+        one, differs = _set(key, values, kind)
+        sets.append(one)
+        kinds.append(kind)
+        lines += differs
+    lines += _prompt(kinds, draft)
+    trained = [one for one in sets if not one.held_out]
+    if trained and all(one.form == "text" for one in trained):
+        rows["too_long"] = facts.get("too_long", "split")
+        rows["loss"] = "everything"
+    return lines + write_sets(sets, draft)
+
+
+def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
+    """Set the template: of the types that write a prompt of their own, else chat_template's."""
+    facts, rows = draft.facts, draft.config["prepare"]["rows"]
+    own = list(dict.fromkeys((kind.template, kind.system) for kind in kinds if kind.template))
+    chosen = facts.get("template", "chat")
+    lines: list[str] = []
+    if not own:
+        rows["template"] = chosen
+        return lines
+    rows["template"], system = own[0]
+    if system:
+        rows.setdefault("system", system)
+    others = [f"{name}" for name, _ in own[1:]]
+    if any(not kind.template and kind.form in ("messages", "sharegpt", "auto") for kind in kinds):
+        others.append(chosen)
+    if others:
+        lines.append(
+            Remark(
+                f"prepare.rows.template: data sets have prompts of their own there ({rows['template']}, "
+                f"{', '.join(others)}), one here: {rows['template']} is written"
+            )
+        )
+    elif "template" in facts and facts["template"] != rows["template"]:
+        text = f"chat_template: not used by the data sets' types, which write the prompt {rows['template']}"
+        lines.append(Remark(text, NO_EFFECT))
+    for text in dict.fromkeys(kind.differs for kind in kinds if kind.differs):
+        lines.append(Remark(f"prepare.rows.template: {text}"))
+    return lines
+
+
+def _set(key: str, values: dict[str, Any], kind: Kind) -> tuple[DataSet, list[str]]:
+    """Return a data set, and a line for each thing that its values cannot say here."""
+    path = values.get("path", "")
+    local = (
+        path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)) or (path.count("/") > 1 and ":" not in path)
+    )
+    form, columns = kind.form, dict(kind.columns)
+    lines: list[str] = []
+    if form == "messages":
+        form, columns, lines = _messages(key, values)
+    elif form == "text" and values.get("field", "text") != "text":
+        columns["text"] = values["field"]
+    elif form == "sharegpt" and "messages" in values:
+        columns["conversations"] = values["messages"]
+    elif form == "alpaca":
+        fields = ("instruction", "input", "output", "system")
+        columns |= {field: values[field] for field in fields if values.get(field, field) != field}
+    if "tools" in values and form in ("messages", "sharegpt") and values["tools"] != "tools":
+        columns["tools"] = values["tools"]
+    one = DataSet(
+        key=key,
+        path=path or "rows.json",
+        local=local,
+        form=form,
+        columns=columns,
+        split=values.get("split"),
+        subset=values.get("subset"),
+        revision=values.get("revision"),
+        files=[Path(file).name if local and Path(file).is_absolute() else file for file in values.get("files", [])],
+        held_out=key.startswith("test_datasets"),
+    )
+    return one, lines
+
+
+def _messages(key: str, values: dict[str, Any]) -> tuple[str, dict[str, str], list[str]]:
+    """Return form and columns of rows of turns, by the names of a turn's keys."""
+    keys = (values.get("role", "role"), values.get("content", "content"))
+    column = values.get("messages", "messages")
+    if keys == ("from", "value"):
+        return "sharegpt", {} if column == "conversations" else {"conversations": column}, []
+    columns = {} if column == "messages" else {"messages": column}
+    if keys == ("role", "content"):
+        return "messages", columns, []
+    text = f"{key}.message_property_mappings: turns have the keys role and content, or from and value, here"
+    return "messages", columns, [Remark(f"{text}, not {keys[0]} and {keys[1]}: rename them in the rows")]
+
+
+def _of_set(name: str, convert: Callable[[Any], Any], new: str, remark: str = "") -> Rule:
+    """Return the rule of a key of a data set, which `write_data` reads."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        _values(draft)[name] = convert(value)
+        return None
+
+    return unless_off(Rule(new, translate, remark))
+
+
+def _values(draft: Draft) -> dict[str, Any]:
+    """Return the values of the data set of the draft's key."""
+    entry = re.match(r"\w+\[[0-9]+\]", draft.key)
+    name = entry[0] if entry else draft.key
+    values: dict[str, Any] = draft.facts.setdefault("sets", {}).setdefault(name, {})
+    return values
+
+
+def _type(value: Any, draft: Draft) -> str | None:
+    name = text(value)
+    if PREFERENCES.match(name):
+        raise Unlike(f"{shown(name)}: rows of preferences or rewards")
+    base, _, style = name.partition(":")
+    kind = KINDS.get(base.removesuffix(".load"))
+    if base == "alpaca" and style:
+        kind = STYLES.get(style)
+    if kind is None:
+        raise NoEqual(f"{shown(name)} is no form of rows here: bring the rows in a form of docs/data.md")
+    _values(draft)["kind"] = kind
+    return None
+
+
+def role_names(role: str) -> Rule:
+    """Return the rule of the names that turns have for a role."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        other = [name for name in texts(value) if name not in ROLES.get(role, ())]
+        if other:
+            raise NoEqual(f"turns named {', '.join(map(shown, other))} are not read as {role}: rename them in the rows")
+        return None
+
+    return Rule("", translate, f"{', '.join(ROLES.get(role, ()))} are read by themselves")
+
+
+def _trained(value: Any, draft: Draft) -> str | None:
+    roles = {"gpt": "assistant", "human": "user"}
+    chosen = [roles.get(name, name) for name in texts(value)]
+    if chosen != ["assistant"]:
+        draft.set("prepare.rows.loss", chosen)
+    return None
+
+
+def _eos(value: Any, draft: Draft) -> str | None:
+    if value != "turn":
+        raise NoEqual(f"{shown(value)} has no equal: the end of each trained turn is learnt")
+    return None

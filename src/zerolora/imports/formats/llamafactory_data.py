@@ -1,0 +1,196 @@
+"""The data sets of a LLaMA-Factory config: what dataset_info.json says of each.
+
+As in LLaMA-Factory's src/llamafactory/data/parser.py and loader.py.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError, shown
+from zerolora.imports.formats.base import CHANGES, FILL_IN, Draft, Remark
+from zerolora.imports.formats.sets import DATA_FILE, DataSet, write_sets
+from zerolora.imports.values import json_values
+
+INFO = "dataset_info.json"
+ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "history": "history"}
+"""Our fields of alpaca rows, by LLaMA-Factory's names, with the column that each has by default there (history and
+system: none)."""
+MEDIA = ("images", "videos", "audios")
+PREFERENCES = ("chosen", "rejected", "kto_tag")
+SHAREGPT = ("from", "value", "human", "gpt", "observation", "function_call", "system")
+OPENAI = ("role", "content", "user", "assistant", "observation", "function_call", "system")
+TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
+SAME_ROLES = {
+    "observation_tag": ("observation", "tool", "function_response", None),
+    "function_tag": ("function_call", "function", None),
+    "system_tag": ("system", None),
+}
+"""Names of rarer turns that our forms read by themselves; None: the rows have no such turns."""
+HUBS = {"hf_hub_url": "the Hugging Face hub", "ms_hub_url": "ModelScope", "om_hub_url": "Modelers"}
+
+
+def write_data(model: str, draft: Draft) -> list[str]:
+    """Set the data set `rows` of the config; return a line for each thing that differs or is left to do."""
+    facts = draft.facts
+    rows = draft.config.setdefault("prepare", {}).setdefault("rows", {})
+    packed = draft.config.get("pack", {}).get("packing", False)
+    plain = facts.get("stage") == "pt"
+    lines: list[str] = []
+    too_long = "split" if plain else "drop" if packed else "truncate_right"
+    rows |= {"model": model, "format": "auto", "too_long": too_long, "check": "exact"}
+    if plain:
+        rows["loss"] = "everything"
+        rows.pop("template", None)
+    elif not packed:
+        text = "prepare.rows.too_long: prompt and answer are cut in proportion there, the end of the row here"
+        lines.append(Remark(text, CHANGES))
+    info, base, line = _info(draft)
+    lines += line
+    sets: list[DataSet] = []
+    probabilities = facts.get("probabilities")
+    for key, held_out in (("dataset", False), ("eval_dataset", True)):
+        names = facts.get(key, [])
+        for number, name in enumerate(names):
+            one, differs = _set(name, key, info, base, draft)
+            one.held_out = held_out
+            if not held_out:
+                one.weight = probabilities[number] if probabilities and len(probabilities) == len(names) else None
+            sets.append(one)
+            lines += differs
+    return lines + write_sets(sets, draft)
+
+
+def _info(draft: Draft) -> tuple[dict[str, Any] | None, Path, list[str]]:
+    """Return dataset_info.json, the folder of the data, and a line if the file is not on this machine."""
+    folder = draft.facts.get("dataset_dir", "data")
+    if isinstance(folder, dict):
+        return folder, Path("data"), []
+    if folder == "ONLINE":
+        return None, Path("data"), []
+    if folder.startswith("REMOTE:"):
+        text = f"the data sets are described by {INFO} of the repository {folder[7:]}: put it into data/, write"
+        return None, Path("data"), [f"dataset_dir: {text} dataset_dir: data, and import again"]
+    start = Path(draft.facts["folder"])
+    for above in (start, *start.parents[:3]):
+        file = above / folder / INFO
+        try:
+            if file.is_file():
+                return json_values(file), _here(file.parent), []
+        except (OSError, ValueError):
+            break
+        except UserError as error:
+            return None, Path(folder), [Remark(f"dataset_dir: {error}", FILL_IN)]
+    text = f"{folder}/{INFO} is not here, which says where the rows are and which columns they have"
+    return None, Path(folder), [f"dataset_dir: {text}: put it there and import again, or correct prepare.rows"]
+
+
+def _here(folder: Path) -> Path:
+    """Return a folder relative to the working directory, if it is below it."""
+    return Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
+
+
+def _set(name: str, key: str, info: dict[str, Any] | None, base: Path, draft: Draft) -> tuple[DataSet, list[str]]:
+    """Return a data set by its name, and a line for each thing that differs."""
+    at_most = draft.facts.get("samples")
+    plain = draft.facts.get("stage") == "pt"
+    online = draft.facts.get("dataset_dir") == "ONLINE"
+    form = "text" if plain else "auto"
+    if info is None:
+        file = name if online or DATA_FILE.search(name) else f"{name}.json"
+        path = name if online else str(base / file)
+        return DataSet(key, path, not online, form=form, at_most=at_most), []
+    entry = info.get(name)
+    if not isinstance(entry, dict):
+        text = f"{key}: {shown(name)} is no data set of {INFO}; correct its source"
+        return DataSet(key, str(base / name), True, form=form, at_most=at_most), [Remark(text, FILL_IN)]
+    one, lines = _where(name, key, entry, base)
+    one.subset, one.split = _text(entry, "subset"), _text(entry, "split")
+    one.columns, one.form = {}, form
+    rows = entry.get("num_samples")
+    if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0:
+        one.rows = min(rows, at_most) if at_most else rows
+    else:
+        one.at_most = at_most
+    for reason in _other(name, entry):
+        draft.unlike.append((key, reason))
+    columns = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
+    if plain:
+        text = _text(columns, "prompt") or ("" if columns else "instruction")
+        one.columns = {"text": text} if text and text != "text" else {}
+    elif entry.get("formatting", "alpaca") == "alpaca":
+        lines += _alpaca(name, key, columns, one)
+    else:
+        lines += _turns(name, key, entry, columns, one)
+    return one, lines
+
+
+def _where(name: str, key: str, entry: dict[str, Any], base: Path) -> tuple[DataSet, list[str]]:
+    """Return a data set with its path, by what its entry names first there."""
+    for field, hub in HUBS.items():
+        if repository := _text(entry, field):
+            folder = _text(entry, "folder")
+            one = DataSet(key, repository, False, files=[f"{folder}/*"] if folder else [], name=name)
+            return one, [] if hub == HUBS["hf_hub_url"] else [f"{key}: {name} is on {hub}; fetch.data is not for it"]
+    if script := _text(entry, "script_url"):
+        return DataSet(key, str(base / script), True, name=name), [
+            f"{key}: {name} is made by a script, which is never run: bring its rows"
+        ]
+    if cloud := _text(entry, "cloud_file_name"):
+        return DataSet(key, cloud, False, name=name), []
+    file = _text(entry, "file_name")
+    if file is None:
+        return DataSet(key, str(base / name), True), [f"{key}: the entry of {name} in {INFO} names no file; correct it"]
+    return DataSet(key, str(base / file), True), []
+
+
+def _other(name: str, entry: dict[str, Any]) -> list[str]:
+    """Return what makes the rows of an entry others than those of supervised fine-tuning on text."""
+    columns = entry.get("columns") if isinstance(entry.get("columns"), dict) else {}
+    assert isinstance(columns, dict)
+    reasons = []
+    if media := [field for field in MEDIA if columns.get(field)]:
+        reasons.append(f"{name}: rows with {' and '.join(media)}")
+    if entry.get("ranking") is True or any(columns.get(field) for field in PREFERENCES):
+        reasons.append(f"{name}: rows of preferences")
+    return reasons
+
+
+def _alpaca(name: str, key: str, columns: dict[str, Any], one: DataSet) -> list[str]:
+    """Set form and columns of alpaca rows. With `columns`, a field that is not named is not read there."""
+    one.form = "alpaca"
+    fields = {"prompt": "instruction", "query": "input", "response": "output"} if not columns else {}
+    fields |= {theirs: column for theirs in ALPACA if (column := _text(columns, theirs))}
+    one.columns = {ALPACA[theirs]: column for theirs, column in fields.items() if ALPACA[theirs] != column}
+    unread = [ours for theirs, ours in ALPACA.items() if theirs not in fields and ours not in fields.values()]
+    if "input" in unread or not columns:
+        names = ", ".join(unread)
+        return [Remark(f"{key}: columns named {names} are read of {name} here, if it has any, and not there", CHANGES)]
+    return []
+
+
+def _turns(name: str, key: str, entry: dict[str, Any], columns: dict[str, Any], one: DataSet) -> list[str]:
+    """Set form and columns of rows of turns, by the tags of a turn."""
+    given = entry["tags"] if isinstance(entry.get("tags"), dict) else None
+    tags = dict(zip(TAGS, SHAREGPT, strict=True)) if given is None else {tag: given.get(tag) for tag in TAGS}
+    column = _text(columns, "messages") or "conversations"
+    main = (tags["role_tag"], tags["content_tag"])
+    one.form = "messages" if main == ("role", "content") else "sharegpt"
+    field = "messages" if one.form == "messages" else "conversations"
+    one.columns = {} if column == field else {field: column}
+    one.columns |= {each: value for each in ("system", "tools") if (value := _text(columns, each)) and value != each}
+    lines: list[str] = []
+    if main not in (("role", "content"), ("from", "value")):
+        text = f"{key}: turns of {name} have the keys {main[0]} and {main[1]}, not role and content, or from and value"
+        lines.append(Remark(f"{text}: rename them in the rows", FILL_IN))
+    known = {"user_tag": ("user", "human"), "assistant_tag": ("assistant", "gpt"), **SAME_ROLES}
+    others = [str(tags[tag]) for tag, names in known.items() if tags[tag] not in names]
+    if others:
+        text = f"{key}: turns of {name} named {', '.join(others)} are not read by these names: rename them in the rows"
+        lines.append(Remark(text, FILL_IN))
+    return lines
+
+
+def _text(values: dict[str, Any], key: str) -> str | None:
+    value = values.get(key)
+    return value if isinstance(value, str) and value else None

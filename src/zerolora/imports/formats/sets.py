@@ -1,0 +1,167 @@
+"""The data sets of another tool's config, written as `prepare` has them: one path, or sources below a folder."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zerolora.imports.formats.base import CHANGES, FILL_IN, Draft, Remark
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+FILES = ("*.parquet", "*.jsonl", "*.json", "*.jsonl.gz", "*.json.gz", "*.jsonl.zst", "*.csv", "*.arrow")
+"""Patterns of a repository's data files, where the config names none."""
+FOLDER = "data/imported"
+DATA_FILE = re.compile(r"\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.(gz|bz2|xz|zst))?$")
+SLICE = re.compile(r"([\w.-]+)(\[(.*)\])?")
+FIRST = re.compile(r":([0-9]+)")
+
+
+@dataclass
+class DataSet:
+    """One data set of another tool's config."""
+
+    key: str
+    """The key of the imported file that names it."""
+    path: str
+    """A file or folder, or a repository of a hub."""
+    local: bool
+    """Whether the path is one of this machine."""
+    form: str = "auto"
+    columns: dict[str, str] = field(default_factory=dict)
+    split: str | None = None
+    """A published split, or a part of one, as in train[:1000]."""
+    subset: str | None = None
+    revision: str | None = None
+    files: list[str] = field(default_factory=list)
+    """The files of the path that are read. Empty: all."""
+    at_most: int | None = None
+    """Most of its rows that are used."""
+    rows: int | None = None
+    """Number of its rows that are used, repeated if it has fewer."""
+    weight: float | None = None
+    held_out: bool = False
+    """Whether it is the validation split."""
+    name: str = ""
+    """Its name below the folder of all data sets. Default: by its path."""
+
+
+def write_sets(sets: list[DataSet], draft: Draft) -> list[str]:
+    """Set path, sources, form and columns of the data set `rows`; return a line for each thing left to do.
+
+    Every data set becomes a source of its own, also if two have the same name in different folders.
+    """
+    lines: list[str] = []
+    rows = draft.config["prepare"]["rows"]
+    for each in sets:
+        lines += _read_part(each)
+    if not sets:
+        rows["path"] = "data/rows.json"
+        return ["prepare.rows.path: the file names no data set; write your file of rows"]
+    only = sets[0]
+    plain = not (only.rows or only.at_most or only.weight or only.held_out)
+    if len(sets) == 1 and plain and len(only.files) < 2:
+        place, line = _place(only, draft)
+        rows |= {"path": place, "format": only.form} | ({"columns": only.columns} if only.columns else {})
+        return [*lines, *line]
+    if all(each.local for each in sets) and (folder := _folder(sets)):
+        rows["path"] = folder
+        places = {id(each): str(Path(each.path).relative_to(folder)) for each in sets}
+    else:
+        rows["path"] = FOLDER
+        places = dict(zip(map(id, sets), _names(sets), strict=True))
+    forms = {each.form for each in sets}
+    rows["format"] = forms.pop() if len(forms) == 1 else "auto"
+    sources: dict[str, dict[str, Any]] = {}
+    for each in sets:
+        entry: dict[str, Any] = {} if each.form == rows["format"] else {"format": each.form}
+        entry |= {"columns": each.columns} if each.columns else {}
+        entry |= {name: value for name in ("weight", "rows", "at_most") if (value := getattr(each, name)) is not None}
+        entry |= {"split": "validation"} if each.held_out else {}
+        place = places[id(each)]
+        for name in [f"{place}/{file}" for file in each.files] or [place]:
+            sources[name] = entry
+        if rows["path"] == FOLDER:
+            lines.append(f"prepare.rows.sources: bring {_described(each)} to {FOLDER}/{place} (or link it there)")
+    draft.key = sets[0].key
+    draft.set("prepare.rows.sources", sources)
+    return lines
+
+
+def _read_part(each: DataSet) -> list[str]:
+    """Read a split's part, as in train[:1000], into the cap of rows."""
+    match = SLICE.fullmatch(each.split or "")
+    if not match or not match[2]:
+        return []
+    if first := FIRST.fullmatch(match[3]):
+        each.split, each.at_most = match[1], int(first[1])
+        text = f"{each.key}: the first {first[1]} rows there, {first[1]} drawn by the seed here"
+        return [Remark(text, CHANGES)] if each.at_most else []
+    return [Remark(f"{each.key}: {each.split} is a part of a split; bring those rows alone", FILL_IN)]
+
+
+def _place(each: DataSet, draft: Draft) -> tuple[str, list[str]]:
+    """Return the path of the only data set, and a line if its rows are to be brought there."""
+    if each.local:
+        return (f"{each.path.rstrip('/')}/{each.files[0]}" if each.files else each.path), []
+    name = _names([each])[0]
+    if each.revision and COMMIT.fullmatch(each.revision) and REPOSITORY.fullmatch(each.path):
+        key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "rows"
+        entry = {
+            "repository": each.path,
+            "revision": each.revision,
+            "files": each.files or list(FILES),
+            "license": "unknown",
+        }
+        draft.key = each.key
+        draft.set(f"fetch.data.{key}", entry)
+        return f"data/hub/{key}", [f"fetch.data.{key}.license: the file does not name it; correct it"]
+    place = f"data/{name}" + (f"/{each.files[0]}" if each.files else "")
+    return place, [
+        f"prepare.rows.path: bring {_described(each)} to {place}, or name it in fetch.data with a commit of 40 digits"
+    ]
+
+
+def _described(each: DataSet) -> str:
+    parts = [
+        f"the files {', '.join(each.files)} of" * bool(each.files),
+        f"the split {each.split} of" * bool(each.split),
+        f"the subset {each.subset} of" * bool(each.subset),
+        each.path,
+        f"at {each.revision}" * bool(each.revision),
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _names(sets: list[DataSet]) -> list[str]:
+    """Return a name for each data set: the last part of its path, more of it where two are equal."""
+    paths = [each.name or each.path.rstrip("/") for each in sets]
+    lasts = [Path(path).name or "rows.json" for path in paths]
+    names: list[str] = []
+    for path, last in zip(paths, lasts, strict=True):
+        name = last
+        if lasts.count(last) > 1:
+            name = "-".join(part for part in Path(path).parts if part not in ("/", "..", "~")) or last
+        stem, suffix = _stem(name)
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{stem}-{number}{suffix}"
+        names.append(re.sub(r"[{}\s]", "-", name))
+    return names
+
+
+def _stem(name: str) -> tuple[str, str]:
+    match = DATA_FILE.search(name)
+    return (name[: match.start()], name[match.start() :]) if match else (name, "")
+
+
+def _folder(sets: list[DataSet]) -> str | None:
+    """Return the folder around all data sets, which are paths of this machine; None if there is none."""
+    paths = [Path(each.path) for each in sets]
+    if len(set(paths)) < len(paths) or any(".." in path.parts for path in paths):
+        return None
+    for folder in paths[0].parents:
+        if folder != Path() and all(folder in path.parents for path in paths):
+            return str(folder)
+    return None
