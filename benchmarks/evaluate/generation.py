@@ -45,7 +45,7 @@ from zerolora.config.settings import EvaluateSettings
 from zerolora.data.rows import open_split
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.generation import generate
-from zerolora.evaluate.models import EvaluatedModel, device_here, load, load_tokenizer, stops_of
+from zerolora.evaluate.models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.files import read_json, write_json
 
 RESULT = RESULTS / "evaluate.json"
@@ -124,10 +124,11 @@ def answer(request: Path) -> None:
     if asked["name"] == VLLM:
         write_json(Path(asked["output"]), in_vllm(asked, request.parent))
         return
-    if asked["name"] == "zerolora" and not torch.cuda.is_available():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked["name"] == "zerolora" and device == "cpu":
         cpu_matmul.choose()
-    data, model = Path(asked["data"]), EvaluatedModel(Path(asked["model"]))
-    loaded, tokenizer = load(model.base, device_here(), [])
+    data, model = Path(asked["data"]), EvaluatedModel(Path(asked["model"]), device=device)
+    loaded, tokenizer = load(model.base, model.torch_device, [])
     stops = stops_of(model, loaded, tokenizer, data)
     rows = list(open_split(data, "test"))[: asked["rows"]]
     answerer = ANSWERERS[asked["name"]]
@@ -151,7 +152,9 @@ def vllm_settings(asked: Found) -> EvaluateSettings:
 
 def in_vllm(asked: Found, folder: Path) -> Found:
     """Have vLLM answer in an interpreter of its own, which measures itself, and decode what it says."""
-    data, model, figures = Path(asked["data"]), EvaluatedModel(Path(asked["model"])), folder / "figures.json"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    data, model = Path(asked["data"]), EvaluatedModel(Path(asked["model"]), device=device)
+    figures = folder / "figures.json"
     rows = list(open_split(data, "test"))[: asked["rows"]]
     prompts = [row["input_ids"][: row["prompt"]] for row in rows]
     config = config_of(model.base)

@@ -30,6 +30,7 @@ LEFT_OUT: Mapping[str, str] = {
     "cli": "finds the command, and tells mistakes",
     "commands": "hand files and settings to the stages",
     "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
+    "devices": "refuses GPUs that cannot be used, and hides those that must not be",
     "errors": "messages",
     "evaluate.batches": "chooses which prompts share a batch; an answer does not depend on it",
     "files": "writes values as they are given, whole or not at all",

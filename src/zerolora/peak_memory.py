@@ -24,7 +24,8 @@ class PeakMemory:
         # "5" resets the high-water mark (man 5 proc). If that is not allowed, the peak is that of the process's life.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        if self.device.type == "cuda":
+        # Before CUDA is initialised there is nothing to reset, and torch refuses to.
+        if self.device.type == "cuda" and torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def host(self) -> int:

@@ -95,15 +95,16 @@ def test_evaluation_is_predicted_above_what_was_measured(tmp_path: Path) -> None
 
 def test_evaluation_takes_a_gpu_if_there_is_one_that_holds_the_model(tmp_path: Path) -> None:
     model, data = fetched(tmp_path / "model", "qwen2.5-7b", 2, 4), prepared(tmp_path / "data", 200, 60)
+    cpu = {"device": "cpu", "gpu_memory": None}
     on_gpu = evaluating(EVALUATE, model, data, settings_of(gpu_memory=80 * GIB))
-    on_cpu = evaluating(EVALUATE, model, data, settings_of(gpu_memory=8 * GIB))
+    on_cpu = evaluating(EVALUATE, model, data, settings_of(**cpu))
     assert (on_gpu["gpus"], on_cpu["gpus"]) == (1, 0)
     assert on_cpu["host_bytes"] > 1.9 * on_gpu["host_bytes"]
     assert on_cpu["minutes"] > on_gpu["minutes"] >= MINIMUM_MINUTES
-    both = evaluating(EVALUATE, model, data, settings_of(gpu_memory=8 * GIB), models=2)
+    both = evaluating(EVALUATE, model, data, settings_of(**cpu), models=2)
     assert both == {**on_cpu, "seconds": 2 * on_cpu["seconds"], "minutes": both["minutes"]}
     assert both["minutes"] > on_cpu["minutes"]
-    few = evaluating(EVALUATE.model_copy(update={"rows": 50}), model, data, settings_of(gpu_memory=8 * GIB))
+    few = evaluating(EVALUATE.model_copy(update={"rows": 50}), model, data, settings_of(**cpu))
     assert few["seconds"] < on_cpu["seconds"] / 2
 
 
@@ -173,9 +174,10 @@ def test_evaluation_takes_as_many_gpus_as_hold_the_model(tmp_path: Path) -> None
         return evaluating(settings, model, data, settings_of(gpu_memory=gib * GIB), node)["gpus"]
 
     assert [gpus(gib, 8) for gib in (192, 80, 40, 24)] == [1, 2, 4, 7]
-    assert [gpus(80, node) for node in (1, 2)] == [0, 2]
-    assert gpus(24, 8, engine="vllm") == 8
-    assert gpus(80, 8, ranks=4) == 8 and gpus(80, 6, ranks=4) == 0
+    assert [gpus(80, node) for node in (1, 2)] == [1, 2]
+    assert gpus(24, 8, engine="vllm") == gpus(16, 8, engine="vllm") == 8
+    assert gpus(80, 8, ranks=4) == 8 and gpus(80, 6, ranks=4) == 6
     assert gpus(80, 8, batch=20, max_new_tokens=8000) == 3  # with 53 GB of keys and values
-    on_cpu, on_gpu = (evaluating(few, model, data, settings_of(gpu_memory=80 * GIB), node) for node in (1, 2))
-    assert on_cpu["host_bytes"] > 1.9 * on_gpu["host_bytes"]
+    offloaded, whole = (evaluating(few, model, data, settings_of(gpu_memory=80 * GIB), node) for node in (1, 2))
+    assert offloaded["host_bytes"] == whole["host_bytes"]  # the weights lie there, or are loaded there first
+    assert offloaded["seconds"] > 1.3 * whole["seconds"]  # and are copied for each token

@@ -8,7 +8,7 @@ import torch
 from test_vllm_engine import answers_of, models, settings
 
 from zerolora.evaluate import models as models_module
-from zerolora.evaluate.models import EvaluatedModel, device_here, load, placement
+from zerolora.evaluate.models import EvaluatedModel, load, placement, torch_device
 from zerolora.files import read_json
 
 __all__ = ["models"]
@@ -25,7 +25,7 @@ def test_a_spread_model_answers_the_same(
     monkeypatch.setattr(models_module, "placement", lambda *_: placed)
     assert answers_of(settings(engine="transformers", batch=5), models, model, tmp_path / "spread") == whole
     assert len(set(whole)) > 5
-    loaded, _ = load(models.base, device_here(), [])
+    loaded, _ = load(models.base, torch_device("cpu"), [])
     assert loaded.model.layers[1].mlp.up_proj.weight.is_meta and not loaded.lm_head.weight.is_meta
     first, second = (read_json(tmp_path / name / "evaluate.json", "") for name in ("whole", "spread"))
     assert second["loss"] == pytest.approx(first["loss"], rel=1e-6)
@@ -43,4 +43,5 @@ def test_a_model_is_spread_if_it_and_its_cache_do_not_fit(
     assert placement(models.base, gpu, beside=size) == {"device_map": "auto"}
     assert placement(models.base, torch.device("cpu"), beside=size) == {}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert placement(models.base, gpu, beside=size) == {}
+    assert placement(models.base, gpu) == {}
+    assert placement(models.base, gpu, beside=size) == {"device_map": "auto"}  # and the rest in host memory

@@ -32,6 +32,7 @@ from zerolora.long_argument import argument_of
 from zerolora.config.resolve import resolve, run_sections, shared_settings
 from zerolora.config.sharing import STAGES as SHARED_STAGES
 from zerolora.export.targets import TARGETS
+from zerolora.config.limits import hardware_limits
 from zerolora.stages import ON_REQUEST, STAGES
 
 CONFIG_FILE = "config/config.yaml"
@@ -76,6 +77,17 @@ FIRST_SHARING = {
     }
     for kind in SHARED_STAGES._fields
 }
+
+if workflow.remote_exec:
+    # The scheduler that started this job has given it its GPUs (workflow/scripts/on_gpus).
+    os.environ["ZEROLORA_GPUS_DIVIDED"] = "1"
+elif workflow.is_main_process and workflow.local_exec:
+    # Jobs of this machine share what the config says that it has, unless --resources or the profile limits them.
+    for name, most in hardware_limits(
+        [run_sections(CONFIG, name) for name in CONFIG.all_runs], os.environ
+    ).items():
+        if name not in workflow.global_resources:
+            workflow.register_resource(name, most)
 
 
 wildcard_constraints:
@@ -323,10 +335,27 @@ def keep_checkpoints(wildcards):
     return run_sections(CONFIG, wildcards.run).train.keep_checkpoints
 
 
+def device_of(wildcards):
+    """The device that a job's model computes on: the run's, or that of the first run of its data set."""
+    if "run" in wildcards.keys():
+        return STAGE_SETTINGS.runs[wildcards.run].evaluate.device
+    return STAGE_SETTINGS.evaluate[dataset_of(wildcards)].device
+
+
+def gpus_here(wildcards):
+    """GPUs of each node that training needs; none on CPU."""
+    return ranks_here(wildcards) if device_of(wildcards) == "cuda" else 0
+
+
+def all_gpus(wildcards):
+    """The same on all nodes, as Snakemake counts them."""
+    return nodes(wildcards) * gpus_here(wildcards)
+
+
 def gres(wildcards):
     """GPUs of each node, in Slurm's words; none on CPU."""
-    train = SETTINGS["runs"][wildcards.run]["train"]
-    return f"gpu:{train['ranks_per_node']}" if train["device"] == "cuda" else ""
+    gpus = gpus_here(wildcards)
+    return f"gpu:{gpus}" if gpus else ""
 
 
 # Loading the memory model takes longer than the rest of this file, so only jobs that ask for memory load it.
@@ -350,6 +379,13 @@ def resources_of_merge(wildcards, threads):
     return slurm_resources.merging(
         Path(model_directory(wildcards)), Path(adapter_directory(wildcards))
     )
+
+
+def resources_of_export(wildcards, threads):
+    """Those of merging, or of answering where vLLM opens what was exported, which it does on the run's device."""
+    if opened_by_vllm(wildcards):
+        return resources_of_evaluate(wildcards, threads)
+    return resources_of_merge(wildcards, threads)
 
 
 def resources_of_evaluate(wildcards, threads):
@@ -407,14 +443,25 @@ def asked(resources, what):
     return of
 
 
-def gres_of(resources):
-    """A resources function: the GPUs that a job of one node asks for, in Slurm's words."""
+def gpus_of(resources):
+    """A resources function: the GPUs that a job of one node needs."""
 
     def of(wildcards, threads):
         try:
-            gpus = resources(wildcards, threads)["gpus"]
+            return resources(wildcards, threads)["gpus"]
         except UserError:
             return undetermined()
+
+    return of
+
+
+def gres_of(resources):
+    """A resources function: the same in Slurm's words."""
+
+    def of(wildcards, threads):
+        gpus = gpus_of(resources)(wildcards, threads)
+        if isinstance(gpus, str):
+            return gpus
         return f"gpu:{gpus}" if gpus else ""
 
     return of
@@ -440,12 +487,23 @@ def export_settings(wildcards):
     return argument_of(SETTINGS["runs"][wildcards.run]["export"][wildcards.target])
 
 
+def opened_by_vllm(wildcards):
+    """Whether vLLM opens a target: it is one for vLLM, and the config has vLLM answer."""
+    engine = SETTINGS["evaluate"][dataset_of(wildcards)]["engine"]
+    return engine == "vllm" and TARGETS[wildcards.target].for_vllm
+
+
 def export_options(wildcards):
-    """The interpreter with vLLM, for targets that vLLM opens, if the config has vLLM answer."""
-    evaluate = SETTINGS["evaluate"][dataset_of(wildcards)]
-    if evaluate["engine"] != "vllm" or not TARGETS[wildcards.target].for_vllm:
+    """The interpreter with vLLM, for targets that vLLM opens, and its device."""
+    if not opened_by_vllm(wildcards):
         return ""
-    return f"--vllm-python {shlex.quote(evaluate['vllm_python'] or 'python')}"
+    python = SETTINGS["evaluate"][dataset_of(wildcards)]["vllm_python"] or "python"
+    return f"--vllm-python {shlex.quote(python)} --device {export_device(wildcards)}"
+
+
+def export_device(wildcards):
+    """The device that opens a target: the CPU, unless vLLM does."""
+    return device_of(wildcards) if opened_by_vllm(wildcards) else "cpu"
 
 
 def merged_place(wildcards):

@@ -17,16 +17,20 @@ checkpoint evaluate_base:
         runtime=minutes(resources_of_evaluate),
         mem_mb=memory(resources_of_evaluate),
         gres=gres_of(resources_of_evaluate),
+        gpu=gpus_of(resources_of_evaluate),
+        node_gpus=gpus_of(resources_of_evaluate),
     params:
         code=code("evaluate_base"),
         settings=settings("evaluate", "dataset"),
         data=data_directory,
         model=model_directory,
         weights=weights_directory,
+        device=device_of,
         output="results/base/{dataset}",
         work="work/evaluate/base/{dataset}",
     shell:
-        "zerolora weights --model {params.model} --weights {params.weights} &&"
+        "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
+        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {params.weights}.json --output {params.output} --answers {output.answers}"
         " --work {params.work} && cp {output.metrics} {output.held_out}"
@@ -51,19 +55,23 @@ checkpoint evaluate:
         runtime=minutes(resources_of_evaluate),
         mem_mb=memory(resources_of_evaluate),
         gres=gres_of(resources_of_evaluate),
+        gpu=gpus_of(resources_of_evaluate),
+        node_gpus=gpus_of(resources_of_evaluate),
     params:
         code=code("evaluate"),
         settings=settings("runs", "run", "evaluate"),
         data=data_directory,
         model=model_directory,
         weights=weights_directory,
+        device=device_of,
         adapter=adapter_directory,
         output="results/{run}/metrics",
         work="work/evaluate/runs/{run}",
     shell:
-        "zerolora weights --model {params.model} --weights {params.weights} &&"
+        "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
+        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
         " --output {params.output} --answers {output.answers} --work {params.work}"

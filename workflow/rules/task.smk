@@ -33,6 +33,8 @@ checkpoint task_base:
         runtime=minutes(resources_of_evaluate),
         mem_mb=memory(resources_of_evaluate),
         gres=gres_of(resources_of_evaluate),
+        gpu=gpus_of(resources_of_evaluate),
+        node_gpus=gpus_of(resources_of_evaluate),
     params:
         code=code("task_base"),
         settings=settings("tasks", "task"),
@@ -40,10 +42,12 @@ checkpoint task_base:
         data=data_directory,
         model=model_directory,
         weights=weights_directory,
+        device=device_of,
     shell:
-        "zerolora weights --model {params.model} --weights {params.weights} &&"
+        "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
+        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
         " zerolora --log {log} task --settings {params.settings:q} {params.rows} --data {params.data}"
-        " --weights {params.weights}.json --output {output.metrics} --answers {output.answers}"
+        " --weights {params.weights}.json --output {output.metrics} --answers {output.answers} --device {params.device}"
 
 
 checkpoint task:
@@ -63,6 +67,8 @@ checkpoint task:
         runtime=minutes(resources_of_evaluate),
         mem_mb=memory(resources_of_evaluate),
         gres=gres_of(resources_of_evaluate),
+        gpu=gpus_of(resources_of_evaluate),
+        node_gpus=gpus_of(resources_of_evaluate),
     params:
         code=code("task"),
         settings=settings("tasks", "task"),
@@ -70,11 +76,13 @@ checkpoint task:
         data=data_directory,
         model=model_directory,
         weights=weights_directory,
+        device=device_of,
         adapter=adapter_directory,
     shell:
-        "zerolora weights --model {params.model} --weights {params.weights} &&"
+        "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
+        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
         " zerolora --log {log} task --settings {params.settings:q} {params.rows} --data {params.data}"
         " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
-        " --output {output.metrics} --answers {output.answers}"
+        " --output {output.metrics} --answers {output.answers} --device {params.device}"

@@ -21,6 +21,8 @@ checkpoint train:
         tasks=nodes,
         tasks_per_gpu=0,
         gres=gres,
+        gpu=all_gpus,
+        node_gpus=gpus_here,
         runtime=minutes(resources_of_train),
         mem_mb=memory(resources_of_train),
         mpi="",
@@ -34,17 +36,20 @@ checkpoint train:
         packing=packing_directory,
         model=model_directory,
         weights=weights_directory,
+        device=device_of,
         checkpoints="work/checkpoints/{run}",
         output=run_directory,
         logs="results/logs/train/{run}",
     shell:
-        "zerolora weights --model {params.model} --weights {params.weights} &&"
+        "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         # Snakemake sets these to the rule's threads, which are those of all ranks together: each rank would start as many,
         # and they would wait for each other, spinning.
         " export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 &&"
         # The secret of the tasks of one job (src/zerolora/train/launch/topology.py).
         " export ZEROLORA_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n') &&"
-        " {resources.launcher} workflow/scripts/record_slurm_step {params.logs}/steps zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
+        " {resources.launcher} workflow/scripts/record_slurm_step {params.logs}/steps"
+        " workflow/scripts/on_gpus {resources.node_gpus} {resources.nodes} {resources.gpu}"
+        " zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
         " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json"
         " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} --keep-checkpoints {resources.keep_checkpoints} &&"
         " echo finished >> {params.logs}/steps"

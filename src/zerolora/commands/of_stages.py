@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from zerolora.commands.options import (
     Adapter,
     Data,
     EstimateFile,
+    ModelDevice,
     ModelDirectory,
     Output,
     Packing,
@@ -25,9 +26,11 @@ from zerolora.commands.options import (
     ZeroFile,
 )
 from zerolora.commands.stopping import stoppable
+from zerolora.devices import obey
 from zerolora.errors import UserError
 from zerolora.log import LOGGER, result
 from zerolora.long_argument import settings_of
+from zerolora.types import Device
 
 app = typer.Typer()
 
@@ -107,8 +110,15 @@ def fetch_adapter(settings: Settings, output: Output) -> None:
 
 
 @app.command()
-def weights(model: ModelDirectory, weights: Weights) -> None:
+def weights(
+    model: ModelDirectory,
+    weights: Weights,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Device that will compute with them, which is checked first.")
+    ] = "cpu",
+) -> None:
     """Ensure that the base weights are on this machine and match the hashes that fetch recorded."""
+    obey(device)
     from zerolora.fetch.models import restore
 
     restore(model, weights)
@@ -212,6 +222,7 @@ def train(
     checked = TrainSettings.model_validate(settings)
     check(checked.tracker)
     where = topology(os.environ, checked.nodes, checked.ranks_per_node)
+    obey(checked.device, len(where.ranks))
     check_intact(data, "zerolora prepare")
     check_intact(packing, "zerolora pack")
     if checked.from_adapter and TRAINABLE[checked.method].peft_type:
@@ -322,11 +333,12 @@ def evaluate(
     if not checked.enabled:
         leave_out(output, answers)
         return
+    obey(checked.device)
     _let_threads_sleep()
     from zerolora.evaluate.evaluate import evaluate as stage
 
     check_intact(data, "zerolora prepare")
-    stage(checked, data, _evaluated(weights, base, adapter), output, answers, work)
+    stage(checked, data, _evaluated(weights, base, adapter, checked.device), output, answers, work)
 
 
 def _let_threads_sleep() -> None:
@@ -335,17 +347,17 @@ def _let_threads_sleep() -> None:
         os.environ.setdefault(name, value)
 
 
-def _evaluated(weights: Path, base: Path | None, adapter: Path | None) -> Any:
-    """Return the model that --weights, --base and --adapter name."""
+def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: Device) -> Any:
+    """Return the model that --weights, --base and --adapter name, on a device."""
     from zerolora.evaluate.models import EvaluatedModel
     from zerolora.manifest import check_intact, is_merged, located
 
     if (base is None) != (adapter is None):
         raise UserError("--base and --adapter belong together; write both, or none for the base model itself")
     if base is None or adapter is None:
-        return EvaluatedModel(located(weights))
+        return EvaluatedModel(located(weights), device=device)
     check_intact(adapter, "zerolora train")
-    return EvaluatedModel(located(base), adapter, located(weights) if is_merged(weights) else None)
+    return EvaluatedModel(located(base), adapter, located(weights) if is_merged(weights) else None, device)
 
 
 @app.command()
@@ -371,22 +383,24 @@ def task(
         Path | None, typer.Option(help="File with the directory of the base weights, of which --weights were made.")
     ] = None,
     adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter that was trained on --base.")] = None,
+    device: ModelDevice = "cpu",
 ) -> None:
     """Ask a model a further evaluation task: rows of yours, or tasks of lm-evaluation-harness."""
     from zerolora.config.settings import HarnessTaskSettings, TaskSettings
 
     checked = _typed(TaskSettings, settings)
+    obey(device)
     _let_threads_sleep()
     if isinstance(checked, HarnessTaskSettings):
         from zerolora.evaluate.harness import ask_harness
 
-        ask_harness(checked, _evaluated(weights, base, adapter), data, output, answers)
+        ask_harness(checked, _evaluated(weights, base, adapter, device), data, output, answers)
         return
     if rows is None:
         raise UserError("--rows is missing; write --rows FILE, as `zerolora task-rows` wrote it")
     from zerolora.evaluate.asked_task import ask
 
-    ask(checked, rows, _evaluated(weights, base, adapter), data, output, answers)
+    ask(checked, rows, _evaluated(weights, base, adapter, device), data, output, answers)
 
 
 @app.command()
@@ -398,14 +412,16 @@ def judge(
     work: Annotated[Path, typer.Option(help="Directory of answers and verdicts that a killed command goes on from.")],
     output: Output,
     adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter, used if it was not merged.")] = None,
+    device: ModelDevice = "cpu",
 ) -> None:
     """Compare base and tuned model by MT-bench's protocol, with a judge behind an endpoint that may cost money."""
     from zerolora.config.settings import JudgeSettings
     from zerolora.judge.judge import judge as stage
     from zerolora.manifest import check_intact
 
+    obey(device)
     check_intact(data, "zerolora prepare")
-    stage(_typed(JudgeSettings, settings), data, base, tuned, adapter, work, output, os.environ)
+    stage(_typed(JudgeSettings, settings), data, base, tuned, adapter, work, output, os.environ, device)
 
 
 @app.command()
@@ -427,6 +443,9 @@ def export(
         str | None,
         typer.Option(metavar="PYTHON", help="Interpreter with vLLM, which opens what is made for vLLM."),
     ] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Device of vLLM; other libraries open models on the CPU.")
+    ] = "cpu",
 ) -> None:
     """Write a run's result in another form, open it again, and let it answer three held-out rows."""
     from zerolora.export.export import export as stage
@@ -436,10 +455,11 @@ def export(
 
     if target not in TARGETS:
         raise UserError(f"--target: {target} is no target; write one of {', '.join(TARGETS)}")
+    obey(device if vllm_python else "cpu")
     check_intact(adapter, "zerolora train")
     check_intact(data, "zerolora prepare")
     whole = located(merged) if is_merged(merged) else None
-    source = RunResult(model, located(weights), adapter, data, whole, vllm_python)
+    source = RunResult(model, located(weights), adapter, data, whole, vllm_python, device)
     stage(target, _typed(TARGETS[target].settings, settings), source, output)
 
 

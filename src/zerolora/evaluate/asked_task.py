@@ -16,7 +16,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.intervals import bootstrap, bootstrap_mean, wilson
 from zerolora.evaluate.likelihood import longest_input, of_continuations, of_texts
-from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
+from zerolora.evaluate.models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.base import Judgement, Likelihood, Task
 from zerolora.files import MANIFEST, read_json, write_json
@@ -59,11 +59,10 @@ def ask(
 def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]]:
     """Return a model, its tokenizer and its stop tokens. A base model gets what prepared `data` adds to it: tokens,
     chat template, stop tokens; a tuned one has its own."""
-    device = device_here()
-    if device.type == "cpu":
+    if model.device == "cpu":
         cpu_matmul.choose()
     tokens = added_tokens.of_data(data) if data else []
-    found, tokenizer = load(model.merged or model.base, device, tokens, model.loaded_adapter)
+    found, tokenizer = load(model.merged or model.base, model.torch_device, tokens, model.loaded_adapter)
     template = model.directory / "chat_template.jinja"
     if model.adapter is not None and template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ from zerolora.evaluate.difference import UNMERGED
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_merged
-from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
+from zerolora.evaluate.models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.base import Judgement
@@ -61,7 +61,7 @@ def evaluate(
     else:
         engine = f"transformers {version('transformers')}"
     task = task_of(settings.check, settings.check_settings, settings.check_source)
-    if device_here().type == "cpu":
+    if model.device == "cpu":
         cpu_matmul.choose()
     rows = held_out(settings, data)
     asked = [row for row in rows if task.asks(row)]
@@ -125,7 +125,7 @@ def _answers(
         vllm_engine.answer_with_vllm(settings, data, model, asked, kept)
     elif kept.left() and settings.ranks > 1:
         answer_on_ranks(settings, data, model, asked, kept)
-    memory = PeakMemory(device_here())
+    memory = PeakMemory(model.torch_device)
     loaded, tokenizer = load_for(settings, data, model, asked)
     if left := kept.left():
         stops = stops_of(model, loaded, tokenizer, data)

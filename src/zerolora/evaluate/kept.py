@@ -19,7 +19,7 @@ from typing import Any
 from zerolora import fingerprint
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
-from zerolora.evaluate.models import EvaluatedModel, device_here
+from zerolora.evaluate.models import EvaluatedModel
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.progress import Progress
 
@@ -151,7 +151,7 @@ def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine
         "weights": [_files(path) for path in (model.base, model.adapter, model.merged) if path],
         "engine": engine,
         "code": fingerprint.of_stage("evaluate"),
-        "device": device_here().type,
+        "device": model.device,
     }
     return hashlib.sha256(canonical(decides).encode()).hexdigest()[:16]
 

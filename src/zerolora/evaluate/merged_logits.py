@@ -13,7 +13,7 @@ import torch
 from zerolora import added_tokens
 from zerolora.data.rows import IGNORED
 from zerolora.evaluate.gate import OF_MERGED, OF_TRAINED
-from zerolora.evaluate.models import EvaluatedModel, device_here, load, with_adapter
+from zerolora.evaluate.models import EvaluatedModel, load, with_adapter
 from zerolora.log import LOGGER
 from zerolora.methods import quantized_base
 
@@ -54,7 +54,7 @@ def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any
     A share above BOUND is told as a warning.
     """
     assert model.adapter is not None
-    base, tuned = _of_base(model.base, model.adapter, data, rows)
+    base, tuned = _of_base(model, data, rows)
     lost, changed = _divergence(tuned, merged), _divergence(tuned, base)
     share = lost / changed if changed > LEAST else 0.0
     if share > BOUND:
@@ -71,20 +71,21 @@ def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any
     if not quantized_base.was_quantized(model.adapter):
         return figures
     quantization = quantized_base.quantization_of(model.adapter)
-    _, trained = _of_base(model.base, model.adapter, data, rows, quantization)
+    _, trained = _of_base(model, data, rows, quantization)
     return figures | dict(zip(OF_TRAINED, (_divergence(trained, merged), _largest(trained, merged)), strict=True))
 
 
 def _of_base(
-    weights: Path, adapter: Path, data: Path, rows: Any, quantization: quantized_base.BaseQuantization | None = None
+    model: EvaluatedModel, data: Path, rows: Any, quantization: quantized_base.BaseQuantization | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the `next_tokens` of the base model, with its weights as training quantized them if it did, and of base
     and adapter."""
-    loaded, _ = load(weights, device_here(), added_tokens.of_data(data))
+    loaded, _ = load(model.base, model.torch_device, added_tokens.of_data(data))
     if quantization is not None:
         quantized_base.round_weights(loaded, quantization)
     base = next_tokens(loaded, rows)
-    adapted = with_adapter(loaded, adapter).eval()
+    assert model.adapter is not None
+    adapted = with_adapter(loaded, model.adapter).eval()
     if not hasattr(loaded, "hf_device_map"):  # where it is spread over several GPUs, peft has put it beside
         adapted.to(device=loaded.device)
     return base, next_tokens(adapted, rows)

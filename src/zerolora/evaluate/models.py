@@ -12,9 +12,11 @@ from zerolora.architecture import auto_class, config_of
 from zerolora.files import MANIFEST, read_json
 from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
+from zerolora.types import Device
 
 SHARE = 0.8
-"""Share of a GPU's free memory that a model may take; a larger one is spread over all GPUs of the process."""
+"""Share of a GPU's free memory that a model may take; a larger one is spread over all GPUs of the process, and the
+host."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class EvaluatedModel:
     """Directory of the adapter that was trained on them; None for the base model itself."""
     merged: Path | None = None
     """Directory of what both were merged to; None if nothing was merged."""
+    device: Device = "cpu"
+    """Where it answers."""
 
     @property
     def directory(self) -> Path:
@@ -34,14 +38,19 @@ class EvaluatedModel:
         return self.merged or self.adapter or self.base
 
     @property
+    def torch_device(self) -> torch.device:
+        """Return where it answers: on the first GPU that this process sees, or on the CPU."""
+        return torch_device(self.device)
+
+    @property
     def loaded_adapter(self) -> Path | None:
         """Return the adapter that is loaded beside the weights: none where it was merged into them."""
         return None if self.merged else self.adapter
 
 
-def device_here() -> torch.device:
-    """Return the device of this process: the first GPU that it sees, if there is one."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+def torch_device(device: Device) -> torch.device:
+    """Return the device of a process that answers: the first GPU that it sees, or the CPU."""
+    return torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
 
 
 def load(
@@ -108,13 +117,14 @@ def with_adapter(model: Any, adapter: Path) -> Any:
     from peft import PeftModel
 
     # The transformers model itself, with peft's layers in the place of its own.
-    return PeftModel.from_pretrained(model, str(adapter)).get_base_model()
+    # Left to itself, peft reads an adapter to a GPU if there is one.
+    return PeftModel.from_pretrained(model, str(adapter), torch_device="cpu").get_base_model()
 
 
 def placement(weights: Path, device: torch.device, beside: float = 0) -> dict[str, Any]:
-    """Return the arguments by which transformers has accelerate spread a model evenly over all GPUs, if there are
-    several and it does not fit on one; otherwise none."""
-    if device.type != "cuda" or torch.cuda.device_count() == 1:
+    """Return the arguments by which transformers has accelerate spread a model over all GPUs, and what they cannot hold
+    over host memory, if it does not fit on one; otherwise none."""
+    if device.type != "cuda":
         return {}
     size = sum(path.stat().st_size for path in weights.glob("*.safetensors"))
     return {"device_map": "auto"} if size + beside > SHARE * torch.cuda.mem_get_info(device)[0] else {}

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens, cpu_matmul
+from zerolora import added_tokens, cpu_matmul, devices
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.rows import open_split
 from zerolora.evaluate.batches import PromptBatches, least_bytes
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
-from zerolora.evaluate.models import EvaluatedModel, device_here, load, stops_of
+from zerolora.evaluate.models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.tasks import task_of
 from zerolora.files import canonical, write_json
 from zerolora.peak_memory import PeakMemory
@@ -37,7 +37,7 @@ def load_for(settings: EvaluateSettings, data: Path, model: EvaluatedModel, aske
     weights = model.merged or model.base
     longest = max((row["prompt"] for row in asked), default=1)
     beside = least_bytes(weights, settings, longest)
-    return load(weights, device_here(), added_tokens.of_data(data), model.loaded_adapter, beside)
+    return load(weights, model.torch_device, added_tokens.of_data(data), model.loaded_adapter, beside)
 
 
 def answer_on_ranks(
@@ -48,14 +48,14 @@ def answer_on_ranks(
     # A rank takes every so-manieth of the rows by length: as much work as any other.
     left.sort(key=lambda place: (-asked[place]["prompt"], place))
     shares = [share for number in range(settings.ranks) if (share := left[number :: settings.ranks])]
-    gpus = [str(number) for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    if gpus and (visible := os.environ.get("CUDA_VISIBLE_DEVICES")):
-        gpus = visible.split(",")[: len(gpus)]
+    count = torch.cuda.device_count() if model.device == "cuda" else 0
+    gpus = (devices.visible_names() or [str(number) for number in range(count)])[:count]
     specs: list[dict[str, Any]] = [
         {
             "settings": settings.model_dump(mode="json"),
             "data": str(data),
             "model": [str(path) if path else None for path in (model.base, model.adapter, model.merged)],
+            "device": model.device,
             "folder": str(kept.folder),
             "share": share,
             "rank": rank,
@@ -78,7 +78,7 @@ def _start(folder: Path, spec: dict[str, Any], gpus: list[str]) -> Answerer:
     process = subprocess.Popen(
         [sys.executable, "-m", "zerolora.evaluate.rank", str(path)],
         stdin=subprocess.DEVNULL,
-        env=os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
+        env=os.environ | ({devices.VISIBLE: ",".join(gpus)} if gpus else {}),
     )
     return Answerer(f"rank {spec['rank']}", process, process.kill, lambda: "the log tells why")
 
@@ -87,12 +87,14 @@ def run_rank(spec: dict[str, Any]) -> None:
     """Answer a share of the rows, as it was written down for this process."""
     settings = EvaluateRunSettings.model_validate(spec["settings"])
     data, parent = Path(spec["data"]), os.getppid()
-    model = EvaluatedModel(*(Path(path) if path else None for path in spec["model"]))  # type: ignore[arg-type]  # base is set
-    device = device_here()
+    base, adapter, merged = (Path(path) if path else None for path in spec["model"])
+    assert base is not None
+    model = EvaluatedModel(base, adapter, merged, spec["device"])
+    devices.obey(model.device)
     torch.set_num_threads(max(1, torch.get_num_threads() // spec["ranks"]))
-    if device.type == "cpu":
+    if model.device == "cpu":
         cpu_matmul.choose()
-    memory = PeakMemory(device)
+    memory = PeakMemory(model.torch_device)
     task = task_of(settings.check, settings.check_settings, settings.check_source)
     asked = [row for row in held_out(settings, data) if task.asks(row)]
     loaded, tokenizer = load_for(settings, data, model, asked)

@@ -24,7 +24,7 @@ from zerolora.errors import UserError, shown
 from zerolora.evaluate import vllm_worker
 from zerolora.evaluate.batches import paged_cache
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
-from zerolora.evaluate.models import EvaluatedModel, device_here, load_tokenizer, placement, stops_of
+from zerolora.evaluate.models import EvaluatedModel, load_tokenizer, placement, stops_of
 from zerolora.export.vllm_limits import check_for_vllm, rank_limit
 from zerolora.files import canonical, read_json
 
@@ -138,8 +138,7 @@ def engine_arguments(
     settings: EvaluateSettings, model: EvaluatedModel, weights: Path, config: Any, length: int
 ) -> dict[str, Any]:
     """Return vLLM's arguments (vllm/engine/arg_utils.py): weights in the precision that transformers has them in."""
-    device = device_here()
-    on_gpu = device.type == "cuda"
+    on_gpu = model.device == "cuda"
     arguments: dict[str, Any] = {
         "model": str(weights.absolute()),
         "skip_tokenizer_init": True,
@@ -149,7 +148,7 @@ def engine_arguments(
         "dtype": str(config.dtype or torch.float32).removeprefix("torch.") if on_gpu else "float32",
         "max_model_len": length,
         "generation_config": "vllm",  # none of the model's
-        "tensor_parallel_size": torch.cuda.device_count() if placement(weights, device) else 1,
+        "tensor_parallel_size": torch.cuda.device_count() if placement(weights, model.torch_device) else 1,
         "disable_log_stats": True,
         "seed": 0,
     }

@@ -53,14 +53,14 @@ def with_adapter(base: Path, adapter: Path) -> Any:
     """Return the base model with an adapter upon it, as peft computes with both."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model_of(base), str(adapter)).eval()
+    return PeftModel.from_pretrained(model_of(base), str(adapter), torch_device="cpu").eval()
 
 
 def quantized(source: RunResult, directory: Path, package: str) -> Opened:
     """Open a checkpoint whose weights `package` quantized: with vLLM where the config names one, else with transformers
     and that package, in the type of number that its config.json has."""
     if source.vllm_python is not None:
-        return opened_by_vllm(source.vllm_python, directory, source.data)
+        return opened_by_vllm(source.vllm_python, directory, source.data, device=source.device)
     library = f"transformers {version('transformers')} with {package} {version(package)}"
     return answering(model_of(directory, dtype="auto"), library)
 

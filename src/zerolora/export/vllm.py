@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.export.targets.base import Opened
+from zerolora.types import Device
 
 
-def opened_by_vllm(python: str, weights: Path, data: Path, adapter: Path | None = None) -> Opened:
-    """Return the model of a directory, and an adapter upon it, as vLLM of the interpreter `python` answers with them.
+def opened_by_vllm(
+    python: str, weights: Path, data: Path, adapter: Path | None = None, device: Device = "cpu"
+) -> Opened:
+    """Return the model of a directory, and an adapter upon it, as vLLM of the interpreter `python` answers with them
+    on `device`.
 
     `data` is the prepared data that the run was trained on. Raises UserError if there is no vLLM, or if it cannot
     answer for this model; later, as soon as it is asked, if it fails.
@@ -19,7 +23,7 @@ def opened_by_vllm(python: str, weights: Path, data: Path, adapter: Path | None 
     from zerolora.evaluate.models import EvaluatedModel
 
     # A model without an adapter is asked as a merged one, whose directory has its stop tokens.
-    model = EvaluatedModel(weights, adapter) if adapter else EvaluatedModel(weights, weights, weights)
+    model = EvaluatedModel(weights, adapter or weights, None if adapter else weights, device)
     asking = EvaluateSettings(engine="vllm", vllm_python=python, check="exact")
 
     def answers(prompts: list[list[int]], tokens: int, stops: list[int]) -> list[list[int]]:

@@ -12,6 +12,7 @@ from zerolora.judge.prompts import Answers
 from zerolora.judge.questions import TURNS, JudgeQuestion
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
+from zerolora.types import Device
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Contender:
     """Directory of an adapter that is loaded onto them; None for the weights alone."""
     identity: str
     """What tells its weights from others: answers of another identity are generated again."""
+    device: Device = "cpu"
+    """Where it answers."""
 
 
 def answer_all(
@@ -70,7 +73,7 @@ def _messages(question: JudgeQuestion, answers: list[str]) -> list[dict[str, str
 
 
 def _key(contender: Contender, template: str, max_new_tokens: int, messages: list[dict[str, str]]) -> str:
-    what = [contender.name, contender.identity, template, max_new_tokens, messages]
+    what = [contender.name, contender.identity, contender.device, template, max_new_tokens, messages]
     return hashlib.sha256(canonical(what).encode()).hexdigest()
 
 
@@ -87,16 +90,14 @@ def _generator(
     contender: Contender, template: str, data: Path, max_new_tokens: int
 ) -> Callable[[list[list[dict[str, str]]]], list[str]]:
     """Load a contender, and return a function from conversations to its answers."""
-    import torch
-
     from zerolora import added_tokens, cpu_matmul
     from zerolora.config.settings import EvaluateSettings
     from zerolora.evaluate.generation import generate
-    from zerolora.evaluate.models import load
+    from zerolora.evaluate.models import load, torch_device
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu":
+    if contender.device == "cpu":
         cpu_matmul.choose()
+    device = torch_device(contender.device)
     model, tokenizer = load(contender.weights, device, added_tokens.of_data(data), contender.adapter)
     prepared = read_json(data / MANIFEST, "zerolora prepare")
     tokenizer.pad_token = prepared["pad_token"]

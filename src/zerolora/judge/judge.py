@@ -24,6 +24,7 @@ from zerolora.judge.questions import JudgeQuestion, read_questions
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER, result
 from zerolora.manifest import is_merged, located
+from zerolora.types import Device
 
 ANSWERS, VERDICTS = "answers.jsonl", "verdicts.jsonl"
 
@@ -37,8 +38,9 @@ def judge(
     work: Path,
     output: Path,
     environment: Mapping[str, str],
+    device: Device = "cpu",
 ) -> None:
-    """Judge the merged model of the manifest `tuned` against the model of the stamp `base`.
+    """Judge the merged model of the manifest `tuned` against the model of the stamp `base`, both answering on `device`.
 
     Where the manifest says that nothing was merged, the tuned model is the base model with `adapter`.
 
@@ -57,8 +59,8 @@ def judge(
         else:
             raise UserError(f"{tuned}: names no merged weights; add --adapter, the directory of the run's adapter")
         contenders = [
-            Contender(BASE, located(base), None, sha256(base)),
-            Contender(TUNED, weights, adapter, sha256(tuned) + _identity(adapter)),
+            Contender(BASE, located(base), None, sha256(base), device),
+            Contender(TUNED, weights, adapter, sha256(tuned) + _identity(adapter), device),
         ]
         answers = answer_all(questions, contenders, data, settings.max_new_tokens, WorkFile(work / ANSWERS))
         records = ask_all(requests(questions, answers), endpoint, settings, WorkFile(work / VERDICTS))

@@ -28,7 +28,7 @@ from zerolora.memory.states import BYTES
 from zerolora.methods.base import SHARED
 from zerolora.planner.candidates import Candidate, Planning, step_work
 from zerolora.planner.cost import OPERATIONS, step_seconds
-from zerolora.planner.run_hardware import hardware_of, unmeasured_cpu
+from zerolora.planner.run_hardware import hardware_of
 from zerolora.planner.summary import steps_of
 from zerolora.strategies import STRATEGIES
 
@@ -130,9 +130,9 @@ def evaluating(
     gpus_per_node: int | None = None,
     models: int = 1,
 ) -> Resources:
-    """Return the resources of evaluating a model: on as few GPUs of a node for each rank as hold it, if the run has any
-    and they do, else in fp32 on the CPU. A node has `gpus_per_node`, by default as many as training uses. So many
-    `models` of its size are asked, one after the other.
+    """Return the resources of evaluating a model: on a GPU, on as few of a node for each rank as hold it, or on all if
+    they do not, with the rest in host memory; on a CPU, in fp32. A node has `gpus_per_node`, by default as many as
+    training uses. So many `models` of its size are asked, one after the other.
 
     Raises UserError if a stage's file is missing.
     """
@@ -143,19 +143,26 @@ def evaluating(
     # Where the batch is left open, one prompt has to fit on a GPU, and as many are asked for on a CPU as are used.
     open_batch = settings.batch == "auto"
     half = _answering(spec, settings, longest, BYTES["bf16"], 1 if open_batch else None)
-    most = (run.ranks_per_node if gpus_per_node is None else gpus_per_node) // settings.ranks
+    on_gpu = run.device == "cuda"
+    of_node = run.ranks_per_node if gpus_per_node is None else gpus_per_node
+    most = of_node // settings.ranks
     cache = answering(
         spec, BYTES["bf16"], "sdpa", 1 if open_batch else _batch(settings), longest, settings.max_new_tokens
     )[0]
-    gpus = _gpus(spec, stored, cache, half - cache, run, most) if run.device == "cuda" else 0
+    gpus = _gpus(spec, stored, cache, half - cache, run, most) if on_gpu else 0
     if settings.engine == "vllm":  # each GPU has as many heads as any other
-        gpus = next((number for number in range(gpus, most + 1) if number and spec.key_heads % number == 0), gpus)
-    on_gpu = gpus > 0
+        numbers = range(gpus, most + 1) if gpus else range(most, 0, -1)
+        gpus = next((number for number in numbers if spec.key_heads % number == 0), gpus)
     # A model for a GPU is loaded to host memory first; a model on a CPU is in fp32.
     held = stored if on_gpu else spec.parameters * BYTES["fp32"] + _answering(spec, settings, longest, BYTES["fp32"])
-    seconds = _answering_seconds(spec, settings, rows, longest, run, on_gpu)
     ranks = settings.ranks
-    return _resources(models * (seconds / ranks + stored / SHARED_DISK), ranks * (PROCESS_BYTES + held), ranks * gpus)
+    all_gpus = 0
+    seconds = _answering_seconds(spec, settings, rows, longest, run)
+    if on_gpu:
+        all_gpus = ranks * gpus or of_node
+        room = all_gpus * (run.gpu_memory or 0) / ranks
+        seconds += _passes(settings, rows) * max(0.0, stored + half - room) / hardware_of(run)[0].host.bandwidth
+    return _resources(models * (seconds / ranks + stored / SHARED_DISK), ranks * (PROCESS_BYTES + held), all_gpus)
 
 
 def _gpus(spec: ModelSpec, stored: int, cache: int, working: float, run: RenderSettings, most: int) -> int:
@@ -221,14 +228,11 @@ def _batch(settings: EvaluateSettings) -> int:
 
 
 def _answering_seconds(
-    model: ModelSpec, settings: EvaluateSettings, rows: int, longest: int, run: RenderSettings, on_gpu: bool
+    model: ModelSpec, settings: EvaluateSettings, rows: int, longest: int, run: RenderSettings
 ) -> float:
     """Return the seconds of answering all prompts and computing the loss on one device."""
-    run = run if on_gpu else run.model_copy(update={"precision": "fp32"})
-    if run.device == "cuda" and not on_gpu:
-        hardware = unmeasured_cpu(1, 1, run.hardware.disk)
-    else:
-        hardware = replace(hardware_of(run)[0], nodes=1, ranks_per_node=1)
+    run = run if run.device == "cuda" else run.model_copy(update={"precision": "fp32"})
+    hardware = replace(hardware_of(run)[0], nodes=1, ranks_per_node=1)
 
     def forward(length: int) -> float:
         row = RowStatistics(
@@ -248,3 +252,8 @@ def _answering_seconds(
     # For the loss, each row needs one more forward pass.
     batches = math.ceil(rows / _batch(settings))
     return batches * (2 * forward(longest) + settings.max_new_tokens * forward(1))
+
+
+def _passes(settings: EvaluateSettings, rows: int) -> int:
+    """Return the forward passes of answering all prompts and computing the loss."""
+    return math.ceil(rows / _batch(settings)) * (2 + settings.max_new_tokens)

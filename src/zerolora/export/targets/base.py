@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.section import Section
+from zerolora.types import Device
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class RunResult:
     """Directory of the merged model; None if nothing was merged."""
     vllm_python: str | None = None
     """Python interpreter of the environment whose vLLM the run is evaluated with; None if it is not."""
+    device: Device = "cpu"
+    """Where vLLM answers; all other libraries answer on the CPU."""
 
     @property
     def merged_model(self) -> Path:

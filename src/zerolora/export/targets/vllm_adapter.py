@@ -42,7 +42,7 @@ def _run(source: RunResult, settings: VllmAdapter, output: Path) -> dict[str, An
 def _opened(source: RunResult, settings: VllmAdapter, output: Path) -> Opened:
     """Open the copy with vLLM where the config names one, else with peft, on the base model."""
     if source.vllm_python is not None:
-        return opened_by_vllm(source.vllm_python, source.weights, source.data, adapter=output)
+        return opened_by_vllm(source.vllm_python, source.weights, source.data, output, source.device)
     return opened.answering(opened.with_adapter(source.weights, output), f"peft {version('peft')}")
 
 

@@ -1,0 +1,201 @@
+"""The device that a config names: hides GPUs where it is cpu, and says in one line why a GPU cannot be used.
+
+NVIDIA's driver is asked through its own library, in a fraction of a second and without torch. A process that has
+counted GPUs this way must not fork children that use them.
+"""
+
+import ctypes
+import importlib.util
+import os
+import runpy
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError
+from zerolora.types import Device
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The GPUs that CUDA shows a process, by number or identifier, separated by commas; all of them if it is not set."""
+LIBRARY = "libcuda.so.1"
+DRIVER_VERSION = Path("/sys/module/nvidia/version")
+DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
+"""The first driver, on Linux, that runs programs built for any release of a major version of CUDA. Source: NVIDIA, CUDA
+Compatibility, "Minor Version Compatibility"."""
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_110", "sm_120", "compute_120")
+"""What PyPI's wheels of torch 2.13.0 for Linux, built for CUDA 13.0, carry kernels for. Source: pytorch/pytorch,
+.ci/manywheel/build_cuda.sh, TORCH_CUDA_ARCH_LIST; aarch64 has some more than x86_64."""
+MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+NAME_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that CUDA shows this process."""
+
+    name: str
+    capability: tuple[int, int]
+    uuid: str
+    """Identifies the GPU on its machine, whatever CUDA_VISIBLE_DEVICES says."""
+
+
+def obey(device: Device, gpus: int = 1) -> None:
+    """Make this process, and those that it starts, compute on `device` alone. Call it before CUDA is used.
+
+    For cpu, no GPU is visible any more. Raises UserError for cuda if fewer than `gpus` GPUs can be used, and why.
+    """
+    if device == "cpu":
+        os.environ[VISIBLE] = ""
+    elif reason := fault(gpus):
+        raise UserError(f"hardware.device is cuda, but {reason}")
+
+
+def fault(gpus: int = 1) -> str | None:
+    """Return why torch cannot use `gpus` GPUs here, with a remedy; None if it can."""
+    release, built = torch_build()
+    if built is None:
+        return (
+            f"torch {release} is built for CPUs alone; install a torch built for CUDA (envs/requirements.lock on Linux "
+            "with PyPI's wheels), or write hardware.device: cpu"
+        )
+    library = driver_library()
+    if library is None:
+        return f"this machine has no NVIDIA driver ({LIBRARY}); run where the GPUs are, or write hardware.device: cpu"
+    if reason := old_driver(release, built, library):
+        return reason
+    return _too_few(visible(library), gpus)
+
+
+def _too_few(found: list[Gpu] | int, needed: int) -> str | None:
+    """Return why torch cannot use `needed` of these GPUs; None if it can."""
+    names = os.environ.get(VISIBLE)
+    limited = "" if names is None else f" ({VISIBLE}={names})"
+    if isinstance(found, int):
+        return f"its NVIDIA driver cannot start (cuInit returned {found}){limited}; does nvidia-smi list the GPUs?"
+    if len(found) < needed:
+        wanted = "a GPU is needed" if needed == 1 else f"{needed} GPUs are needed"
+        return f"{wanted} and {len(found) or 'none'} visible{limited}; ask for more, or correct hardware"
+    return next((reason for gpu in found if (reason := unsupported(gpu.capability, gpu.name))), None)
+
+
+def old_driver(release: str, built: str, library: Any = None) -> str | None:
+    """Return that the driver is too old for torch `release`, `built` for this CUDA; None if it is not, or if this
+    machine has none."""
+    library = library or driver_library()
+    if library is None:
+        return None
+    number = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(number)):
+        return None
+    major, minor = number.value // 1000, number.value % 1000 // 10
+    needed = int(built.partition(".")[0])
+    if major >= needed:
+        return None
+    named = DRIVER_VERSION.read_text().strip() if DRIVER_VERSION.is_file() else "here"
+    return (
+        f"the NVIDIA driver {named} goes up to CUDA {major}.{minor}, and torch {release} is built for CUDA {built}, "
+        f"which needs driver {DRIVERS.get(needed, 'a later one')} or later; update the driver, or install a torch "
+        f"built for CUDA {major}"
+    )
+
+
+def visible(library: Any) -> list[Gpu] | int:
+    """Return the GPUs that CUDA shows this process, or the error code of a driver that cannot start."""
+    no_device = 100  # CUDA_ERROR_NO_DEVICE
+    if code := library.cuInit(0):
+        return [] if code == no_device else int(code)
+    count = ctypes.c_int()
+    library.cuDeviceGetCount(ctypes.byref(count))
+    return [_gpu(library, number) for number in range(count.value)]
+
+
+def unsupported(capability: tuple[int, int], name: str) -> str | None:
+    """Return that torch has no kernels for a GPU of this compute capability; None if it has."""
+    release, built = torch_build()
+    carried = _carried(built)
+    if carried is None or runs_on(capability, carried):
+        return None
+    lowest = min(_numbers(each) for each in carried)
+    return (
+        f"{name} has compute capability {_text(capability)}, and torch {release} carries kernels for {_text(lowest)} "
+        f"and later GPUs ({', '.join(carried)}); use such a GPU, or install a torch that is built for this one"
+    )
+
+
+def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
+    """Return whether a GPU can run kernels of one of these architectures, named as torch.cuda.get_arch_list() does.
+
+    Compiled ones (sm_) run on GPUs of the same major version and no lower minor one; others (compute_) are compiled for
+    any later GPU. Source: NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
+    """
+    for each in architectures:
+        major, minor = _numbers(each)
+        if each.startswith("compute_") and capability >= (major, minor):
+            return True
+        if each.startswith("sm_") and capability[0] == major and capability[1] >= minor:
+            return True
+    return False
+
+
+def torch_build() -> tuple[str, str | None]:
+    """Return torch's version and the CUDA that it is built for, None if for none. Does not load torch."""
+    if "torch" in sys.modules:
+        version = sys.modules["torch"].version
+        return str(version.__version__), version.cuda
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise UserError("torch is not installed; run `make`, which installs envs/requirements.lock")
+    values = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return values["__version__"], values["cuda"]
+
+
+def visible_names(environment: Mapping[str, str] = os.environ) -> list[str] | None:
+    """Return the entries of CUDA_VISIBLE_DEVICES; None if it is not set. CUDA ignores what follows an entry of -1."""
+    text = environment.get(VISIBLE)
+    if text is None:
+        return None
+    names = [each.strip() for each in text.split(",") if each.strip()]
+    return names[: names.index("-1")] if "-1" in names else names
+
+
+def _carried(built: str | None) -> tuple[str, ...] | None:
+    """Return the architectures of the installed torch; those of the lock's wheels if it is built for CPUs, None if they
+    are not known before it is loaded."""
+    torch = sys.modules.get("torch")
+    flags = getattr(getattr(torch, "_C", None), "_cuda_getArchFlags", None)
+    if built is not None and flags is not None:
+        return tuple(str(flags()).split())
+    return ARCHITECTURES if built is None or built.startswith("13.") else None
+
+
+def driver_library() -> Any:
+    """Return the driver's library; None without a driver."""
+    try:
+        return ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+
+
+def _gpu(library: Any, number: int) -> Gpu:
+    handle, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(NAME_BYTES), (ctypes.c_ubyte * 16)()
+    library.cuDeviceGet(ctypes.byref(handle), number)
+    library.cuDeviceGetName(name, NAME_BYTES, handle)
+    library.cuDeviceGetUuid_v2(uuid, handle)
+    capability = []
+    for attribute in (MAJOR, MINOR):
+        value = ctypes.c_int()
+        library.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
+        capability.append(value.value)
+    return Gpu(name.value.decode(errors="replace"), (capability[0], capability[1]), bytes(uuid).hex())
+
+
+def _numbers(architecture: str) -> tuple[int, int]:
+    """Return the capability of an architecture, as in sm_90a: (9, 0)."""
+    digits = "".join(each for each in architecture.partition("_")[2] if each.isdigit())
+    return int(digits[:-1]), int(digits[-1])
+
+
+def _text(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,41 @@
+"""A pretended NVIDIA driver: what zerolora.devices asks of libcuda, answered by this object."""
+
+import ctypes
+from typing import Any
+
+
+class PretendedDriver:
+    """Says that there are GPUs of these compute capabilities, under a driver that goes up to `cuda`."""
+
+    def __init__(self, *capabilities: float, cuda: tuple[int, int] = (13, 0), start: int = 0) -> None:
+        self.capabilities, self.cuda, self.start = capabilities, cuda, start
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(*arguments: Any) -> int:
+            self.asked.append(name)
+            return int(getattr(self, f"_{name}")(*arguments) or 0)
+
+        return answer
+
+    def _cuDriverGetVersion(self, number: Any) -> None:
+        number._obj.value = 1000 * self.cuda[0] + 10 * self.cuda[1]
+
+    def _cuInit(self, _: int) -> int:
+        return self.start
+
+    def _cuDeviceGetCount(self, count: Any) -> None:
+        count._obj.value = len(self.capabilities)
+
+    def _cuDeviceGet(self, handle: Any, number: int) -> None:
+        handle._obj.value = number
+
+    def _cuDeviceGetName(self, name: Any, _: int, handle: Any) -> None:
+        name.value = f"pretended GPU {handle.value}".encode()
+
+    def _cuDeviceGetUuid_v2(self, uuid: Any, handle: Any) -> None:
+        ctypes.memset(uuid, handle.value + 1, 16)
+
+    def _cuDeviceGetAttribute(self, value: Any, attribute: int, handle: Any) -> None:
+        tenths = round(10 * self.capabilities[handle.value])
+        value._obj.value = tenths // 10 if attribute == 75 else tenths % 10

@@ -1,0 +1,108 @@
+"""Jobs of one machine get different GPUs, wait where there are too few, and are refused what they can never have."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pretended_driver import PretendedDriver
+
+from zerolora import assigned_gpus, devices
+from zerolora.errors import UserError
+
+NAMES = "4,GPU-ab,7"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, devices.VISIBLE: NAMES, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+
+
+def job(environment: dict[str, str], each_node: int, granted: int | None = None) -> "subprocess.Popen[str]":
+    """Start a command that writes its GPUs, and ends once it has read a line."""
+    numbers = [str(each_node), "1", str(each_node if granted is None else granted)]
+    command = ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES"; read -r line']
+    return subprocess.Popen(
+        [sys.executable, "-m", "zerolora.assigned_gpus", *numbers, *command],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def gpus_of(started: "subprocess.Popen[str]") -> list[str]:
+    assert started.stdout
+    return started.stdout.readline().strip().split(",")
+
+
+def end(started: "subprocess.Popen[str]") -> str:
+    return started.communicate("\n", timeout=60)[1]
+
+
+def test_jobs_get_different_gpus_and_wait_for_more(environment: dict[str, str]) -> None:
+    one, two = job(environment, 1), job(environment, 2)
+    first, second = gpus_of(one), gpus_of(two)
+    assert sorted([*first, *second]) == sorted(NAMES.split(",")) and len(first) == 1
+    third = job(environment, 2)
+    assert third.stderr
+    assert third.stderr.readline() == "zerolora: waiting for 2 of 3 GPUs, which other jobs use now\n"
+    end(one)  # one GPU is free now, which is too few
+    end(two)
+    assert len(set(gpus_of(third))) == 2
+    assert end(third) == "" and third.returncode == 0
+
+
+def test_a_killed_job_leaves_its_gpus_free(environment: dict[str, str]) -> None:
+    first = job(environment, 3)
+    gpus_of(first)
+    first.kill()
+    end(first)
+    second = job(environment, 3)
+    assert len(gpus_of(second)) == 3
+    assert end(second) == ""
+
+
+@pytest.mark.parametrize(
+    ("each_node", "granted", "said"),
+    [
+        (4, 4, "4 GPUs needed, and this machine shows 3 (CUDA_VISIBLE_DEVICES=4,GPU-ab,7)"),
+        (2, 1, "this job needs 2 GPUs, and Snakemake may give it 1 (--resources gpu=1"),
+        (1, 0, "this job needs 1 GPU, and Snakemake may give it 0 (--resources gpu=0"),
+    ],
+)
+def test_what_a_job_can_never_have_is_refused(
+    environment: dict[str, str], each_node: int, granted: int, said: str
+) -> None:
+    refused = job(environment, each_node, granted)
+    text = end(refused)
+    assert refused.returncode == 2 and text.startswith(f"zerolora: {said}") and text.count("\n") == 1
+
+
+def test_a_command_that_needs_no_gpu_sees_none(environment: dict[str, str]) -> None:
+    script = Path(__file__).parents[2] / "workflow/scripts/on_gpus"
+    command = [str(script), "0", "1", "0", "sh", "-c", 'echo "[${CUDA_VISIBLE_DEVICES-unset}]"']
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_gpus_are_known_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs of a scheduler call different GPUs 0; one that has not been divided has them all."""
+    monkeypatch.setattr(devices, "driver_library", lambda: PretendedDriver(9.0, 9.0))
+    monkeypatch.delenv(devices.VISIBLE, raising=False)
+    keys = assigned_gpus.lockable()
+    assert list(keys) == ["0", "1"] and len(set(keys.values())) == 2
+    monkeypatch.setenv(devices.VISIBLE, "1,0")
+    assert list(assigned_gpus.lockable()) == ["1", "0"]
+    monkeypatch.setattr(devices, "driver_library", lambda: None)
+    monkeypatch.delenv(devices.VISIBLE)
+    assert assigned_gpus.lockable() == {}
+    with pytest.raises(UserError, match="1 GPU needed, and this machine shows 0; run where"):
+        assigned_gpus.check_visible(1, 0)
+
+
+def test_tasks_that_srun_gave_gpus_keep_them() -> None:
+    assert not assigned_gpus.placed_by_srun({})
+    assert not assigned_gpus.placed_by_srun({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"})
+    assert assigned_gpus.placed_by_srun({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2"})
