@@ -1,0 +1,83 @@
+"""Snakemake, with a pretended number of GPUs: jobs that need the same one never overlap, and each gets its own."""
+
+from collections.abc import Callable
+
+import pytest
+from conftest import Project
+from engines import edit_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+RUNS = ("one", "two", "three")
+ADAPTERS = [f"results/{run}/adapter/manifest.json" for run in RUNS]
+# No driver is asked, and every GPU can be used.
+PRETENDED = """
+
+def fault(gpus: int = 1) -> None:
+    return None
+
+
+def driver_library() -> None:
+    return None
+"""
+# In the place of record_slurm_step: what the rule calls in it, but for training itself, which notes that it has its
+# GPUs for half a second, so that others would meet it, and fails.
+STEP = """#!/bin/sh
+exec "$2" "$3" "$4" "$5" sh -c '
+for gpu in $(echo "$CUDA_VISIBLE_DEVICES" | tr , " "); do mkdir "busy/$gpu" || echo overlap >> used; done
+echo "$CUDA_VISIBLE_DEVICES" >> used
+sleep 0.5
+for gpu in $(echo "$CUDA_VISIBLE_DEVICES" | tr , " "); do rmdir "busy/$gpu"; done
+exit 1'
+"""
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[[str], Project]) -> Project:
+    """Return a project of three runs of one GPU each, of which all that comes before training is done."""
+    project = make_project("gpus")
+    edit_config(
+        project,
+        **{
+            "hardware": {"device": "cuda", "gpus_per_node": 4, "gpu_memory": "80GiB", "compute_capability": 8.0},
+            "runs": {run: {"dataset": "rows", "train": {"seed": seed}} for seed, run in enumerate(RUNS)},
+        },
+    )
+    devices = project.directory / "src/zerolora/devices.py"
+    devices.write_text(devices.read_text(encoding="utf-8") + PRETENDED, encoding="utf-8")
+    (project.directory / "workflow/scripts/record_slurm_step").write_text(STEP, encoding="utf-8")
+    (project.directory / "busy").mkdir()
+    project.snakemake(*(f"results/{run}/zero.json" for run in RUNS))
+    return project
+
+
+def trained(project: Project, visible: str, *options: str) -> tuple[list[str], str]:
+    """Have all runs trained; return the GPUs that each had, and what was said."""
+    used = project.directory / "used"
+    used.unlink(missing_ok=True)
+    result = project.run(
+        *("snakemake", "--profile", "profiles/local", "--keep-going", *options, "--", *ADAPTERS),
+        check=False,
+        CUDA_VISIBLE_DEVICES=visible,
+        TMPDIR=str(project.directory),
+    )
+    assert result.returncode
+    said = result.stdout + result.stderr
+    assert "waiting for" not in said, said  # Snakemake starts no job for which there is no GPU
+    return used.read_text().split() if used.exists() else [], said
+
+
+def test_three_runs_never_share_the_one_gpu_that_is_visible(project: Project) -> None:
+    used, _ = trained(project, "5", "--cores", "3")
+    assert used == ["5"] * 3
+
+
+def test_runs_at_the_same_time_get_different_gpus(project: Project) -> None:
+    used, _ = trained(project, "4,GPU-7f", "--cores", "3")
+    assert len(used) == 3 and set(used) <= {"4", "GPU-7f"}
+
+
+def test_what_the_user_does_not_grant_is_refused(project: Project) -> None:
+    """Snakemake alone would cap the request, and start all three."""
+    used, said = trained(project, "0", "--resources", "gpu=0")
+    assert not used and said.count("needs 1 GPU, and Snakemake may give it 0 (--resources gpu=0") >= 3
