@@ -246,7 +246,8 @@ class PrepareSettings(Section):
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
     """Column for each field, as in {instruction: question}; a.b is the field b inside the column a."""
     sources: dict[str, Source] = {}
-    """Files or folders by their path relative to `path`, each with the keys that differ from the data set's."""
+    """Files, folders or patterns (data/train-*) by their path relative to `path`, each with the keys that differ from
+    the data set's."""
     template: TemplateName = "chat"
     """chat = the model's own chat template; plain = BOS, system, instruction and input, with nothing in between; a
     well-known one of docs/data.md, as in alpaca; or your own Jinja file, as in config/templates/mine.jinja."""

@@ -16,12 +16,11 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from zerolora import log
-from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.drops import Drops
 from zerolora.data.example import BadRow
@@ -29,9 +28,10 @@ from zerolora.data.formats import FORMS, detect
 from zerolora.data.mask import Proof
 from zerolora.data.mask_page import write_page
 from zerolora.data.mixture import Index, Mixture, mix
-from zerolora.data.readers import check_not_linked, chunks, files_of
+from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
 from zerolora.data.rows import SPLITS, schema
+from zerolora.data.source_files import SourceFiles, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
 from zerolora.errors import UserError
@@ -40,14 +40,6 @@ from zerolora.log import LOGGER
 from zerolora.progress import Progress
 
 SHOWN = 5  # mistakes reported at a time
-
-
-class SourceFiles(NamedTuple):
-    """A source: its name, its files, and its config section with the defaults of `format` and `columns` filled in."""
-
-    name: str
-    files: list[Path]
-    settings: Source
 
 
 def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int | None = None) -> None:
@@ -117,32 +109,6 @@ def _kept_on_failure(dropped: Path, kept: Path) -> Iterator[None]:
         if dropped.is_file() and dropped.stat().st_size:
             shutil.copyfile(dropped, kept)
         raise
-
-
-def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
-    """Return the sources of a data set, with their files. Raises UserError if there are none, or two share a file."""
-    path = Path(settings.path)
-    if not settings.sources:
-        whole = Source(format=settings.format, columns=settings.columns)
-        return [SourceFiles(path.name, files_of(path), whole)]
-    if not path.is_dir():
-        raise UserError(f"{path}: is not a directory, so it cannot hold the sources {', '.join(settings.sources)}")
-    result = []
-    owners: dict[Path, str] = {}
-    for name, entry in settings.sources.items():
-        for folder in [path / name, *(path / name).parents]:
-            if folder == path:
-                break
-            if folder.is_dir():
-                check_not_linked(folder)
-        files = files_of(path / name)
-        for file in files:
-            if file in owners:
-                raise UserError(f"{file}: belongs to two sources, {owners[file]} and {name}; name it in one only")
-            owners[file] = name
-        own = {"format": entry.format or settings.format, "columns": entry.columns or settings.columns}
-        result.append(SourceFiles(name, files, entry.model_copy(update=own)))
-    return result
 
 
 def _jobs(sources: list[SourceFiles]) -> Iterator[Job]:

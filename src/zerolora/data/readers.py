@@ -42,6 +42,20 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """Return the data files below `folder` whose paths match a pattern of pathlib, as in data/train-*.parquet.
+
+    Raises UserError if there are none.
+    """
+    found = sorted(path for path in folder.glob(pattern) if not NO_DATA.fullmatch(path.name))
+    files = list(dict.fromkeys(file for path in found for file in files_of(path)))
+    for path in {parent for file in files for parent in file.parents if parent.is_relative_to(folder)} - {folder}:
+        check_not_linked(path)
+    if not files:
+        raise UserError(f"{folder / pattern}: no data file has such a name; correct the pattern")
+    return files
+
+
 def check_not_linked(folder: Path) -> None:
     """Raise UserError if a folder below a data set's path is a link: DVC does not follow it, and a link to a folder
     above it would be read forever."""
@@ -68,7 +82,11 @@ def chunks(path: Path, rows: int = 1000, size: int = 1 << 20) -> Iterator[Chunk]
 def _below(directory: Path) -> Iterator[Path]:
     if (directory / "dataset_dict.json").is_file():
         splits = read_json(directory / "dataset_dict.json", SAVED_BY)["splits"]
-        raise UserError(f"{directory}: holds the splits {', '.join(splits)}; write path: {directory / splits[0]}")
+        block = ", ".join(f"{name}: {{{f'split: {name}' * (name in ('validation', 'test'))}}}" for name in splits)
+        raise UserError(
+            f"{directory}: holds the splits {', '.join(splits)}; write path: {directory} with sources: {{{block}}}, or "
+            f"path: {directory / splits[0]} for that one alone"
+        )
     if (directory / "state.json").is_file() and any(directory.glob("data-*.arrow")):
         for entry in read_json(directory / "state.json", SAVED_BY)["_data_files"]:
             if not (directory / entry["filename"]).is_file():

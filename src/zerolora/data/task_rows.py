@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from zerolora.config.settings import TaskRowsSettings
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import detect, parse
+from zerolora.data.published import published
 from zerolora.data.readers import chunks, files_of
 from zerolora.errors import UserError, shown
 from zerolora.files import write_text
@@ -100,7 +101,15 @@ def _questions(settings: TaskRowsSettings, path: Path) -> list[Question]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    for file in files_of(path):
+    files = files_of(path)
+    splits = published(path, files).splits
+    if path.is_dir() and len(names := sorted({*splits.values()} - {""})) > 1:
+        first = min(files, key=lambda file: (splits[file] != "test", splits[file] != "validation"))
+        raise UserError(
+            f"{path}: holds the published splits {', '.join(names)}, which would be pooled; write file: "
+            f"{first.relative_to(path)}, or the path of one split"
+        )
+    for file in files:
         for chunk in chunks(file):
             yield from chunk.records()
 

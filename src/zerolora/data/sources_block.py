@@ -1,0 +1,46 @@
+"""The `sources` block that an error shows, for the user to paste into the config."""
+
+import json
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+SHOWN = 20  # sources that a line names
+LEFT_OUT = "left out"
+PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
+
+
+def block(root: Path, settings: Mapping[Path, str]) -> str:
+    """Return `sources: {...}` for the files of `root`, with the settings of each, as in "split: test".
+
+    Files with the same settings are joined to their folder or, if their names differ in numbers only, to a pattern.
+    Those with the settings LEFT_OUT are in none.
+    """
+    entries = [
+        f"{key if PLAIN.fullmatch(key) else json.dumps(key, ensure_ascii=False)}: {{{value}}}"
+        for key, value in _entries(root, root, settings)
+    ]
+    return f"sources: {{{', '.join(entries[:SHOWN])}{', ...' * (len(entries) > SHOWN)}}}"
+
+
+def _entries(root: Path, folder: Path, settings: Mapping[Path, str]) -> list[tuple[str, str]]:
+    inside = {path: value for path, value in settings.items() if path.is_relative_to(folder)}
+    values = set(inside.values())
+    if values == {LEFT_OUT}:
+        return []
+    if folder != root and len(values) == 1:
+        return [(folder.relative_to(root).as_posix(), values.pop())]
+    found: list[tuple[str, str]] = []
+    for child in sorted({folder / path.relative_to(folder).parts[0] for path in inside}):
+        if child not in inside:
+            found += _entries(root, child, inside)
+            continue
+        if inside[child] == LEFT_OUT:
+            continue
+        pattern = re.sub(r"\d+", "*", child.name)
+        beside = [path for path in inside if path.parent == folder and fnmatchcase(path.name, pattern)]
+        alike = len(beside) > 1 and {inside[path] for path in beside} == {inside[child]}
+        entry = ((folder / pattern if alike else child).relative_to(root).as_posix(), inside[child])
+        found += [entry] * (entry not in found)
+    return found

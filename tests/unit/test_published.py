@@ -1,0 +1,233 @@
+"""Published splits and configs are never pooled: the error has the sources to paste, which are then accepted."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from goldens import prepare_settings
+
+from zerolora.config.settings import TaskRowsSettings
+from zerolora.data.source_files import sources_of
+from zerolora.data.task_rows import task_rows
+from zerolora.errors import UserError
+
+
+def write(folder: Path, names: str) -> None:
+    for name in names.split():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}\n")
+
+
+def refusal(folder: Path, **changed: Any) -> tuple[str, dict[str, Any]]:
+    """Return the error's line, and its YAML."""
+    with pytest.raises(UserError) as caught:
+        sources_of(prepare_settings(path=str(folder), **changed))
+    line = str(caught.value)
+    assert "\n" not in line
+    pasted = re.search(r"write (sources: \{.*\}) and (split: \{.*?\})[;,]", line)
+    assert pasted, line
+    return line, yaml.safe_load(f"{pasted[1]}\n{pasted[2]}")
+
+
+def files_by_split(folder: Path, pasted: dict[str, Any]) -> dict[str | None, list[str]]:
+    result: dict[str | None, list[str]] = {}
+    for source in sources_of(prepare_settings(path=str(folder), **pasted)):
+        result.setdefault(source.settings.split, []).extend(
+            path.relative_to(folder).as_posix() for path in source.files
+        )
+    return result
+
+
+# Files; the sources of the error; the numbers of rows beside them (two and three are drawn otherwise).
+FOLDERS: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
+    ("train.jsonl test.jsonl", {"train.jsonl": {}, "test.jsonl": {"split": "test"}}, (2, 0)),
+    (
+        "train.csv validation.csv test.csv",
+        {"train.csv": {}, "validation.csv": {"split": "validation"}, "test.csv": {"split": "test"}},
+        (0, 0),
+    ),
+    ("TRAIN.JSONL Dev.JSONL", {"TRAIN.JSONL": {}, "Dev.JSONL": {"split": "validation"}}, (0, 3)),
+    ("a-train.json a-valid.json", {"a-train.json": {}, "a-valid.json": {"split": "validation"}}, (0, 3)),
+    ("train.json val.json.gz", {"train.json": {}, "val.json.gz": {"split": "validation"}}, (0, 3)),
+    # `datasets` takes eval for test.
+    ("train.json eval.json", {"train.json": {}, "eval.json": {"split": "test"}}, (2, 0)),
+    (
+        "train.json eval.json test.json",
+        {"train.json": {}, "eval.json": {"split": "validation"}, "test.json": {"split": "test"}},
+        (0, 0),
+    ),
+    (
+        "data/train-00000-of-00002.parquet data/train-00001-of-00002.parquet data/test-00000-of-00001.parquet",
+        {"data/test-00000-of-00001.parquet": {"split": "test"}, "data/train-*-of-*.parquet": {}},
+        (2, 0),
+    ),
+    (
+        "data/train/1.jsonl data/train/2.jsonl data/test/1.jsonl",
+        {"data/test": {"split": "test"}, "data/train": {}},
+        (2, 0),
+    ),
+    ("Test/a.csv Training/a.csv", {"Test": {"split": "test"}, "Training": {}}, (2, 0)),
+    (
+        "data/train_sft-00000-of-00001.parquet data/test_sft-00000-of-00001.parquet",
+        {
+            "data/train_sft-00000-of-00001.parquet": {},
+            "data/test_sft-00000-of-00001.parquet": {"split": "test"},
+        },
+        (2, 0),
+    ),
+    # What no split is named for is divided.
+    ("more.jsonl test.jsonl", {"more.jsonl": {}, "test.jsonl": {"split": "test"}}, (2, 0)),
+    ("test.jsonl", {"test.jsonl": {"split": "test"}}, (2, 0)),
+    ("träin,train.jsonl test.jsonl", {"träin,train.jsonl": {}, "test.jsonl": {"split": "test"}}, (2, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "sources", "drawn"), FOLDERS, ids=[names for names, *_ in FOLDERS])
+def test_published_splits_are_refused_with_the_sources_to_paste(
+    tmp_path: Path, names: str, sources: dict[str, Any], drawn: tuple[int, int]
+) -> None:
+    write(tmp_path, names)
+    line, pasted = refusal(tmp_path)
+    assert pasted["sources"] == sources
+    assert (pasted["split"]["validation"], pasted["split"]["test"]) == drawn
+    assert re.search(r"holds the published splits? ", line)
+    found = files_by_split(tmp_path, pasted)
+    for split, files in found.items():
+        words = {"test": ("test", "eval"), "validation": ("val", "dev", "eval"), None: ("train", "more")}[split]
+        assert all(any(word in file.lower() for word in words) for file in files)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "a.jsonl b.jsonl",
+        "train-00000-of-00002.parquet train-00001-of-00002.parquet",
+        "train.jsonl more.jsonl",
+        "train/en/a.jsonl train/de/a.jsonl",
+        "en/2024.jsonl de/2024.jsonl",
+        "latest.jsonl contest.jsonl validity.jsonl trained.jsonl devices.jsonl",
+        "train_test_split.jsonl",
+    ],
+)
+def test_what_is_no_published_split_is_read_whole(tmp_path: Path, names: str) -> None:
+    write(tmp_path, names)
+    (source,) = sources_of(prepare_settings(path=str(tmp_path)))
+    assert len(source.files) == len(names.split())
+
+
+def test_a_file_that_is_named_is_read_whatever_its_split(tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl test-0.jsonl test-1.jsonl")
+    assert len(sources_of(prepare_settings(path=str(tmp_path / "test-0.jsonl")))) == 1
+    (source,) = sources_of(prepare_settings(path=str(tmp_path), sources={"test-*.jsonl": {}}))
+    assert [path.name for path in source.files] == ["test-0.jsonl", "test-1.jsonl"]
+
+
+HUB = " ".join(
+    f"{config}/{split}-00000-of-00001.parquet" for config in ("main", "socratic") for split in ("train", "test")
+)
+MAIN = {
+    "main/train-00000-of-00001.parquet": {},
+    "main/test-00000-of-00001.parquet": {"split": "test"},
+}
+
+
+def test_several_configs_are_refused_with_the_sources_of_one(tmp_path: Path) -> None:
+    """A folder as GSM8K's on the hub."""
+    write(tmp_path, HUB)
+    line, pasted = refusal(tmp_path)
+    assert "holds the published splits test, train and the configs main, socratic, which would be pooled" in line
+    assert "which is main alone" in line
+    assert pasted["sources"] == MAIN
+    assert pasted["split"] == {"validation": 2, "test": 0}
+    assert set(files_by_split(tmp_path, pasted)) == {None, "test"}
+    write(tmp_path / "other", "en/train.jsonl de/train.jsonl")
+    line, pasted = refusal(tmp_path / "other")
+    assert "holds the configs de, en, which would be pooled" in line
+    assert pasted["sources"] == {"de": {}}
+
+
+@pytest.mark.parametrize("split", [None, "train"])
+def test_a_source_that_is_such_a_folder_is_refused_too(tmp_path: Path, split: str | None) -> None:
+    write(tmp_path, HUB)
+    line, pasted = refusal(tmp_path, sources={"main": {"split": split}})
+    assert re.search(r"/main: holds the published splits test, train, which would be pooled", line)
+    assert pasted["sources"] == MAIN
+    line, _ = refusal(tmp_path, sources={"main/*": {}})
+    assert "holds the published splits test, train, which would be pooled" in line
+
+
+def test_a_folder_of_a_held_out_split_needs_a_split(tmp_path: Path) -> None:
+    write(tmp_path, "a/test/1.jsonl b.jsonl")
+    line, pasted = refusal(tmp_path, sources={"a": {}, "b.jsonl": {}})
+    assert "holds the published split test, which would be trained on" in line
+    assert pasted["sources"] == {"a": {"split": "test"}} or pasted["sources"] == {"a/test": {"split": "test"}}
+    sources = {"a": {"split": "train"}, "b.jsonl": {}}
+    assert len(sources_of(prepare_settings(path=str(tmp_path), sources=sources))) == 2
+
+
+README = """---
+license: mit
+configs:
+- config_name: small
+  data_files:
+  - {split: train, path: "s/*.jsonl"}
+- config_name: default
+  data_files:
+  - {split: train, path: ["b/1.jsonl", "b/2.jsonl"]}
+  - {split: test, path: b/exam.jsonl}
+---
+# A data set
+"""
+
+
+def test_a_readme_says_what_the_names_of_files_do_not(tmp_path: Path) -> None:
+    write(tmp_path, "s/1.jsonl b/1.jsonl b/2.jsonl b/exam.jsonl")
+    assert len(sources_of(prepare_settings(path=str(tmp_path)))) == 1
+    (tmp_path / "README.md").write_text(README)
+    line, pasted = refusal(tmp_path)
+    assert "the configs default, small, which would be pooled" in line
+    assert pasted["sources"] == {"b/1.jsonl": {}, "b/2.jsonl": {}, "b/exam.jsonl": {"split": "test"}}
+    pasted = {
+        "sources": {"b/1.jsonl": {}, "b/2.jsonl": {}, "b/exam.jsonl": {"split": "test"}},
+        "split": pasted["split"],
+    }
+    assert set(files_by_split(tmp_path, pasted)) == {None, "test"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "---\n", "---\n[\n---\n", "---\nconfigs: 3\n---\n", "---\nconfigs: [3, {data_files: {path: 3}}]\n---\n",
+     "---\nconfigs: [{data_files: [{split: 3, path: /etc/*}]}, {data_files: ../*}, {data_files: '**a'}]\n---\n",
+     "---\nconfigs: !!python/name:os.system\n---\n", "---\n" + "[" * 5000 + "\n---\n", "\xff"],
+)  # fmt: skip
+def test_a_readme_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
+    write(tmp_path, "a.jsonl b.jsonl")
+    (tmp_path / "README.md").write_text(text, encoding="latin-1")
+    assert len(sources_of(prepare_settings(path=str(tmp_path)))) == 1
+
+
+def test_a_pattern_without_files_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl README.md")
+    with pytest.raises(UserError, match=r"/b-\*: no data file has such a name; correct the pattern"):
+        sources_of(prepare_settings(path=str(tmp_path), sources={"b-*": {}}))
+    (source,) = sources_of(prepare_settings(path=str(tmp_path), sources={"*": {}}))
+    assert [path.name for path in source.files] == ["a.jsonl"]
+
+
+def test_a_saved_dict_of_splits_is_refused_with_its_sources(tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    with pytest.raises(
+        UserError, match=r"splits train, test; write path: .* with sources: {train: {}, test: {split: test}}"
+    ):
+        sources_of(prepare_settings(path=str(tmp_path)))
+
+
+def test_an_evaluation_task_pools_no_splits_either(tmp_path: Path) -> None:
+    write(tmp_path, "data/train.jsonl data/test.jsonl")
+    settings = TaskRowsSettings(path=str(tmp_path / "data"), whole=False)
+    with pytest.raises(UserError, match=r"data: holds the published splits test, train, .* write file: test.jsonl"):
+        task_rows(settings, tmp_path / "out.jsonl")
