@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerolora import foreign
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_json, write_json
 
@@ -73,7 +74,9 @@ def _add(tokenizer: Any, tokens: Iterable[tuple[str, bool]]) -> None:
 
 def of_data(data: Path) -> list[AddedToken]:
     """Return the tokens that a prepared data set adds."""
-    return [AddedToken(**each) for each in read_json(data / MANIFEST, "zerolora prepare").get("added_tokens", [])]
+    return [
+        AddedToken(**each) for each in foreign.manifest(data / MANIFEST, "zerolora prepare").get("added_tokens", [])
+    ]
 
 
 def of_directory(directory: Path) -> list[AddedToken]:

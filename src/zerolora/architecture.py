@@ -3,14 +3,42 @@
 from pathlib import Path
 from typing import Any
 
+from zerolora import foreign
 from zerolora.errors import UserError, shown
 
 
 def config_of(directory: Path) -> Any:
-    """Return the config of the model in a directory; no code from there is run."""
-    from transformers import AutoConfig
+    """Return the config of the model in a directory; no code from there is run.
 
-    return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    Raises UserError if the config, or that of its generation, is none that transformers reads.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    foreign.model_config(directory)
+    path, generation = directory / foreign.CONFIG, foreign.generation_config(directory)
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        path = directory / foreign.GENERATION
+        GenerationConfig.from_dict(generation)
+        return config
+    except Exception as error:  # config classes raise errors of many types for what they cannot read
+        raise UserError(
+            f"{path}: is none that transformers reads ({foreign.reason(error)}); {foreign.FETCH_AGAIN}"
+        ) from None
+
+
+def tokenizer_of(directory: Path) -> Any:
+    """Return the tokenizer of a model's or an adapter's directory; no code from there is run.
+
+    Raises UserError if its files are none that transformers reads.
+    """
+    from transformers import AutoTokenizer
+
+    foreign.check_tokenizer(directory)
+    if (directory / foreign.CONFIG).exists():
+        foreign.model_config(directory)
+    with foreign.tokenizer_errors(directory):
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
 def auto_class(config: Any, where: Path = Path("config.json")) -> Any:

@@ -4,8 +4,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from zerolora import foreign
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, canonical, read_json, read_object
+from zerolora.files import MANIFEST, canonical
 from zerolora.manifest import is_weight
 
 KEY = "base_model"
@@ -18,7 +19,7 @@ def base_identity(stamp: Path) -> dict[str, Any]:
     `weights` is a hash of the sha256 of its weight files, so a copy in another directory, or with another tokenizer, is
     the same base.
     """
-    record = read_json(stamp, "zerolora weights")
+    record = foreign.manifest(stamp, "zerolora weights", "files", "source")
     weights = {name: file["sha256"] for name, file in record["files"].items() if is_weight(name)}
     name, revision = hub_name(record["source"])
     return {"name": name, "revision": revision, "weights": hashlib.sha256(canonical(weights).encode()).hexdigest()}
@@ -46,7 +47,7 @@ def check_same_base(directory: Path, stamp: Path) -> None:
     """
     if not (directory / MANIFEST).exists():
         return
-    theirs = read_object(directory / MANIFEST, "zerolora train").get(KEY)
+    theirs = foreign.manifest(directory / MANIFEST, "zerolora train").get(KEY)
     ours = base_identity(stamp)
     if theirs and theirs["weights"] != ours["weights"]:
         raise UserError(
@@ -56,5 +57,5 @@ def check_same_base(directory: Path, stamp: Path) -> None:
 
 
 def _shown(base: dict[str, Any]) -> str:
-    revision = f" at {base['revision'][:12]}" if base["revision"] else ""
+    revision = f" at {base['revision'][:12]}" if base.get("revision") else ""
     return f"{base['name']}{revision} (weights {base['weights'][:12]})"

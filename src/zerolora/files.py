@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
+from zerolora.json_file import read_own
 
 MANIFEST = "manifest.json"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
@@ -62,14 +63,9 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, written_by: str) -> Any:
     """Return the JSON value in `path`; `written_by` names the command that makes the file.
 
-    Raises UserError if the file is missing or broken.
+    Raises UserError if the file is missing or broken. For files of this project; foreign.py reads those of others.
     """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; `{written_by}` writes it") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); delete it and run `{written_by}` again") from None
+    return read_own(path, written_by)
 
 
 def read_object(path: Path, written_by: str) -> dict[str, Any]:

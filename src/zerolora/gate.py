@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from zerolora import foreign
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import StoredNames, stored_names
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, read_json
+from zerolora.files import MANIFEST
 from zerolora.log import LOGGER
 from zerolora.manifest import WEIGHTS, check_not_quantized
 from zerolora.merge.plan import plan_merge
@@ -41,7 +42,7 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     bitsandbytes.load()
     config = config_of(model)
     updates = _updates(_attending(config, attention), settings)
-    directory = Path(read_json(model / MANIFEST, "zerolora fetch")["source"].get("path", weights))
+    directory = Path(foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"].get("path", weights))
     paths = sorted(directory.glob(WEIGHTS))
     if not paths:
         LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)

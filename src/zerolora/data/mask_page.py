@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from zerolora.added_tokens import extend
+from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.rows import IGNORED, open_split
 from zerolora.files import write_text
@@ -17,9 +18,7 @@ LONGEST = 2000  # tokens shown of a row
 
 def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any]) -> None:
     """Write a page of training rows: context grey, supervised tokens green, with a border between tokens."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    tokenizer = tokenizer_of(model)
     extend(tokenizer, settings.add_special_tokens, settings.add_tokens)
     rows = open_split(data, "train")
     drawn = np.sort(np.random.default_rng(settings.seed).permutation(len(rows))[:SAMPLE])

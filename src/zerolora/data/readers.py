@@ -18,7 +18,8 @@ from zerolora.data.kinds import COMPRESSIONS, ENDINGS, TABLES, TEXTS
 from zerolora.data.records import Chunk
 from zerolora.data.tables import tables
 from zerolora.errors import UserError
-from zerolora.files import checked_name, read_json
+from zerolora.files import checked_name
+from zerolora.foreign import saved_files, saved_splits
 
 # What lies beside data: hidden files, what `datasets` and this project note down, DVC's pointers, words.
 NO_DATA = re.compile(r"[._].*|(manifest|dataset_infos?)\.json|(README|LICENSE).*|.*\.(md|dvc)", re.IGNORECASE)
@@ -81,17 +82,17 @@ def chunks(path: Path, rows: int = 1000, size: int = 1 << 20) -> Iterator[Chunk]
 
 def _below(directory: Path) -> Iterator[Path]:
     if (directory / "dataset_dict.json").is_file():
-        splits = read_json(directory / "dataset_dict.json", SAVED_BY)["splits"]
+        splits = saved_splits(directory, SAVED_BY)
         block = ", ".join(f"{name}: {{{f'split: {name}' * (name in ('validation', 'test'))}}}" for name in splits)
         raise UserError(
             f"{directory}: holds the splits {', '.join(splits)}; write path: {directory} with sources: {{{block}}}, or "
             f"path: {directory / splits[0]} for that one alone"
         )
     if (directory / "state.json").is_file() and any(directory.glob("data-*.arrow")):
-        for entry in read_json(directory / "state.json", SAVED_BY)["_data_files"]:
-            if not (directory / entry["filename"]).is_file():
-                raise UserError(f"{directory}: state.json names {entry['filename']}, which is not there; save it again")
-            yield directory / entry["filename"]
+        for name in saved_files(directory, SAVED_BY):
+            if not (directory / name).is_file():
+                raise UserError(f"{directory}: state.json names {name}, which is not there; save it again")
+            yield directory / name
         return
     for path in sorted(directory.iterdir()):
         if NO_DATA.fullmatch(path.name):

@@ -8,6 +8,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
+from zerolora import foreign
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError, shown
@@ -20,9 +21,9 @@ def embedding_rows(model: Path | None, tokenizer: Any, settings: PrepareSettings
 
     With those that training adds for the tokens of `settings`, which `tokenizer` has already.
     """
-    if model is None or not (path := model / "config.json").is_file():
+    if model is None or not (model / foreign.CONFIG).exists():
         return None
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = foreign.model_config(model)
     rows = (config.get("text_config") or {}).get("vocab_size") or config.get("vocab_size")
     if not isinstance(rows, int):
         return None
@@ -116,7 +117,9 @@ class SpecialTokens:
 
 def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
     """Return the end-of-sequence tokens of the generation_config.json in a model's directory."""
-    if model is None or not (path := model / "generation_config.json").is_file():
+    found = {} if model is None else foreign.generation_config(model)
+    named = found.get("eos_token_id")
+    if named is None or isinstance(named, bool):
         return set()
-    found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
-    return set(filter(None, tokenizer.convert_ids_to_tokens(found if isinstance(found, list) else [found])))
+    numbers = [number for number in (named if isinstance(named, list) else [named]) if 0 <= number < len(tokenizer)]
+    return set(filter(None, tokenizer.convert_ids_to_tokens(numbers)))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerolora.added_tokens import extend
+from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens
 from zerolora.data.example import BadRow, Example
@@ -133,11 +134,9 @@ class ChunkTokenizer:
     """Tokenizes a chunk of rows into a Result. Raises UserError if the model does not support the settings."""
 
     def __init__(self, model: Path, settings: PrepareSettings) -> None:
-        from transformers import AutoTokenizer
-
         # Each worker process uses one core; the tokenizer's own threads would only compete with them.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+        tokenizer = tokenizer_of(model)
         self.added = extend(tokenizer, settings.add_special_tokens, settings.add_tokens)
         if self.added and not (model / "tokenizer.json").is_file():
             raise UserError(

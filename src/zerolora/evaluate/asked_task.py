@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zerolora import added_tokens, cpu_matmul
+from zerolora import added_tokens, cpu_matmul, foreign
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate.generation import generate
@@ -19,7 +19,7 @@ from zerolora.evaluate.likelihood import longest_input, of_continuations, of_tex
 from zerolora.evaluate.models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.base import Judgement, Likelihood, Task
-from zerolora.files import MANIFEST, read_json, write_json
+from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
 
 DATE = "26 Jul 2024"  # today's date for chat templates, so that prompts do not change from day to day
@@ -66,7 +66,11 @@ def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]
     template = model.directory / "chat_template.jinja"
     if model.adapter is not None and template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
-    elif model.adapter is None and data and (own := read_json(data / MANIFEST, "zerolora prepare")["chat_template"]):
+    elif (
+        model.adapter is None
+        and data
+        and (own := foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")["chat_template"])
+    ):
         tokenizer.chat_template = own
     if data:
         return found, tokenizer, stops_of(model, found, tokenizer, data)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from zerolora import cpu_matmul
+from zerolora import cpu_matmul, foreign
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.rows import FIELDS, IGNORED
 from zerolora.evaluate import vllm_engine
@@ -30,7 +30,7 @@ from zerolora.evaluate.models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.base import Judgement
-from zerolora.files import MANIFEST, read_json, write_json
+from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
 from zerolora.logit_chunks import EVALUATION_TOKENS
 from zerolora.peak_memory import PeakMemory
@@ -94,7 +94,7 @@ def evaluate(
         figures |= {f"unmerged_{name}": rate for name, rate in task.metrics(verdicts).items()}
     write_json(output / "evaluate.json", figures)
     write_json(output / "evaluate_resources.json", resources)
-    sources = read_json(data / MANIFEST, "zerolora prepare").get("sources", [])
+    sources = foreign.manifest(data / MANIFEST, "zerolora prepare").get("sources", [])
     given = [
         [_told(*each) for each in zip(texts, verdicts, strict=True)]
         for texts, verdicts in zip(answered, judged, strict=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens, prompt_format
+from zerolora import added_tokens, foreign, prompt_format
 from zerolora.added_tokens import AddedToken
-from zerolora.architecture import auto_class, config_of
-from zerolora.files import MANIFEST, read_json
+from zerolora.architecture import auto_class, config_of, tokenizer_of
+from zerolora.files import MANIFEST
 from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
 from zerolora.types import Device
@@ -81,11 +81,9 @@ def load(
 def load_tokenizer(weights: Path, tokens: list[AddedToken], adapter: Path | None) -> tuple[Any, list[AddedToken]]:
     """Return the tokenizer of a model directory, or of an adapter that has its own, with `tokens` added; and those of
     `tokens` that it lacked."""
-    from transformers import AutoTokenizer
-
-    own = adapter is not None and (adapter / prompt_format.TOKENIZER).is_file()
-    directory = adapter if own else weights
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    own = adapter is not None and (adapter / foreign.TOKENIZER).is_file()
+    directory = adapter if adapter is not None and own else weights
+    tokenizer = tokenizer_of(directory)
     known = {} if own else tokenizer.get_vocab()
     lacking = [each for each in tokens if each.token not in known]
     added_tokens.extend_again(tokenizer, tokens)
@@ -102,7 +100,7 @@ def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> 
         stops = prompt_format.stop_tokens(model.directory, loaded)
         tokenizer.pad_token_id = prompt_format.padding(model.directory, tokenizer, stops)
         return stops
-    prepared = read_json(data / MANIFEST, "zerolora prepare")
+    prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "stop_tokens", "pad_token")
     tokenizer.pad_token = prepared["pad_token"]
     return {*tokenizer.convert_tokens_to_ids(prepared["stop_tokens"]), tokenizer.eos_token_id} - {None}
 

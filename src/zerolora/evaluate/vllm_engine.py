@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens
+from zerolora import added_tokens, foreign
 from zerolora.architecture import config_of
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError, shown
@@ -26,7 +26,7 @@ from zerolora.evaluate.batches import paged_cache
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.models import EvaluatedModel, load_tokenizer, placement, stops_of
 from zerolora.export.vllm_limits import check_for_vllm, rank_limit
-from zerolora.files import canonical, read_json
+from zerolora.files import canonical
 
 WORKER = Path(vllm_worker.__file__)
 ENVIRONMENT = {
@@ -155,7 +155,7 @@ def engine_arguments(
     if settings.batch != "auto":
         arguments["max_num_seqs"] = settings.batch
     if model.loaded_adapter:
-        rank = read_json(model.loaded_adapter / "adapter_config.json", "zerolora train")["r"]
+        rank = foreign.adapter_config(model.loaded_adapter)["r"]
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank_limit(rank)}
     if not on_gpu:
         # Left open, vLLM takes nearly all memory for its cache.

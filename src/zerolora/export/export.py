@@ -8,6 +8,7 @@ zerolora export --target gguf --settings JSON --model resources/models/MODEL --w
 from pathlib import Path
 from typing import Any
 
+from zerolora.architecture import tokenizer_of
 from zerolora.config.section import Section
 from zerolora.data.rows import open_split
 from zerolora.errors import UserError
@@ -80,8 +81,6 @@ def loaded_check(kind: ExportTarget, source: RunResult, settings: Section, expor
 
 def _answers_of_run(source: RunResult, prompts: list[list[int]]) -> tuple[str, list[list[int]], list[int], Any]:
     """Return what a run's result is, its answers, the tokens at which it stops, and its tokenizer."""
-    from transformers import AutoTokenizer
-
     if source.merged is None:
         name, directory, model = "base and adapter", source.adapter, opened.with_adapter(source.weights, source.adapter)
     else:
@@ -89,9 +88,7 @@ def _answers_of_run(source: RunResult, prompts: list[list[int]]) -> tuple[str, l
     stops = sorted(stop_tokens(directory, model))
     answers = opened.answering(model, name).answers
     assert answers is not None
-    tokenizer = AutoTokenizer.from_pretrained(
-        source.merged or source.weights, local_files_only=True, trust_remote_code=False
-    )
+    tokenizer = tokenizer_of(source.merged or source.weights)
     return name, [_until(each, stops) for each in answers(prompts, ANSWER_TOKENS, stops)], stops, tokenizer
 
 

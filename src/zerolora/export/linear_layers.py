@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerolora import foreign
 from zerolora.architecture import built_on_meta, config_of, other_parts
 from zerolora.errors import UserError
 from zerolora.manifest import WEIGHT_INDEX, is_weight, model_files, weight_files
@@ -80,5 +81,5 @@ def copy_small_files(model: Path, output: Path) -> None:
 def add_to_config(directory: Path, quantization: object) -> None:
     """Write how the weights are quantized into the config.json of a directory."""
     path = directory / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | {"quantization_config": quantization}
+    config = foreign.config_file(path) | {"quantization_config": quantization}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

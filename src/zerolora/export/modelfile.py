@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from zerolora.architecture import tokenizer_of
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError, shown
 
@@ -91,9 +92,9 @@ def _quoted(text: str, what: str) -> str:
 
 def write(model: Path, output: Path, system: str | None, gguf: str) -> str | None:
     """Write the Modelfile of the merged model in directory `model` into `output`, and return its prompt format."""
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import GenerationConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    tokenizer = tokenizer_of(model)
     generation = GenerationConfig.from_pretrained(model, local_files_only=True)
     text, known = modelfile(tokenizer, stop_tokens(generation), system, gguf)
     (output / "Modelfile").write_text(text, encoding="utf-8")

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from zerolora import foreign
 from zerolora.errors import UserError, shown
-from zerolora.files import read_object
 
 REMEDIES = {
     "use_dora": "write train.method: lora",
@@ -32,7 +32,7 @@ def check_plain_lora(
     path = adapter / "adapter_config.json"
     if not path.is_file():
         raise UserError(f"{where}: {adapter} holds no adapter but all weights; {instead}")
-    config = read_object(path, "zerolora train")
+    config = foreign.adapter_config(adapter)
     if config.get("peft_type") != "LORA":
         raise UserError(
             f"{where}: {path}: peft_type is {shown(config.get('peft_type'))}, and {program} reads LoRA alone; write "

@@ -6,6 +6,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.export.peft_limits import check_plain_lora
+from zerolora.tensor_file import read_header
 
 WEIGHTS = "adapter_model.safetensors"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -41,7 +42,4 @@ def rank_limit(rank: int) -> int:
 
 
 def _tensors(adapter: Path) -> list[str]:
-    from safetensors import safe_open
-
-    with safe_open(adapter / WEIGHTS, "numpy") as file:
-        return list(file.keys())
+    return list(read_header(adapter / WEIGHTS).tensors)

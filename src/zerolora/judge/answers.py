@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerolora.architecture import tokenizer_of
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.judge.prompts import Answers
@@ -78,9 +79,7 @@ def _key(contender: Contender, template: str, max_new_tokens: int, messages: lis
 
 
 def _template(contender: Contender) -> str:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(contender.weights, local_files_only=True, trust_remote_code=False)
+    tokenizer = tokenizer_of(contender.weights)
     if not isinstance(tokenizer.chat_template, str):
         raise UserError(f"{contender.weights}: the tokenizer has no chat template; write prepare.NAME.template")
     return tokenizer.chat_template

@@ -4,19 +4,17 @@ The families in memory/families/ are counted from the file, without torch. Any o
 transformers on the meta device, which takes no memory but some seconds, and counted there.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
+from zerolora.foreign import config_file
 from zerolora.memory.families import FAMILIES
 from zerolora.memory.families.keys import Keys
 from zerolora.memory.meta_device import count_on_meta_device
 from zerolora.memory.model_spec import ModelSpec
 
-LARGEST_FILE = 16 * 1024**2
-"""Bytes of a config.json; real ones have kilobytes. A file of weights under such a name is not read at all."""
 TRAITS = {
     "layers": "number of layers",
     "hidden": "hidden size",
@@ -74,15 +72,7 @@ def _config_file(path: Path) -> Path:
 
 def _read(where: Path) -> Any:
     """Return the JSON value of a config.json."""
-    remedy = "fetch the model again, or write the path of its config.json"
-    if (size := where.stat().st_size) > LARGEST_FILE:
-        raise UserError(f"{where}: has {size:,} bytes, too many for a config.json; {remedy}")
-    try:
-        return json.loads(where.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise UserError(f"{where}: is nested too deep for a config.json; {remedy}") from None
-    except ValueError as error:
-        raise UserError(f"{where}: not valid JSON ({error}); {remedy}") from None
+    return config_file(where, "fetch the model again, or write the path of its config.json")
 
 
 def from_config(config: Any, where: Path) -> ModelSpec:

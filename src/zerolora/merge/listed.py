@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora import added_tokens
+from zerolora import added_tokens, foreign
 from zerolora.errors import UserError
-from zerolora.files import read_json
 from zerolora.memory.families import FAMILIES
 from zerolora.memory.families.keys import Keys
 from zerolora.memory.model_spec import ModelSpec
@@ -60,8 +59,8 @@ def listed_model(base: Path, files: Iterable[TensorFile], adapters: Sequence[Pat
         rare = any(config.get(key) for key in ASKING) or config.get("bias", "none") != "none"
         if rare or config.get("target_modules") in (None, "all-linear"):
             return None
-    config = read_json(base / "config.json", "save_pretrained")
-    family = config.get("model_type") if isinstance(config, dict) else None
+    config = foreign.model_config(base)
+    family = config.get("model_type")
     if family not in FAMILIES or config.get("add_cross_attention"):
         return None
     with contextlib.suppress(UserError):

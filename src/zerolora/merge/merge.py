@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerolora import added_tokens
+from zerolora import added_tokens, foreign
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.compat.transformers import stored_names
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, describe, read_json, staged_directory, write_json
+from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
 from zerolora.manifest import is_weight, model_files, weight_files
 from zerolora.merge.combine import updates_of
@@ -58,7 +58,7 @@ def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None)
 
     Raises UserError if the result differs from the manifest.
     """
-    expected = read_json(manifest, "zerolora merge")
+    expected = foreign.manifest(manifest, "zerolora merge", "files", "path")
     place = Path(expected["path"])
     sizes = {name: file["bytes"] for name, file in expected["files"].items()}
     if not all((place / name).is_file() and (place / name).stat().st_size == sizes[name] for name in sizes):

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from zerolora import foreign
 from zerolora.added_tokens import AddedToken
-from zerolora.files import read_json, write_json
+from zerolora.files import write_json
+from zerolora.json_kinds import NUMBER, check, record
 from zerolora.manifest import WEIGHT_INDEX
 from zerolora.prompt_format import add_to_tokenizer
 
@@ -15,7 +17,7 @@ def write_tokens(model: Path, tokens: Iterable[AddedToken], rows: int) -> None:
     Raises UserError if a token would get another number than it was trained with.
     """
     add_to_tokenizer(model, tokens)
-    config = read_json(model / "config.json", "save_pretrained")
+    config = foreign.model_config(model)
     for part in (config, config.get("text_config") or {}):
         if "vocab_size" in part:
             part["vocab_size"] = rows
@@ -28,8 +30,12 @@ def write_size(model: Path, parameters: int, size: int, added: Mapping[str, str]
     path = model / WEIGHT_INDEX
     if not path.is_file():
         return
-    index = read_json(path, "save_pretrained")
+    index = foreign.weight_index(path)
     more = {"total_parameters": parameters, "total_size": size}
-    index["metadata"] = {name: value + more.get(name, 0) for name, value in index.get("metadata", {}).items()}
+    metadata = index.get("metadata") or {}
+    for name in more.keys() & metadata.keys():
+        check(metadata, record({name: NUMBER}), path, foreign.FETCH_AGAIN)
+        metadata[name] += more[name]
+    index["metadata"] = metadata
     index["weight_map"] |= added or {}
     write_json(path, index)

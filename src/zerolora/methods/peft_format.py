@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerolora import foreign
 from zerolora.architecture import other_parts
 from zerolora.errors import UserError, shown
-from zerolora.files import read_object
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.methods.base import check_untied
 from zerolora.methods.experts import FAMILIES, ROUTER, check_expression, paths_named
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 ADAPTER = "adapter_model.safetensors"
-CONFIG = "adapter_config.json"
+CONFIG = foreign.ADAPTER_CONFIG
 PREFIX = "base_model.model."
 """Of the name of every tensor of an adapter."""
 
@@ -66,7 +66,7 @@ def read_adapter(directory: Path) -> tuple[dict[str, StoredTensor], dict[str, An
 
 def read_config(directory: Path) -> dict[str, Any]:
     """Return the adapter_config.json of an adapter directory. Raises UserError if it is none."""
-    return read_object(directory / CONFIG, "zerolora train")
+    return foreign.adapter_config(directory)
 
 
 def peft_targets(model: Any, targets: str | list[str]) -> tuple[str | list[str], list[str]]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerolora import foreign
 from zerolora.compat import bitsandbytes
 from zerolora.errors import UserError, shown
-from zerolora.files import MANIFEST, read_object
+from zerolora.files import MANIFEST
 from zerolora.methods.peft_format import conv1d_paths, quantizable_paths
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def quantization_of(adapter: Path) -> BaseQuantization:
 
 
 def _written(manifest: Path) -> Any:
-    return read_object(manifest, "zerolora train").get("quantization") if manifest.is_file() else None
+    return foreign.manifest(manifest, "zerolora train").get("quantization") if manifest.is_file() else None
 
 
 def load_library() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
+from zerolora import foreign
 from zerolora.config.settings import EvaluateSettings, RenderSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
@@ -115,7 +116,7 @@ def merging(model: Path, adapter: Path) -> Resources:
     Raises UserError if a manifest or config.json is missing.
     """
     files = _weight_files(model)
-    added = sum(file["bytes"] for file in read_json(adapter / MANIFEST, "zerolora train")["files"].values())
+    added = sum(file["bytes"] for file in foreign.manifest(adapter / MANIFEST, "zerolora train")["files"].values())
     modules = [module for module in read_model_spec(model).modules if module.kind not in SHARED]
     largest = max(math.prod(shape) for module in modules for _, shape in module.weights)
     held = MERGE_BLOCKS + MERGE_WHOLE * largest + added
@@ -207,7 +208,7 @@ def _resources(seconds: float, host: float, gpus: int = 0) -> Resources:
 
 def _weight_files(model: Path) -> list[int]:
     """Return the bytes of each weight file of a fetched model."""
-    files = read_json(model / MANIFEST, "zerolora fetch")["files"]
+    files = foreign.manifest(model / MANIFEST, "zerolora fetch")["files"]
     return [file["bytes"] for name, file in files.items() if name.endswith(".safetensors")]
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from zerolora import foreign
 from zerolora.added_tokens import AddedToken, of_directory
 from zerolora.errors import UserError, shown
-from zerolora.files import MANIFEST, read_object, sha256
+from zerolora.files import MANIFEST, sha256
 from zerolora.methods.base import TrainableMethod
 from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
 from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
@@ -98,7 +99,7 @@ def weights_of(directory: Path, method: type[TrainableMethod]) -> Path:
 def provenance(directory: Path, method: type[TrainableMethod]) -> dict[str, Any]:
     """Return what a directory holds: its path, the sha256 of the weights, and where they come from, if it says so."""
     path = weights_of(directory, method)
-    manifest = read_object(directory / MANIFEST, WRITTEN_BY) if (directory / MANIFEST).exists() else {}
+    manifest = foreign.manifest(directory / MANIFEST, WRITTEN_BY) if (directory / MANIFEST).exists() else {}
     known = manifest.get("files", {}).get(path.name, {}).get("sha256")
     found = {"directory": str(directory), "sha256": known or sha256(path)}
     return found | {key: manifest[key] for key in ("source", "license", "from_adapter") if key in manifest}

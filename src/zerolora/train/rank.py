@@ -21,7 +21,7 @@ import torch.distributed
 import transformers
 from pydantic import ValidationError
 
-from zerolora import added_tokens, cpu_matmul
+from zerolora import added_tokens, cpu_matmul, foreign
 from zerolora.base_identity import base_identity
 from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import compile_conversions
@@ -243,7 +243,7 @@ def _loop(
 
 def _sources(data: Path) -> list[str]:
     """Return the names of the data's sources."""
-    names: list[str] = read_json(data / MANIFEST, "zerolora prepare")["sources"]
+    names: list[str] = foreign.manifest(data / MANIFEST, "zerolora prepare", "sources")["sources"]
     return names
 
 
@@ -349,7 +349,7 @@ def _load(arguments: argparse.Namespace) -> None:
     with contextlib.suppress(UserError):  # the rank itself says what is missing
         plan, _ = read_plan(arguments.settings, arguments.zero)
         engine_class(plan.engine).load_library()
-        for architecture in read_json(located(arguments.weights) / "config.json", "the model").get("architectures", []):
+        for architecture in foreign.model_config(located(arguments.weights)).get("architectures") or []:
             getattr(transformers, architecture, None)
         compile_conversions()
 

@@ -5,8 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from zerolora import foreign
 from zerolora.added_tokens import of_data
-from zerolora.files import MANIFEST, canonical, read_json
+from zerolora.files import MANIFEST, canonical
 from zerolora.fingerprint import of_stage
 from zerolora.methods.registry import TRAINABLE
 from zerolora.train.earlier_adapter import provenance
@@ -56,9 +57,9 @@ def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: 
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
         **({"added_tokens": _hash(added)} if added else {}),
         "train.gradient_clipping": config["gradient_clipping"],
-        "model": _hash(read_json(weights, "zerolora weights")["files"]),
-        "data": _hash({name: read_json(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),
-        "packing": _hash({name: read_json(packing / MANIFEST, "zerolora pack")["files"][name] for name in rows}),
+        "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
+        "data": _hash({name: foreign.manifest(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),
+        "packing": _hash({name: foreign.manifest(packing / MANIFEST, "zerolora pack")["files"][name] for name in rows}),
     }
 
 

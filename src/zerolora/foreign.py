@@ -1,0 +1,285 @@
+"""The files of other programs: one reader a kind, which checks every key that is used before anything uses it.
+
+What a reader returns has the form that its kind says, so no caller tests it again; keys that are used nowhere are left
+as they are. Each reader raises UserError with one line: file, key, value seen, what is expected.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from zerolora import json_file
+from zerolora.errors import UserError
+from zerolora.json_kinds import (
+    COUNT,
+    FILE_NAME,
+    FLAG,
+    LIST,
+    NULL,
+    NUMBER,
+    OBJECT,
+    PATH_BELOW,
+    POSITIVE,
+    TEXT,
+    WHOLE,
+    Kind,
+    check,
+    list_of,
+    map_of,
+    nullable,
+    record,
+)
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+SMALL = 16 << 20
+"""Bytes of a config; real ones have kilobytes. A file of weights under such a name is not read at all."""
+LARGE = 128 << 20
+"""Bytes of a list of files, of tensors, or of a vocabulary."""
+FETCH_AGAIN = "fetch or save the model again"
+
+_IDS = WHOLE | list_of(WHOLE) | NULL
+_SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("max_position_embeddings", "num_experts_per_tok"),
+)
+# A text model's keys, also those of the text part of a vision-language model.
+_MODEL_KEYS = nullable(
+    {
+        "architectures": list_of(TEXT),
+        "tie_word_embeddings": FLAG,
+        "quantization_config": record(nullable({"quant_method": TEXT})),
+        "auto_map": OBJECT,
+        "rope_scaling": OBJECT,
+        "rope_parameters": OBJECT,
+        "torch_dtype": TEXT,
+        "dtype": TEXT | OBJECT,  # of each part, in a model of several
+        "add_cross_attention": FLAG,
+        "is_encoder_decoder": FLAG,
+        "bos_token_id": _IDS,
+        "eos_token_id": _IDS,
+        "pad_token_id": WHOLE,
+        # Some architectures have a size for each layer.
+        **dict.fromkeys(_SIZES, NUMBER | LIST),
+    }
+)
+MODEL_CONFIG = record({**_MODEL_KEYS, "model_type": TEXT, "text_config": record(_MODEL_KEYS) | NULL})
+_TOKEN = TEXT | record({}, {"content": TEXT}) | NULL
+TOKENIZER_SETTINGS = record(
+    {
+        **{f"{name}_token": _TOKEN for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+        **nullable(
+            {
+                "added_tokens_decoder": map_of(record({}, {"content": TEXT})),
+                "auto_map": OBJECT,
+                "tokenizer_class": TEXT,
+                "model_max_length": NUMBER,
+                "add_bos_token": FLAG,
+                "add_eos_token": FLAG,
+                "clean_up_tokenization_spaces": FLAG,
+            }
+        ),
+        "chat_template": TEXT | list_of(record({}, {"name": TEXT, "template": TEXT})) | map_of(TEXT) | NULL,
+    }
+)
+GENERATION_SETTINGS = record(
+    {
+        "bos_token_id": _IDS,
+        "eos_token_id": _IDS,
+        **nullable(
+            {
+                "pad_token_id": WHOLE,
+                "do_sample": FLAG,
+                **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"), NUMBER),
+                **dict.fromkeys(("max_length", "max_new_tokens", "min_length", "num_beams", "top_k"), WHOLE),
+            }
+        ),
+    }
+)
+WEIGHT_INDEX = record({"metadata": OBJECT | NULL}, {"weight_map": map_of(FILE_NAME)})
+_NAMES = TEXT | list_of(TEXT) | NULL
+ADAPTER_SETTINGS = record(
+    {
+        "peft_type": TEXT,
+        "target_modules": _NAMES,
+        "exclude_modules": _NAMES,
+        "feedforward_modules": _NAMES,
+        "layers_pattern": _NAMES,
+        "trainable_token_indices": list_of(COUNT) | map_of(list_of(COUNT)) | NULL,
+        "init_lora_weights": FLAG | TEXT | NULL,
+        "layers_to_transform": WHOLE | list_of(WHOLE) | NULL,
+        "bias": TEXT | NULL,
+        **nullable(
+            {
+                "r": POSITIVE,
+                "lora_alpha": NUMBER,
+                "lora_dropout": NUMBER,
+                "rank_pattern": map_of(POSITIVE),
+                "alpha_pattern": map_of(NUMBER),
+                "modules_to_save": list_of(TEXT),
+                "target_parameters": list_of(TEXT),
+                "use_dora": FLAG,
+                "use_rslora": FLAG,
+                "fan_in_fan_out": FLAG,
+                "base_model_name_or_path": TEXT,
+                "revision": TEXT,
+                "task_type": TEXT,
+            }
+        ),
+    }
+)
+_FILE = record({}, {"sha256": TEXT, "bytes": COUNT})
+_FILES = map_of(_FILE, PATH_BELOW)
+_BASE = record({"revision": TEXT | NULL}, {"name": TEXT, "weights": TEXT})
+_ADDED_TOKEN = record({}, {"token": TEXT, "id": COUNT, "special": FLAG})
+_SOURCE = record(
+    {
+        **dict.fromkeys(("source", "path", "package", "version", "file", "repository", "license"), TEXT),
+        "revision": TEXT | NULL,
+    }
+)
+MANIFEST_KEYS: dict[str, Kind] = {
+    "files": _FILES,
+    "source": _SOURCE,
+    "license": TEXT | NULL,
+    "parameters": COUNT,
+    "path": TEXT,
+    "enabled": FLAG,
+    "dequantized": FLAG,
+    "base_model": _BASE | NULL,
+    "from_adapter": OBJECT | NULL,
+    "sources": list_of(TEXT),
+    "read": map_of(TEXT),
+    "stop_tokens": list_of(TEXT),
+    "pad_token": TEXT | NULL,
+    "added_tokens": list_of(_ADDED_TOKEN),
+    "chat_template": TEXT | NULL,
+}
+
+
+def model_config(directory: Path) -> dict[str, Any]:
+    """Return the config.json of a model's directory."""
+    return config_file(directory / CONFIG)
+
+
+def config_file(path: Path, remedy: str = FETCH_AGAIN) -> dict[str, Any]:
+    """Return the content of a model's config.json, under any name. Infinite numbers are read, as Python writes them."""
+    return _read(path, MODEL_CONFIG, remedy, infinite=True)
+
+
+def tokenizer_config(directory: Path) -> dict[str, Any]:
+    """Return the tokenizer_config.json of a model's directory, {} if there is none."""
+    return _optional(directory / TOKENIZER_CONFIG, TOKENIZER_SETTINGS)
+
+
+def generation_config(directory: Path) -> dict[str, Any]:
+    """Return the generation_config.json of a model's directory, {} if there is none."""
+    return _optional(directory / GENERATION, GENERATION_SETTINGS)
+
+
+def weight_index(path: Path) -> dict[str, Any]:
+    """Return the index of a model's weight files: `weight_map` has the name of the file of each tensor."""
+    index = _read(path, WEIGHT_INDEX, FETCH_AGAIN, LARGE)
+    if not index["weight_map"]:
+        raise UserError(f"{path}: weight_map is {{}}; expected the file of each tensor; {FETCH_AGAIN}")
+    return index
+
+
+def adapter_config(directory: Path) -> dict[str, Any]:
+    """Return the adapter_config.json of an adapter's directory."""
+    return _read(directory / ADAPTER_CONFIG, ADAPTER_SETTINGS, "save the adapter again, with peft's save_pretrained")
+
+
+def manifest(path: Path, written_by: str, *required: str) -> dict[str, Any]:
+    """Return the manifest of a directory, or a stamp, which the command `written_by` writes; the keys `required`, and
+    by default `files`, are there."""
+    value = json_file.read_own(path, written_by)
+    remedy = f"delete it and run `{written_by}` again"
+    needed = {name: MANIFEST_KEYS[name] for name in required or ("files",)}
+    check(value, record(MANIFEST_KEYS, needed), path, remedy)
+    found: dict[str, Any] = value
+    return found
+
+
+def saved_files(directory: Path, written_by: str) -> list[str]:
+    """Return the names of the files of a data set that `written_by` saved into a directory, in order, as its state.json
+    lists them."""
+    path = directory / "state.json"
+    remedy = f"save the data again, with {written_by}"
+    kind = record({}, {"_data_files": list_of(record({}, {"filename": FILE_NAME}))})
+    return [each["filename"] for each in _read(path, kind, remedy)["_data_files"]]
+
+
+def saved_splits(directory: Path, written_by: str) -> list[str]:
+    """Return the names of the splits that `written_by` saved into a directory, as its dataset_dict.json lists them."""
+    path = directory / "dataset_dict.json"
+    kind = record({}, {"splits": list_of(FILE_NAME)})
+    splits: list[str] = _read(path, kind, f"save the data again, with {written_by}")["splits"]
+    if not splits:
+        raise UserError(f"{path}: splits is []; expected the names of the splits; save the data again")
+    return splits
+
+
+def check_model(directory: Path) -> None:
+    """Raise UserError unless every small file of a model's directory that is read here or by transformers has the form
+    that its name promises."""
+    model_config(directory)
+    check_tokenizer(directory)
+    generation_config(directory)
+
+
+def check_tokenizer(directory: Path) -> None:
+    """Raise UserError unless the files of a tokenizer have the form that their names promise."""
+    tokenizer_config(directory)
+    # The vocabulary itself is read by the library tokenizers.
+    for name in ("special_tokens_map.json", "added_tokens.json"):
+        if (directory / name).exists():
+            json_file.read_foreign(directory / name, FETCH_AGAIN, LARGE)
+    if (path := directory / "chat_template.jinja").exists():
+        json_file.read_text(path, SMALL)
+
+
+@contextmanager
+def tokenizer_errors(directory: Path) -> Iterator[None]:
+    """Raise UserError, which names the file, for what the tokenizer libraries raise for the files of a directory."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise _why_no_tokenizer(directory, error) from None
+    except BaseException as error:
+        # The library is written in Rust, whose failed assertions are no Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise _why_no_tokenizer(directory, error) from None
+
+
+def _why_no_tokenizer(directory: Path, error: BaseException) -> UserError:
+    """Return what is wrong with the tokenizer of a directory."""
+    path = directory / TOKENIZER
+    if path.exists():
+        try:
+            value = json_file.read_foreign(path, FETCH_AGAIN, LARGE)
+            check(value, record({}, {"model": OBJECT}), path, FETCH_AGAIN)
+        except UserError as wrong:
+            return wrong
+    where = path if path.exists() else directory
+    return UserError(f"{where}: is no tokenizer that transformers reads ({reason(error)}); {FETCH_AGAIN}")
+
+
+def reason(error: BaseException) -> str:
+    """Return the first words of an error in one line."""
+    return f"{' '.join(str(error).split()) or type(error).__name__:.160}"
+
+
+def _optional(path: Path, kind: Kind) -> dict[str, Any]:
+    return _read(path, kind, FETCH_AGAIN) if path.exists() else {}
+
+
+def _read(path: Path, kind: Kind, remedy: str, largest: int = SMALL, *, infinite: bool = False) -> dict[str, Any]:
+    value = json_file.read_foreign(path, remedy, largest, infinite=infinite)
+    check(value, kind, path, remedy)
+    return value
