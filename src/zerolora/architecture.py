@@ -1,9 +1,12 @@
 """The class of a base model, and its part that reads and writes text. transformers is imported when it is needed."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zerolora import foreign
+from zerolora.bounded import within_bounds
 from zerolora.errors import UserError, shown
 
 
@@ -38,7 +41,17 @@ def tokenizer_of(directory: Path) -> Any:
     if (directory / foreign.CONFIG).exists():
         foreign.model_config(directory)
     with foreign.tokenizer_errors(directory):
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    # Also where other libraries render the template.
+    tokenizer.apply_chat_template = partial(  # type: ignore[method-assign]
+        _rendered, type(tokenizer).apply_chat_template, tokenizer
+    )
+    return tokenizer
+
+
+def _rendered(render: Callable[..., Any], tokenizer: Any, *arguments: Any, **options: Any) -> Any:
+    """Render a conversation in the bounds of every template."""
+    return within_bounds("the chat template", lambda: render(tokenizer, *arguments, **options))
 
 
 def auto_class(config: Any, where: Path = Path("config.json")) -> Any:

@@ -1,48 +1,89 @@
-"""Bounds of CPU time and memory for a template of the user's own, and the line of its file that an error comes from.
+"""Bounds of CPU time, memory and output for templates, and the line of a template that an error comes from.
 
-transformers' sandbox keeps a template from files and from Python's internals, but not from a loop without end.
+transformers' sandbox keeps a template from files and from Python's internals, but not from a loop without end. A
+template comes with a model or from the user; both are bounded in the same way.
 """
 
 import contextlib
 import os
 import resource
 import signal
+import threading
 import traceback
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from zerolora.errors import UserError
 
 SECONDS = 5  # of CPU time for one conversation, which takes well under a millisecond
 MEMORY = 1 << 30  # bytes for one conversation, beyond what the process has
+LONGEST = 1 << 25  # characters that a template may make of a conversation
 PAGE = resource.getpagesize()
+MAIN = threading.main_thread()
+Result = TypeVar("Result")
 
 
 class _TooLong(BaseException):
     """The time is up. No Exception, so that no handler of a library takes it."""
 
 
+class _Measured:
+    """The address space of this process when it was last looked at: that takes longer than a conversation."""
+
+    process = 0
+    limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    """Those of the process, to which it returns."""
+    bounds = limits
+    """Those of a conversation."""
+
+
 @contextlib.contextmanager
 def bounded(name: str) -> Iterator[None]:
     """Raise UserError, naming the template, if what compiles or renders it inside takes more than SECONDS or MEMORY.
 
-    Only for the main thread, as signals are.
+    In other threads than the main one, which gets the signals, only memory is bounded.
     """
-    before = signal.signal(signal.SIGVTALRM, _stop)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [each for each in (soft, hard, _address_space() + MEMORY) if each != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    _measure()
     try:
-        yield
+        with _limits():
+            yield
     except _TooLong:
-        raise UserError(f"{name}: takes more than {SECONDS} s for one conversation; shorten its loops") from None
+        raise too_long(name) from None
     except MemoryError:
-        raise UserError(f"{name}: takes more than {MEMORY >> 30} GiB for one conversation; write less") from None
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        signal.signal(signal.SIGVTALRM, before)
+        raise too_large(name) from None
+
+
+def within_bounds(name: str, render: Callable[[], Result]) -> Result:
+    """Return what a function without side effects returns, in the bounds of `bounded`; a text, of at most LONGEST
+    characters."""
+    if _Measured.process != os.getpid():
+        _measure()
+    try:
+        try:
+            with _limits():
+                result = render()
+        except MemoryError:
+            # The process may have grown by itself since it was measured.
+            _measure()
+            with _limits():
+                result = render()
+    except _TooLong:
+        raise too_long(name) from None
+    except MemoryError:
+        raise too_large(name) from None
+    if isinstance(result, str) and len(result) > LONGEST:
+        raise UserError(f"{name}: writes {len(result):,} characters for one conversation; write less")
+    return result
+
+
+def too_long(name: str) -> UserError:
+    """Return the error of a template that takes too long."""
+    return UserError(f"{name}: takes more than {SECONDS} s for one conversation; shorten its loops")
+
+
+def too_large(name: str) -> UserError:
+    """Return the error of a template that takes too much memory."""
+    return UserError(f"{name}: takes more than {MEMORY >> 30} GiB for one conversation; write less")
 
 
 def line_of(error: Exception, program: Any) -> int | None:
@@ -52,13 +93,32 @@ def line_of(error: Exception, program: Any) -> int | None:
     return program.get_corresponding_lineno(lines[-1]) if lines else None
 
 
-def _address_space() -> int:
-    """Return the bytes of this process's address space. Called for every row, so without a file object."""
+class _limits:
+    def __enter__(self) -> None:
+        self.timed = threading.get_ident() == MAIN.ident
+        resource.setrlimit(resource.RLIMIT_AS, _Measured.bounds)
+        if self.timed:
+            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+
+    def __exit__(self, *error: object) -> None:
+        if self.timed:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, _Measured.limits)
+
+
+def _measure() -> None:
+    """Note this process's limits, and set those of a conversation by the bytes of its address space."""
     file = os.open("/proc/self/statm", os.O_RDONLY)
     try:
-        return int(os.read(file, 64).split()[0]) * PAGE
+        size = int(os.read(file, 64).split()[0]) * PAGE
     finally:
         os.close(file)
+    if threading.get_ident() == MAIN.ident:
+        signal.signal(signal.SIGVTALRM, _stop)
+    soft, hard = _Measured.limits = resource.getrlimit(resource.RLIMIT_AS)
+    known = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
+    _Measured.bounds = min([size + MEMORY, *known]), hard
+    _Measured.process = os.getpid()
 
 
 def _stop(signum: int, frame: Any) -> None:

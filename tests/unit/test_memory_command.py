@@ -482,11 +482,11 @@ def test_a_json_that_says_what_a_strategy_renders_is_estimated_like_it(tmp_path:
 
 
 OWN_MISTAKES: list[tuple[str, str]] = [
-    ("[1]", "is not a DeepSpeed config; write an object"),
+    ("[1]", "holds [1]; expected a JSON object"),
     ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4; write 0, 1, 2 or 3"),
     ('{"zero_optimisation": {}}', "is no key of DeepSpeed, which ignores it; write zero_optimization"),
     ('{"zero_optimization": {"allgather_bucket_size": "auto"}}', "allgather_bucket_size is 'auto' in your JSON"),
-    ("{", "not JSON"),
+    ("{", "not valid JSON"),
     ("[" * 100_000, "nested too deep"),
 ]
 
@@ -523,9 +523,9 @@ OLMO: dict[str, Any] = {"model_type": "olmo2", "num_key_value_heads": 8}
 FILES: list[tuple[str, str, str]] = [
     ("weights.safetensors", "\0" * 100, "is not a config.json; write the path of a model's directory"),
     ("weights.json", "\0" * 100, "not valid JSON"),
-    ("large.json", " " * (17 * 1024**2), "bytes, too many for a config.json"),
-    ("nested.json", "[" * 100_000, "is nested too deep for a config.json"),
-    ("digits.json", f'{{"model_type": "llama", "hidden_size": {"9" * 5000}}}', "not valid JSON"),
+    ("large.json", " " * (17 * 1024**2), "bytes, too many for such a file"),
+    ("nested.json", "[" * 100_000, "is nested too deep"),
+    ("digits.json", f'{{"model_type": "llama", "hidden_size": {"9" * 5000}}}', "a number of at most 400 digits"),
     ("layers0.json", changed(num_hidden_layers=0), "num_hidden_layers is 0; write a whole number of at least 1"),
     ("layers9.json", changed(num_hidden_layers=10**9), "num_hidden_layers is 1000000000; write a whole number of at"),
     ("olmo0.json", changed(**OLMO, num_hidden_layers=0), "num_hidden_layers is 0; write a whole number of at least 1"),

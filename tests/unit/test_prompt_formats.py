@@ -14,7 +14,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tokenizers_of import FAMILIES, Family, tokenizer_like, tokenizer_of
 
-import zerolora.data.template
 from zerolora import bounded
 from zerolora.config.settings import PrepareSettings
 from zerolora.config.user_template import user_template
@@ -415,10 +414,15 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 )
 def test_a_template_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
     monkeypatch.setattr(bounded, "SECONDS", 0.2)
-    monkeypatch.setattr(zerolora.data.template, "LONGEST_WRITTEN", 1000)
+    monkeypatch.setattr(bounded, "LONGEST", 1000)
     with pytest.raises(UserError) as refused:
         Template(plain_model(), own(text))
     assert str(refused.value) == f"{MINE}: {said}"
+    tokenizer = plain_model()
+    tokenizer.chat_template = text
+    with pytest.raises(UserError) as refused:
+        Template(tokenizer, prepare_settings(template="chat"))
+    assert str(refused.value) == f"the chat template: {said}"
 
 
 @pytest.mark.parametrize(

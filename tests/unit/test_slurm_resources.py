@@ -45,8 +45,8 @@ def fetched(folder: Path, name: str, width: int, files: int) -> Path:
     model = json.loads((MODELS / f"{name}.json").read_text())
     write_json(folder / "config.json", model)
     size = read_model_spec(folder).parameters * width // files
-    weights = {f"model-{number}.safetensors": {"bytes": size} for number in range(files)}
-    write_json(folder / MANIFEST, {"files": weights | {"config.json": {"bytes": 1}}})
+    weights = {f"model-{number}.safetensors": {"sha256": "", "bytes": size} for number in range(files)}
+    write_json(folder / MANIFEST, {"files": weights | {"config.json": {"sha256": "", "bytes": 1}}})
     return folder
 
 
@@ -115,7 +115,9 @@ def test_merging_asks_for_the_blocks_and_the_process_that_were_measured() -> Non
 
 
 def test_merging_asks_for_a_matrix_and_not_for_the_model(tmp_path: Path) -> None:
-    write_json(tmp_path / "adapter" / MANIFEST, {"files": {"adapter_model.safetensors": {"bytes": 10**7}}})
+    write_json(
+        tmp_path / "adapter" / MANIFEST, {"files": {"adapter_model.safetensors": {"sha256": "", "bytes": 10**7}}}
+    )
     one, four = (
         merging(fetched(tmp_path / f"{files}", "qwen2.5-7b", 2, files), tmp_path / "adapter") for files in (1, 4)
     )

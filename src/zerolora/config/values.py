@@ -12,6 +12,7 @@ from pydantic import (
     Field,
 )
 
+from zerolora.bounded import bounded
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.evaluate.gate import parse
@@ -120,7 +121,8 @@ def _expression(value: str) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     try:
-        ImmutableSandboxedEnvironment().compile_expression(value)
+        with bounded("tasks.rows.NAME.choices"):  # jinja2 computes constants when it compiles
+            ImmutableSandboxedEnvironment().compile_expression(value)
     except TemplateSyntaxError as error:
         raise ValueError(f"is no Jinja expression: {error.message}; write one, as in [option_a, option_b]") from None
     return value

@@ -49,6 +49,8 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
     source or a file would have no row; and if a check of the mask fails. What was dropped until then is kept beside
     `output`, in NAME.dropped.jsonl.
     """
+    if not model.is_file():
+        raise UserError(f"--model: {model}: is no file; write the path of the manifest.json of a fetched model")
     sources = sources_of(settings)
     listed = output.with_name(f"{output.name}.dropped.jsonl")
     listed.unlink(missing_ok=True)

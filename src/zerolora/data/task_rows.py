@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.bounded import bounded, within_bounds
 from zerolora.config.settings import TaskRowsSettings
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import detect, parse
@@ -142,14 +143,15 @@ def _by_template(settings: TaskRowsSettings) -> Callable[[str, dict[str, Any]], 
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    prompt = environment.from_string(settings.prompt or "")
-    answer = environment.from_string(settings.answer or "")
     fixed = settings.choices
-    choices = (
-        environment.compile_expression(fixed, undefined_to_none=False)
-        if isinstance(fixed, str)
-        else lambda row: list(fixed or [])
-    )
+    with bounded("tasks.rows.NAME.prompt"):  # jinja2 computes constants when it compiles
+        prompt = environment.from_string(settings.prompt or "")
+        answer = environment.from_string(settings.answer or "")
+        choices = (
+            environment.compile_expression(fixed, undefined_to_none=False)
+            if isinstance(fixed, str)
+            else lambda row: list(fixed or [])
+        )
 
     def read(place: str, value: dict[str, Any]) -> Question:
         names = {str(name): each for name, each in value.items()}
@@ -171,7 +173,9 @@ def _by_template(settings: TaskRowsSettings) -> Callable[[str, dict[str, Any]], 
 
 def _rendered(key: str, render: Callable[[], Any]) -> Any:
     try:
-        return render()
+        return within_bounds(f"tasks.rows.NAME.{key}", render)
+    except UserError:
+        raise
     except Exception as error:  # whatever the user's expression raises on a row
         raise BadRow(f"{key}: {' '.join(str(error).split())}; correct tasks.rows.NAME.{key}") from None
 

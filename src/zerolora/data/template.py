@@ -5,7 +5,6 @@ begins and ends, the conversation is rendered again with a marker in place of th
 also for those without `{% generation %}`.
 """
 
-import contextlib
 import datetime
 import json
 import re
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zerolora.bounded import bounded, line_of
+from zerolora.bounded import bounded, line_of, within_bounds
 from zerolora.compat.transformers import compile_template
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import Piece, any_of
@@ -30,7 +29,6 @@ DATE = datetime.datetime(2024, 7, 26)  # today's date for templates, fixed so th
 THOUGHTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
 # Something that is meant to be a special token, as <|im_end|>, </s> or [/s].
 MARKER = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")
-LONGEST_WRITTEN = 1 << 25  # characters that a template of the user's may make of a conversation
 # The chat template of `template: plain`.
 PLAIN = """{%- for message in messages if message.content or message.tool_calls -%}
 {%- if message.tool_calls %}{{ raise_exception("tool calls have no plain form; write template: chat") }}{% endif -%}
@@ -110,20 +108,22 @@ class Template:
     def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
         """Return the text that the template renders, with `prompt` including the generation prompt.
 
-        Raises BadRow if the template rejects the conversation, and UserError if a template of the user's takes too long
-        for it.
+        Raises BadRow if the template rejects the conversation, and UserError if it takes too long for it, too much
+        memory, or writes too much.
         """
         source = self._source(tools)
         try:
-            with contextlib.nullcontext() if self.own is None else bounded(self.name):
-                if source not in self.programs:
+            if source not in self.programs:
+                with bounded(self.called):
                     program = self.compile(source)
-                    known = {**program.globals, **self.tokens, "documents": None, "strftime_now": DATE.strftime}
-                    self.programs[source] = program, known
-                program, known = self.programs[source]
-                values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt, **others}
-                # The same as Template.render, which copies the globals for each conversation and takes twice as long.
-                text = "".join(program.root_render_func(program.new_context(values, shared=True)))
+                known = {**program.globals, **self.tokens, "documents": None, "strftime_now": DATE.strftime}
+                self.programs[source] = program, known
+            program, known = self.programs[source]
+            values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt, **others}
+            # The same as Template.render, which copies the globals for each conversation and takes twice as long.
+            return within_bounds(
+                self.called, lambda: "".join(program.root_render_func(program.new_context(values, shared=True)))
+            )
         except UserError:
             raise
         except Exception as error:
@@ -131,9 +131,6 @@ class Template:
             reason = " ".join(str(error).split())[:200]
             line = None if self.own is None or source not in self.programs else line_of(error, self.programs[source][0])
             raise BadRow(f"{self.name}:{line}: {reason}" if line else f"{self.called} refuses it: {reason}") from None
-        if self.own is not None and len(text) > LONGEST_WRITTEN:
-            raise UserError(f"{self.name}: writes {len(text):,} characters for one conversation; write less")
-        return text
 
     def published(self) -> str | None:
         """Return the chat template with which transformers writes the same text, None for the tokenizer's own."""
