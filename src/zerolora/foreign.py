@@ -23,7 +23,7 @@ from zerolora.json_kinds import (
     POSITIVE,
     TEXT,
     WHOLE,
-    Kind,
+    JsonKind,
     check,
     list_of,
     map_of,
@@ -140,7 +140,7 @@ _SOURCE = record(
         "revision": TEXT | NULL,
     }
 )
-MANIFEST_KEYS: dict[str, Kind] = {
+MANIFEST_KEYS: dict[str, JsonKind] = {
     "files": _FILES,
     "source": _SOURCE,
     "license": TEXT | NULL,
@@ -275,11 +275,11 @@ def reason(error: BaseException) -> str:
     return f"{' '.join(str(error).split()) or type(error).__name__:.160}"
 
 
-def _optional(path: Path, kind: Kind) -> dict[str, Any]:
+def _optional(path: Path, kind: JsonKind) -> dict[str, Any]:
     return _read(path, kind, FETCH_AGAIN) if path.exists() else {}
 
 
-def _read(path: Path, kind: Kind, remedy: str, largest: int = SMALL, *, infinite: bool = False) -> dict[str, Any]:
+def _read(path: Path, kind: JsonKind, remedy: str, largest: int = SMALL, *, infinite: bool = False) -> dict[str, Any]:
     value = json_file.read_foreign(path, remedy, largest, infinite=infinite)
     check(value, kind, path, remedy)
     return value

@@ -13,7 +13,7 @@ Fault: TypeAlias = tuple[tuple[str, ...], str, str]
 
 
 @dataclass(frozen=True)
-class Kind:
+class JsonKind:
     """A kind of values."""
 
     words: str
@@ -21,7 +21,7 @@ class Kind:
     fault: Callable[[Any], Fault | None]
     """Returns the first thing that is wrong with a value."""
 
-    def __or__(self, other: "Kind") -> "Kind":
+    def __or__(self, other: "JsonKind") -> "JsonKind":
         """Return the kind of what is of one or the other: the message is of the kind that got further inside."""
 
         def fault(value: Any) -> Fault | None:
@@ -32,14 +32,14 @@ class Kind:
             return next((each for each in (one, two) if each[0]), ((), f"is {shown(value)}", words))
 
         words = f"{self.words} or {other.words}"
-        return Kind(words, fault)
+        return JsonKind(words, fault)
 
-    def __and__(self, other: "Kind") -> "Kind":
+    def __and__(self, other: "JsonKind") -> "JsonKind":
         """Return the kind of what is of both."""
-        return Kind(self.words, lambda value: self.fault(value) or other.fault(value))
+        return JsonKind(self.words, lambda value: self.fault(value) or other.fault(value))
 
 
-def check(value: Any, kind: Kind, path: Path, remedy: str) -> None:
+def check(value: Any, kind: JsonKind, path: Path, remedy: str) -> None:
     """Raise UserError, which names the file, the key and the value, and ends with `remedy`, unless a value is of a
     kind."""
     if (fault := kind.fault(value)) is not None:
@@ -48,9 +48,9 @@ def check(value: Any, kind: Kind, path: Path, remedy: str) -> None:
         raise UserError(f"{path}: {key}{' ' if key else ''}{wrong}; expected {words}; {remedy}")
 
 
-def plain(words: str, fits: Callable[[Any], bool]) -> Kind:
+def plain(words: str, fits: Callable[[Any], bool]) -> JsonKind:
     """Return the kind of values that a function accepts."""
-    return Kind(words, lambda value: None if fits(value) else ((), f"is {shown(value)}", words))
+    return JsonKind(words, lambda value: None if fits(value) else ((), f"is {shown(value)}", words))
 
 
 def _whole(value: Any) -> bool:
@@ -84,7 +84,7 @@ def _below(value: Any) -> bool:
 PATH_BELOW = plain("the relative path of a file below it", _below)
 
 
-def list_of(kind: Kind) -> Kind:
+def list_of(kind: JsonKind) -> JsonKind:
     """Return the kind of lists of a kind."""
 
     def fault(value: Any) -> Fault | None:
@@ -96,10 +96,10 @@ def list_of(kind: Kind) -> Kind:
         return None
 
     words = f"a list, of {kind.words} each"
-    return Kind(words, fault)
+    return JsonKind(words, fault)
 
 
-def map_of(kind: Kind, key: Kind = TEXT, but: Mapping[str, Kind] | None = None) -> Kind:
+def map_of(kind: JsonKind, key: JsonKind = TEXT, but: Mapping[str, JsonKind] | None = None) -> JsonKind:
     """Return the kind of objects with any keys of kind `key`, whose values are of `kind`; those of the keys in `but`
     are of other kinds."""
     others = but or {}
@@ -115,10 +115,10 @@ def map_of(kind: Kind, key: Kind = TEXT, but: Mapping[str, Kind] | None = None) 
         return None
 
     words = f"an object, with {kind.words} for each key"
-    return Kind(words, fault)
+    return JsonKind(words, fault)
 
 
-def record(optional: Mapping[str, Kind], required: Mapping[str, Kind] | None = None) -> Kind:
+def record(optional: Mapping[str, JsonKind], required: Mapping[str, JsonKind] | None = None) -> JsonKind:
     """Return the kind of objects with these keys; others are not looked at."""
     needed = required or {}
     known = {**optional, **needed}
@@ -135,7 +135,7 @@ def record(optional: Mapping[str, Kind], required: Mapping[str, Kind] | None = N
         return None
 
     words = f"an object with {', '.join(needed)}" if needed else "an object"
-    return Kind(words, fault)
+    return JsonKind(words, fault)
 
 
 def _inside(name: str, fault: Fault) -> Fault:
@@ -143,6 +143,6 @@ def _inside(name: str, fault: Fault) -> Fault:
     return (name, *where), wrong, words
 
 
-def nullable(kinds: Mapping[str, Kind]) -> dict[str, Kind]:
+def nullable(kinds: Mapping[str, JsonKind]) -> dict[str, JsonKind]:
     """Return the kinds of keys that may hold null as well."""
     return {name: kind | NULL for name, kind in kinds.items()}
