@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+import yaml
 from conftest import ROOT, served
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -269,9 +270,10 @@ LIST = "out.dropped.jsonl"
 
 def failure(folder: Folder, **changed: Any) -> str:
     """Return the only line of an error, after which nothing but the list of dropped rows may be there."""
+    existed = folder.output.exists()
     with pytest.raises(UserError) as caught:
         folder.prepare(**changed)
-    assert not folder.output.exists()
+    assert folder.output.exists() == existed
     assert not list(folder.path.glob(".*"))
     (line,) = str(caught.value).splitlines()
     return line
@@ -452,6 +454,58 @@ def test_a_mixture_keeps_count_of_its_sources(folder: Folder) -> None:
     manifest = json.loads((folder.output / "manifest.json").read_text())
     assert manifest["sources"] == list(sources)
     assert len(manifest["read"]) == 4
+
+
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]}
+CHATS = [{"messages": [CHAT["messages"][0], {"role": "assistant", "content": str(n)}]} for n in range(20)]
+
+
+@pytest.mark.parametrize("policy", ["fail", "drop"])
+def test_files_of_two_forms_are_refused_with_the_sources_to_paste(folder: Folder, policy: str) -> None:
+    folder.write("mix/a.jsonl", ["broken\n", *ROWS])
+    folder.write("mix/b-1.jsonl", CHATS[:1])
+    folder.write("mix/b-2.jsonl", CHATS[1:])
+    line = failure(folder, path="mix", bad_row=policy)
+    assert re.search(
+        r"^mix: \S*mix/a\.jsonl:2 is of the form alpaca, but \S*mix/b-1\.jsonl:1 is of the form messages; write", line
+    )
+    pasted = yaml.safe_load(line.partition("; write ")[2])
+    assert pasted == {"sources": {"a.jsonl": {"format": "alpaca"}, "b-*.jsonl": {"format": "messages"}}}
+    folder.prepare(path="mix", bad_row="drop", **pasted)
+    assert [each["read_rows"] for each in folder.stats()["sources"].values()] == [21, 20]
+
+
+def test_rows_of_another_form_name_both_places(folder: Folder) -> None:
+    """Also far behind the rows by which the form is decided, and where the config names it."""
+    folder.write("rows.jsonl", [*MANY[:1500], *CHATS, *MANY[1500:1600]])
+    like = r"rows\.jsonl:1501: is of the form messages, but its source is read as alpaca, {}; put rows of one form into"
+    with pytest.raises(UserError, match=like.format(r"like \S*rows\.jsonl:1")):
+        folder.prepare(path="rows.jsonl")
+    with pytest.raises(UserError, match=like.format("as its format says")):
+        folder.prepare(path="rows.jsonl", format="alpaca")
+    folder.prepare(path="rows.jsonl", bad_row="drop")
+    assert folder.stats()["dropped_bad_rows"] == 20
+    folder.write("rows.jsonl", [*ROWS, *CHATS[:3]])
+    line = failure(folder, path="rows.jsonl", bad_row="drop")
+    assert re.search(
+        r"^\S*rows\.jsonl:21: is of the form messages, .*bad_row: drop would drop 3 of the 23 rows of", line
+    )
+    folder.write("mix/a.jsonl", ROWS)
+    folder.write("mix/b.jsonl", CHATS)
+    line = failure(folder, path="mix", bad_row="drop", format="alpaca")
+    assert re.search(r"b\.jsonl:1: is of the form messages, .* as its format says; .* drop 20 of the 20 rows of", line)
+
+
+def test_the_form_is_that_of_most_rows_and_is_named(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    """The first row has another form, the second none, the third is no JSON."""
+    folder.write("rows.jsonl", [CHAT, "{}\n", "broken\n", *ROWS])
+    caplog.set_level("INFO")
+    folder.prepare(path="rows.jsonl", bad_row="drop")
+    assert (folder.stats()["dropped_bad_rows"], len(folder.all_rows())) == (3, 20)
+    said = [record.getMessage() for record in caplog.records if "are read as" in record.getMessage()]
+    assert re.search(
+        r"^rows\.jsonl: its rows are read as alpaca, the form of \S*rows\.jsonl:4 and of 20 of the 21", said[0]
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -22,9 +22,9 @@ import numpy as np
 
 from zerolora import log
 from zerolora.config.settings import PrepareSettings
+from zerolora.data.detection import Detected, form_of
 from zerolora.data.drops import Drops
-from zerolora.data.example import BadRow
-from zerolora.data.formats import FORMS, detect
+from zerolora.data.formats import FORMS
 from zerolora.data.mask import Proof
 from zerolora.data.mask_page import write_page
 from zerolora.data.mixture import Index, Mixture, mix
@@ -52,6 +52,10 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
     if not model.is_file():
         raise UserError(f"--model: {model}: is no file; write the path of the manifest.json of a fetched model")
     sources = sources_of(settings)
+    forms = [form_of(source, Path(settings.path)) for source in sources]
+    for source, (form, _) in zip(sources, forms, strict=True):
+        if form:
+            _check_columns(source.settings.columns, form, source.name)
     listed = output.with_name(f"{output.name}.dropped.jsonl")
     listed.unlink(missing_ok=True)
     with staged_directory(output) as staged, _kept_on_failure(staged / "dropped.jsonl", listed):
@@ -59,7 +63,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         size = sum(path.stat().st_size for source in sources for path in source.files)
         bar = Progress("tokenizing", size, binary=True)
         work = ChunkTokenizer(model.parent, settings)
-        results = tokenize(_jobs(sources), work, workers or len(os.sched_getaffinity(0)), folder)
+        results = tokenize(_jobs(sources, forms), work, workers or len(os.sched_getaffinity(0)), folder)
         statistics = Statistics([source.name for source in sources])
         proof, drops = Proof(), Drops(listed)
         with bar, contextlib.closing(results):
@@ -113,17 +117,10 @@ def _kept_on_failure(dropped: Path, kept: Path) -> Iterator[None]:
         raise
 
 
-def _jobs(sources: list[SourceFiles]) -> Iterator[Job]:
-    for number, source in enumerate(sources):
-        form = None if source.settings.format == "auto" else source.settings.format
-        columns = source.settings.columns
+def _jobs(sources: list[SourceFiles], forms: list[Detected]) -> Iterator[Job]:
+    for number, (source, (form, seen)) in enumerate(zip(sources, forms, strict=True)):
         for chunk, most in _read(source):
-            if form is None:
-                form = _detected(chunk, columns)
-            if form is not None:
-                _check_columns(columns, form, source.name)
-            # Without a readable row the form cannot be detected, but it is not needed either.
-            yield Job(number, form or "text", columns, chunk, most)
+            yield Job(number, form or "text", source.settings.columns, chunk, most, seen)
 
 
 def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
@@ -139,16 +136,6 @@ def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
             left -= min(left, count)
             if left == 0:
                 return
-
-
-def _detected(chunk: Any, columns: dict[str, str]) -> str | None:
-    for place, value in chunk.records():
-        if not isinstance(value, BadRow):
-            try:
-                return detect(value, columns)
-            except BadRow as error:
-                raise UserError(f"{place}: {error}") from None
-    return None
 
 
 def _check_columns(columns: dict[str, str], form: str, source: str) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from zerolora.added_tokens import extend
 from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import PrepareSettings
+from zerolora.data.detection import other_form
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
@@ -40,7 +41,8 @@ LONGEST_TEXT = 1 << 24
 class Job(NamedTuple):
     """A chunk of rows, with the index of its source, the form of its rows, and their columns by field.
 
-    most: how many of its rows are read, the first ones; None for all.
+    most: how many of its rows are read, the first ones; None for all. seen: the place of a row of that form, "" if the
+    config names the form.
     """
 
     source: int
@@ -48,10 +50,12 @@ class Job(NamedTuple):
     columns: dict[str, str]
     chunk: Chunk
     most: int | None = None
+    seen: str = ""
 
 
 class Dropped(NamedTuple):
-    """A row that is not used: its place in the file, the policy (bad_row or too_long), the reason, and the row as JSON.
+    """A row that is not used: its place in the file, the policy (bad_row or too_long), the reason, and the row as JSON;
+    form: the form of which it would be a good row, if it is not its source's.
 
     Workers send text, since a deeply nested value cannot be pickled.
     """
@@ -61,6 +65,7 @@ class Dropped(NamedTuple):
     kind: str
     reason: str
     row: str
+    form: str = ""
 
 
 class Result(NamedTuple):
@@ -157,6 +162,7 @@ class ChunkTokenizer:
         read: list[tuple[str, Any]] = []
         rows: list[_Row] = []
         bad: dict[int, tuple[str, str]] = {}  # by index of the record: the policy, and the reason
+        others: dict[int, str] = {}  # by index of the record: the other form that it has
         for number, (place, value) in enumerate(itertools.islice(job.chunk.records(), job.most)):
             read.append((place, value))
             try:
@@ -164,13 +170,14 @@ class ChunkTokenizer:
                     raise value
                 if job.columns:
                     counts.update(f"column.{field}" for field, column in job.columns.items() if _holds(value, column))
-                example = parse(value, job.format, job.columns)
+                example = _parsed(value, job)
                 if (length := _characters(example)) > LONGEST_TEXT:
                     bad[number] = self._huge(length)
                     continue
                 rows.append(_Row(number, example, [] if example.tokens else self.template.pieces(example)))
             except BadRow as error:
                 bad[number] = "bad_row", str(error)
+                others[number] = error.form if isinstance(error, _OtherFormError) else ""
             except RecursionError:
                 bad[number] = "bad_row", "is nested too deep to be read; flatten or remove it"
         tokens = self._given(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
@@ -202,7 +209,10 @@ class ChunkTokenizer:
             job.source,
             job.chunk.file,
             len(read),
-            [Dropped(job.source, read[number][0], *bad[number], _as_text(read[number][1])) for number in sorted(bad)],
+            [
+                Dropped(job.source, read[number][0], *bad[number], _as_text(read[number][1]), others.get(number, ""))
+                for number in sorted(bad)
+            ],
             dict(+counts),
             job.chunk.progress,
         )
@@ -272,6 +282,28 @@ class _Row(NamedTuple):
     number: int
     example: Example
     pieces: list[Piece]
+
+
+class _OtherFormError(BadRow):
+    """A row of another form than its source's."""
+
+    def __init__(self, job: Job, form: str) -> None:
+        like = f"like {job.seen}" if job.seen else "as its format says"
+        super().__init__(
+            f"is of the form {form}, but its source is read as {job.format}, {like}; put rows of one form into files "
+            "of their own, and name these in sources, each with its format"
+        )
+        self.form = form
+
+
+def _parsed(value: Any, job: Job) -> Example:
+    """Return a row as an Example. Raises BadRow if it has not the form of its source."""
+    try:
+        return parse(value, job.format, job.columns)
+    except BadRow:
+        if form := other_form(value, job.format, job.columns):
+            raise _OtherFormError(job, form) from None
+        raise
 
 
 def _characters(example: Example) -> int:
