@@ -14,19 +14,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerolora import foreign
 from zerolora.architecture import built_on_meta, config_of
+from zerolora.base_check import check_shared
 from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import StoredNames, stored_names
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST
 from zerolora.log import LOGGER
-from zerolora.manifest import WEIGHTS, check_not_quantized
+from zerolora.manifest import check_not_quantized
 from zerolora.merge.plan import plan_merge
 from zerolora.methods.base import Update
 from zerolora.methods.registry import TRAINABLE
-from zerolora.tensor_file import StoredTensor, TensorFile, read_header
+from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.types import Attention
+from zerolora.weight_files import WEIGHTS, weight_files
 
 TOKENS = 8
 """Of the row that the attention is tried with."""
@@ -43,13 +45,12 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     config = config_of(model)
     updates = _updates(_attending(config, attention), settings)
     directory = Path(foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"].get("path", weights))
-    paths = sorted(directory.glob(WEIGHTS))
-    if not paths:
+    if not any(directory.glob(WEIGHTS)):
         LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
         return
     built = built_on_meta(config)
-    files, names = [read_header(path) for path in paths], stored_names(built)
-    _check_shared(files, names, built.all_tied_weights_keys, model)
+    files, names = [read_header(path) for path in weight_files(directory)], stored_names(built)
+    check_shared(files, names, built.all_tied_weights_keys, model / "config.json")
     _merge(files, names, updates, model)
 
 
@@ -89,28 +90,6 @@ def _updates(model: Any, settings: RenderSettings) -> dict[str, Update]:
         published = {name: tensor.detach() for name, tensor in method.published(built, trained).items()}
         config = built.peft_config["default"].to_dict() if method.peft_type else {}
         return method.updates_of(published, config, base)
-
-
-def _check_shared(files: list[TensorFile], names: StoredNames, shared: dict[str, str], model: Path) -> None:
-    """Raise UserError if the files hold two different tensors of a weight that the model shares.
-
-    transformers then reads two, but not where weights are sharded while they are read: engines would train different
-    models. `shared` has the name of the weight by that of its copy.
-    """
-    for copy, name in shared.items():
-        one, other = _stored(copy, files, names), _stored(name, files, names)
-        if one is not None and other is not None and not torch.equal(one.read(), other.read()):
-            raise UserError(
-                f"{model / 'config.json'}: tie_word_embeddings is true, but {copy} and {name} differ in the files; "
-                "write false, or save the model with one of them"
-            )
-
-
-def _stored(weight: str, files: list[TensorFile], names: StoredNames) -> StoredTensor | None:
-    """Return a weight of the model as it is stored; None if it is not, by itself."""
-    shape = names.shapes[weight]
-    alike = (each for file in files for each in file.tensors.values() if each.shape == shape)
-    return next((each for each in alike if names.of_model(each.name) == (weight, False)), None)
 
 
 def _merge(files: list[TensorFile], names: StoredNames, updates: dict[str, Update], model: Path) -> None:

@@ -8,9 +8,8 @@ from zerolora import foreign
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, checked_name, sha256
 from zerolora.tensor_file import read_header
+from zerolora.weight_files import weight_files
 
-WEIGHTS = "*.safetensors"
-WEIGHT_INDEX = "model.safetensors.index.json"
 # What save_pretrained of models, tokenizers and processors writes, the vocabularies of older tokenizers, and licences.
 SMALL_FILES = re.compile(
     r"(config|generation_config|model\.safetensors\.index|tokenizer|tokenizer_config|special_tokens_map|added_tokens"
@@ -43,18 +42,12 @@ def check_intact(directory: Path, written_by: str) -> None:
 
 
 def check_loadable(directory: Path) -> None:
-    """Raise UserError unless `directory` has config.json, a tokenizer and safetensors weights."""
+    """Raise UserError unless `directory` has config.json and safetensors weights that all readers agree about."""
     if not directory.is_dir():
         raise UserError(f"{directory}: there is no such directory; write the path of a model directory")
     if not (directory / "config.json").is_file():
         raise UserError(f"{directory}: has no config.json, so it is no transformers model; write another path")
-    if not any(directory.glob("tokenizer*")):
-        raise UserError(f"{directory}: has no tokenizer files; save the model's tokenizer there")
-    if not any(directory.glob(WEIGHTS)):
-        raise UserError(
-            f"{directory}: has no .safetensors weights; save the model with save_pretrained "
-            "(pickled weights such as pytorch_model.bin are not read)"
-        )
+    weight_files(directory)
 
 
 def check_needs_no_code(directory: Path) -> None:
@@ -112,7 +105,7 @@ def count_parameters(directory: Path) -> int:
 
     A tied tensor is stored once and counted once. Raises UserError for a broken file.
     """
-    return sum(_stored(path) for path in sorted(directory.glob(WEIGHTS)))
+    return sum(_stored(path) for path in weight_files(directory))
 
 
 def is_weight(name: str) -> bool:
@@ -120,34 +113,22 @@ def is_weight(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files of a model directory: those of its index if it has one, as the same weights may lie
-    beside them in another form. Raises UserError if one that the index names is missing."""
-    if not (directory / WEIGHT_INDEX).is_file():
-        return sorted(directory.glob(WEIGHTS))
-    index = foreign.weight_index(directory / WEIGHT_INDEX)
-    paths = sorted({directory / name for name in index["weight_map"].values()})
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"{directory / WEIGHT_INDEX}: names {path.name}, which is not there; fetch the whole model")
-    return paths
-
-
 def model_files(directory: Path) -> list[Path]:
-    """Return the files of a model directory that belong to the model, by name: weights and `SMALL_FILES`.
+    """Return the files of a model directory that belong to the model, by name: `weight_files` and `SMALL_FILES`.
 
     Small files are copied to results that are versioned and shared, so UserError is raised for one that is a link to a
     file outside `directory`. Links into the `blobs` of a Hugging Face cache, of which `directory` is a snapshot, are
     followed.
     """
     found = []
+    weights = set(weight_files(directory))
     inside = [directory.resolve()]
     if directory.resolve().parent.name == "snapshots":
         inside.append(directory.resolve().parents[1] / "blobs")
     for path in sorted(directory.iterdir()):
         if not path.is_file() or path.name == MANIFEST or path.name.startswith("."):
             continue
-        if is_weight(path.name):
+        if path in weights:
             found.append(checked_name(path))
         elif SMALL_FILES.fullmatch(path.name):
             if not any(path.resolve().is_relative_to(place) for place in inside):
@@ -159,7 +140,8 @@ def model_files(directory: Path) -> list[Path]:
 def located(stamp: Path) -> Path:
     """Return the directory that a stamp `{"path", "files"}` names, after a look at the sizes of its files.
 
-    Raises UserError if a file is missing or has another size than when it was checked.
+    Raises UserError if a file is missing or has another size than when it was checked, or if the weights that are read
+    from the directory are no longer those of the stamp.
     """
     record = foreign.manifest(stamp, "zerolora weights")
     if "path" not in record:
@@ -169,6 +151,8 @@ def located(stamp: Path) -> Path:
         path = directory / name
         if not path.is_file() or path.stat().st_size != file["bytes"]:
             raise UserError(f"{path}: is missing or has changed since it was checked; delete {stamp} and run again")
+    if others := sorted({path.name for path in weight_files(directory)} - record["files"].keys()):
+        raise UserError(f"{directory / others[0]}: was added since the model was checked; remove it")
     return directory
 
 

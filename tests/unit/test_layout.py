@@ -25,6 +25,7 @@ LAYERS: list[set[str]] = [
     {"config.file", "config.rules", "config.origin"},
     {"probe", "gate", "judge"},
     {"fetch", "data", "planner", "train", "merge", "evaluate", "export", "report", "compare"},
+    {"base_check"},
     {"memory"},
     {"methods"},
     {"optimizers"},

@@ -312,7 +312,7 @@ def _nothing(base: Path, adapter: Path) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = {
     "a quantized base": (_quantized, (), r"config\.json: quantization_config: .*\(.gptq.\)"),
-    "no base": (lambda base, _: shutil.rmtree(base), (), "--base: .*: has no config.json, or no .safetensors weights"),
+    "no base": (lambda base, _: shutil.rmtree(base), (), "--base: .*: there is no such directory"),
     "no adapter": (lambda _, adapter: shutil.rmtree(adapter), (), "--adapter: .*: there is no such directory"),
     "pickled": (
         lambda _, adapter: (adapter / "adapter_model.safetensors").unlink(),

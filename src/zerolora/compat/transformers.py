@@ -5,6 +5,7 @@ torch is imported by nothing here, as data/ needs no torch to render a template.
 
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from zerolora.compat.versions import patch
@@ -97,6 +98,100 @@ def stored_names(model: Any) -> "StoredNames":
     return StoredNames(model)
 
 
+@patch(
+    "transformers",
+    VERSION,
+    upstream="none found; only loading with a quantization config decides it",
+    untested=OLDER,
+    features=(
+        "transformers.quantizers.base:HfQuantizer.get_modules_to_not_convert",
+        "transformers.quantizers.quantizers_utils:should_convert_module",
+    ),
+)
+def quantizable_paths(model: Any) -> list[str]:
+    """Return the paths of the modules of a model that transformers quantizes with bitsandbytes, or has quantized.
+
+    Subclasses of Linear, such as routers, stay as they are. Source: transformers/integrations/bitsandbytes.py,
+    replace_with_bnb_linear.
+    """
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    skipped = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    return [
+        path
+        for path, module in model.named_modules()
+        if (isinstance(module, Conv1D) or type(module) is nn.Linear or _is_quantized(module))
+        and should_convert_module(path, skipped)
+    ]
+
+
+def _is_quantized(module: Any) -> bool:
+    return type(module).__name__ in ("Linear4bit", "Linear8bitLt")
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What transformers reports when it reads stored tensors into a model."""
+
+    missing: list[str]
+    """Parameters of the model that no stored tensor fills: transformers would draw them at random."""
+    surplus: list[str]
+    """Stored tensors, by the names that they would have in the model, that it has no place for and does not expect."""
+    wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    """Shape in the files and in the model, by the model's name."""
+    unreadable: dict[str, str]
+    """Reason, by the parameter, why it cannot be made of what is stored."""
+
+
+@patch(
+    "transformers",
+    VERSION,
+    upstream="none found; from_pretrained reports after it has read all weights and drawn the missing ones",
+    untested=OLDER,
+    features=(
+        "transformers.conversion_mapping:get_model_conversion_mapping",
+        "transformers.core_model_loading:convert_and_load_state_dict_in_model",
+        "transformers.modeling_utils:LoadStateDictConfig",
+        "transformers:PreTrainedModel._adjust_missing_and_unexpected_keys",
+    ),
+)
+def load_report(model: Any, stored: dict[str, Any]) -> LoadReport:
+    """Return what transformers would report of reading `stored`, tensors on the meta device, into a model there.
+
+    The model's parameters are replaced; nothing is computed.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+    from transformers.utils import logging
+
+    mapping: Any = get_model_conversion_mapping(model)
+    options = LoadStateDictConfig(device_map={"": "meta"}, weight_mapping=mapping)
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        found, _ = convert_and_load_state_dict_in_model(model, stored, options, disk_offload_index=None)
+        persistent = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        lacking = found.missing_keys & persistent
+        model.tie_weights(missing_keys=found.missing_keys, recompute_mapping=False)
+        lacking &= found.missing_keys
+        model._adjust_missing_and_unexpected_keys(found)
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+    return LoadReport(
+        sorted(lacking - found.conversion_errors.keys(), key=_dotted),
+        sorted(found.unexpected_keys, key=_dotted),
+        {name: (tuple(shape), tuple(expected)) for name, shape, expected in sorted(found.mismatched_keys)},
+        {name: " ".join(str(why).split()) for name, why in found.conversion_errors.items()},
+    )
+
+
 class StoredNames:
     """The names of a model's weights in its checkpoints, which may be older than the class.
 
@@ -150,13 +245,20 @@ class StoredNames:
     def _renamed(self, stored: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key
 
+        prefix = self.model.base_model_prefix
         found: tuple[str, str | None] = rename_source_key(
-            stored, self._renamings, self._converters, self.model.base_model_prefix, self.shapes
+            stored, self._renamings, self._converters, prefix, self.shapes
         )
+        if found[0] not in self.shapes and stored in self.shapes:  # as convert_and_load_state_dict_in_model
+            found = rename_source_key(stored, [], [], prefix, self.shapes)
         return found
 
 
 def _natural(item: tuple[str, Any]) -> Any:
+    return _dotted(item[0])
+
+
+def _dotted(name: str) -> Any:
     from transformers.core_model_loading import dot_natural_key
 
-    return dot_natural_key(item[0])
+    return dot_natural_key(name)

@@ -13,6 +13,7 @@ from zerolora.files import MANIFEST
 from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
 from zerolora.types import Device
+from zerolora.weight_files import weight_files
 
 SHARE = 0.8
 """Share of a GPU's free memory that a model may take; a larger one is spread over all GPUs of the process, and the
@@ -124,5 +125,5 @@ def placement(weights: Path, device: torch.device, beside: float = 0) -> dict[st
     over host memory, if it does not fit on one; otherwise none."""
     if device.type != "cuda":
         return {}
-    size = sum(path.stat().st_size for path in weights.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in weight_files(weights))
     return {"device_map": "auto"} if size + beside > SHARE * torch.cuda.mem_get_info(device)[0] else {}

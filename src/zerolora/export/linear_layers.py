@@ -9,8 +9,9 @@ from pathlib import Path
 from zerolora import foreign
 from zerolora.architecture import built_on_meta, config_of, other_parts
 from zerolora.errors import UserError
-from zerolora.manifest import WEIGHT_INDEX, is_weight, model_files, weight_files
+from zerolora.manifest import is_weight, model_files
 from zerolora.tensor_file import StoredTensor, TensorFile, read_header
+from zerolora.weight_files import WEIGHT_INDEX, weight_files
 
 ROUTER = re.compile(r"(^|\.)(gate|router)$")
 MATRIX = 2

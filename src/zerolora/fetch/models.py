@@ -96,7 +96,9 @@ def _describe(directory: Path) -> dict[str, Any]:
 
 
 def _difference(directory: Path, expected: dict[str, Any]) -> str | None:
-    if not directory.is_dir():
-        return "."
-    found = _describe(directory)
-    return next((name for name, entry in expected.items() if found.get(name) != entry), None)
+    """Return a file that is missing or has other bytes than expected."""
+    for name, entry in expected.items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+            return name
+    return None

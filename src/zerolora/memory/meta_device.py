@@ -28,7 +28,7 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
     Raises UserError if transformers cannot build it.
     """
     check_sizes(config, where)
-    model = _build({key: value for key, value in config.items() if key not in IGNORED}, where)
+    model = build_on_meta(config, where)
     # In a hybrid, a layer may have one name whatever it holds, such as mixer.
     if not any(
         "attn" in f"{name} {type(each).__name__}".replace("ttention", "attn") for name, each in model.named_modules()
@@ -88,12 +88,16 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
     )
 
 
-def _build(config: dict[str, Any], where: Path) -> Any:
+def build_on_meta(config: dict[str, Any], where: Path) -> Any:
+    """Return the model that a config.json describes on the meta device, without what a classifier adds.
+
+    Raises UserError, which names the file `where`, if transformers cannot build it.
+    """
     import torch
     from transformers import AutoModelForSeq2SeqLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    family = config["model_type"]
+    family, config = config["model_type"], {key: value for key, value in config.items() if key not in IGNORED}
     if family not in CONFIG_MAPPING:
         raise UserError(
             f"{where}: model_type is {shown(family)}, which this transformers has no class for; "

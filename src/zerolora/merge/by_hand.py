@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from zerolora.base_check import check_weights
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, staged_directory
 from zerolora.log import result
-from zerolora.manifest import WEIGHTS, check_intact, check_needs_no_code, check_not_quantized
+from zerolora.manifest import check_intact
 from zerolora.merge.merge import write_model
 from zerolora.units import byte_size
 
@@ -44,13 +45,10 @@ def _factors(adapters: Sequence[Path], weights: Sequence[float]) -> list[float]:
 
 
 def _check_base(base: Path) -> None:
-    if not (base / "config.json").is_file() or not any(base.glob(WEIGHTS)):
-        raise UserError(
-            f"--base: {base}: has no config.json, or no .safetensors weights; write the directory of a model as "
-            "save_pretrained writes it (pickled weights such as pytorch_model.bin are not read)"
-        )
-    check_not_quantized(base)
-    check_needs_no_code(base)
+    try:
+        check_weights(base)
+    except UserError as error:
+        raise UserError(f"--base: {error}") from None
 
 
 def _check_output(output: Path, base: Path) -> None:

@@ -3,16 +3,13 @@
 Building the class takes transformers' import and some seconds. The families of memory/families/ are listed without it.
 """
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora import added_tokens, foreign
-from zerolora.errors import UserError
-from zerolora.memory.families import FAMILIES
-from zerolora.memory.families.keys import Keys
+from zerolora import added_tokens
+from zerolora.base_check import listed_spec
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.methods.adapter_config import OTHER_PRODUCTS
 from zerolora.methods.peft_format import CONFIG, read_config
@@ -59,22 +56,4 @@ def listed_model(base: Path, files: Iterable[TensorFile], adapters: Sequence[Pat
         rare = any(config.get(key) for key in ASKING) or config.get("bias", "none") != "none"
         if rare or config.get("target_modules") in (None, "all-linear"):
             return None
-    config = foreign.model_config(base)
-    family = config.get("model_type")
-    if family not in FAMILIES or config.get("add_cross_attention"):
-        return None
-    with contextlib.suppress(UserError):
-        spec = FAMILIES[family](Keys(config, base / "config.json", family))
-        stored = {name: each.shape for file in files for name, each in file.tensors.items()}
-        return spec if listed_shapes(spec) == stored else None
-    return None
-
-
-def listed_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight by its name."""
-    return {
-        f"{module.path.format(number)}.{name}": shape
-        for module in spec.modules
-        for number in module.numbers
-        for name, shape in module.weights
-    }
+    return listed_spec(base, files)

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from zerolora import added_tokens, foreign
 from zerolora.architecture import built_on_meta, config_of
+from zerolora.base_check import listed_shapes
 from zerolora.compat.transformers import stored_names
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
-from zerolora.manifest import is_weight, model_files, weight_files
+from zerolora.manifest import is_weight, model_files
 from zerolora.merge.combine import updates_of
-from zerolora.merge.listed import ListedNames, listed_model, listed_shapes
+from zerolora.merge.listed import ListedNames, listed_model
 from zerolora.merge.plan import BaseNames, plan_merge
 from zerolora.merge.stream import write_weights
 from zerolora.merge.tokenizer import write_size, write_tokens
@@ -29,6 +30,7 @@ from zerolora.methods.tied_weights import tied_weights
 from zerolora.prompt_format import write_prompt_format
 from zerolora.tensor_file import read_header
 from zerolora.units import byte_size
+from zerolora.weight_files import weight_files
 
 
 def merge(

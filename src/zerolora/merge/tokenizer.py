@@ -7,8 +7,8 @@ from zerolora import foreign
 from zerolora.added_tokens import AddedToken
 from zerolora.files import write_json
 from zerolora.json_kinds import NUMBER, check, record
-from zerolora.manifest import WEIGHT_INDEX
 from zerolora.prompt_format import add_to_tokenizer
+from zerolora.weight_files import WEIGHT_INDEX
 
 
 def write_tokens(model: Path, tokens: Iterable[AddedToken], rows: int) -> None:

@@ -110,13 +110,6 @@ def linear_paths(model: Any) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
 
 
-def quantizable_paths(model: Any) -> list[str]:
-    """Return the paths of the modules that transformers quantizes, or has quantized: linear ones, but not the head
-    (transformers/quantizers/base.py, get_keys_to_not_convert)."""
-    conv1d, head = conv1d_paths(model), model.get_output_embeddings()
-    return [path for path in (*linear_paths(model), *conv1d) if model.get_submodule(path) is not head]
-
-
 def _leaf_names(model: Any) -> list[str]:
     """Return the names of the linear modules but the output head."""
     import torch

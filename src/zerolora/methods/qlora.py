@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from zerolora.compat.transformers import quantizable_paths
 from zerolora.errors import UserError
 from zerolora.methods.experts import AdaptedParameter
 from zerolora.methods.lora import TrainedLowRank, factors
-from zerolora.methods.peft_format import quantizable_paths
 
 if TYPE_CHECKING:
     from zerolora.memory.model_spec import ModelSpec, Module

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora import foreign
 from zerolora.compat import bitsandbytes
+from zerolora.compat.transformers import quantizable_paths
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST
-from zerolora.methods.peft_format import conv1d_paths, quantizable_paths
+from zerolora.methods.peft_format import conv1d_paths
 
 if TYPE_CHECKING:
     import torch
