@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora import foreign
-from zerolora.architecture import auto_class
+from zerolora.architecture import auto_class, tokenizer_of
 from zerolora.compat.transformers import StoredNames, load_report, stored_names
 from zerolora.errors import UserError, shown
 from zerolora.manifest import check_loadable, check_needs_no_code, check_not_quantized
@@ -125,10 +125,7 @@ def _build(directory: Path) -> Any:
 def _check_tokenizer(directory: Path) -> None:
     if not any(directory.glob("tokenizer*")):
         raise UserError(f"{directory}: has no tokenizer files; save the model's tokenizer there")
-    from transformers import AutoTokenizer
-
-    with foreign.tokenizer_errors(directory):
-        AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    tokenizer_of(directory)
 
 
 def _check_index(directory: Path, files: list[TensorFile]) -> None:

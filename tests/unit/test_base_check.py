@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_shapes import CASES, OTHERS, SMALL
+from test_shapes import CASES, OTHERS, SMALL, T5
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from zerolora.architecture import auto_class, built_on_meta, config_of
@@ -244,9 +244,7 @@ SETTINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "unknown model": (lambda path: edit(path / "config.json", model_type="nope"), "no class for"),
     "an encoder-decoder": (
-        lambda path: (path / "config.json").write_text(
-            json.dumps(next(each for each in CASES if each["model_type"] == "t5"))
-        ),
+        lambda path: (path / "config.json").write_text(json.dumps(T5)),
         "which transformers has no decoder for",
     ),
     "a BOM": (
@@ -255,7 +253,7 @@ SETTINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no tokenizer": (remove_tokenizer, "has no tokenizer files"),
     "no tokenizer.json": (lambda path: (path / "tokenizer.json").unlink(), "is no tokenizer that transformers reads"),
-    "a broken tokenizer": (lambda path: (path / "tokenizer.json").write_text("{"), "tokenizer.json: "),
+    "a broken tokenizer": (lambda path: (path / "tokenizer.json").write_text("{"), "tokenizer.json:"),
 }
 
 
