@@ -524,3 +524,45 @@ def test_plain_rows_by_role() -> None:
 )
 def test_texts(name: str, text: str, expected: str) -> None:
     assert marked(template_of(name).pieces(Example(text=text))) == expected
+
+
+R1_PLAIN = [user("Hi"), answer("Hello")]
+# A model's template, a conversation that it cannot keep, and the format that keeps it.
+KEPT: list[tuple[str, list[dict[str, Any]], str]] = [
+    ("deepseek-r1-distill", [*R1_PLAIN, user("And now?"), answer("Now I rest.")], "deepseek-3"),
+    ("mistral-v0.3", [{"role": "system", "content": "Be brief."}, *R1_PLAIN], "mistral"),
+    ("gemma-2", [{"role": "system", "content": "Be brief."}, *R1_PLAIN], "gemma"),
+]
+
+
+@pytest.mark.parametrize(("name", "messages", "other"), KEPT, ids=[name for name, *_ in KEPT])
+def test_a_format_that_keeps_the_row_is_named_and_keeps_it(
+    name: str, messages: list[dict[str, Any]], other: str
+) -> None:
+    """Neither "remove it" nor "loss: last", which lose a part of the row."""
+    with pytest.raises(BadRow) as caught:
+        template_of(name).pieces(Example(messages))
+    assert str(caught.value).endswith(
+        f"; write template: {other}, which writes the same text, but keeps all of the row"
+    )
+    assert str(caught.value).count("; ") == 1
+    template = Template(tokenizer_of(name), prepare_settings(template=other))
+    text = "".join(piece.text for piece in template.pieces(Example(messages)))
+    assert all(message["content"] in text for message in messages)
+    assert template.write(R1_PLAIN) == template_of(name).write(R1_PLAIN)
+
+
+def test_no_format_is_named_that_would_lose_a_part() -> None:
+    with pytest.raises(BadRow, match="leaves out the tools; choose a model whose template has them"):
+        template_of("deepseek-r1-distill").pieces(Example(CONVERSATIONS["pondering"], TOOLS))
+    with pytest.raises(BadRow, match="refuses it: After the optional system message"):
+        template_of("mistral-v0.3").pieces(Example(CONVERSATIONS["greeting"]))
+
+
+def test_the_models_own_template_is_named_where_it_has_a_form_for_tools() -> None:
+    tools = Example(CONVERSATIONS["tools"], TOOLS)
+    with pytest.raises(BadRow, match="tool calls have no plain form; write template: chat, which has a form for it"):
+        Template(tokenizer_of("qwen2.5"), prepare_settings(template="plain")).pieces(tools)
+    tokenizer = tokenizer_like(FAMILIES["qwen2.5"], None)
+    with pytest.raises(BadRow, match="tool calls have no plain form; choose a model that has a chat template"):
+        Template(tokenizer, prepare_settings(template="plain")).pieces(tools)

@@ -19,6 +19,7 @@ from zerolora.data.encode import Piece, any_of
 from zerolora.data.example import BadRow, Example
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.data.special_tokens import SpecialTokens
+from zerolora.data.template_remedy import keeping
 from zerolora.errors import UserError, shown
 
 Messages = list[dict[str, Any]]
@@ -48,12 +49,13 @@ class Template:
 
     def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None = None) -> None:
         self.tokenizer, self.name = tokenizer, settings.template
+        self.settings, self.model = settings, model
         self.plain, self.own = settings.template == "plain", settings.template_text
         self.system, self.loss = settings.system, settings.loss
         self.called = "the chat template" if self.name in ("chat", "plain") else f"template {self.name}"
         if self.own is not None:
             self.called = self.name  # the file
-        self.remedy = "template: plain, or " + (
+        self.remedy = "template: plain, or " * (not self.plain) + (
             f"correct {self.name}" if self.own is not None else "give the model another chat template"
         )
         special = SpecialTokens(tokenizer, settings, model)
@@ -81,12 +83,22 @@ class Template:
         self.stop = re.compile(any_of(self.stops))
         self.ending = re.compile(rf"{any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
         self.frames: dict[tuple[str, ...], _Frame | None] = {}  # by roles
+        self.remedies: dict[tuple[Any, ...], str | None] = {}  # by roles, and whether there are tools
 
-    def pieces(self, example: Example) -> list[Piece]:
+    def named(self, name: str) -> "Template | None":
+        """Return the template of this name for the same tokenizer; None if it lacks a token for it."""
+        try:
+            changed = self.settings.model_copy(update={"template": name, "template_text": None})
+            return Template(self.tokenizer, changed, self.model)
+        except UserError:
+            return None
+
+    def pieces(self, example: Example, remedy: bool = True) -> list[Piece]:
         """Return the pieces of a conversation or text. Joined, they are its text up to the last supervised piece.
 
         Every supervised turn of the assistant ends with its stop token. Raises BadRow if the template rejects the
-        conversation, leaves out a part of it, or writes no stop token where one is needed.
+        conversation, leaves out a part of it, or writes no stop token where one is needed; with `remedy` it names
+        another template that keeps the row, if there is one.
         """
         if example.text is not None:
             text = example.text.removeprefix(self.bos).removesuffix(self.end)
@@ -96,14 +108,30 @@ class Template:
         if self.system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
         self._check_no_special_token(messages, example.tools)
-        row = _Row(messages, example.tools, self.write(messages, example.tools))
+        try:
+            return [piece for piece in self._pieces(messages, example.tools) if piece.text]
+        except BadRow as error:
+            if not remedy or not (other := self._keeping(example)):
+                raise
+            raise BadRow(f"{str(error).partition('; ')[0]}; write {other}") from None
+
+    def _pieces(self, messages: Messages, tools: list[Any] | None) -> list[Piece]:
+        row = _Row(messages, tools, self.write(messages, tools))
         pieces = self._by_frame(row)
         if pieces is None:
             supervised, wanted = self._supervised([message["role"] for message in messages])
             turns = self._by_marks(row, wanted)
             row, turns = self._by_prompt(row, turns) or (row, turns)
             pieces = self._cut(row, turns, supervised)
-        return [piece for piece in pieces if piece.text]
+        return pieces
+
+    def _keeping(self, example: Example) -> str | None:
+        """Return the remedy for rows like this one that loses nothing of them."""
+        messages = example.messages or []
+        key = example.tools is not None, *((message["role"], "tool_calls" in message) for message in messages)
+        if key not in self.remedies:
+            self.remedies[key] = keeping(self, example)
+        return self.remedies[key]
 
     def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
         """Return the text that the template renders, with `prompt` including the generation prompt.
@@ -129,6 +157,8 @@ class Template:
         except Exception as error:
             # A template may raise any exception; each of them means that it rejects these messages.
             reason = " ".join(str(error).split())[:200]
+            if not self.tokenizer.chat_template:
+                reason = reason.replace("write template: chat", "choose a model that has a chat template")
             line = None if self.own is None or source not in self.programs else line_of(error, self.programs[source][0])
             raise BadRow(f"{self.name}:{line}: {reason}" if line else f"{self.called} refuses it: {reason}") from None
 
