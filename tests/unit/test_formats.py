@@ -16,6 +16,7 @@ from pyarrow import parquet
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import FIELDS, FORMS, detect, parse
 from zerolora.data.formats.base import Form
+from zerolora.data.formats.reading import Reading
 from zerolora.data.readers import chunks
 
 USER = {"role": "user", "content": "Add 1 and 4."}
@@ -30,7 +31,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
     (
         "alpaca",
         {"instruction": "Add", "input": "1 and 4.", "output": "5"},
-        Example(messages=[{"role": "user", "content": "Add\n1 and 4."}, ANSWER]),
+        Example(messages=[{"role": "user", "content": "Add\n1 and 4."}, ANSWER], input="1 and 4."),
     ),
     ("alpaca", {"instruction": "Add 1 and 4.", "input": "", "output": "5"}, Example(messages=[USER, ANSWER])),
     ("alpaca", {"instruction": "Add 1 and 4.", "input": " \n", "output": "5"}, Example(messages=[USER, ANSWER])),
@@ -131,11 +132,11 @@ EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
         ),
     ),
     ("prompt", {"prompt": "Add 1 and 4.", "completion": "5"}, Example(messages=[USER, ANSWER])),
-    ("prompt", {"prompt": [SYSTEM, USER], "completion": [ANSWER]}, Example(messages=[SYSTEM, USER, ANSWER])),
+    ("prompt", {"prompt": [SYSTEM, USER], "completion": [ANSWER]}, Example(messages=[SYSTEM, USER, ANSWER], prompt=2)),
     (
         "prompt",
         {"prompt": [USER], "completion": [ANSWER], "tools": [TOOL]},
-        Example(messages=[USER, ANSWER], tools=[TOOL]),
+        Example(messages=[USER, ANSWER], tools=[TOOL], prompt=1),
     ),
     ("text", {"text": " Once upon a time\n"}, Example(text=" Once upon a time\n")),
     ("tokens", {"input_ids": [5, 0, 7]}, Example(tokens=[5, 0, 7], labels=[5, 0, 7])),
@@ -149,8 +150,8 @@ EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
 
 @pytest.mark.parametrize(("form", "row", "example"), EXAMPLES)
 def test_each_form_is_detected_and_read(form: str, row: dict[str, Any], example: Example) -> None:
-    assert detect(row, {}) == form
-    assert parse(row, form, {}) == example
+    assert detect(row, Reading()) == form
+    assert parse(row, form, Reading()) == example
 
 
 @pytest.mark.parametrize(("form", "row", "example"), EXAMPLES)
@@ -158,8 +159,8 @@ def test_lists_may_be_json_as_in_cells_of_csv(form: str, row: dict[str, Any], ex
     cells = {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
     if form == "prompt" and isinstance(row["prompt"], list):
         return  # there a text is a text
-    assert detect(cells, {}) == form
-    assert parse(cells, form, {}) == example
+    assert detect(cells, Reading()) == form
+    assert parse(cells, form, Reading()) == example
 
 
 def _tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -215,8 +216,9 @@ def test_a_row_is_the_same_from_json_and_from_parquet(tmp_path: Path, form: str,
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = [
         [
-            (detect(value, {}), parse(value, form, {}))
+            (detect(value, reading), parse(value, form, reading))
             for chunk in chunks(tmp_path / name)
+            for reading in [Reading(filled=chunk.kind == "parquet")]
             for _, value in chunk.records()
         ]
         for name in ("rows.jsonl", "rows.parquet")
@@ -243,7 +245,7 @@ def _schema(rows: list[dict[str, Any]]) -> Any:
 )
 def test_names_of_sharegpt_speakers(name: str, role: str) -> None:
     row = {"conversations": [{"from": name, "value": "x"}, {"from": "gpt", "value": "y"}]}
-    messages = parse(row, "sharegpt", {}).messages
+    messages = parse(row, "sharegpt", Reading()).messages
     assert messages is not None
     assert messages[0] == {"role": role, "content": "x"}
 
@@ -265,14 +267,19 @@ def test_names_of_sharegpt_speakers(name: str, role: str) -> None:
             {"instruction": "a", "input": "", "output": "b", "text": "c"},
             "its fields (instruction, input, output, text) fit alpaca and text; write format: alpaca or format: text",
         ),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "its fields (prompt, chosen, rejected) fit none"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "chosen judges or compares answers, and every answer would be learnt: only supervised fine-tuning is "
+            "supported; name the answers to learn, as in columns: {completion: chosen}, or write ignore: "
+            "[chosen, rejected] to train without them",
+        ),
         ({"a\n\ud800": 1}, r"its fields ('a\n\ud800') fit none"),
         ({f"column{number}": 1 for number in range(30)}, "its fields (column0, column1, "),
     ],
 )
 def test_what_fits_no_form_or_several(row: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRow) as caught:
-        detect(row, {})
+        detect(row, Reading())
     assert str(caught.value).startswith(message)
     assert len(str(caught.value)) < 600
 
@@ -305,9 +312,9 @@ def test_what_fits_no_form_or_several(row: dict[str, Any], message: str) -> None
     ],
 )
 def test_columns_of_other_names(row: dict[str, Any], columns: dict[str, str], form: str) -> None:
-    assert detect(row, columns) == form
+    assert detect(row, Reading(columns)) == form
     assert set(columns) <= set(FORMS[form].fields)
-    assert parse(row, form, columns).messages == [
+    assert parse(row, form, Reading(columns)).messages == [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a"},
     ]
@@ -315,7 +322,7 @@ def test_columns_of_other_names(row: dict[str, Any], columns: dict[str, str], fo
 
 def test_a_column_inside_what_is_no_object_is_missing() -> None:
     with pytest.raises(BadRow, match=r"a.b is missing \(the row has a\); fill it in, or write columns: \{text: ...\}"):
-        parse({"a": "x"}, "text", {"text": "a.b"})
+        parse({"a": "x"}, "text", Reading({"text": "a.b"}))
 
 
 def test_fields_name_what_each_form_reads() -> None:
@@ -323,7 +330,7 @@ def test_fields_name_what_each_form_reads() -> None:
     for form, row, example in EXAMPLES:
         columns = {field: f"my {field}" for field in FORMS[form].fields}
         renamed = {columns.get(name, name): value for name, value in row.items()}
-        assert parse(renamed, form, columns) == example
+        assert parse(renamed, form, Reading(columns)) == example
 
 
 # Bad rows
@@ -541,20 +548,20 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("form", "row", "message"), BAD)
 def test_bad_rows(form: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRow) as caught:
-        parse(row, form, {})
+        parse(row, form, Reading())
     assert str(caught.value).startswith(message)
 
 
 def test_reasons_name_the_columns_of_the_file() -> None:
     with pytest.raises(BadRow, match="^answer is empty"):
-        parse({"q": "a", "answer": ""}, "alpaca", {"instruction": "q", "output": "answer"})
+        parse({"q": "a", "answer": ""}, "alpaca", Reading({"instruction": "q", "output": "answer"}))
     with pytest.raises(BadRow, match=r"^chat.turns\[0\].value is empty"):
-        parse({"chat": {"turns": [{"from": "gpt", "value": ""}]}}, "sharegpt", {"conversations": "chat.turns"})
+        parse({"chat": {"turns": [{"from": "gpt", "value": ""}]}}, "sharegpt", Reading({"conversations": "chat.turns"}))
 
 
 def test_a_long_value_is_cut() -> None:
     with pytest.raises(BadRow) as caught:
-        parse({"text": ["x" * 10_000]}, "text", {})
+        parse({"text": ["x" * 10_000]}, "text", Reading())
     assert len(str(caught.value)) < 120
 
 
@@ -562,14 +569,17 @@ def test_deep_nesting_is_a_bad_row() -> None:
     deep: Any = {}
     for _ in range(2000):
         deep = {"a": deep}
-    for row in ({"messages": [deep]}, {"messages": [USER, ANSWER], "tools": [deep]}):
+    for row in (
+        {"messages": [USER, {**ANSWER, "tool_calls": [{"function": {"name": "f", "arguments": deep}}]}]},
+        {"messages": [USER, ANSWER], "tools": [deep]},
+    ):
         with pytest.raises(BadRow, match="is nested too deep"):
-            parse(row, "messages", {})
-    assert detect({"conversations": [deep]}, {}) == "sharegpt"
+            parse(row, "messages", Reading())
+    assert detect({"conversations": [deep]}, Reading()) == "sharegpt"
 
 
 def test_numbers_of_numpy_become_pythons() -> None:
-    tokens = parse({"input_ids": [np.int64(5), np.uint16(6)], "labels": [np.int64(-100), 6]}, "tokens", {})
+    tokens = parse({"input_ids": [np.int64(5), np.uint16(6)], "labels": [np.int64(-100), 6]}, "tokens", Reading())
     assert tokens == Example(tokens=[5, 6], labels=[-100, 6])
     assert {type(token) for token in [*(tokens.tokens or []), *(tokens.labels or [])]} == {int}
 
@@ -577,7 +587,7 @@ def test_numbers_of_numpy_become_pythons() -> None:
 def test_arguments_written_as_json_keep_their_nulls() -> None:
     """Only what Arrow may have filled in is dropped."""
     call = {"function": {"name": "f", "arguments": '{"a": null}'}, "type": None}
-    messages = parse(_calls(call), "messages", {}).messages
+    messages = parse(_calls(call), "messages", Reading()).messages
     assert messages is not None
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
 
@@ -617,7 +627,7 @@ def _spoilt(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 )
 def test_whatever_a_row_holds_it_is_read_or_bad(case: tuple[str, dict[str, Any]]) -> None:
     form, row = case
-    for action in (lambda: detect(row, {}), lambda: parse(row, form, {})):
+    for action in (lambda: detect(row, Reading()), lambda: parse(row, form, Reading())):
         try:
             found = action()
         except BadRow as error:
@@ -637,13 +647,13 @@ def test_whatever_a_row_holds_it_is_read_or_bad(case: tuple[str, dict[str, Any]]
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
 def test_every_form_is_told_by_its_example_and_stands_in_the_docs(form: Form) -> None:
-    assert detect(form.example, {}) == form.name
+    assert detect(form.example, Reading()) == form.name
     assert set(form.example) <= set(form.fields) and set(form.needed) <= set(form.fields)
-    example = parse(form.example, form.name, {})
+    example = parse(form.example, form.name, Reading())
     assert [example.messages, example.text, example.tokens].count(None) == 2
     for field in form.needed:
         with pytest.raises(BadRow, match=field):
-            parse({key: value for key, value in form.example.items() if key != field}, form.name, {})
+            parse({key: value for key, value in form.example.items() if key != field}, form.name, Reading())
     row = f"| `{form.name}` | "
     section = (ROOT / "docs/data.md").read_text().split("\n## Forms of rows\n")[1].split("\n## ")[0]
     (line,) = [line for line in section.splitlines() if line.startswith(row)]

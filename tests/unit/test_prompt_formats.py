@@ -42,8 +42,8 @@ PUBLISHED = {
 TALK = [{"role": "system", "content": "Be brief."}, *CONVERSATIONS["multi"]]
 # By hand from the sources of the others, as base.py's example: LLaMA-Factory, FastChat, DeepSeek-V3.
 TALKS = {
-    "alpaca": "<s>Be brief.\n\n### Instruction:\nWho are you?\n\n### Response:\n«I am Bo.</s>»\n\n"
-    "### Instruction:\nAnd now?\n\n### Response:\n«Now I rest.</s>»",
+    "alpaca": "<s>Be brief.\n\n### Instruction:\nWho are you?\n\n### Response:«I am Bo.</s>»\n\n"
+    "### Instruction:\nAnd now?\n\n### Response:«Now I rest.</s>»",
     "deepseek-3": "<s>Be brief.<｜User｜>Who are you?<｜Assistant｜>«I am Bo.</s>»"
     "<｜User｜>And now?<｜Assistant｜>«Now I rest.</s>»",
     "mistral": "<s>[INST] Be brief.\n\nWho are you?[/INST]« I am Bo.</s>»[INST] And now?[/INST]« Now I rest.</s>»",
@@ -288,7 +288,7 @@ def test_stop_tokens_of_a_model_without_end_of_sequence() -> None:
 def test_the_first_stop_token_stands_for_the_end_of_sequence() -> None:
     tokenizer = tokenizer_of("llama-3")
     template = Template(tokenizer, prepare_settings(template="alpaca", stop_tokens=["<|eot_id|>", "<|end_of_text|>"]))
-    assert marked(template.pieces(Example(CONVERSATIONS["single"]))).endswith("### Response:\n«Hello<|eot_id|>»")
+    assert marked(template.pieces(Example(CONVERSATIONS["single"]))).endswith("### Response:«Hello<|eot_id|>»")
     assert marked(template.pieces(Example(text="Once"))) == "<|begin_of_text|>«Once<|eot_id|>»"
     assert template.stops == {"<|eot_id|>", "<|end_of_text|>"}
 

@@ -50,6 +50,8 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "prepare.rows.max_length": (127, {"prepare@rows"}),
     "prepare.rows.format": ("alpaca", {"prepare@rows"}),
     "prepare.rows.columns": ({"input": "instruction"}, {"prepare@rows"}),
+    "prepare.rows.roles": ({"customer": "user"}, {"prepare@rows"}),
+    "prepare.rows.ignore": (["label"], {"prepare@rows"}),
     "prepare.rows.loss": ("last", {"prepare@rows"}),
     "prepare.rows.too_long": ("drop", {"prepare@rows"}),
     "prepare.rows.bad_row": ("drop", {"prepare@rows"}),

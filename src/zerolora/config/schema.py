@@ -222,6 +222,10 @@ class Source(Section):
     """Form of its rows. Default: the data set's."""
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
     """Its column for each field, as in {instruction: question}; a.b is the field b inside the column a."""
+    roles: dict[Text, Role] = {}
+    """Its names of roles, as in {bot: assistant}. Default: the data set's."""
+    ignore: list[Text] = []
+    """Its columns and keys of messages to leave out, as in [label]. Default: the data set's."""
     weight: Annotated[float, Field(gt=0)] | None = None
     """Its share of the training rows, relative to the weights of the other sources. As many rows are used as the
     shares allow without repeating one."""
@@ -244,7 +248,12 @@ class PrepareSettings(Section):
     format: Format = "auto"
     """Form of the rows, one of docs/data.md; auto = detected by their fields."""
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
-    """Column for each field, as in {instruction: question}; a.b is the field b inside the column a."""
+    """Column for each field, as in {instruction: question}; a.b is the field b inside the column a. Of messages, the
+    key for each field, as in {role: speaker, content: text}."""
+    roles: dict[Text, Role] = {}
+    """The role of each name that the messages give to one, as in {bot: assistant, customer: user}."""
+    ignore: list[Text] = []
+    """Columns, and keys of messages, to leave out although they change what is learnt, as in [label, weight]."""
     sources: dict[str, Source] = {}
     """Files, folders or patterns (data/train-*) by their path relative to `path`, each with the keys that differ from
     the data set's."""
@@ -472,6 +481,10 @@ class TaskRows(Section):
     """Form of the rows, one of docs/data.md, where `prompt` is not given; auto = detected by their fields."""
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
     """Column for each field of the form, as in {instruction: question}."""
+    roles: dict[Text, Role] = {}
+    """The role of each name that the messages give to one, as in {bot: assistant}."""
+    ignore: list[Text] = []
+    """Columns, and keys of messages, to leave out although they change what is learnt, as in [label]."""
     prompt: Jinja | None = None
     """A Jinja template of a row's columns, as in "Question: {{ question }}\\nAnswer:". Default: the conversation
     of the row's form up to its last answer."""

@@ -4,8 +4,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.config.schema import Source
 from zerolora.data.example import BadRow
 from zerolora.data.formats import detect, parse
+from zerolora.data.formats.reading import Reading, reading_of
 from zerolora.data.readers import chunks
 from zerolora.data.source_files import SourceFiles
 from zerolora.data.sources_block import block
@@ -40,7 +42,7 @@ def form_of(source: SourceFiles, root: Path) -> Detected:
     """
     if source.settings.format not in (None, "auto"):
         return Detected(str(source.settings.format), "")
-    samples = {path: _sample(path, source.settings.columns) for path in source.files}
+    samples = {path: _sample(path, source.settings) for path in source.files}
     forms = {path: sample.rows.most_common(1)[0][0] for path, sample in samples.items() if sample.rows}
     if not forms:
         if errors := [sample.error for sample in samples.values() if sample.error]:
@@ -58,16 +60,16 @@ def form_of(source: SourceFiles, root: Path) -> Detected:
     return Detected(form, place)
 
 
-def _sample(path: Path, columns: dict[str, str]) -> _Sample:
+def _sample(path: Path, settings: Source) -> _Sample:
     sample, error = _Sample(Counter(), {}, ""), ""
-    records = (record for chunk in chunks(path, ROWS, SIZE) for record in chunk.records())
-    for number, (place, value) in enumerate(records):
+    records = ((chunk.kind, *record) for chunk in chunks(path, ROWS, SIZE) for record in chunk.records())
+    for number, (kind, place, value) in enumerate(records):
         if number >= ROWS and (sample.rows or error):
             break
         if isinstance(value, BadRow):
             continue
         try:
-            form = detect(value, columns)
+            form = detect(value, reading_of(settings, kind))
         except BadRow as bad:
             error = error or f"{place}: {bad}"
             continue
@@ -85,12 +87,12 @@ def _mixed(source: SourceFiles, root: Path, samples: dict[Path, _Sample], forms:
     return f"{source.name}: {kinds[0]}, but {kinds[1]}; write {block(root, settings)}"
 
 
-def other_form(value: Any, form: str, columns: dict[str, str]) -> str:
+def other_form(value: Any, form: str, reading: Reading) -> str:
     """Return the other form of which a row is a good one, "" if there is none. For rows that are none of `form`."""
     try:
-        found = detect(value, columns)
+        found = detect(value, reading)
         if found != form:
-            parse(value, found, columns)
+            parse(value, found, reading)
             return found
     except BadRow:
         pass

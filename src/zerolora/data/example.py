@@ -12,8 +12,13 @@ class BadRow(Exception):
 class Example:
     """A conversation, a plain text, or tokens: exactly one of `messages`, `text` and `tokens` is set.
 
-    A message is {"role", "content"} and may have "tool_calls", "tool_call_id" and "name"; roles are system, user,
-    assistant and tool. `labels` goes with `tokens`.
+    A message is {"role", "content"} and may have "reasoning_content", "tool_calls", "tool_call_id" and "name"; roles
+    are system, user, assistant and tool. `labels` goes with `tokens`.
+
+    learnt: for each message whether the row itself takes it out of the loss (False) or puts it in (True), None if the
+    config's `loss` decides; None for all. prompt: the number of messages that only ask, whose answers `loss: assistant`
+    does not learn. input: the part behind the line break in the last question of an alpaca row, "" without one.
+    thoughts: the row's own name of "reasoning_content", "" if no message has it.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -21,3 +26,7 @@ class Example:
     text: str | None = None
     tokens: list[int] | None = None
     labels: list[int] | None = None
+    learnt: list[bool | None] | None = None
+    prompt: int = 0
+    input: str = ""
+    thoughts: str = ""

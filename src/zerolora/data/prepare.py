@@ -25,6 +25,7 @@ from zerolora.config.settings import PrepareSettings
 from zerolora.data.detection import Detected, form_of
 from zerolora.data.drops import Drops
 from zerolora.data.formats import FORMS
+from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof
 from zerolora.data.mask_page import write_page
 from zerolora.data.mixture import Index, Mixture, mix
@@ -69,9 +70,9 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         with bar, contextlib.closing(results):
             files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, drops, bar)
         _check_sources(settings, sources, statistics, drops)
-        for source, seen in zip(sources, statistics.columns, strict=True):
+        for number, (source, seen) in enumerate(zip(sources, statistics.columns, strict=True)):
             for field, column in source.settings.columns.items():
-                if statistics.read and not seen[f"column.{field}"]:
+                if statistics.read and not seen[f"column.{field}"] and not statistics.has_key(number, column):
                     raise UserError(
                         f"prepare: columns of {source.name}: no row has a column {column} for {field}; correct its name"
                     )
@@ -120,7 +121,7 @@ def _kept_on_failure(dropped: Path, kept: Path) -> Iterator[None]:
 def _jobs(sources: list[SourceFiles], forms: list[Detected]) -> Iterator[Job]:
     for number, (source, (form, seen)) in enumerate(zip(sources, forms, strict=True)):
         for chunk, most in _read(source):
-            yield Job(number, form or "text", source.settings.columns, chunk, most, seen)
+            yield Job(number, form or "text", reading_of(source.settings, chunk.kind), chunk, most, seen)
 
 
 def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
@@ -139,11 +140,11 @@ def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
 
 
 def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
+    fields = (*FORMS[form].fields, *FORMS[form].keys)
     for field in columns:
-        if field not in FORMS[form].fields:
+        if field not in fields:
             raise UserError(
-                f"prepare: columns of {source}: {field} is no field of format {form}; "
-                f"write some of {', '.join(FORMS[form].fields)}"
+                f"prepare: columns of {source}: {field} is no field of format {form}; write some of {', '.join(fields)}"
             )
 
 

@@ -9,9 +9,12 @@ from zerolora.data.published import check_not_pooled
 from zerolora.data.readers import check_not_linked, files_of, matching
 from zerolora.errors import UserError
 
+HOW_READ = ("format", "columns", "roles", "ignore")
+"""The keys of a source that are the data set's unless it has its own."""
+
 
 class SourceFiles(NamedTuple):
-    """A source: its name, its files, and its config section with the defaults of `format` and `columns` filled in."""
+    """A source: its name, its files, and its config section with the defaults of HOW_READ filled in."""
 
     name: str
     files: list[Path]
@@ -27,7 +30,7 @@ def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
     if not settings.sources:
         files = files_of(path)
         check_not_pooled(path, path, files, settings.split, named=path.is_file())
-        return [SourceFiles(path.name, files, Source(format=settings.format, columns=settings.columns))]
+        return [SourceFiles(path.name, files, Source(**{key: getattr(settings, key) for key in HOW_READ}))]
     if not path.is_dir():
         raise UserError(f"{path}: is not a directory, so it cannot hold the sources {', '.join(settings.sources)}")
     result = []
@@ -40,7 +43,7 @@ def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
             if file in owners:
                 raise UserError(f"{file}: belongs to two sources, {owners[file]} and {name}; name it in one only")
             owners[file] = name
-        own = {"format": entry.format or settings.format, "columns": entry.columns or settings.columns}
+        own = {key: getattr(entry, key) or getattr(settings, key) for key in HOW_READ}
         result.append(SourceFiles(name, files, entry.model_copy(update=own)))
     return result
 

@@ -8,10 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from zerolora.data.formats.reading import Seen
 from zerolora.data.rows import SPLITS
+from zerolora.errors import shown
 from zerolora.files import write_text
 
 BINS = 40
+NAMES = 1000  # names of columns and keys that are counted one by one
+OTHERS = "others"
+SHOWN = 8  # names in a line
 
 
 class Statistics:
@@ -23,6 +28,7 @@ class Statistics:
         self.counts: dict[str, int] = {}
         self.by_source = [dict.fromkeys(("read_rows", "dropped_rows"), 0) for _ in sources]
         self.columns: list[Counter[str]] = [Counter() for _ in sources]
+        self.seen: list[Seen] = [Seen() for _ in sources]
         self.read = 0
         self.dropped = {"bad_row": 0, "too_long": 0}
         self.cut = {"rows.truncated": 0, "rows.split": 0}
@@ -39,6 +45,10 @@ class Statistics:
         self.columns[result.source].update(
             {name: number for name, number in result.counts.items() if name.startswith("column.")}
         )
+        seen = self.seen[result.source]
+        for what, number in result.seen.items():
+            # Rows may have any number of names.
+            seen[what if len(seen) < NAMES or what in seen else (*what[:2], OTHERS)] += number
         for row in result.dropped:
             self.dropped[row.kind] += 1
         for name in self.cut:
@@ -68,6 +78,7 @@ class Statistics:
             "truncated_rows": self.cut["rows.truncated"],
             "split_rows": self.cut["rows.split"],
             **self.counts,
+            "names": self.names(),
         }
         for name, lengths in self.lengths.items():
             tokens = int(lengths.sum())
@@ -83,6 +94,19 @@ class Statistics:
         if len(self.sources) > 1:
             result["sources"] = {name: self._of_source(number) for number, name in enumerate(self.sources)}
         return result
+
+    def names(self) -> dict[str, dict[str, int]]:
+        """Return in how many rows a column, and in how many messages a key, holds something: those that were read, were
+        left out by the config's `ignore`, and were not read."""
+        result: dict[str, dict[str, int]] = {}
+        for (status, where, name), number in sorted(sum(self.seen, Seen()).items()):
+            part = result.setdefault(f"{status}_{where}s", {})
+            part[printed(name)] = part.get(printed(name), 0) + number
+        return result
+
+    def has_key(self, source: int, name: str) -> bool:
+        """Return whether a message of a source has a key."""
+        return any(self.seen[source].get((status, "key", name)) for status in ("read", "ignored", "unread"))
 
     def _of_source(self, number: int) -> dict[str, Any]:
         rows, tokens, supervised = (int(value) for value in self.trained[number])
@@ -103,7 +127,18 @@ class Statistics:
             f"{rows} rows; {flat['train_tokens']:,} training tokens, {flat['train_supervised_share']:.1%} supervised; "
             f"{dropped:,} rows dropped, {flat['truncated_rows'] + flat['split_rows']:,} cut, "
             f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts held out as well"
+            f"{self._not_read()}"
         )
+
+    def _not_read(self) -> str:
+        parts = []
+        for name, what in (("unread_columns", "columns"), ("unread_keys", "keys of messages")):
+            if found := self.names().get(name):
+                most = sorted(found, key=lambda each: (-found[each], each))
+                parts.append(
+                    f"{what} {', '.join(most[:SHOWN])}{f' and {len(most) - SHOWN} more' * (len(most) > SHOWN)}"
+                )
+        return f"; not read: {' and '.join(parts)}" if parts else ""
 
 
 def write_lengths(path: Path, lengths: dict[str, np.ndarray]) -> None:
@@ -118,3 +153,8 @@ def write_lengths(path: Path, lengths: dict[str, np.ndarray]) -> None:
     counts = [np.histogram(part - 0.5, edges)[0] for part in lengths.values()]
     writer.writerows(zip(edges[1:].tolist(), *(column.tolist() for column in counts), strict=True))
     write_text(path, table.getvalue())
+
+
+def printed(name: str) -> str:
+    """Return the name of a column or key as one short line."""
+    return name if name.isprintable() and len(name) <= 60 else shown(name)

@@ -15,6 +15,7 @@ from zerolora.bounded import bounded, within_bounds
 from zerolora.config.settings import TaskRowsSettings
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import detect, parse
+from zerolora.data.formats.reading import reading_of
 from zerolora.data.published import published
 from zerolora.data.readers import chunks, files_of
 from zerolora.errors import UserError, shown
@@ -91,17 +92,17 @@ def _line(question: Question, solved: list[Question]) -> str:
 def _questions(settings: TaskRowsSettings, path: Path) -> list[Question]:
     read = _by_template(settings) if settings.prompt is not None else _by_form(settings)
     questions = []
-    for place, value in _rows(path):
+    for kind, place, value in _rows(path):
         try:
             if isinstance(value, BadRow):
                 raise value
-            questions.append(read(place, value))
+            questions.append(read(kind, place, value))
         except BadRow as error:
             raise UserError(f"{place}: {error}") from None
     return questions
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
     files = files_of(path)
     splits = published(path, files).splits
     if path.is_dir() and len(names := sorted({*splits.values()} - {""})) > 1:
@@ -112,13 +113,19 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         )
     for file in files:
         for chunk in chunks(file):
-            yield from chunk.records()
+            for place, value in chunk.records():
+                yield chunk.kind, place, value
 
 
-def _by_form(settings: TaskRowsSettings) -> Callable[[str, dict[str, Any]], Question]:
-    def read(place: str, value: dict[str, Any]) -> Question:
-        form = detect(value, settings.columns) if settings.format == "auto" else settings.format
-        example = parse(value, form, settings.columns)
+Read = Callable[[str, str, dict[str, Any]], Question]
+"""Makes a question of a row, from the kind of its file, its place and its value."""
+
+
+def _by_form(settings: TaskRowsSettings) -> Read:
+    def read(kind: str, place: str, value: dict[str, Any]) -> Question:
+        reading = reading_of(settings, kind)
+        form = detect(value, reading) if settings.format == "auto" else settings.format
+        example = parse(value, form, reading)
         return _of_example(place, example, whole=settings.whole)
 
     return read
@@ -134,11 +141,15 @@ def _of_example(place: str, example: Example, whole: bool) -> Question:
         return Question(place, [], BETWEEN.join(turn["content"] for turn in turns), [], "")
     if turns[-1]["role"] != "assistant":
         raise BadRow("ends with no answer of the assistant; add it, or write prompt and answer")
+    if example.learnt and example.learnt[-1] is False:
+        raise BadRow(
+            "its last answer has weight 0, so it is not the right one; remove the row, or write ignore: [weight]"
+        )
     *asked, answer = turns
     return Question(place, asked, BETWEEN.join(turn["content"] for turn in asked), [], answer["content"])
 
 
-def _by_template(settings: TaskRowsSettings) -> Callable[[str, dict[str, Any]], Question]:
+def _by_template(settings: TaskRowsSettings) -> Read:
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -153,7 +164,7 @@ def _by_template(settings: TaskRowsSettings) -> Callable[[str, dict[str, Any]], 
             else lambda row: list(fixed or [])
         )
 
-    def read(place: str, value: dict[str, Any]) -> Question:
+    def read(kind: str, place: str, value: dict[str, Any]) -> Question:
         names = {str(name): each for name, each in value.items()}
         text = _rendered("prompt", lambda: prompt.render(names))
         right = _rendered("answer", lambda: answer.render(names))

@@ -17,6 +17,7 @@ from zerolora.compat.transformers import compile_template
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import Piece, any_of
 from zerolora.data.example import BadRow, Example
+from zerolora.data.formats.reading import REASONING
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.data.special_tokens import SpecialTokens
 from zerolora.data.template_remedy import keeping
@@ -82,8 +83,11 @@ class Template:
         self.special = re.compile(any_of({token.content for token in added if token.special} | self.stops))
         self.stop = re.compile(any_of(self.stops))
         self.ending = re.compile(rf"{any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
-        self.frames: dict[tuple[str, ...], _Frame | None] = {}  # by roles
-        self.remedies: dict[tuple[Any, ...], str | None] = {}  # by roles, and whether there are tools
+        self.frames: dict[tuple[Supervision, bool], _Frame | None] = {}
+        self.remedies: dict[tuple[Any, ...], str | None] = {}  # by roles and what else a template may drop
+        self.thoughts: str | None = None  # the name of thoughts that the template reads, None if not known yet
+        # What stands between an instruction and its input.
+        self.input = PROMPT_FORMATS[self.name].input if self.name in PROMPT_FORMATS else "\n"
 
     def named(self, name: str) -> "Template | None":
         """Return the template of this name for the same tokenizer; None if it lacks a token for it."""
@@ -104,22 +108,27 @@ class Template:
             text = example.text.removeprefix(self.bos).removesuffix(self.end)
             begin = [Piece(self.bos, None, self.loss == "everything")] if self.bos else []
             return [*begin, Piece(text + self.end, "text", True)]
-        messages = example.messages or []
-        if self.system and messages[0]["role"] != "system":
+        messages, how = example.messages or [], self.supervision(example)
+        if len(how.roles) > len(messages):
             messages = [{"role": "system", "content": self.system}, *messages]
+        if example.thoughts:
+            messages = self._with_thoughts(messages)
+        if example.input and self.input != "\n":
+            messages = self._with_input(messages, example.input)
         self._check_no_special_token(messages, example.tools)
         try:
-            return [piece for piece in self._pieces(messages, example.tools) if piece.text]
+            return [piece for piece in self._pieces(messages, example, how) if piece.text]
         except BadRow as error:
             if not remedy or not (other := self._keeping(example)):
                 raise
             raise BadRow(f"{str(error).partition('; ')[0]}; write {other}") from None
 
-    def _pieces(self, messages: Messages, tools: list[Any] | None) -> list[Piece]:
-        row = _Row(messages, tools, self.write(messages, tools))
-        pieces = self._by_frame(row)
+    def _pieces(self, messages: Messages, example: Example, how: "Supervision") -> list[Piece]:
+        text = self.write(messages, example.tools)
+        row = _Row(messages, example.tools, text, example.thoughts, example.input, bool(example.learnt))
+        pieces = self._by_frame(row, how)
         if pieces is None:
-            supervised, wanted = self._supervised([message["role"] for message in messages])
+            supervised, wanted = self._supervised(how)
             turns = self._by_marks(row, wanted)
             row, turns = self._by_prompt(row, turns) or (row, turns)
             pieces = self._cut(row, turns, supervised)
@@ -128,10 +137,27 @@ class Template:
     def _keeping(self, example: Example) -> str | None:
         """Return the remedy for rows like this one that loses nothing of them."""
         messages = example.messages or []
-        key = example.tools is not None, *((message["role"], "tool_calls" in message) for message in messages)
+        calls = tuple("tool_calls" in message for message in messages)
+        key = self.supervision(example), calls, example.tools is not None, bool(example.thoughts)
         if key not in self.remedies:
             self.remedies[key] = keeping(self, example)
         return self.remedies[key]
+
+    def supervision(self, example: Example) -> "Supervision":
+        """Return what decides which turns of a conversation are supervised."""
+        roles = tuple([message["role"] for message in example.messages or ()])
+        learnt, prompt = example.learnt, example.prompt
+        if self.system and roles and roles[0] != "system":
+            roles = ("system", *roles)
+            learnt, prompt = learnt and [None, *learnt], prompt and prompt + 1
+        return Supervision(roles, tuple(learnt) if learnt else (), prompt)
+
+    def asked(self, example: Example) -> int | None:
+        """Return the index in `example.messages` of the answer that evaluation asks for, the last in its pieces; None
+        if there is none."""
+        how = self.supervision(example)
+        answer = self._asked(how, self._supervised(how)[0])
+        return None if answer is None else answer - len(how.roles) + len(example.messages or ())
 
     def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
         """Return the text that the template renders, with `prompt` including the generation prompt.
@@ -199,16 +225,50 @@ class Template:
                 name = _name(messages, number) if number < len(messages) else "the list of tools"
                 raise BadRow(f"{name} holds the special token {held[0]}, which would end or begin a turn; remove it")
 
-    def _supervised(self, roles: Sequence[str]) -> tuple[set[int], set[int]]:
+    def _with_input(self, messages: Messages, further: str) -> Messages:
+        """Return messages whose last question has its input as the prompt format writes it."""
+        number = _last_question([message["role"] for message in messages])
+        content = messages[number]["content"].removesuffix(f"\n{further}") + self.input + further
+        return [*messages[:number], {**messages[number], "content": content}, *messages[number + 1 :]]
+
+    def _with_thoughts(self, messages: Messages) -> Messages:
+        """Return messages whose thoughts have the name that the template reads."""
+        if self.thoughts is None:
+            question, answer = _marked("user", "assistant")
+            texts = {name: self._writes([question, {**answer, name: MARK}]) or "" for name in REASONING}
+            self.thoughts = next((name for name, text in texts.items() if MARK in text), REASONING[0])
+        if self.thoughts == REASONING[0]:
+            return messages
+        return [
+            {self.thoughts if key == REASONING[0] else key: value for key, value in message.items()}
+            for message in messages
+        ]
+
+    def _supervised(self, how: "Supervision") -> tuple[set[int], set[int]]:
         """Return the indices of the supervised messages, and of the messages whose turns must be located."""
-        answers = [number for number, role in enumerate(roles) if role == "assistant"]
+        answers = [number for number, role in enumerate(how.roles) if role == "assistant"]
+        left_out = {number for number, learnt in enumerate(how.learnt) if learnt is False}
         if self.loss == "everything":
-            return set(range(len(roles))), set(answers)
-        supervised = {number for number, role in enumerate(roles) if role in self.loss}
-        if self.loss in ("assistant", "last"):
-            supervised = set(answers[-1:] if self.loss == "last" else answers)
-        # The last answer must be located even if it is not supervised: evaluation prompts the model up to it.
-        return supervised, supervised | set(answers[-1:])
+            return set(range(len(how.roles))) - left_out, {*answers, *left_out}
+        if self.loss == "last":
+            supervised = set(answers[-1:])
+        else:
+            supervised = {number for number, learnt in enumerate(how.learnt) if learnt}
+            if self.loss == "assistant":
+                supervised.update(number for number in answers if number >= how.prompt)
+            else:
+                supervised.update(number for number, role in enumerate(how.roles) if role in self.loss)
+        supervised -= left_out
+        # Evaluation prompts the model up to an answer, so this must be located even if it is not supervised.
+        asked = self._asked(how, supervised)
+        return supervised, supervised if asked is None else supervised | {asked}
+
+    def _asked(self, how: "Supervision", supervised: set[int]) -> int | None:
+        """Return the index of the last answer that the row does not take out of the loss, and that is in its pieces."""
+        last = max(supervised, default=-1)
+        learnt = how.learnt or [None] * len(how.roles)
+        answers = (n for n in range(last, -1, -1) if how.roles[n] == "assistant" and learnt[n] is not False)
+        return next(answers, None)
 
     def _cut(self, row: "_Row", turns: "dict[int, _Turn]", supervised: set[int]) -> list[Piece]:
         """Divide a row into pieces at its turns. Raises BadRow as `pieces` does."""
@@ -216,14 +276,14 @@ class Template:
         pieces = [Piece(self.bos, None, everything)] if self.plain else []
         for number, turn in sorted(turns.items(), key=lambda item: item[1].start):
             last = number == max(supervised, default=0)
-            if turn.wrong and number not in supervised:
+            if turn.wrong and number not in supervised and not everything:
                 continue
             if turn.wrong:
-                other = self.remedy if last else "loss: last"
-                raise BadRow(f"{turn.wrong}; write {other}")
+                raise BadRow(f"{turn.wrong}; write {turn.remedy or (self.remedy if last else 'loss: last')}")
             pieces.append(Piece(row.text[position : turn.start], None, everything))
             content, position = row.text[turn.start : turn.end], turn.end
-            role = row.messages[number]["role"]
+            # An answer that the row takes out of the loss is context: evaluation does not ask for it.
+            role = row.messages[number]["role"] if number in supervised or not everything else None
             if role == "assistant" and number in supervised and not turn.stopped:
                 if not last:
                     other = "loss: last" if self.own is None else "{{ eos_token }} there"
@@ -234,34 +294,47 @@ class Template:
         while pieces and not (pieces[-1].supervised and pieces[-1].text):
             pieces.pop()
         if not pieces:
-            raise BadRow(f"nothing of it is supervised with loss {shown(self.loss)}; remove it, or add a role to loss")
+            why = "the row's own weights leave none; " if row.weighed else ""
+            raise BadRow(
+                f"nothing of it is supervised with loss {shown(self.loss)}; {why}remove it, or add a role to loss"
+            )
         return pieces
 
-    def _by_frame(self, row: "_Row") -> list[Piece] | None:
+    def _by_frame(self, row: "_Row", how: "Supervision") -> list[Piece] | None:
         """Return the pieces by filling the contents into the frame of these roles, None if that gives another text."""
         if row.tools is not None or any(len(message) > 2 for message in row.messages):
             return None
-        roles = tuple([message["role"] for message in row.messages])
-        if roles not in self.frames:
-            self.frames[roles] = self._frame(roles)
-        frame = self.frames[roles]
+        section = bool(row.input) and self.input != "\n"
+        if (how, section) not in self.frames:
+            self.frames[how, section] = self._frame(how, section)
+        frame = self.frames[how, section]
         if frame is None:
             return None
         contents = [message["content"] for message in row.messages]
+        if section:
+            number = _last_question(how.roles)
+            contents[number] = contents[number].removesuffix(self.input + row.input)
+            contents.append(row.input)
         if _filled(frame.text, contents) != row.text:
             contents = [content.strip() for content in contents]
             if _filled(frame.text, contents) != row.text:
                 return None
         return [Piece(_filled(text, contents), role, supervised) for text, role, supervised in frame.pieces]
 
-    def _frame(self, roles: tuple[str, ...]) -> "_Frame | None":
-        """Return what the template writes around messages of these roles, None if it depends on their contents."""
-        row = _Row(_marked(*roles), None, self._writes(_marked(*roles)) or "")
+    def _frame(self, how: "Supervision", section: bool) -> "_Frame | None":
+        """Return what the template writes around messages of these roles, None if it depends on their contents.
+
+        section: the last question has an input, whose marker is the last.
+        """
+        messages = _marked(*how.roles)
+        if section:
+            messages[_last_question(how.roles)]["content"] += self.input + chr(MARKS + len(messages))
+        row = _Row(messages, None, self._writes(messages) or "")
         text = _open(row.text)
-        if sorted(text[1::2]) != list(range(len(roles))):
+        if sorted(text[1::2]) != list(range(len(messages) + section)):
             return None
         try:
-            supervised, wanted = self._supervised(roles)
+            supervised, wanted = self._supervised(how)
             turns = self._by_marks(row, wanted)
             pieces = self._cut(row, turns, supervised)
         except BadRow:
@@ -314,6 +387,12 @@ class Template:
         found = self.stop.search(row.text, end, following) if calls else self.ending.match(row.text, end)
         end = found.end() if found else len(row.text.rstrip()) if calls else end
         written = row.text[min(start, begin or start) : end]
+        thoughts = next((message[key] for key in REASONING if key in message), "")
+        if answers and "".join(thoughts.split()) not in "".join(written.split()):
+            return _Turn(
+                wrong=f"{self.called} leaves out {row.thoughts} of {name}",
+                remedy=f"ignore: [{row.thoughts}] to learn the answer without it, or put it into the text",
+            )
         if answers and "".join(message["content"].split()) not in "".join(written.split()):
             return _Turn(wrong=f"{self.called} leaves out part of {name}; remove that part")
         return _Turn(start, end, found is not None)
@@ -380,10 +459,22 @@ class Template:
         return shared[: found.end()] if found else ""
 
 
+class Supervision(NamedTuple):
+    """What decides which turns are supervised, beside the config's `loss`: the roles, and of Example `learnt`, empty
+    for None, and `prompt`."""
+
+    roles: tuple[str, ...]
+    learnt: tuple[bool | None, ...] = ()
+    prompt: int = 0
+
+
 class _Row(NamedTuple):
     messages: Messages
     tools: list[Any] | None
     text: str
+    thoughts: str = ""
+    input: str = ""
+    weighed: bool = False
 
 
 class _Frame(NamedTuple):
@@ -394,12 +485,14 @@ class _Frame(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """Where a turn begins and ends, including its stop token if `stopped`. `wrong`: why it cannot be supervised."""
+    """Where a turn begins and ends, including its stop token if `stopped`. `wrong`: why it cannot be supervised, and
+    `remedy` what to write then, if it is not the common one."""
 
     start: int = 0
     end: int = 0
     stopped: bool = False
     wrong: str = ""
+    remedy: str = ""
 
 
 def _open(text: str) -> list[Any]:
@@ -414,6 +507,10 @@ def _filled(text: list[Any], contents: list[str]) -> str:
 
 def _marked(*roles: str) -> Messages:
     return [{"role": role, "content": chr(MARKS + number)} for number, role in enumerate(roles)]
+
+
+def _last_question(roles: Sequence[str]) -> int:
+    return max(number for number, role in enumerate(roles) if role == "user")
 
 
 def _name(messages: Messages, number: int) -> str:

@@ -25,6 +25,7 @@ from zerolora.data.detection import other_form
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
+from zerolora.data.formats.reading import Reading, Seen
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
 from zerolora.data.rows import FIELDS, IGNORED, schema
@@ -39,7 +40,7 @@ LONGEST_TEXT = 1 << 24
 
 
 class Job(NamedTuple):
-    """A chunk of rows, with the index of its source, the form of its rows, and their columns by field.
+    """A chunk of rows, with the index of its source, the form of its rows, and how they are read.
 
     most: how many of its rows are read, the first ones; None for all. seen: the place of a row of that form, "" if the
     config names the form.
@@ -47,7 +48,7 @@ class Job(NamedTuple):
 
     source: int
     format: str
-    columns: dict[str, str]
+    reading: Reading
     chunk: Chunk
     most: int | None = None
     seen: str = ""
@@ -72,8 +73,8 @@ class Result(NamedTuple):
     """The result of a chunk.
 
     file: its rows, an Arrow record batch of `rows.schema(held_out=True)`. hashes: of each row and of its prompt, uint64
-    [rows, 2]. origin: the data file. counts: truncated rows, turns and supervised tokens by role, stop tokens.
-    progress: bytes of the file that the chunk stands for.
+    [rows, 2]. origin: the data file. counts: truncated rows, turns and supervised tokens by role, stop tokens. seen:
+    what became of the rows' columns and of their messages' keys. progress: bytes of the file that the chunk stands for.
     """
 
     file: Path
@@ -83,6 +84,7 @@ class Result(NamedTuple):
     read: int
     dropped: list[Dropped]
     counts: dict[str, int]
+    seen: Seen
     progress: int
 
 
@@ -159,6 +161,8 @@ class ChunkTokenizer:
     def __call__(self, job: Job, file: Path) -> Result:
         """Tokenize a chunk's rows and write them to `file`."""
         counts: collections.Counter[str] = collections.Counter()
+        seen = Seen()
+        columns = job.reading.columns
         read: list[tuple[str, Any]] = []
         rows: list[_Row] = []
         bad: dict[int, tuple[str, str]] = {}  # by index of the record: the policy, and the reason
@@ -168,9 +172,9 @@ class ChunkTokenizer:
             try:
                 if isinstance(value, BadRow):
                     raise value
-                if job.columns:
-                    counts.update(f"column.{field}" for field, column in job.columns.items() if _holds(value, column))
-                example = _parsed(value, job)
+                if columns:
+                    counts.update(f"column.{field}" for field, column in columns.items() if _holds(value, column))
+                example = _parsed(value, job, seen)
                 if (length := _characters(example)) > LONGEST_TEXT:
                     bad[number] = self._huge(length)
                     continue
@@ -202,7 +206,10 @@ class ChunkTokenizer:
             counts[f"supervised_tokens.{role}"] += supervised
         cut = "rows.split" if self.too_long == "split" else "rows.truncated"
         counts[cut] += int((tokens.ids.lengths[list(used)] > self.max_length).sum())
-        file.write_bytes(_batch(parts, rows, job.source))
+        texts = [
+            _texts(rows[number].example, self.template.asked(rows[number].example)) for number in parts.row.tolist()
+        ]
+        file.write_bytes(_batch(parts, texts, job.source))
         return Result(
             file,
             _hashes(parts, rows, tokens),
@@ -214,6 +221,7 @@ class ChunkTokenizer:
                 for number in sorted(bad)
             ],
             dict(+counts),
+            seen,
             job.chunk.progress,
         )
 
@@ -267,6 +275,12 @@ class ChunkTokenizer:
         """Count a row's turns, the supervised ones, and their stop tokens."""
         for message in row.example.messages or ():
             counts[f"turns.{message['role']}"] += 1
+        if row.example.learnt:
+            for message, learnt in zip(row.example.messages or (), row.example.learnt, strict=True):
+                if learnt is not None:
+                    counts[f"turns_{'put_in' if learnt else 'left_out'}.{message['role']}"] += 1
+        for message in (row.example.messages or ())[: row.example.prompt]:
+            counts[f"turns_of_prompts.{message['role']}"] += 1
         for text, role, supervised in row.pieces:
             if supervised and role:
                 counts[f"supervised_turns.{role}"] += 1
@@ -296,19 +310,23 @@ class _OtherFormError(BadRow):
         self.form = form
 
 
-def _parsed(value: Any, job: Job) -> Example:
-    """Return a row as an Example. Raises BadRow if it has not the form of its source."""
+def _parsed(value: Any, job: Job, seen: Seen) -> Example:
+    """Return a row as an Example, and count in `seen` what was read. Raises BadRow if it has not its source's form."""
     try:
-        return parse(value, job.format, job.columns)
+        return parse(value, job.format, job.reading, seen)
     except BadRow:
-        if form := other_form(value, job.format, job.columns):
+        if form := other_form(value, job.format, job.reading):
             raise _OtherFormError(job, form) from None
         raise
 
 
 def _characters(example: Example) -> int:
     """Return about how many characters a row has, without looking into tool calls."""
-    return len(example.text or "") + sum(len(message.get("content") or "") for message in example.messages or ())
+    messages = example.messages or ()
+    return len(example.text or "") + sum(
+        len(message["content"]) + (len(message) > 2 and len(message.get("reasoning_content", "")))
+        for message in messages
+    )
 
 
 def _as_text(value: Any) -> str:
@@ -330,15 +348,14 @@ def _holds(value: Any, column: str) -> bool:
     return True
 
 
-def _texts(example: Example) -> tuple[str, str]:
-    """Return the last question of a conversation and the answer to it."""
-    messages = example.messages or []
-    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    if not answers:
+def _texts(example: Example, asked: int | None) -> tuple[str, str]:
+    """Return the answer of this index that evaluation asks for, behind the question before it."""
+    messages = example.messages
+    if messages is None or asked is None:
         return "", ""
-    questions = [message for message in messages[: answers[-1]] if message["role"] == "user"]
-    question, answer = questions[-1].get("content") if questions else "", messages[answers[-1]]
-    return question or "", answer.get("content") or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
+    questions = (message["content"] for message in reversed(messages[:asked]) if message["role"] == "user")
+    answer = messages[asked]
+    return next(questions, ""), answer["content"] or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
 
 
 def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
@@ -367,14 +384,13 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
     return result
 
 
-def _batch(parts: Parts, rows: list[_Row], source: int) -> Any:
-    """Serialize rows as an Arrow record batch (see Result)."""
+def _batch(parts: Parts, texts: list[tuple[str, str]], source: int) -> Any:
+    """Serialize rows, with question and expected answer of each, as an Arrow record batch (see Result)."""
     import pyarrow
 
     tokens = parts.tokens
     ids, offsets = tokens.ids.values, tokens.ids.offsets.astype(np.int32)
     labels = np.where(tokens.supervised_role == CONTEXT, np.int32(IGNORED), ids)
-    texts = [_texts(rows[number].example) for number in parts.row.tolist()]
     columns: dict[str, Any] = {
         "input_ids": pyarrow.ListArray.from_arrays(offsets, ids),
         "labels": pyarrow.ListArray.from_arrays(offsets, labels),

@@ -6,11 +6,14 @@ and `format: auto` find it by its file. Nothing here imports torch or transforme
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Form, Row
-from zerolora.data.formats.values import MEDIA, media_of
+from zerolora.data.formats.reading import Reading, Seen, Status, Where
+from zerolora.data.formats.refused import REFUSED, WEIGHTS
+from zerolora.data.formats.values import factor_of, is_blank
 
 
 def _registered() -> dict[str, Form]:
@@ -21,17 +24,16 @@ def _registered() -> dict[str, Form]:
 
 FORMS = _registered()
 """All forms by name."""
-FIELDS = tuple(dict.fromkeys(field for form in FORMS.values() for field in form.fields))
-"""The fields of all forms, which `columns` may map."""
+FIELDS = tuple(dict.fromkeys(field for form in FORMS.values() for field in (*form.fields, *form.keys)))
+"""The fields of all forms and of their messages, which `columns` may map."""
 
 
-def detect(value: dict[str, Any], columns: dict[str, str]) -> str:
-    """Detect a row's form by its fields and return its name. `columns` maps a field to its column; "a.b" is b inside a.
+def detect(value: dict[str, Any], reading: Reading) -> str:
+    """Detect a row's form by its fields and return its name.
 
     Raises BadRow if no form matches, or more than one.
     """
-    row = Row(value, columns)
-    _check_media(row)
+    row = Row(value, reading)
     fitting = [name for name, form in FORMS.items() if form.detected(row)]
     if len(fitting) == 1:
         return fitting[0]
@@ -40,27 +42,57 @@ def detect(value: dict[str, Any], columns: dict[str, str]) -> str:
             f"its fields ({row}) fit {' and '.join(fitting)}; "
             f"write {' or '.join(f'format: {name}' for name in fitting)}"
         )
+    for name in value:
+        if name in REFUSED and not REFUSED[name].forms and name not in WEIGHTS:
+            _check_refused(Row(value, reading), name, "")
     raise BadRow(
         f"its fields ({row}) fit none of the formats {', '.join(FORMS)}; say which columns hold what, "
         "as in columns: {instruction: question, output: answer}"
     )
 
 
-def parse(value: dict[str, Any], format: str, columns: dict[str, str]) -> Example:
-    """Return a row of this form as an Example; `columns` as for `detect`.
+def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | None = None) -> Example:
+    """Return a row of this form as an Example, and count in `seen` what became of its columns and keys.
 
-    Raises BadRow, naming the column, its value and what to write instead.
+    Raises BadRow, naming the column, its value and what to write instead, also for a column or key that is not read
+    although it changes what is learnt.
     """
-    row = Row(value, columns)
-    _check_media(row)
+    row = Row(value, reading)
     try:
-        return FORMS[format].convert(row)
+        example = FORMS[format].convert(row)
     except RecursionError:
         raise BadRow("is nested too deep; flatten it") from None
+    names = [*_names(row, "column", format), *(name for turn in row.turns for name in _names(turn, "key", format))]
+    if seen is not None:
+        seen.update(names)
+    return example
 
 
-def _check_media(row: Row) -> None:
-    """Raise BadRow for a column of images, videos or audio, which would be ignored, unless it is mapped to a field."""
-    for column in sorted(MEDIA.keys() & row.value.keys()):
-        if row.value[column] not in (None, "", [], "[]") and column not in row.columns.values():
-            raise media_of(column, column)
+def _names(row: Row, where: Where, format: str) -> Iterator[tuple[Status, Where, str]]:
+    """Yield what became of the columns of a row, or of the keys of a message."""
+    for name, held in row.read.items():
+        if not is_blank(held):
+            yield "read", where, name
+    for name, held in row.unread():
+        if name in row.reading.ignored:
+            yield "ignored", where, name
+        elif where == "column" and name in WEIGHTS and (factor := factor_of(held)) in (None, 1.0):
+            yield "read" if factor else "unread", where, name
+        else:
+            _check_refused(row, name, format)
+            yield "unread", where, name
+
+
+def _check_refused(row: Row, name: str, format: str) -> None:
+    """Raise BadRow if a column or key that is not read changes what is learnt."""
+    refusal = REFUSED.get(name)
+    if refusal is None or (refusal.forms and format not in refusal.forms):
+        return
+    names = [other for other, held in row.unread() if REFUSED.get(other) == refusal]
+    if name not in names or name in row.reading.ignored or name in row.columns.values():
+        return
+    path = f"{row.path}.{name}" if row.path else name
+    raise BadRow(
+        f"{path} {refusal.what}; {refusal.remedy}, or write ignore: [{', '.join(names)}] to train without "
+        f"{'it' if len(names) == 1 else 'them'}"
+    )

@@ -2,13 +2,14 @@
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Form, Row
-from zerolora.data.formats.chat import message_of
+from zerolora.data.formats.chat import CONVERSATION, Turn, conversation, message_of, with_thoughts
+from zerolora.data.formats.reading import REASONING
 from zerolora.data.formats.values import filled, list_of, text_of
 from zerolora.errors import shown
 
 
 def _alpaca(row: Row) -> Example:
-    messages = [message_of("system", system)] if (system := row.optional_text("system")) else []
+    turns = []
     for number, pair in enumerate(list_of(row.get("history") or [], row.name("history"))):
         name = f"{row.name('history')}[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
@@ -16,16 +17,16 @@ def _alpaca(row: Row) -> Example:
         question, answer = (
             filled(text_of(part, f"{name}[{place}]"), f"{name}[{place}]") for place, part in enumerate(pair)
         )
-        messages += [message_of("user", question), message_of("assistant", answer)]
-    parts = [row.text("instruction"), row.optional_text("input")]
-    messages.append(message_of("user", "\n".join(part for part in parts if part)))
-    messages.append(message_of("assistant", row.text("output")))
-    return Example(messages=messages)
+        turns += [Turn(message_of("user", question)), Turn(message_of("assistant", answer))]
+    instruction, further = row.text("instruction"), row.optional_text("input", "context")
+    turns.append(Turn(message_of("user", f"{instruction}\n{further}" if further else instruction)))
+    turns.append(with_thoughts(row, message_of("assistant", row.text("output"))))
+    return conversation(turns, row, row.name("output"), input=further)
 
 
 FORM = Form(
     name="alpaca",
-    fields=("instruction", "input", "output", "system", "history"),
+    fields=("instruction", "input", "output", "context", "history", *CONVERSATION, *REASONING),
     needed=("instruction", "output"),
     convert=_alpaca,
     example={"instruction": "Add.", "input": "1 + 4", "output": "5"},

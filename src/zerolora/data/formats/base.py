@@ -1,37 +1,52 @@
 """The interface of a form of rows, and access to a row's fields by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats.values import filled, text_of
+from zerolora.data.formats.reading import Reading
+from zerolora.data.formats.values import filled, is_blank, text_of
 from zerolora.errors import shown
 
 MANY = 20  # maximum number of fields that a message names
 
 
 class Row:
-    """A row's fields, independent of the names of their columns; "a.b" is the field b inside the column a."""
+    """A row's fields, independent of the names of their columns; "a.b" is the field b inside the column a.
 
-    def __init__(self, value: dict[str, Any], columns: dict[str, str]) -> None:
-        self.value, self.columns = value, columns
+    A message of a row is a Row too, whose columns are its keys; `path` is its name in the row, as in messages[1].
+    read: the value of every column that was read. turns: the messages.
+    """
+
+    def __init__(self, value: dict[str, Any], reading: Reading, path: str = "") -> None:
+        self.value, self.reading, self.path = value, reading, path
+        self.columns = reading.keys if path else reading.columns
+        self.read: dict[str, Any] = {}
+        self.turns: list[Row] = []
 
     def get(self, field: str) -> Any:
         """Return a field's value, None without one. A column that is mapped to another field does not count."""
         if field not in self.columns and field in self.columns.values():
             return None
-        column = self.name(field)
+        column = self.columns.get(field, field)
+        if column in self.reading.ignored:
+            return None
         if column in self.value:
-            return self.value[column]
-        found: Any = self.value
-        for part in column.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
+            found = self.value[column]
+        elif "." in column:
+            found = self.value
+            for part in column.split("."):
+                found = found.get(part) if isinstance(found, dict) else None
+        else:
+            return None
+        self.read[column] = found
         return found
 
     def name(self, field: str) -> str:
         """Return the column that holds a field."""
-        return self.columns.get(field, field)
+        column = self.columns.get(field, field)
+        return f"{self.path}.{column}" if self.path else column
 
     def needed(self, field: str) -> Any:
         """Return a field's value. Raises BadRow if there is none."""
@@ -47,11 +62,29 @@ class Row:
         """Return a field's text. Raises BadRow if it is missing, not a text, or blank."""
         return filled(text_of(self.needed(field), self.name(field)), self.name(field))
 
-    def optional_text(self, field: str) -> str:
-        """Return a field's text, "" if it is missing or blank."""
-        found = self.get(field)
-        text = "" if found is None else text_of(found, self.name(field))
-        return text if text.strip() else ""
+    def optional_text(self, *fields: str) -> str:
+        """Return the text of a field that has one of several names, "" if it is missing or blank.
+
+        Raises BadRow if two of the names hold different texts.
+        """
+        result = name = ""
+        for field in fields:
+            if (held := self.get(field)) is None or not text_of(held, self.name(field)).strip():
+                continue
+            if result and held != result:
+                raise BadRow(f"{name} and {self.name(field)} are two texts for the same; keep one")
+            result, name = held, self.name(field)
+        return result
+
+    def turn(self, value: dict[str, Any], path: str) -> "Row":
+        """Return a message of this row."""
+        self.turns.append(Row(value, self.reading, path))
+        return self.turns[-1]
+
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """Yield the name and value of every column, or field inside a column, that holds something and was not read."""
+        inside = [column for column in self.read if "." in column and column not in self.value]
+        yield from _unread(self.value, self.read, "", inside)
 
     def __str__(self) -> str:
         fields = [
@@ -61,13 +94,25 @@ class Row:
         return ", ".join(fields[:MANY] + ["..."] * (len(fields) > MANY)) or "none"
 
 
+def _unread(value: dict[str, Any], read: dict[str, Any], above: str, inside: list[str]) -> Iterator[tuple[str, Any]]:
+    for key, held in value.items():
+        name = above + key
+        if name in read or is_blank(held):
+            continue
+        deeper = [column for column in inside if column.startswith(f"{name}.")]
+        if deeper and isinstance(held, dict):
+            yield from _unread(held, read, f"{name}.", deeper)
+        else:
+            yield name, held
+
+
 @dataclass(frozen=True)
 class Form:
     """A form of rows, which a file in this folder defines as `FORM`.
 
     fields: the fields of its rows, which `columns` of the config may map. needed: the fields by which it is detected,
     unless `fits` decides. convert: converts a row to an Example; raises BadRow, naming the column, its value and what
-    to write. example: a row, as in the table of docs/data.md.
+    to write. example: a row, as in the table of docs/data.md. keys: the fields of its messages, if it has some.
     """
 
     name: str
@@ -76,6 +121,7 @@ class Form:
     convert: Callable[[Row], Example]
     example: dict[str, Any]
     fits: Callable[[Row], bool] | None = None
+    keys: tuple[str, ...] = ()
 
     def detected(self, row: Row) -> bool:
         """Return whether a row has the fields of this form."""

@@ -1,10 +1,22 @@
-"""Messages and tool calls, as several forms hold them."""
+"""Messages and tool calls, as several forms have them."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Row
-from zerolora.data.formats.values import MEDIA, encodable, filled, json_of, media_of, objects_of, text_of
+from zerolora.data.formats.reading import FACTORS, REASONING, SWITCHES
+from zerolora.data.formats.refused import MEDIA
+from zerolora.data.formats.values import (
+    encodable,
+    factor_of,
+    filled,
+    is_blank,
+    json_of,
+    objects_of,
+    text_of,
+    without_nulls,
+)
 from zerolora.errors import shown
 
 ROLES = {
@@ -16,66 +28,165 @@ ROLES = {
     "function": "tool",
 }
 CALL = '{"name": ..., "arguments": {...}}'
+CONVERSATION = ("system", "system_prompt", "tools", "functions")
+"""The fields of every form of conversations, beside the conversation itself."""
+KEYS = (*REASONING, *FACTORS, *SWITCHES)
+"""The keys that messages of every form may have."""
+
+
+class Turn(NamedTuple):
+    """A message; whether the row takes it out of the loss or puts it in (Example.learnt); its own list of tools."""
+
+    message: dict[str, Any]
+    learnt: bool | None = None
+    tools: list[Any] | None = None
+    thoughts: str = ""
 
 
 def message_of(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def conversation(messages: list[dict[str, Any]], row: Row, name: str) -> Example:
-    if not any(message["role"] == "assistant" for message in messages):
+def conversation(turns: list[Turn], row: Row, name: str, prompt: int = 0, **others: Any) -> Example:
+    """Return turns, with the row's system prompt and tools, as an Example; the first `prompt` of them only ask.
+
+    Raises BadRow if no answer is left to learn, or if system prompts or tools contradict each other.
+    """
+    if not any(turn.message["role"] == "assistant" for turn in turns[prompt:]):
         raise BadRow(f"{name} has no message of the assistant, so nothing to learn; add one or remove the row")
-    return Example(messages=messages, tools=_tools(row))
+    if system := row.optional_text("system", "system_prompt"):
+        first = turns[0].message
+        if first["role"] != "system":
+            turns = [Turn(message_of("system", system)), *turns]
+            prompt += bool(prompt)
+        elif first["content"] != system:
+            column = row.name("system" if row.get("system") else "system_prompt")
+            other = "the prompt's first message" if prompt else f"{name}[0]"
+            raise BadRow(f"{column} and {other} are both system prompts; keep one")
+    tools = _tools(row)
+    for turn in turns:
+        if turn.tools and tools and turn.tools != tools:
+            raise BadRow(f"the tools of the system message of {name} are not the row's; keep one of the lists")
+        tools = turn.tools or tools
+    return Example(
+        messages=[turn.message for turn in turns],
+        tools=tools,
+        learnt=[turn.learnt for turn in turns] if any(turn.learnt is not None for turn in turns) else None,
+        prompt=prompt,
+        thoughts=next((turn.thoughts for turn in turns if turn.thoughts), ""),
+        **others,
+    )
 
 
 def _tools(row: Row) -> list[Any] | None:
-    found, name = row.get("tools"), row.name("tools")
-    if found is None or found == [] or (isinstance(found, str) and not found.strip()):
+    """Return the tools of a row or message: `tools`, or `functions` as OpenAI had them before."""
+    tools, functions = (_list_of_tools(row, field) for field in ("tools", "functions"))
+    if functions:
+        functions = [tool if "function" in tool else {"type": "function", "function": tool} for tool in functions]
+    if tools and functions and tools != functions:
+        raise BadRow(f"{row.name('tools')} and {row.name('functions')} are two lists of tools; keep one")
+    return tools or functions
+
+
+def _list_of_tools(row: Row, field: str) -> list[Any] | None:
+    found, name = row.get(field), row.name(field)
+    if is_blank(found):
         return None
-    return encodable(objects_of(found, name), name) or None
-
-
-def chat(value: Any, name: str) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's form as those of an Example."""
-    return [_checked(message, f"{name}[{number}]") for number, message in enumerate(objects_of(value, name))]
-
-
-def _checked(message: dict[str, Any], name: str) -> dict[str, Any]:
-    role = role_of(message, "role", ROLES, name)
-    calls = _calls(message, name)
-    if calls and role != "assistant":
-        raise BadRow(
-            f"{name}.tool_calls stands in a message of {shown(message['role'])}; only the assistant calls tools"
-        )
-    text = _content(message.get("content"), f"{name}.content", optional=bool(calls))
-    if role == "assistant" and not calls:
-        filled(text, f"{name}.content")
-    result = {**message_of(role, text), **({"tool_calls": calls} if calls else {})}
-    for field in ("tool_call_id", "name"):
-        if field in message:
-            result[field] = text_of(message[field], f"{name}.{field}")
+    tools = objects_of(found, name)
+    result: list[Any] = encodable(without_nulls(tools) if row.reading.filled and tools is found else tools, name)
     return result
 
 
-def _calls(message: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    if "function_call" in message:  # OpenAI's form from before a message could hold several
-        return [call_of(message["function_call"], f"{name}.function_call")]
-    calls = []
-    for number, call in enumerate(objects_of(message.get("tool_calls") or [], f"{name}.tool_calls")):
-        where = f"{name}.tool_calls[{number}]"
-        kept = {"id": text_of(call["id"], f"{where}.id")} if "id" in call else {}
-        calls.append({**kept, **call_of(call.get("function"), f"{where}.function")})
+def chat(row: Row, field: str) -> list[Turn]:
+    """Return the turns of a field in OpenAI's form."""
+    return turns_of(row, field, _checked)
+
+
+def turns_of(row: Row, field: str, read: Callable[[Row, bool], Turn]) -> list[Turn]:
+    """Read the messages of a field, each by `read`, which gets the message and whether null may have been filled in."""
+    value, name = row.needed(field), row.name(field)
+    messages = objects_of(value, name)
+    filled_in = row.reading.filled and messages is value
+    return [read(row.turn(message, f"{name}[{number}]"), filled_in) for number, message in enumerate(messages)]
+
+
+def _checked(turn: Row, filled_in: bool) -> Turn:
+    role = role_of(turn, "role", ROLES)
+    calls = _calls(turn, filled_in)
+    if calls and role != "assistant":
+        who = shown(turn.get("role"))
+        raise BadRow(f"{turn.name('tool_calls')} stands in a message of {who}; only the assistant calls tools")
+    text = _content(turn.get("content"), turn.name("content"), optional=bool(calls))
+    if role == "assistant" and not calls:
+        filled(text, turn.name("content"))
+    message = {**message_of(role, text), **({"tool_calls": calls} if calls else {})}
+    for field in ("tool_call_id", "name"):
+        if (held := turn.get(field)) is not None:
+            message[field] = text_of(held, turn.name(field))
+    return finished(turn, message)
+
+
+def finished(turn: Row, message: dict[str, Any]) -> Turn:
+    """Return a message with what the keys of every form add to it: thoughts, weight and tools."""
+    if len(turn.value) == len(turn.read):
+        return Turn(message)
+    result = with_thoughts(turn, message) if message["role"] == "assistant" else Turn(message)
+    return result._replace(learnt=_learnt(turn), tools=_tools(turn) if message["role"] == "system" else None)
+
+
+def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
+    """Return an answer with its thoughts, which the row or message has beside it."""
+    reasoning = row.optional_text(*REASONING)
+    if not reasoning:
+        return Turn(message)
+    name = next(row.columns.get(name, name) for name in REASONING if row.get(name) == reasoning)
+    return Turn({**message, "reasoning_content": reasoning}, thoughts=name)
+
+
+def _learnt(turn: Row) -> bool | None:
+    """Return whether a message is taken out of the loss, or put in, None if the message says neither."""
+    result: bool | None = None
+    said = ""
+    for field in (*FACTORS, *SWITCHES):
+        held = turn.get(field)
+        if held is None:
+            continue
+        factor, name = factor_of(held), turn.name(field)
+        if factor not in (0.0, 1.0):
+            raise BadRow(
+                f"{name} is {shown(held)}; write 1 = learnt or 0 = not learnt, since a turn has no other weight, or "
+                f"ignore: [{turn.columns.get(field, field)}]"
+            )
+        switch = None if factor == 1.0 and field in FACTORS else bool(factor)
+        if said and None not in (switch, result) and switch != result:
+            raise BadRow(f"{said} and {name} contradict each other; keep one")
+        result, said = result if switch is None else switch, name
+    return result
+
+
+def _calls(turn: Row, filled_in: bool) -> list[dict[str, Any]]:
+    if (called := turn.get("function_call")) is not None:  # OpenAI's form from before a message could hold several
+        return [call_of(called, turn.name("function_call"), filled_in)]
+    calls, name = [], turn.name("tool_calls")
+    listed = turn.get("tool_calls")
+    found = [] if is_blank(listed) else objects_of(listed, name)
+    for number, call in enumerate(found):
+        where = f"{name}[{number}]"
+        kept = {"id": text_of(call["id"], f"{where}.id")} if call.get("id") is not None else {}
+        calls.append({**kept, **call_of(call.get("function"), f"{where}.function", filled_in and found is listed)})
     return calls
 
 
-def call_of(value: Any, name: str) -> dict[str, Any]:
+def call_of(value: Any, name: str, filled_in: bool = False) -> dict[str, Any]:
     """Return a tool call as chat templates expect it: its arguments are an object, not JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise BadRow(f"{name} is {shown(value)}; write {CALL}")
-    arguments = value.get("arguments")
-    arguments = {} if arguments in (None, "") else json_of(arguments, f"{name}.arguments")
+    given = value.get("arguments")
+    arguments = {} if given is None or given == "" else json_of(given, f"{name}.arguments")
     if not isinstance(arguments, dict):
         raise BadRow(f"{name}.arguments is {shown(arguments)}; write an object, or one as JSON")
+    if filled_in and arguments is given:
+        arguments = without_nulls(arguments)
     return {"type": "function", "function": encodable({"name": value["name"], "arguments": arguments}, name)}
 
 
@@ -86,9 +197,13 @@ def _content(value: Any, name: str, optional: bool) -> str:
         return text_of(value, name)
     texts = []
     for number, part in enumerate(value):
-        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in MEDIA:
-            raise media_of(part["type"], f"{name}[{number}]")
-        if not isinstance(part, dict) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in MEDIA:
+            raise BadRow(
+                f"{name}[{number}] holds {MEDIA[kind]}, which are not supported: only text can be trained on, of a "
+                "vision-language model too; leave it out of the row"
+            )
+        if kind != "text":
             raise BadRow(
                 f'{name}[{number}] is {shown(part)}; only text can be trained on: write {{"type": "text", "text": ...}}'
             )
@@ -96,11 +211,22 @@ def _content(value: Any, name: str, optional: bool) -> str:
     return "".join(texts)
 
 
-def role_of(message: dict[str, Any], key: str, known: dict[str, str], name: str) -> str:
-    found = message.get(key)
+def role_of(turn: Row, key: str, known: dict[str, str]) -> str:
+    """Return our role of a message, by the config's `roles` or by the names of the form, in any case."""
+    found, name = turn.get(key), turn.name(key)
     if found is None:
-        fields = ", ".join(map(shown, message)) or "no fields"
-        raise BadRow(f"{name}.{key} is missing (it has {fields}); write one of {', '.join(known)}")
-    if not isinstance(found, str) or found not in known:
-        raise BadRow(f"{name}.{key} is {shown(found)}; write one of {', '.join(known)}")
-    return known[found]
+        fields = ", ".join(map(shown, (key for key, held in turn.value.items() if held is not None))) or "no fields"
+        raise BadRow(
+            f"{name} is missing (it has {fields}); write one of {', '.join(known)}, or columns: {{{key}: ...}} with "
+            "its key"
+        )
+    if isinstance(found, str):
+        word = found if found in known and not turn.reading.roles else found.strip().lower()
+        role = turn.reading.roles.get(word) or known.get(word)
+        if role:
+            return role
+    raise BadRow(f"{name} is {shown(found)}; write one of {', '.join(known)}, or roles: {{{_word(found)}: assistant}}")
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) and value.isidentifier() else "NAME"

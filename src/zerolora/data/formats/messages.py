@@ -1,38 +1,40 @@
 """messages: turns with `role` and `content`, as in OpenAI's chat API; some data sets call them conversations."""
 
-from typing import Any
-
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Form, Row
-from zerolora.data.formats.chat import chat, conversation
+from zerolora.data.formats.chat import CONVERSATION, KEYS, chat, conversation
 from zerolora.data.formats.values import objects_of
 
+MESSAGE = ("role", "content", "tool_calls", "function_call", "tool_call_id", "name", "tools", "functions", *KEYS)
+"""The keys of a message in OpenAI's form."""
 
-def has_roles(value: Any) -> bool:
-    """Tell whether turns have OpenAI's keys; the conversion reports what is wrong with others."""
+
+def has_roles(row: Row) -> bool:
+    """Tell whether the conversation has OpenAI's keys; the conversion reports what is wrong with others."""
     try:
-        turns = objects_of(value, "")
+        turns = objects_of(row.get("conversations"), "")
     except (BadRow, RecursionError):
         return False
-    return bool(turns) and "role" in turns[0] and "from" not in turns[0]
+    keys = row.reading.keys
+    return bool(turns) and keys.get("role", "role") in turns[0] and keys.get("from", "from") not in turns[0]
 
 
 def _messages(row: Row) -> Example:
     other = row.get("messages") is None and row.get("conversations") is not None
     field = "conversations" if other else "messages"
-    name = row.name(field)
-    return conversation(chat(row.needed(field), name), row, name)
+    return conversation(chat(row, field), row, row.name(field))
 
 
 def _fits(row: Row) -> bool:
-    return row.get("messages") is not None or has_roles(row.get("conversations"))
+    return row.get("messages") is not None or has_roles(row)
 
 
 FORM = Form(
     name="messages",
-    fields=("messages", "conversations", "tools"),
+    fields=("messages", "conversations", *CONVERSATION),
     needed=("messages",),
     convert=_messages,
     example={"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
     fits=_fits,
+    keys=MESSAGE,
 )

@@ -1,27 +1,34 @@
-"""prompt: a prompt and its completion, two texts or two lists of messages."""
+"""prompt: a prompt and its completion, two texts or two lists of messages.
+
+Of lists, the answers in the completion are learnt; those in the prompt belong to the question.
+"""
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Form, Row
-from zerolora.data.formats.chat import chat, conversation, message_of
+from zerolora.data.formats.chat import CONVERSATION, Turn, chat, conversation, message_of, with_thoughts
+from zerolora.data.formats.messages import MESSAGE
+from zerolora.data.formats.reading import REASONING
 from zerolora.errors import shown
 
 
 def _prompt(row: Row) -> Example:
-    parts = [(row.needed(field), row.name(field)) for field in ("prompt", "completion")]
-    if all(isinstance(value, str) for value, _ in parts):
-        messages = [message_of("user", row.text("prompt")), message_of("assistant", row.text("completion"))]
-    elif all(isinstance(value, list) for value, _ in parts):
-        messages = [message for value, name in parts for message in chat(value, name)]
-    else:
-        seen = " and ".join(f"{name} is {shown(value)}" for value, name in parts)
-        raise BadRow(f"{seen}; write two texts, or two lists of messages")
-    return conversation(messages, row, row.name("completion"))
+    parts = {row.name(field): row.needed(field) for field in ("prompt", "completion")}
+    name = row.name("completion")
+    if all(isinstance(value, str) for value in parts.values()):
+        answer = with_thoughts(row, message_of("assistant", row.text("completion")))
+        return conversation([Turn(message_of("user", row.text("prompt"))), answer], row, name)
+    if all(isinstance(value, list) for value in parts.values()):
+        prompt, completion = chat(row, "prompt"), chat(row, "completion")
+        return conversation([*prompt, *completion], row, name, prompt=len(prompt))
+    seen = " and ".join(f"{name} is {shown(value)}" for name, value in parts.items())
+    raise BadRow(f"{seen}; write two texts, or two lists of messages")
 
 
 FORM = Form(
     name="prompt",
-    fields=("prompt", "completion", "tools"),
+    fields=("prompt", "completion", *CONVERSATION, *REASONING),
     needed=("prompt", "completion"),
     convert=_prompt,
     example={"prompt": "1 + 4 =", "completion": "5"},
+    keys=MESSAGE,
 )

@@ -4,6 +4,7 @@ from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Form, Row
 from zerolora.data.formats.values import numbers_of
 from zerolora.data.rows import IGNORED
+from zerolora.errors import shown
 
 
 def _tokens(row: Row) -> Example:
@@ -14,6 +15,7 @@ def _tokens(row: Row) -> Example:
         )
     if (lowest := min(tokens)) < 0:
         raise BadRow(f"{row.name('input_ids')}[{tokens.index(lowest)}] is {lowest}; token numbers begin at 0")
+    _check_whole(row, tokens)
     if row.get("labels") is None:
         return Example(tokens=tokens, labels=list(tokens))
     name = row.name("labels")
@@ -32,9 +34,18 @@ def _tokens(row: Row) -> Example:
     return Example(tokens=tokens, labels=labels)
 
 
+def _check_whole(row: Row, tokens: list[int]) -> None:
+    """Raise BadRow for padding, and for several rows that are packed into one: attention would not see either."""
+    for field, expected in (("attention_mask", [1] * len(tokens)), ("position_ids", list(range(len(tokens))))):
+        if (found := row.get(field)) is not None and numbers_of(found, row.name(field)) != expected:
+            raise BadRow(
+                f"{row.name(field)} is {shown(found)}, but only {shown(expected)} is supported; write a row as it is"
+            )
+
+
 FORM = Form(
     name="tokens",
-    fields=("input_ids", "labels"),
+    fields=("input_ids", "labels", "attention_mask", "position_ids"),
     needed=("input_ids",),
     convert=_tokens,
     example={"input_ids": [1, 17, 9, 2], "labels": [-100, -100, 9, 2]},

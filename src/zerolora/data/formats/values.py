@@ -3,25 +3,11 @@
 import json
 import operator
 from collections.abc import Iterator
+from math import isnan
 from typing import Any
 
 from zerolora.data.example import BadRow
 from zerolora.errors import shown
-
-MEDIA = {
-    **dict.fromkeys(("image", "images", "image_url", "input_image"), "images"),
-    **dict.fromkeys(("video", "videos", "video_url"), "videos"),
-    **dict.fromkeys(("audio", "audios", "audio_url", "input_audio"), "audio"),
-}
-"""What a column or a part of a message of this name or type holds, beside text."""
-
-
-def media_of(kind: str, name: str) -> BadRow:
-    """Return the error of a column, or a part of a message, that holds no text; `kind` is of MEDIA."""
-    return BadRow(
-        f"{name} holds {MEDIA[kind]}, which are not supported: only text can be trained on, of a vision-language model "
-        "too; leave it out of the row, or write bad_row: drop to leave out such rows"
-    )
 
 
 def list_of(value: Any, name: str) -> list[Any]:
@@ -95,17 +81,37 @@ def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
-    """Return a list of objects, without the keys that Arrow fills with null where another row has them."""
+    """Return a list of objects, which may be given as JSON text."""
     found = list_of(value, name)
     for number, item in enumerate(found):
         if not isinstance(item, dict):
             raise BadRow(f"{name}[{number}] is {shown(item)}; write an object")
-    return [_without_nulls(item) for item in found]
+    return found
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """Return a nested value without the keys that are null: a table fills them in where another row has a value."""
     if isinstance(value, dict):
-        return {key: _without_nulls(held) for key, held in value.items() if held is not None}
+        return {key: without_nulls(held) for key, held in value.items() if held is not None}
     if isinstance(value, list):
-        return [_without_nulls(held) for held in value]
+        return [without_nulls(held) for held in value]
     return value
+
+
+def is_blank(value: Any) -> bool:
+    """Return whether a column or key holds nothing: null, a blank text, or an empty list or object, also as JSON."""
+    if isinstance(value, str):
+        return value.strip() in ("", "[]", "{}")
+    if isinstance(value, list | dict):
+        return not value
+    return value is None or (isinstance(value, float) and isnan(value))
+
+
+def factor_of(value: Any) -> float | None:
+    """Return a number, or true and false as 1 and 0, which may be given as text; None for anything else."""
+    if isinstance(value, str):
+        value = {"true": 1, "false": 0}.get(value.strip().lower(), value)
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None

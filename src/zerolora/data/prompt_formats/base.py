@@ -23,7 +23,7 @@ class PromptFormat:
     empty if the tokenizer adds none to a text. tokens: what of it the model must have as one token each, besides BOS
     and the end of sequence. example: what it makes of the question Hi and the answer Hello for a tokenizer whose BOS
     and end of sequence are <s> and </s>, with the supervised text in « ». alternates: user and assistant must take
-    turns.
+    turns. input: what it writes between an instruction and its input, of rows that have one.
     """
 
     name: str
@@ -32,6 +32,7 @@ class PromptFormat:
     example: str
     tokens: tuple[str, ...] = ()
     alternates: bool = False
+    input: str = "\n"
 
     @property
     def jinja(self) -> str:
