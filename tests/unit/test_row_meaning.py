@@ -1,0 +1,524 @@
+"""A row keeps its meaning: what it says of its own loss is honoured, and what no form reads is counted or refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from goldens import marked, prepare_settings
+from pyarrow import parquet
+from tokenizers_of import Family, tokenizer_like, tokenizer_of
+
+from zerolora.data.example import BadRow, Example
+from zerolora.data.formats import detect, parse
+from zerolora.data.formats.reading import Reading, Seen
+from zerolora.data.readers import chunks
+from zerolora.data.template import Template
+
+U, A = "<|im_start|>user\n", "<|im_start|>assistant\n"
+HI = {"role": "user", "content": "Hi"}
+AGAIN = {"role": "user", "content": "Again"}
+
+
+def said(content: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def learnt(row: dict[str, Any], template: str = "smollm2", reading: Reading | None = None, **settings: Any) -> str:
+    """Return the text of a row, supervised parts in « »."""
+    reading = reading or Reading()
+    example = parse(row, detect(row, reading), reading)
+    return marked(Template(tokenizer_of(template), prepare_settings(**settings)).pieces(example))
+
+
+def refused(row: dict[str, Any], **how: Any) -> str:
+    with pytest.raises(BadRow) as caught:
+        learnt(row, **how)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def taught(row: dict[str, Any], **how: Any) -> list[str]:
+    """Return the supervised parts of a row without their stop tokens."""
+    return [part.partition("»")[0].removesuffix("<|im_end|>") for part in learnt(row, **how).split("«")[1:]]
+
+
+# Weights of turns
+
+FORMS = {
+    "messages": lambda first, second: {"messages": [HI, said("Bad.", **first), AGAIN, said("Good.", **second)]},
+    "conversations": lambda first, second: {
+        "conversations": [HI, said("Bad.", **first), AGAIN, said("Good.", **second)]
+    },
+    "sharegpt": lambda first, second: {
+        "conversations": [
+            {"from": "human", "value": "Hi"},
+            {"from": "gpt", "value": "Bad.", **first},
+            {"from": "human", "value": "Again"},
+            {"from": "gpt", "value": "Good.", **second},
+        ]
+    },
+    "prompt": lambda first, second: {
+        "prompt": [HI],
+        "completion": [said("Bad.", **first), AGAIN, said("Good.", **second)],
+    },
+}
+OFF: list[dict[str, Any]] = [
+    *({key: value} for key in ("weight", "loss_weight", "loss_scale") for value in (0, 0.0, False)),
+    *({key: False} for key in ("loss", "train", "training")),
+    {"loss_mask": 0},
+    {"step_loss_mask": 0},
+    {"weight": "0"},
+    {"weight": 1, "loss": False},
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("off", OFF, ids=str)
+def test_a_turn_of_weight_0_is_not_learnt(form: str, off: dict[str, Any]) -> None:
+    assert taught(FORMS[form](off, {})) == ["Good."]
+    assert taught(FORMS[form]({}, off)) == ["Bad."]
+    assert taught(FORMS[form]({}, {})) == taught(FORMS[form]({"weight": 1}, {"train": True})) == ["Bad.", "Good."]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_another_weight_is_refused_with_a_way_through(form: str) -> None:
+    row = FORMS[form]({"weight": 0.5}, {})
+    assert "weight is 0.5; write 1 = learnt or 0 = not learnt" in refused(row)
+    assert "ignore: [weight]" in refused(row)
+    assert taught(row, reading=Reading(ignored=frozenset({"weight"}))) == ["Bad.", "Good."]
+    assert ".loss is 'no'; write 1" in refused(FORMS[form]({"loss": "no"}, {}))
+    assert "weight and " in refused(FORMS[form]({"weight": 0, "train": True}, {}))
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("assistant", ["Good."]),
+        ("last", ["Good."]),
+        (["user", "assistant"], ["Hi", "Again", "Good."]),
+        ("everything", []),
+    ],
+)
+def test_weight_0_holds_with_every_loss(loss: Any, expected: list[str]) -> None:
+    parts = taught(FORMS["messages"]({"weight": 0}, {}), loss=loss)
+    assert not any("Bad." in part for part in parts)
+    if loss != "everything":
+        assert parts == expected
+    else:
+        assert "Hi" in parts[0] and "Again" in parts[1] and "Good." in parts[1]
+
+
+def test_a_turn_that_says_so_is_learnt_whatever_its_role() -> None:
+    row = {"messages": [{**HI, "train": True}, said("Hello"), {**AGAIN, "weight": 1}, said("Bye")]}
+    assert taught(row) == ["Hi", "Hello", "Bye"]
+    assert taught(row, loss="last") == ["Bye"]
+
+
+def test_a_row_that_takes_all_its_answers_out_is_bad() -> None:
+    text = refused({"messages": [HI, said("Bad.", weight=0)]})
+    assert text.startswith("nothing of it is supervised with loss 'assistant'; the row's own weights leave none;")
+    assert "weight 0" not in learnt({"messages": [HI, said("Good.")]})
+    assert "nothing of it is supervised" in refused(FORMS["messages"]({}, {"weight": 0}), loss="last")
+
+
+@pytest.mark.parametrize("loss", ["assistant", "everything", ["assistant", "user"]])
+def test_evaluation_asks_for_the_last_answer_that_is_learnt(loss: Any) -> None:
+    """Never for one of weight 0, which is no right answer."""
+    template = Template(tokenizer_of("smollm2"), prepare_settings(loss=loss))
+    example = parse(FORMS["messages"]({}, {"weight": 0}), "messages", Reading())
+    assert template.asked(example) == 1
+    pieces = template.pieces(example)
+    assert [piece.text for piece in pieces if piece.role == "assistant"] == ["Bad.<|im_end|>"]
+    template = Template(tokenizer_of("smollm2"), prepare_settings(loss=loss, system="Be kind."))
+    assert template.asked(example) == 1
+
+
+# Prompt and completion
+
+
+TALK = {
+    "prompt": [HI, said("Old"), {"role": "user", "content": "x"}],
+    "completion": [said("New1"), {"role": "user", "content": "y"}, said("New2")],
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("assistant", ["New1", "New2"]),
+        ("last", ["New2"]),
+        (["assistant"], ["Old", "New1", "New2"]),
+        (["user"], ["Hi", "x", "y"]),
+    ],
+)
+@pytest.mark.parametrize("system", ["", "Be kind."])
+def test_of_a_prompt_nothing_is_learnt_unless_roles_are_listed(loss: Any, expected: list[str], system: str) -> None:
+    assert taught(TALK, loss=loss, system=system) == expected
+    assert taught({**TALK, "system": "Be brief."}, loss=loss) == expected
+
+
+def test_a_completion_needs_an_answer() -> None:
+    assert "completion has no message of the assistant" in refused({**TALK, "completion": [HI]})
+
+
+# Thoughts
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda key: {"messages": [HI, said("4", **{key: "Two and two."})]},
+        lambda key: {
+            "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "4", key: "Two and two."}]
+        },
+        lambda key: {"prompt": [HI], "completion": [said("4", **{key: "Two and two."})]},
+        lambda key: {"prompt": "Hi", "completion": "4", key: "Two and two."},
+        lambda key: {"instruction": "Hi", "output": "4", key: "Two and two."},
+    ],
+    ids=["messages", "sharegpt", "lists", "texts", "alpaca"],
+)
+def test_thoughts_reach_the_template_or_are_refused(key: str, row: Any) -> None:
+    expected = f"{U}Hi<|im_end|>\n{A}«<think>\nTwo and two.\n</think>\n\n4<|im_end|>»"
+    assert learnt(row(key), template="qwen3") == expected
+    text = refused(row(key))
+    assert f"leaves out {key} of the assistant message" in text and f"ignore: [{key}]" in text
+    assert taught(row(key), reading=Reading(ignored=frozenset({key}))) == ["4"]
+
+
+def test_thoughts_of_an_earlier_turn_that_the_template_drops() -> None:
+    row = {"messages": [HI, said("1", reasoning_content="One."), AGAIN, said("2", reasoning_content="Two.")]}
+    assert "leaves out reasoning_content of the assistant message 2" in refused(row, template="qwen3")
+    assert taught(row, template="qwen3", loss="last") == ["<think>\nTwo.\n</think>\n\n2"]
+    row["messages"][1]["weight"] = 0
+    assert taught(row, template="qwen3") == ["<think>\nTwo.\n</think>\n\n2"]
+
+
+def test_thoughts_have_the_name_that_the_template_reads() -> None:
+    text = learnt({"messages": [HI, said("4", reasoning="Two and two.")]}, template="gpt-oss")
+    assert "Two and two." in text.partition("«")[2]
+
+
+# System prompts, tools and context
+
+
+SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
+
+
+@pytest.mark.parametrize("key", ["system", "system_prompt"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [HI, said("Hello")]},
+        {"conversations": [HI, said("Hello")]},
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+        {"prompt": [HI], "completion": [said("Hello")]},
+        {"prompt": "Hi", "completion": "Hello"},
+        {"instruction": "Hi", "output": "Hello"},
+    ],
+    ids=["messages", "conversations", "sharegpt", "lists", "texts", "alpaca"],
+)
+def test_every_form_reads_a_system_prompt(key: str, row: dict[str, Any]) -> None:
+    assert learnt({**row, key: "Be brief."}) == f"{SYSTEM}{U}Hi<|im_end|>\n{A}«Hello<|im_end|>»"
+    both = {**row, "system": "Be brief.", "system_prompt": "Be long."}
+    assert "system and system_prompt are two texts for the same; keep one" in refused(both)
+
+
+def test_two_system_prompts_of_a_conversation() -> None:
+    row = {"messages": [{"role": "system", "content": "Be long."}, HI, said("Hello")], "system": "Be brief."}
+    assert refused(row).startswith("system and messages[0] are both system prompts; keep one")
+    row["messages"][0]["content"] = "Be brief."
+    assert learnt(row).startswith(SYSTEM)
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALLING = said("", function_call={"name": "add", "arguments": "{}"})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [HI, CALLING], "functions": [TOOL["function"]]},
+        {"messages": [HI, CALLING], "functions": json.dumps([TOOL["function"]])},
+        {"messages": [HI, CALLING], "tools": [TOOL], "functions": [TOOL["function"]]},
+        {"messages": [{"role": "system", "content": "Be brief.", "tools": [TOOL]}, HI, CALLING]},
+        {"messages": [{"role": "system", "content": "", "functions": [TOOL["function"]]}, HI, CALLING]},
+        {"prompt": [HI], "completion": [CALLING], "functions": [TOOL["function"]]},
+        {"instruction": "Hi", "output": "Hello", "tools": [TOOL]},
+        {"prompt": "Hi", "completion": "Hello", "tools": [TOOL]},
+        {
+            "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "x"}],
+            "functions": [TOOL["function"]],
+        },
+    ],
+    ids=str,
+)
+def test_every_form_reads_its_tools(row: dict[str, Any]) -> None:
+    assert parse(row, detect(row, Reading()), Reading()).tools == [TOOL]
+    assert '"name": "add"' in learnt(row, template="qwen3").partition("«")[0]
+
+
+def test_tools_that_no_one_reads_or_that_contradict() -> None:
+    with pytest.raises(BadRow, match=r"messages\[0\].tools is a list of tools, which only a row or its system message"):
+        parse({"messages": [{**HI, "tools": [TOOL]}, said("x")]}, "messages", Reading())
+    with pytest.raises(BadRow, match="tools and functions are two lists of tools; keep one"):
+        parse({"messages": [HI, said("x")], "tools": [TOOL], "functions": [{"name": "f"}]}, "messages", Reading())
+
+
+def test_context_is_the_input_of_an_instruction_and_nothing_else() -> None:
+    assert taught({"instruction": "Add.", "context": "1 + 4", "output": "5"}) == ["5"]
+    assert f"{U}Add.\n1 + 4<|im_end|>" in learnt({"instruction": "Add.", "context": "1 + 4", "output": "5"})
+    for row in ({"prompt": "Add.", "completion": "5"}, {"messages": [HI, said("x")]}, FORMS["sharegpt"]({}, {})):
+        for key in ("context", "history"):
+            text = refused({**row, key: "1 + 4"})
+            assert text.startswith(
+                f"{key} changes what is asked, and this form does not read it; put it into the question"
+            )
+    assert "put it into the prompt" in refused({"prompt": "Add.", "input": "1 + 4", "completion": "5"})
+    assert parse({"text": "x", "context": "y"}, "text", Reading()).text == "x"
+
+
+# Judged rows, media, and other keys that change what is learnt
+
+
+JUDGED = {
+    "label": False, "chosen": "x", "rejected": [said("x")], "rejected_response": "x", "kto_tag": True, "margin": 0.5,
+    "labels": [0], "rejected_messages": [HI],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", JUDGED)
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [HI, said("x")]},
+        {"prompt": "a", "completion": "b"},
+        {"instruction": "a", "output": "b"},
+        {"text": "a"},
+    ],
+    ids=["messages", "prompt", "alpaca", "text"],
+)
+def test_judged_rows_are_refused(key: str, row: dict[str, Any]) -> None:
+    row = {**row, key: JUDGED[key]}
+    text = refused(row)
+    assert text.startswith(f"{key} judges or compares answers") and f"ignore: [{key}]" in text
+    assert taught(row, reading=Reading(ignored=frozenset({key})))
+    assert taught({**row, key: None}) == taught({**row, key: ""})
+
+
+def test_judged_rows_may_be_learnt_from_on_purpose() -> None:
+    row = {"prompt": "Hi", "chosen": "Good.", "rejected": "Bad."}
+    reading = Reading({"completion": "chosen"})
+    assert "rejected judges or compares answers" in refused(row, reading=reading)
+    assert taught(row, reading=Reading({"completion": "chosen"}, ignored=frozenset({"rejected"}))) == ["Good."]
+
+
+@pytest.mark.parametrize("key", ["images", "image", "videos", "audio"])
+def test_media_are_refused_wherever_they_stand(key: str) -> None:
+    for row in ({"messages": [HI, said("x")], key: ["a.jpg"]}, {"messages": [{**HI, key: ["a.jpg"]}, said("x")]}):
+        assert f"{key} holds " in refused(row)
+        assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": [HI, {**said("x"), "train_detail": [{"begin_offset": 0}]}]}, "messages[1].train_detail says"),
+        ({"messages": [HI, {**said("x"), "rejected": True}]}, "messages[1].rejected judges or compares answers"),
+        ({"text": "a", "weight": 0}, "weight weighs a whole row, and rows have no weight"),
+        ({"text": "a", "weight": "0.5"}, "weight weighs a whole row"),
+        ({"messages": [HI, {**said("x")}], "train": False}, "train weighs a whole row"),
+        ({"input_ids": [1, 2], "completion_mask": [0, 1]}, "completion_mask says which tokens are learnt;"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask is [1, 0], but only [1, 1] is supported"),
+        ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids is [0, 0], but only [0, 1] is supported"),
+    ],
+)  # fmt: skip
+def test_other_keys_that_change_what_is_learnt(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadRow) as caught:
+        parse(row, detect(row, Reading()), Reading())
+    assert str(caught.value).startswith(said)
+
+
+def test_a_row_of_weight_1_or_of_a_weight_in_kilograms_is_a_row() -> None:
+    for weight in (1, 1.0, True, "1", "70 kg"):
+        assert parse({"text": "a", "weight": weight}, "text", Reading()).text == "a"
+
+
+# What no form reads
+
+
+def test_what_is_not_read_is_counted_by_name() -> None:
+    seen = Seen()
+    for number in range(3):
+        row = {
+            "messages": [{**HI, "id": number}, said("x", weight=1, refusal=None)],
+            "source": "web",
+            "score": None,
+            "note": [],
+            "label": 1,
+        }
+        parse(row, "messages", Reading(ignored=frozenset({"label"})), seen)
+    assert seen == {
+        ("read", "column", "messages"): 3,
+        ("read", "key", "role"): 6,
+        ("read", "key", "content"): 6,
+        ("read", "key", "weight"): 3,
+        ("unread", "key", "id"): 3,
+        ("unread", "column", "source"): 3,
+        ("ignored", "column", "label"): 3,
+    }
+
+
+def test_what_is_not_read_inside_a_column() -> None:
+    seen = Seen()
+    row = {"data": {"q": "Hi", "a": {"text": "Hello", "score": 1}, "id": 5}}
+    parse(row, "prompt", Reading({"prompt": "data.q", "completion": "data.a.text"}), seen)
+    unread = {name for status, _, name in seen if status == "unread"}
+    assert unread == {"data.a.score", "data.id"}
+
+
+# Names of keys and roles
+
+
+def test_keys_and_roles_of_messages_have_other_names() -> None:
+    row = {"chat": [{"speaker": "customer", "text": "Hi"}, {"speaker": "Bot", "text": "Hello", "importance": 0}]}
+    row["chat"] += [{"speaker": "customer", "text": "Again"}, {"speaker": "bot", "text": "Bye"}]
+    columns = {"messages": "chat", "role": "speaker", "content": "text", "weight": "importance"}
+    reading = Reading(columns, {"bot": "assistant", "customer": "user"})
+    assert taught(row, reading=reading) == ["Bye"]
+    assert "chat[0].speaker is 'customer'" in refused(row, reading=Reading(columns))
+    assert "or roles: {customer: assistant}" in refused(row, reading=Reading(columns))
+
+
+def test_keys_of_sharegpt_have_other_names() -> None:
+    row = {"dialog": [{"speaker": "human", "says": "Hi"}, {"speaker": "gpt", "says": "Hello"}]}
+    assert taught(row, reading=Reading({"conversations": "dialog", "from": "speaker", "value": "says"})) == ["Hello"]
+
+
+@pytest.mark.parametrize(("one", "other"), [("Human", "GPT"), ("USER", "Assistant"), (" human ", "ChatGPT")])
+def test_names_of_roles_in_any_case(one: str, other: str) -> None:
+    assert taught({"conversations": [{"from": one, "value": "Hi"}, {"from": other, "value": "Hello"}]}) == ["Hello"]
+    if one.strip().lower() == "user":
+        assert taught({"messages": [{"role": one, "content": "Hi"}, {"role": other, "content": "Hello"}]}) == ["Hello"]
+
+
+# Calls of tools
+
+FIRST, SECOND = ({"name": name, "arguments": {"a": 1}} for name in ("add", "subtract"))
+
+
+@pytest.mark.parametrize("name", ["function_call", "Function_Call", "tool_call"])
+def test_sharegpt_calls_several_tools_behind_a_thought(name: str) -> None:
+    def calls(value: Any) -> tuple[str, list[str]]:
+        row = {"conversations": [{"from": "human", "value": "Hi"}, {"from": name, "value": value}]}
+        (_, message) = parse(row, "sharegpt", Reading()).messages or []
+        return message["content"], [call["function"]["name"] for call in message["tool_calls"]]
+
+    assert calls(json.dumps([FIRST, SECOND])) == ("", ["add", "subtract"])
+    assert calls("<think>\nLet me add.\n</think>\n\n" + json.dumps(FIRST)) == (
+        "<think>\nLet me add.\n</think>\n\n",
+        ["add"],
+    )
+    assert calls("<think>x</think>" + json.dumps([FIRST, SECOND])) == ("<think>x</think>", ["add", "subtract"])
+    assert calls(json.dumps({"name": "add", "arguments": '{"a": 1}'})) == ("", ["add"])
+
+
+def test_a_thought_before_a_call_is_learnt() -> None:
+    row = {
+        "conversations": [
+            {"from": "human", "value": "Hi"},
+            {"from": "function_call", "value": "<think>\nAdd.\n</think>\n\n" + json.dumps([FIRST, SECOND])},
+        ],
+        "tools": json.dumps([TOOL]),
+    }
+    (text,) = taught(row, template="qwen3")
+    assert text.startswith("<think>\nAdd.\n</think>\n\n<tool_call>\n") and text.count("<tool_call>") == 2
+
+
+# Null below arguments and schemas
+
+NULLS = {"city": "Oslo", "unit": None, "days": [{"a": None}]}
+SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"default": None}}}
+
+
+def _calling(arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [HI, {"role": "assistant", "content": None, "tool_calls": [call]}], "tools": [SCHEMA]}
+
+
+def _read(path: Path) -> list[Example]:
+    return [
+        parse(row, "messages", Reading(filled=chunk.kind == "parquet"))
+        for chunk in chunks(path)
+        for _, row in chunk.records()
+    ]
+
+
+def _arguments(example: Example) -> Any:
+    assert example.messages
+    return example.messages[1]["tool_calls"][0]["function"]["arguments"]
+
+
+def test_null_of_json_is_kept_and_what_a_table_fills_in_is_not(tmp_path: Path) -> None:
+    rows = [_calling(NULLS), _calling(json.dumps(NULLS))]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for example in _read(tmp_path / "rows.jsonl"):
+        assert _arguments(example) == NULLS
+        assert example.tools == [SCHEMA]
+    # Texts of JSON in a table are JSON; its own fields are filled with null where another row has a value.
+    as_text = [{"messages": json.dumps(row["messages"]), "tools": json.dumps(row["tools"])} for row in rows]
+    parquet.write_table(pyarrow.Table.from_pylist(as_text), tmp_path / "rows.parquet")
+    for example in _read(tmp_path / "rows.parquet"):
+        assert _arguments(example) == NULLS
+        assert example.tools == [SCHEMA]
+    parquet.write_table(
+        pyarrow.Table.from_pylist([_calling({"a": 1, "b": None}), _calling({"b": 2, "a": None})]),
+        tmp_path / "rows.parquet",
+    )
+    assert [_arguments(example) for example in _read(tmp_path / "rows.parquet")] == [{"a": 1}, {"b": 2}]
+
+
+# Stanford Alpaca's prompts
+
+BELOW = "<s>Below is an instruction that describes a task"
+RESPOND = "Write a response that appropriately completes the request.\n\n### Instruction:\nAdd."
+RESPONSE = "\n\n### Response:«5</s>»"
+PAIRED = f"{BELOW}, paired with an input that provides further context. {RESPOND}"
+WITH_INPUT = f"{PAIRED}\n\n### Input:\n1 + 4{RESPONSE}"
+WITHOUT = f"{BELOW}. {RESPOND}{RESPONSE}"
+
+
+@pytest.fixture
+def alpaca() -> Template:
+    family = Family("llama3", "<s>", "</s>", ("<s>", "</s>"), opens=True)
+    return Template(tokenizer_like(family, None), prepare_settings(template="alpaca"))
+
+
+def _marked(template: Template, row: dict[str, Any], form: str = "alpaca") -> str:
+    return marked(template.pieces(parse(row, form, Reading())))
+
+
+def test_alpaca_is_as_stanford_published_it(alpaca: Template) -> None:
+    assert _marked(alpaca, {"instruction": "Add.", "input": "1 + 4", "output": "5"}) == WITH_INPUT
+    assert _marked(alpaca, {"instruction": "Add.", "context": "1 + 4", "output": "5"}) == WITH_INPUT
+    assert _marked(alpaca, {"instruction": "Add.", "input": "", "output": "5"}) == WITHOUT
+    asked = {"prompt": "Add.\n\n### Input:\n1 + 4", "completion": "5"}
+    assert _marked(alpaca, asked, "prompt") == WITH_INPUT  # a user of the model asks so
+
+
+def test_alpacas_frame_writes_what_the_template_writes(alpaca: Template) -> None:
+    """The fast path, by a frame with two places for instruction and input, and the slow one."""
+    row = {"instruction": " Add. ", "input": " 1 + 4\n", "output": " 5", "history": [["Hi", "Hello"]]}
+    for each in (row, row | {"system": "Be brief."}, row | {"input": "### Input:\n\n### Input:\n"}):
+        fast = alpaca.pieces(parse(each, "alpaca", Reading()))
+        assert all(alpaca.frames.values())
+        alpaca.frames = dict.fromkeys(alpaca.frames)
+        assert alpaca.pieces(parse(each, "alpaca", Reading())) == fast
+        alpaca.frames.clear()
+
+
+def test_other_prompt_formats_join_an_input_by_a_line_break() -> None:
+    row = {"instruction": "Add.", "input": "1 + 4", "output": "5"}
+    assert learnt(row).endswith(f"{U}Add.\n1 + 4<|im_end|>\n{A}«5<|im_end|>»")
