@@ -326,6 +326,31 @@ def test_needed_compile_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(conversion_mapping._checkpoint_conversion_mapping_cache or ()) > 100
 
 
+def test_bitsandbytes_does_not_initialise_cuda_where_there_is_a_gpu() -> None:
+    """After that no rank can be forked. Its import asks the pretended GPU's capability, in a process of its own."""
+    code = """
+import torch
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
+torch._C._cuda_getCurrentRawStream = None  # of a CUDA build
+noted = []
+torch.cuda._lazy_init = lambda: noted.append(1)
+real = torch.cuda.get_device_capability
+from zerolora.compat.bitsandbytes import load
+load()
+print(len(noted), torch.cuda.get_device_capability is real)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "True"], done.stderr
+
+
+def test_a_library_of_bitsandbytes_for_the_cpu_is_refused_on_a_gpu() -> None:
+    from zerolora.compat import bitsandbytes
+
+    bitsandbytes.load()
+    with pytest.raises(UserError, match="bitsandbytes .* has no library for CUDA"):
+        bitsandbytes.check_cuda_library()
+
+
 def test_needed_load_without_compilers() -> None:
     """bitsandbytes compiles at its import; loaded so, it has not, and it is there. In processes of their own."""
     code = "import sys, torch; {}; print('torch._inductor.compile_fx' in sys.modules, 'bitsandbytes' in sys.modules)"

@@ -1,4 +1,4 @@
-"""The threads of ranks that Snakemake starts: one each, whatever Snakemake sets for the job."""
+"""The ranks that Snakemake starts: forks of one process, of one thread each, whatever Snakemake sets for the job."""
 
 import subprocess
 import time
@@ -23,8 +23,11 @@ def rank_of(directory: Path) -> Path | None:
     return None
 
 
-def test_each_rank_has_one_thread(make_project: Callable[[str], Project]) -> None:
-    """Two ranks of two threads each would spin on two cores. Snakemake itself runs until a rank trains: some 10 s."""
+def test_ranks_are_forks_of_one_thread(make_project: Callable[[str], Project]) -> None:
+    """Two ranks of two threads each would spin on two cores, and a thread keeps ranks from being forks.
+
+    Snakemake itself runs until a rank trains: some 10 s.
+    """
     project = make_project("threads")
     edit_config(project, **{"train.ranks_per_node": 2})
     command = ["snakemake", "--profile", "profiles/local", "results/default/adapter/manifest.json"]
@@ -43,4 +46,7 @@ def test_each_rank_has_one_thread(make_project: Callable[[str], Project]) -> Non
         variables = (rank / "environ").read_bytes().split(b"\0") if rank else []
         said, _ = running.communicate()
     assert running.returncode == 0, said
-    assert {b"OMP_NUM_THREADS=1", b"MKL_NUM_THREADS=1"} <= set(variables)
+    assert {b"OMP_NUM_THREADS=1", b"MKL_NUM_THREADS=1", b"OPENBLAS_NUM_THREADS=1"} <= set(variables)
+    # Of the process that it is a fork of; a rank that loads its libraries itself has it no more.
+    assert any(each.startswith(b"ZEROLORA_FORK=") for each in variables)
+    assert "loads its libraries itself" not in said

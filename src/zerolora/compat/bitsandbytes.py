@@ -6,7 +6,8 @@ import logging
 import sys
 from typing import Any
 
-from zerolora.compat.versions import patch
+from zerolora.compat.versions import installed, patch
+from zerolora.errors import UserError
 
 VERSION = "0.50.2"
 _ABSENT: Any = object()
@@ -32,16 +33,20 @@ def load_without_compilers() -> None:
     Its fallbacks for devices without kernels of their own are decorated with torch.compile (backends/default/ops.py),
     which loads torch's compiler, 1.4 CPU-seconds in every process, and would run a C++ compiler at their first call.
     Nor does it fetch a kernel from the hub, as it does where the package kernels is installed (backends/cpu/ops.py).
+    And it does not initialise CUDA, after which no rank could be forked: of a GPU's capability, which it asks at its
+    import, it reads nothing but that there is one (cuda_specs.py).
     """
     import torch
 
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # says that there is no such kernel
     compile_, kernels = torch.compile, sys.modules.get("kernels", _ABSENT)
+    capability_of = torch.cuda.get_device_capability
     torch.compile, sys.modules["kernels"] = _as_it_is, None  # type: ignore[assignment]  # None: not to be had
+    torch.cuda.get_device_capability = _lowest_capability
     try:
         importlib.import_module("bitsandbytes")
     finally:
-        torch.compile = compile_
+        torch.compile, torch.cuda.get_device_capability = compile_, capability_of
         del sys.modules["kernels"]
         if kernels is not _ABSENT:
             sys.modules["kernels"] = kernels
@@ -65,6 +70,23 @@ def keep_layout(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, Linear4bit):
             module.support_avx512bf16_for_cpu = False
+
+
+def check_cuda_library() -> None:
+    """Raise UserError if bitsandbytes has loaded no library for CUDA: its kernels would fail, or compute on the CPU."""
+    import torch
+    from bitsandbytes.cextension import CudaBNBNativeLibrary, lib
+
+    if not isinstance(lib, CudaBNBNativeLibrary):
+        raise UserError(
+            f"bitsandbytes {installed('bitsandbytes')} has no library for CUDA {torch.version.cuda}, which torch is "
+            "built for, or cannot load it; `python -m bitsandbytes` says why; or write a train.method and "
+            "train.optimizer that need none"
+        )
+
+
+def _lowest_capability(*_: Any) -> tuple[int, int]:
+    return 7, 5
 
 
 def _as_it_is(function: Any = None, **_: Any) -> Any:

@@ -24,6 +24,7 @@ IMPLEMENTATIONS = {"flash": NAME}
 """Names of attention in the config that are others in transformers."""
 HALF = (torch.float16, torch.bfloat16)
 VARLEN_HEAD = 256  # the largest head size of flash attention's kernels
+VARLEN_STEP = 8  # of the head sizes that they take
 VARLEN_CAPABILITY = (8, 0)
 REFUSED = ("softcap", "s_aux", "position_bias")  # of a model that adds something to its scores
 
@@ -122,7 +123,7 @@ def _each_row(
     scaling: float | None,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    if _has_varlen(query, dropout):
+    if _has_varlen(query, value, dropout):
         return _varlen(query, key, value, scaling, sliding_window)
 
     def alone(*row: torch.Tensor) -> torch.Tensor:
@@ -164,12 +165,12 @@ def _alone(
     )
 
 
-def _has_varlen(query: torch.Tensor, dropout: float) -> bool:
+def _has_varlen(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
     return (
         query.device.type == "cuda"
         and query.dtype in HALF
         and not dropout
-        and query.shape[-1] <= VARLEN_HEAD
+        and max(query.shape[-1], value.shape[-1]) <= VARLEN_HEAD
         and torch.cuda.get_device_capability(query.device) >= VARLEN_CAPABILITY
         and has_varlen_kernel()
     )
@@ -191,10 +192,17 @@ def has_varlen_kernel() -> bool:
 def _varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
 ) -> torch.Tensor:
+    """Attention of rows of many lengths in one call of flash attention's kernels, as `_each_row`.
+
+    They take heads of one size, a multiple of VARLEN_STEP. Zeros behind a query and a key change no score, and those
+    behind a value become zeros of the result, which are cut off. DeepSeek's models have values of another size.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
-    batch, heads, tokens, size = query.shape
-    query, key, value = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+    (batch, heads, tokens, size), own = query.shape, value.shape[-1]
+    scaling = size**-0.5 if scaling is None else scaling
+    wide = -(-max(size, own) // VARLEN_STEP) * VARLEN_STEP
+    query, key, value = (_widened(each.transpose(1, 2).flatten(0, 1), wide) for each in (query, key, value))
     ends, longest = lengths.ends(batch, tokens, query.device), lengths.longest(tokens)
     attended = varlen_attn(
         query,
@@ -209,7 +217,13 @@ def _varlen(
         enable_gqa=key.shape[1] != heads,
     )
     assert isinstance(attended, torch.Tensor)
-    return attended.view(batch, tokens, heads, size)
+    return attended.view(batch, tokens, heads, wide)[..., :own]
+
+
+def _widened(heads: torch.Tensor, size: int) -> torch.Tensor:
+    """Return heads with zeros behind them, up to `size`."""
+    missing = size - heads.shape[-1]
+    return torch.nn.functional.pad(heads, (0, missing)) if missing else heads
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -21,7 +21,7 @@ import torch.distributed
 import transformers
 from pydantic import ValidationError
 
-from zerolora import added_tokens, cpu_matmul, foreign
+from zerolora import added_tokens, cpu_matmul, devices, foreign
 from zerolora.base_identity import base_identity
 from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import compile_conversions
@@ -32,6 +32,8 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import LOGGER, result, set_up
 from zerolora.manifest import located
+from zerolora.methods.registry import TRAINABLE
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.peak_memory import PeakMemory
 from zerolora.prompt_format import write_adapter_format
 from zerolora.train import earlier_adapter, schedule
@@ -265,8 +267,12 @@ def claim_device(plan: TrainingPlan) -> torch.device:
             f"{os.environ['RANK']}; correct hardware, or run where the GPUs are"
         )
     torch.cuda.set_device(local_rank)
+    name, capability = torch.cuda.get_device_name(local_rank), torch.cuda.get_device_capability(local_rank)
+    if reason := devices.unsupported(capability, name):
+        raise UserError(f"hardware.device is cuda, but {reason}")
+    if TRAINABLE[plan.method].quantizes() or OPTIMIZERS[plan.optimizer].built.startswith("bitsandbytes."):
+        bitsandbytes.check_cuda_library()
     if plan.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name(local_rank)
         raise UserError(f"{name} has no bf16, but the config says so; correct hardware.compute_capability")
     return torch.device("cuda", local_rank)
 

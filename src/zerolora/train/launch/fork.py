@@ -20,6 +20,7 @@ REQUEST = "ZEROLORA_FORK"
 """What to fork, as JSON of Request; not set in the environment of a process that is a rank itself."""
 FORKABLE_THREADS = {"jemalloc_bg_thd"}
 """Threads that their library starts again in a forked process: jemalloc's, which pyarrow links."""
+PREFIX = "zerolora: "  # of log.py, which is not loaded before a program that may use this module alone
 NAME = 15  # PR_SET_NAME (man 2 prctl)
 
 
@@ -63,17 +64,20 @@ def name_process(rank: int) -> None:
 def _fork(request: Request) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    forkable = _forkable()
+    hindrance = _hindrance()
+    if hindrance:
+        said = f"each rank loads its libraries itself, which takes longer: a fork would lack {hindrance}"
+        print(f"{PREFIX}{said}", file=sys.stderr, flush=True)
     for rank in request.environments:
         pid = os.fork()
         if not pid:
-            _start(request, rank, forkable)
+            _start(request, rank, forkable=not hindrance)
             return
         os.write(request.pids, f"{pid}\n".encode())
     os._exit(0)
 
 
-def _start(request: Request, rank: str, forkable: bool) -> None:
+def _start(request: Request, rank: str, *, forkable: bool) -> None:
     """Make a forked process one rank, once this node's launcher has become its parent."""
     os.close(request.pids)
     os.environ |= request.environments[rank]
@@ -91,12 +95,15 @@ def _start(request: Request, rank: str, forkable: bool) -> None:
     _draw_anew()
 
 
-def _forkable() -> bool:
-    """Tell whether forks of this process can do all that it can: it has no other thread, and no CUDA context."""
+def _hindrance() -> str | None:
+    """Return what forks of this process would lack: its other threads, or its CUDA context; None if nothing."""
     tasks = Path("/proc/self/task")
     names = [(task / "comm").read_text().strip() for task in tasks.iterdir() if task.name != str(os.getpid())]
     torch = sys.modules.get("torch")
-    return set(names) <= FORKABLE_THREADS and not (torch and torch.cuda.is_initialized())
+    if torch and torch.cuda.is_initialized():
+        return "the CUDA context that a library has made"
+    others = sorted(set(names) - FORKABLE_THREADS)
+    return f"threads that a library has started ({', '.join(others)})" if others else None
 
 
 def _cuda_was_called() -> bool:

@@ -26,6 +26,9 @@ SECOND_CTRL_C = 1  # seconds after the first; within them it is the same one, se
 # the resident memory and gain no time (docs/memory.md).
 CPU_MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"}
 
+OPENBLAS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
+"""Where OpenBLAS, with which training computes nothing, finds its number of threads. Snakemake sets both for a job."""
+
 
 def launch(where: Topology, arguments: list[str], device: str, logs: Path) -> None:
     """Run `python -m zerolora.train ARGUMENTS` as each rank of `where` and wait for them.
@@ -96,7 +99,8 @@ def environment_of(device: str) -> dict[str, str]:
     libraries load."""
     # More threads than cores make each rank slower. Fixed at one on CPU, sums are also taken in the same order
     # on every machine, which keeps adapters byte-identical.
-    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    # Threads that OpenBLAS starts when numpy loads would keep ranks from being forks (fork.py).
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ | dict.fromkeys(OPENBLAS, "1")
     if device == "cpu":
         return CPU_MALLOC | environment | {"DS_ACCELERATOR": "cpu"}
     # DeepSpeed and torch would look for a GPU by a call of CUDA, after which no process can be forked that uses it.
