@@ -44,7 +44,7 @@ class Assumed:
 ASSUMED = {
     "falcon-180b-lora-8x80gb": Assumed(MODELS / "falcon-180b.json"),
     "gemma-3-4b-lora-1x24gb": Assumed(MIXTURES / "gemma-3-4b.json"),
-    "llama-2-70b-lora-2x8xv100": Assumed(MODELS / "llama-2-70b.json"),
+    "llama-2-70b-lora-2x8xt4": Assumed(MODELS / "llama-2-70b.json"),
     "llama-3-70b-lora-2x8x80gb": Assumed(MODELS / "llama-3-70b.json"),
     "llama-3-8b-dora-1x80gb": Assumed(MODELS / "llama-3-8b.json"),
     "llama-3-8b-lora-8x80gb": Assumed(MODELS / "llama-3-8b.json"),

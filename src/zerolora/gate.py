@@ -6,18 +6,19 @@ torch, some seconds and no weights.
 """
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zerolora import foreign
+from zerolora import devices, foreign
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.base_check import check_shared
 from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import StoredNames, stored_names
-from zerolora.config.settings import RenderSettings
+from zerolora.config.settings import HardwareSettings, RenderSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST
 from zerolora.log import LOGGER
@@ -25,6 +26,8 @@ from zerolora.manifest import check_not_quantized
 from zerolora.merge.plan import plan_merge
 from zerolora.methods.base import Update
 from zerolora.methods.registry import TRAINABLE
+from zerolora.planner.datasheets import GPUS
+from zerolora.planner.run_hardware import typical
 from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.types import Attention
@@ -40,6 +43,8 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
 
     `weights` is the directory of downloaded weights. Where they are not on this machine, names are not checked.
     """
+    if settings.device == "cuda":
+        check_gpu(settings.hardware)
     check_not_quantized(model)
     bitsandbytes.load()
     config = config_of(model)
@@ -52,6 +57,25 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     files, names = [read_header(path) for path in weight_files(directory)], stored_names(built)
     check_shared(files, names, built.all_tied_weights_keys, model / "config.json")
     _merge(files, names, updates, model)
+
+
+def check_gpu(hardware: HardwareSettings) -> None:
+    """Raise UserError if the installed torch has no kernels for the GPU of the config, or this machine's driver is too
+    old for it. On a machine that submits jobs to Slurm, whose nodes may have another driver, that is a warning."""
+    named = GPUS[hardware.gpu] if hardware.gpu else None
+    described = {(named.name, named.capability)} if named else set()
+    if hardware.compute_capability is not None:
+        described.add((hardware.gpu or f"a GPU as {typical(hardware.compute_capability)}", hardware.compute_capability))
+    for name, capability in sorted(described):
+        major, minor = divmod(round(10 * capability), 10)
+        if reason := devices.unsupported((major, minor), name):
+            raise UserError(f"hardware: {reason}")
+    release, built = devices.torch_build()
+    reason = devices.old_driver(release, built) if built else None
+    if reason and shutil.which("sbatch"):
+        LOGGER.warning("hardware.device is cuda, and on this machine %s; training checks its own nodes", reason)
+    elif reason:
+        raise UserError(f"hardware.device is cuda, but {reason}")
 
 
 def _attending(config: Any, attention: Attention) -> Any:

@@ -1,12 +1,16 @@
 """The device that a config names: a GPU that cannot be used is refused in one line, and cpu hides all."""
 
 import os
+from typing import Any
 
 import pytest
 from pretended_driver import PretendedDriver
 
 from zerolora import devices
+from zerolora.config.settings import HardwareSettings
 from zerolora.errors import UserError
+from zerolora.gate import check_gpu
+from zerolora.planner.datasheets import GPUS
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +104,41 @@ def test_a_gpu_without_kernels_in_the_wheel_is_named(monkeypatch: pytest.MonkeyP
 )
 def test_which_gpus_the_locks_wheel_runs_on(capability: float, runs: bool) -> None:
     assert devices.runs_on(divmod(round(10 * capability), 10), devices.ARCHITECTURES) == runs
+
+
+@pytest.mark.parametrize(
+    ("hardware", "said"),
+    [
+        ({"gpu": "V100-32GB", "compute_capability": 7.0}, "V100-32GB has compute capability 7.0"),
+        ({"gpu": "V100-16GB", "compute_capability": 8.0}, "V100-16GB has compute capability 7.0"),
+        ({"compute_capability": 7.0}, "a GPU as V100-32GB has compute capability 7.0"),
+        ({"compute_capability": 5.0}, "a GPU as V100-32GB has compute capability 5.0"),
+    ],
+)
+def test_render_refuses_a_gpu_that_torch_has_no_kernels_for(
+    monkeypatch: pytest.MonkeyPatch, hardware: dict[str, Any], said: str
+) -> None:
+    pretend(monkeypatch, None)
+    with pytest.raises(UserError, match=f"^hardware: {said}, and torch 2.13.0.cu130 carries kernels for 7.5 and later"):
+        check_gpu(HardwareSettings(probe=None, disk="nvme", **hardware))
+
+
+@pytest.mark.parametrize("name", [name for name in GPUS if not name.startswith("V100")])
+def test_render_takes_every_other_gpu_of_the_table(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    pretend(monkeypatch, None)
+    check_gpu(HardwareSettings(probe=None, disk="nvme", gpu=name, compute_capability=GPUS[name].capability))
+
+
+def test_render_refuses_a_driver_too_old_where_training_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware = HardwareSettings(probe=None, disk="nvme", compute_capability=8.0)
+    pretend(monkeypatch, PretendedDriver(8.0, cuda=(12, 4)))
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(
+        UserError, match="the NVIDIA driver .* goes up to CUDA 12.4, and torch 2.13.0.cu130 is built for"
+    ):
+        check_gpu(hardware)
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/sbatch")
+    check_gpu(hardware)
 
 
 def test_architectures_are_matched_as_cuda_does() -> None:

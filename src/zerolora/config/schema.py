@@ -72,7 +72,7 @@ class Hardware(Section):
     gpu_memory: Size | None = None
     """Memory of one GPU, as in 80GiB; required with device cuda."""
     compute_capability: Annotated[float, Field(ge=5.0, le=20.0)] | None = None
-    """CUDA compute capability of the GPU: 7.0 V100, 8.0 A100, 9.0 H100. bf16 needs 8.0 or higher."""
+    """CUDA compute capability of the GPU: 7.5 T4, 8.0 A100, 9.0 H100; torch must be built for it. bf16 needs 8.0."""
     host_memory: Size = "24GiB"
     """Host memory of one machine."""
     gpu: str | None = None
