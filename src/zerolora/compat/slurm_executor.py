@@ -3,11 +3,13 @@
 Imported by workflow/, so nothing here imports torch.
 """
 
+import functools
+import importlib
 import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from zerolora.compat.versions import is_replaced, patch, replaced
@@ -24,6 +26,7 @@ def patch_slurm_executor() -> None:
     if executor is not None:
         preempted_is_cancelled(executor)
         arrays_of_equal_jobs(executor)
+        gpus_of_each_node(executor)
 
 
 @patch(LIBRARY, "2.8.0", upstream="none found")
@@ -93,6 +96,41 @@ def arrays_of_equal_jobs(executor: Any) -> None:
     kind.run_jobs = replaced(run_jobs_in_arrays)
     kind.run_array_jobs = run_array_jobs
     kind.cancel = cancel_gathered_too
+
+
+@patch(LIBRARY, "2.8.0", upstream="none found")
+def gpus_of_each_node(executor: Any) -> None:
+    """Make the executor ask for a job's GPUs by node (`gres`) alone, where it has their number (`gpu`) as well.
+
+    Snakemake counts `gpu`. The executor would ask sbatch for both, which older sites refuse (`--gpus` needs
+    select/cons_tres), and itself refuses both where it chooses a partition (`slurm-partition-config`).
+    """
+    partitions = importlib.import_module(f"{executor.__name__}.partitions")
+    for module, name in ((executor, "set_gres_string"), (partitions, "parse_gpu_requirements")):
+        original = getattr(module, name)
+        if not is_replaced(original):
+            setattr(module, name, replaced(functools.partial(_by_node, original)))
+
+
+def _by_node(original: Callable[[Any], Any], job: Any) -> Any:
+    return original(_WithoutCount(job) if job.resources.get("gres") else job)
+
+
+class _WithoutCount:
+    """A job as it is, but without the resource `gpu`."""
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+        self.resources = _Resources({name: value for name, value in job.resources.items() if name != "gpu"})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
+
+
+class _Resources(dict[str, Any]):
+    """Resources by name, also as attributes."""
+
+    __getattr__ = dict.__getitem__
 
 
 def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
