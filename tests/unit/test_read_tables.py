@@ -242,3 +242,9 @@ def test_a_text_in_arrow_that_is_not_utf8_spoils_its_row_only(tmp_path: Path, wr
         writer.write_table(table)
     bad, good = (row for chunk in chunks(tmp_path / "x.arrow") for _, row in chunk.records())
     assert isinstance(bad, BadRow) and good == {"text": wrap("good")}
+
+
+def test_a_column_that_is_nan_is_absent(tmp_path: Path) -> None:
+    table = pyarrow.table({"a": pyarrow.array([float("nan"), 1.5]), "b": ["x", "y"]})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    assert values_of(tmp_path / "rows.parquet") == [{"a": None, "b": "x"}, {"a": 1.5, "b": "y"}]

@@ -53,6 +53,66 @@ def test_broken_lines_spoil_only_themselves(tmp_path: Path) -> None:
     assert "digits" in reasons["11"]
 
 
+LINES: list[tuple[str, str]] = [
+    ('{"a": 1},', "ends with a comma, but a line holds one object alone; remove it, or make the file a list"),
+    ('{"a": "\t"}', "is not JSON: Invalid control character at character 8; write one object a line"),
+    ('{"a": "x', "is not JSON: Unterminated string at character 7; write one object a line"),
+    ('{"a": 1, "a": 2}', "has the key 'a' twice in one object, of which one value would be lost; remove one"),
+    ('{"b": [{"c": 1, "a": 2, "a": 2}]}', "has the key 'a' twice in one object"),
+    ('[{"a": 1}, {"a": 2}]', "is a list; write an object, as in"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), LINES)
+def test_a_broken_line_says_what_to_write(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{line}\n{{"a": 3}}\n')
+    assert values_of(path)[1] == {"a": 3}
+    assert reasons_of(path)["1"].startswith(said)
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1, "a": 2},\n{"a": 3}]', '{\n"a": 1, "a": 2}\n{"a": 3}'])
+def test_a_key_that_is_there_twice_in_a_json_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    for size in (1, 1 << 20):
+        found = read_all(path, size=size)
+        assert str(found[0][1]).startswith("has the key 'a' twice in one object")
+        assert found[1][1] == {"a": 3}
+
+
+@pytest.mark.parametrize(
+    "text", ['[\n {"a": 1},\n {"a": 2}\n]\n', '\n[{"a": 1},\n{"a": 2}]', '[{"a": 1}\n,{"a": 2}]', "[", "[\n]"]
+)
+@pytest.mark.parametrize("kind", ["jsonl", "ndjson"])
+def test_a_list_in_a_file_of_lines_is_one_error(tmp_path: Path, text: str, kind: str) -> None:
+    path = tmp_path / f"rows.{kind}"
+    path.write_text(text)
+    line = 2 if text.startswith("\n") else 1
+    for size in (1, 5, 1 << 20):
+        with pytest.raises(UserError, match=rf"rows.{kind}:{line}: begins a list, but a .{kind} file .*call it .json"):
+            read_all(path, size=size)
+
+
+def test_a_column_that_is_nan_is_absent(tmp_path: Path) -> None:
+    """As pandas' to_dict and json.dumps write a missing text. Deeper ones are not columns, and stay."""
+    rows = [{"a": float("nan"), "b": "NaN", "c": 1.5}, {"a": "x", "b": {"d": float("nan")}, "c": float("inf")}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    for name in ("rows.jsonl", "rows.json"):
+        first, second = values_of(tmp_path / name)
+        assert first == {"a": None, "b": "NaN", "c": 1.5}
+        assert second["b"]["d"] != second["b"]["d"] and second["c"] == float("inf")
+
+
+def test_the_index_that_pandas_writes_is_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    for header, name in ((",a,b", "Unnamed: 0"), (",a,Unnamed: 0", "Unnamed: 0.1"), (",a", "Unnamed: 0")):
+        path.write_text(f"{header}\n" + "7,x,y\n"[: 2 * (header.count(",") + 1) - 1] + "\n")
+        (row,) = values_of(path)
+        assert (next(iter(row)), row[name], row["a"]) == (name, "7", "x")
+
+
 @given(st.binary(max_size=40), SIZES)
 def test_any_bytes_spoil_only_their_own_line(noise: bytes, size: int) -> None:
     noise = noise.replace(b"\n", b"")
@@ -291,7 +351,8 @@ def test_cells_may_be_huge(tmp_path: Path) -> None:
     ("header", "message"),
     [
         ("a,,c", ":1: column 2 has no name; the first line must name every column"),
-        (",a", ":1: column 1 has no name"),
+        (",", ":1: column 2 has no name"),
+        ('""', ":1: column 1 has no name"),
         ('a,"  "', ":1: column 2 has no name"),
         ("\na,b,a", ":2: two columns are called 'a'; rename one"),
         ('"a" b,c', ":1: the header is not CSV"),

@@ -83,11 +83,12 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_named(tmp_path: Path, kind: str, encoding: str) -> None:
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_utf_16_and_32_are_named(tmp_path: Path, kind: str, encoding: str, mark: str) -> None:
     path = tmp_path / f"rows{kind}"
-    path.write_bytes(("\ufeff" + TEXTS[kind][0]).encode(encoding))
-    with pytest.raises(UserError, match=rf"rows{kind}: is UTF-16; save it as UTF-8"):
+    path.write_bytes((mark + TEXTS[kind][0]).encode(encoding))
+    with pytest.raises(UserError, match=rf"rows{kind}: is {encoding[:6].upper()}; save it as UTF-8"):
         read_all(path)
 
 

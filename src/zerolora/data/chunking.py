@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from zerolora.data.example import BadRow
-from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records, end_of
+from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records, end_of, reason_of
 from zerolora.errors import UserError, shown
 
 # Without a limit, a list or quote that is never closed would read the rest of the file into memory.
@@ -26,6 +26,26 @@ MEND = "correct it, since the rows after it cannot be read otherwise"
 # (text, position, whether it is the first record, whether the text is the whole rest of the file) -> the record's begin
 # and end; None if the text ends before the record does, or holds no more records.
 Find = Callable[[str, int, bool, bool], tuple[int, int] | None]
+
+
+def _cut_objects(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
+    """Split after line breaks, in a file that holds an object a line. Raises UserError for a list over several lines,
+    none of which would be a row."""
+    head, wanted = next(blocks, b""), 1
+    while not (start := head.lstrip(WHITE)) or (start.startswith(b"[") and b"\n" not in start):
+        more = b"".join(itertools.islice(blocks, wanted))
+        if not more:
+            break
+        head, wanted = head + more, wanted * 2
+        _check_length(chunk.file, 1, len(head))
+    line = start.split(b"\n", 1)[0]
+    if line.startswith(b"[") and _goes_on(line.decode("latin-1")):
+        number = 1 + head[: len(head) - len(start)].count(b"\n")
+        raise UserError(
+            f"{chunk.file}:{number}: begins a list, but a .{chunk.kind} file holds one object a line; call it .json, or "
+            "remove the brackets and the commas between objects"
+        )
+    yield from _cut_lines(chunk, itertools.chain([head], blocks), rows, size)
 
 
 def _cut_lines(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
@@ -85,7 +105,7 @@ def _cut_json(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> It
 
 
 def _goes_on(line: str) -> bool:
-    """Return whether a JSON object begins on this line and continues on the next."""
+    """Return whether a JSON value begins on this line and continues on the next."""
     try:
         DECODE(line)
     except json.JSONDecodeError as error:
@@ -111,6 +131,11 @@ def _header(chunk: Chunk) -> tuple[str, ...]:
     if isinstance(cells, BadRow):
         raise UserError(f"{where}: the header {cells}")
     seen: set[str] = set()
+    if not cells[0] and len(cells) > 1:
+        # pandas' to_csv() writes its index so; the name is the one that its read_csv gives.
+        cells = ["Unnamed: 0", *cells[1:]]
+        while cells[0] in cells[1:]:
+            cells[0] += ".1"
     for number, cell in enumerate(cells, 1):
         if not cell.strip():
             raise UserError(f"{where}: column {number} has no name; the first line must name every column")
@@ -210,8 +235,7 @@ def _find_value(text: str, begin: int, whole: bool) -> tuple[int, int] | None:
     except json.JSONDecodeError as error:
         if not whole and OPEN_STRING.match(text, error.pos):
             return None
-        reason = error.msg.removesuffix(" at").removesuffix(" starting")  # where, _BrokenError says
-        raise _BrokenError(text, error.pos, f"not JSON: {reason}") from None
+        raise _BrokenError(text, error.pos, f"not JSON: {reason_of(error)}") from None
     except (ValueError, RecursionError) as error:
         raise _BrokenError(text, begin, f"not JSON: {error}") from None
     # The decoder ends 1.5e+ after the 5; unless the text is complete, more of it may follow and extend the number.
@@ -264,8 +288,8 @@ def _check_length(file: str, line: int, length: int) -> None:
 
 CUTS = {
     "json": _cut_json,
-    "jsonl": _cut_lines,
-    "ndjson": _cut_lines,
+    "jsonl": _cut_objects,
+    "ndjson": _cut_objects,
     "txt": _cut_lines,
     "csv": _cut_csv,
     "tsv": _cut_csv,

@@ -23,6 +23,11 @@ from zerolora.foreign import saved_files, saved_splits
 
 # What lies beside data: hidden files, what `datasets` and this project note down, DVC's pointers, words.
 NO_DATA = re.compile(r"[._].*|(manifest|dataset_infos?)\.json|(README|LICENSE).*|.*\.(md|dvc)", re.IGNORECASE)
+# Byte order marks, and without one where the zeros of a text are that begins with ASCII (RFC 4627, 3).
+ENCODINGS = {
+    "UTF-32": re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|([^\0]\0\0\0){2}|(\0\0\0[^\0]){2}"),
+    "UTF-16": re.compile(rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}"),
+}
 SAVED_BY = "datasets.save_to_disk"
 
 
@@ -139,9 +144,9 @@ def _unpacked(raw: Any, packing: str) -> Any:
 
 def _blocks(path: Path, stream: Any, size: int) -> Iterator[bytes]:
     """Yield the blocks of a stream, without a byte order mark."""
-    first = stream.read(max(size, 3))
-    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(f"{path}: is UTF-16; save it as UTF-8")
+    first = stream.read(max(size, 8))
+    if encoding := next((name for name, begins in ENCODINGS.items() if begins.match(first)), None):
+        raise UserError(f"{path}: is {encoding}; save it as UTF-8")
     if first := first.removeprefix(b"\xef\xbb\xbf"):
         yield first
     yield from iter(lambda: stream.read(size), b"")

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,22 @@ from zerolora.errors import shown
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 BETWEEN = re.compile(r"[ \t\r\n,]*")
 DECODE = json.JSONDecoder().raw_decode
+
+
+class _TwiceError(Exception):
+    """A key that an object has twice. Not a ValueError, which the decoder would take for its own."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs, none of which may hide another."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+STRICT = json.JSONDecoder(object_pairs_hook=_once)
 
 
 class Chunk(NamedTuple):
@@ -42,24 +59,46 @@ def _json_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
             yield place, text
             continue
         try:
-            yield place, _object(json.loads(text))
+            yield place, _object(STRICT.decode(text), text)
         except json.JSONDecodeError as error:
-            yield place, BadRow(f"is not JSON: {error.msg} at character {error.pos + 1}; write one object a line")
+            yield place, _no_json(error, text)
+        except _TwiceError as error:
+            yield place, _twice(error)
         except (ValueError, RecursionError) as error:
             yield place, BadRow(f"is not JSON that can be read: {error}; mend or remove it")
 
 
+def _no_json(error: json.JSONDecodeError, text: str) -> BadRow:
+    if error.msg == "Extra data" and text[error.pos :].strip() == ",":
+        return BadRow(
+            "ends with a comma, but a line holds one object alone; remove it, or make the file a list, with [ and ] "
+            "around all lines and a name that ends in .json"
+        )
+    return BadRow(f"is not JSON: {reason_of(error)} at character {error.pos + 1}; write one object a line")
+
+
+def reason_of(error: json.JSONDecodeError) -> str:
+    """Return what is wrong, without the decoder's dangling words for where."""
+    return error.msg.removesuffix(" at").removesuffix(" starting")
+
+
+def _twice(error: _TwiceError) -> BadRow:
+    return BadRow(
+        f"has the key {shown(error.args[0])} twice in one object, of which one value would be lost; remove one"
+    )
+
+
 def _decode(text: str, begin: int) -> tuple[Any, int]:
-    """Decode a value that was decoded before to find its end, however much deeper the stack is now."""
+    """Decode a value that was decoded before to find its end, however much deeper the stack is now. Return it, or a
+    BadRow for a key that is there twice, and where it ends."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 1000)
     try:
-        return DECODE(text, begin)
-    except RecursionError:
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(limit + 1000)
-        try:
-            return DECODE(text, begin)
-        finally:
-            sys.setrecursionlimit(limit)
+        return STRICT.raw_decode(text, begin)
+    except _TwiceError as error:
+        return _twice(error), DECODE(text, begin)[1]
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
@@ -83,7 +122,7 @@ def _value_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         counted = begin
         value, position = _decode(text, begin)
         bad = _not_utf8(text[begin:position], line) if broken else None
-        yield f"{chunk.file}:{line}", bad or _object(value)
+        yield f"{chunk.file}:{line}", bad or _object(value, text[begin:position])
 
 
 def _csv_rows(chunk: Chunk) -> Iterator[tuple[str, Any]]:
@@ -142,6 +181,8 @@ def _table_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         values = batch.to_pylist()
     except (ValueError, OverflowError):
         values = [_table_row(batch.slice(number, 1)) for number in range(batch.num_rows)]
+    if any(pyarrow.types.is_floating(kind) for kind in batch.schema.types):
+        values = [_without_nans(value) if isinstance(value, dict) else value for value in values]
     for row, value in enumerate(values, chunk.first):
         yield f"{chunk.file}: row {row}", value
 
@@ -185,11 +226,19 @@ def _not_utf8(text: str, line: int) -> BadRow | None:
     return None
 
 
-def _object(value: Any) -> Any:
+def _object(value: Any, text: str) -> Any:
+    """Return a row, or a BadRow for a value that is none. A column that is NaN is absent: pandas and json.dumps write
+    that for a text that is missing."""
     if isinstance(value, dict):
+        return _without_nans(value) if "NaN" in text else value
+    if isinstance(value, BadRow):
         return value
     found = "a list" if isinstance(value, list) else shown(value)
     return BadRow(f'is {found}; write an object, as in {{"instruction": ..., "output": ...}}')
+
+
+def _without_nans(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
 
 
 RECORDS: dict[str, Callable[[Chunk], Iterator[tuple[str, Any]]]] = {
