@@ -42,8 +42,8 @@ def _cut_objects(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) ->
     if line.startswith(b"[") and _goes_on(line.decode("latin-1")):
         number = 1 + head[: len(head) - len(start)].count(b"\n")
         raise UserError(
-            f"{chunk.file}:{number}: begins a list, but a .{chunk.kind} file holds one object a line; call it .json, or "
-            "remove the brackets and the commas between objects"
+            f"{chunk.file}:{number}: begins a list, but a .{chunk.kind} file holds one object a line; call it .json, "
+            "or remove the brackets and the commas between objects"
         )
     yield from _cut_lines(chunk, itertools.chain([head], blocks), rows, size)
 
