@@ -485,7 +485,7 @@ OWN_MISTAKES: list[tuple[str, str]] = [
     ("[1]", "holds [1]; expected a JSON object"),
     ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4; write 0, 1, 2 or 3"),
     ('{"zero_optimisation": {}}', "is no key of DeepSpeed, which ignores it; write zero_optimization"),
-    ('{"zero_optimization": {"allgather_bucket_size": "auto"}}', "allgather_bucket_size is 'auto' in your JSON"),
+    ('{"zero_optimization": {"allgather_bucket_size": "auto"}}', "allgather_bucket_size is 'auto'; write its value"),
     ("{", "not valid JSON"),
     ("[" * 100_000, "nested too deep"),
 ]

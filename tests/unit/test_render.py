@@ -1,34 +1,36 @@
 """Rendered files: DeepSpeed takes them, every value says why, the impossible is refused, training's values win."""
 
+import copy
 import json
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from zerolora.config.settings import RenderSettings, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.memory.estimate import estimate
 from zerolora.planner.candidates import Choice
+from zerolora.planner.deepspeed_keys import (
+    OFFLOADS,
+    SECTIONS,
+    TOP_LEVEL,
+    ZERO_KEYS,
+    ZERO_REFUSED,
+    ZERO_RENAMED,
+    ZERO_SECTIONS,
+)
 from zerolora.planner.render import lines, render, rendered, training_choice
 from zerolora.planner.run_hardware import target_of
-from zerolora.planner.user_config import (
-    DEFAULTS,
-    FLAGS,
-    OFFLOADS,
-    RENAMED,
-    SECTIONS,
-    SIZES,
-    faults,
-    filled,
-    known_keys,
-    layout_of,
-)
+from zerolora.planner.user_config import DEFAULTS, filled, layout_of, mended
+from zerolora.planner.user_faults import faults
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.base import Strategy
 from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
@@ -421,8 +423,17 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "ratio with stage 2"),
     ({"stage": 2, "zero_hpz_partition_size": 8}, "zero_hpz_partition_size with stage 2"),
     ({"stage": 2, "zero_quantized_weights": True}, "zero_quantized_weights with stage 2"),
-    ({"stage": 3, "stage3_max_live_parameters": 0}, "stage3_max_live_parameters is 0"),
-    ({"stage": 3, "max_live_parameters": 0}, "stage3_max_live_parameters is 0"),
+    ({"stage": 2, "allgather_bucket_size": None}, "allgather_bucket_size is null; write a whole number"),
+    ({"stage": None}, "stage is null; write a whole number"),
+    ({"stage": 2, "contiguous_gradients": None}, "contiguous_gradients is null; write true or false, or remove it"),
+    ({"stage": 3, "leaf_module": {"classes": "Block"}}, "leaf_module.classes is 'Block'; write a list of texts"),
+    ({"stage": 3, "leaf_module": None}, "leaf_module is None; write an object"),
+    ({"stage": 2, "zenflow": {"topk_ratio": 0.1}}, "zenflow updates some weights later than others"),
+    ({"stage": 2, "reduce_scatter": "auto"}, "reduce_scatter is 'auto'; write its value"),
+    ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": "auto"}}, "pin_memory is 'auto'; write its value"),
+    ({"stage": 3, "prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 2}, "is given twice, once without"),
+    ({"stage": 3, "zeropp_loco_param": {}}, "is of LoCo, which DeepSpeed 0.19.8 no longer has"),
+    ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1.5}}, "ratio is 1.5; write a number from 0 to 1"),
     ({"stage": 1, "legacy_stage1": True}, "legacy_stage1 is true"),
     ({"stage": 2, "reduce_bucket_size": math.inf}, "reduce_bucket_size is inf; write a whole number"),
     ({"stage": 2, "reduce_bucket_size": 1e300}, "reduce_bucket_size is 1e+300; write a whole number"),
@@ -435,7 +446,6 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}, "prefetch_bucket_size": 5},
         "stage3_prefetch_bucket_size is 5",
     ),
-    ({"stage": 2, "round_robin_gradients": True}, "round_robin_gradients is true"),
 ]
 
 
@@ -443,7 +453,7 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], told: str) -> None:
     found = list(faults({"zero_optimization": zero}))
     assert len(found) == 1
-    assert told in found[0]
+    assert told in found[0].text and found[0].at[0] == "zero_optimization"
 
 
 @pytest.mark.parametrize(
@@ -454,7 +464,40 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
         ({"train_batch_size": []}, {}, "train_batch_size is []; write a number"),
         ({"bf16": [1]}, {}, "bf16 is [1]; write an object"),
         ({"aio": 3}, {}, "aio is 3; write an object"),
-        ({"zero_optimisation": {"stage": 3}}, {}, "'zero_optimisation' is no key of DeepSpeed, which ignores it"),
+        (
+            {"zero_optimisation": {"stage": 3}, "gradient_clipping": 1.0},
+            {},
+            "'zero_optimisation' is no key of DeepSpeed, which ignores it; write zero_optimization",
+        ),
+        ({}, {}, "is not a DeepSpeed config: it has no key; write an object with zero_optimization"),
+        ({"stage": 3}, {}, "is not a DeepSpeed config: it has 'stage'; write it in zero_optimization"),
+        ({"zero_optimization": {}, "stage": 3}, {}, "'stage' is no key of DeepSpeed's top level; write it in"),
+        ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2}}, {}, "it has 'fsdp', 'fsdp_config'"),
+        ({"zero_optimization": {}, "fsdp": "full_shard"}, {}, "'fsdp' is no key of DeepSpeed, which ignores it"),
+        (
+            {"zero_optimization": {}, "compression_training": {"a": {}}},
+            {},
+            "compression_training is not run",
+        ),
+        (
+            {"zero_optimization": {}, "torch_autocast": {"enabled": True}},
+            {},
+            "torch_autocast is not run",
+        ),
+        ({"zero_optimization": {}, "expert_parallel": {"size": 2}}, {}, "expert_parallel is not run: ranks share rows"),
+        (
+            {"zero_optimization": {}, "aio": {"blocksize": 1}},
+            {},
+            "aio.blocksize is no key of DeepSpeed",
+        ),
+        ({"bf16": {"enabled": "yes"}}, {}, "bf16.enabled is 'yes'; write true or false"),
+        ({"fp16": {"enabled": True, "loss_scale": "dynamic"}}, {}, "fp16.loss_scale is 'dynamic'; write a number"),
+        ({"bf16": {"grad_accum": 1}}, {}, "bf16.grad_accum is no key of DeepSpeed"),
+        ({"bfloat16": {"enabled": True}}, {}, "bfloat16 is an old name; write bf16"),
+        ({"seq_parallel_communication_data_type": "int8"}, {}, "is 'int8'; write one of fp16, bf16, fp32"),
+        ({"communication_data_type": 16}, {}, "communication_data_type is 16; write text"),
+        ({"gradient_allreduce_op": "sum"}, {}, "gradients are averaged: write mean"),
+        ({"steps_per_print": "often"}, {}, "steps_per_print is 'often'; write a whole number"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, {}, "bf16.enabled and fp16.enabled are both true"),
         (
             {"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
@@ -489,26 +532,326 @@ def test_a_json_that_the_run_cannot_use_is_one_line(predicted: Path, user: Any, 
     assert "\n" not in str(error.value)
 
 
+class Watched(dict[str, Any]):
+    """A config that notes which of its keys are looked for."""
+
+    def __init__(self, *values: Any) -> None:
+        super().__init__(*values)
+        self.sought: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.sought.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.sought.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.sought.add(str(key))
+        return super().__contains__(key)
+
+    def keys(self) -> Any:
+        return self
+
+
 def test_the_known_keys_are_deepspeeds_own() -> None:
+    """All that DeepSpeed's config parser looks for at the top level, and all fields of its sections' models."""
+    import deepspeed.runtime.config as parser
+    from deepspeed.comm.config import CommsLoggerConfig
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from deepspeed.runtime.zero.offload_config import (
-        DeepSpeedZeroOffloadOptimizerConfig,
-        DeepSpeedZeroOffloadParamConfig,
-    )
+
+    config, values = object.__new__(parser.DeepSpeedConfig), Watched({"train_batch_size": 1})
+    config.world_size, config.mesh_device = 1, None
+    parser._reject_removed_config_keys(values)
+    config._initialize_params(values)
+    nobodys = {"monitor_config", "comms_config"}  # in stock files, and ignored
+    assert values.sought | {"vocabulary_size"} == TOP_LEVEL - nobodys
+    assert set(SECTIONS["bf16"]) == fields_of(DeepSpeedBF16Config)
+    assert set(SECTIONS["fp16"]) == fields_of(DeepSpeedFP16Config)
+    assert set(SECTIONS["comms_logger"]) == fields_of(CommsLoggerConfig)
+    assert set(SECTIONS["aio"]) == set(AIO_DEFAULT_DICT)
+    profiler = Watched({})
+    parser.DeepSpeedFlopsProfilerConfig({"flops_profiler": profiler})
+    assert set(SECTIONS["flops_profiler"]) == profiler.sought
 
     fields = DeepSpeedZeroConfig.model_fields
-    assert known_keys() == {*fields, *(field.alias for field in fields.values() if field.alias)}
-    assert {"offload_param": set(DeepSpeedZeroOffloadParamConfig.model_fields)} | {
-        "offload_optimizer": set(DeepSpeedZeroOffloadOptimizerConfig.model_fields)
-    } == OFFLOADS
-    by_name = {field.alias or name: field for name, field in fields.items()}
+    sections = {name: model for name, field in fields.items() if (model := model_of(field.annotation))}
+    assert sections.keys() == ZERO_SECTIONS.keys() | ZERO_REFUSED.keys()
+    assert {name: fields_of(model) for name, model in sections.items() if name in ZERO_SECTIONS} == {
+        name: set(keys) for name, keys in ZERO_SECTIONS.items()
+    }
+    by_name = {name: field for key, field in fields.items() for name in {key, field.alias or key}}
     deprecated = {name for name, field in by_name.items() if (field.json_schema_extra or {}).get("deprecated")}
-    assert deprecated == set(RENAMED)
-    kinds = {name: str(field.annotation) for name, field in by_name.items() if name not in RENAMED}
-    assert {name for name, kind in kinds.items() if "bool" in kind} == set(FLAGS)
-    assert {name for name, kind in kinds.items() if "int" in kind or "StageEnum" in kind} == set(SIZES)
-    assert set(kinds) - set(FLAGS) - set(SIZES) == set(SECTIONS)
+    assert deprecated == set(ZERO_RENAMED)
+    kinds = {name: str(field.annotation) for name, field in by_name.items() if name not in {*deprecated, *sections}}
+    assert kinds.keys() == ZERO_KEYS.keys()
+    assert {name for name, kind in kinds.items() if "bool" in kind} == {
+        name for name, key in ZERO_KEYS.items() if key.kind == "flag"
+    }
+    assert {name for name, kind in kinds.items() if "Optional" in kind} == {
+        name for name, key in ZERO_KEYS.items() if key.optional
+    }
     assert {name: by_name[name].default for name in DEFAULTS} == DEFAULTS
+
+
+def fields_of(model: Any) -> set[str]:
+    return set(model.model_fields)
+
+
+def model_of(annotation: Any) -> Any:
+    """Return the pydantic model of an annotation, also of an optional one; None if there is none."""
+    return next(
+        (
+            each
+            for each in (annotation, *get_args(annotation))
+            if isinstance(each, type) and issubclass(each, BaseModel)
+        ),
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [
+        ({"max_live_parameters": 0}, {("zero_optimization", "max_live_parameters"): 0}),
+        ({"stage3_max_live_parameters": 0.0}, {("zero_optimization", "stage3_max_live_parameters"): 0}),
+        (
+            {"stage3_gather_16bit_weights_on_model_save": "auto"},
+            {("zero_optimization", "stage3_gather_16bit_weights_on_model_save"): "auto"},
+        ),
+        ({"stage": 2, "round_robin_gradients": True}, {("zero_optimization", "round_robin_gradients"): True}),
+    ],
+)
+def test_advice_that_runs_badly_is_left_out_with_a_line(user: dict[str, Any], expected: dict[Any, Any]) -> None:
+    written = {"zero_optimization": {"stage": 3, **user}}
+    before = json.dumps(written)
+    assert list(faults(written)) == []
+    result, mends = mended(written)
+    assert {each.at: each.value for each in mends} == expected and all(each.instead for each in mends)
+    assert not {key for _, key in expected} & result["zero_optimization"].keys()
+    assert json.dumps(written) == before
+
+
+def test_what_changes_no_result_is_left_out_and_what_is_off_says_nothing(predicted: Path) -> None:
+    user = {
+        "_comment": "of nobody",
+        "zero_optimization": {"stage": 2},
+        "compile": {"disable": False, "backend": "inductor"},
+        "tensor_parallel": {"autotp_size": 2},
+        "wandb": {"enabled": True},
+        "tensorboard": {"enabled": False, "output_path": "x"},
+        "curriculum_learning": {"enabled": False},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "bf16": {"enabled": "auto", "bf16_optimizer_states": True},
+        "seq_parallel_communication_data_type": "bf16",
+        "prescale_gradients": False,
+    }
+    config, reasons = render(settings_of(strategy=USER_JSON, user_config=user), predicted)
+    left_out = {"compile", "tensor_parallel", "wandb", "data_types", "bf16.bf16_optimizer_states"}
+    assert {entry["key"] for entry in reasons["overrides"]} == left_out
+    assert config["seq_parallel_communication_data_type"] == "bf16" and config["prescale_gradients"] is False
+    assert not {"compile", "tensor_parallel", "wandb", "tensorboard", "curriculum_learning", "_comment"} & config.keys()
+    assert "tensor_parallel: your JSON says {'autotp_size': 2}" in lines(reasons)
+
+
+FP16 = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}
+TRAINER = {
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "fp16": {"enabled": "auto", **FP16},
+    "bf16": {"enabled": "auto"},
+}
+SIZES_3 = {
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+}
+COPIED_3 = {**SIZES_3, "sub_group_size": 0, "max_live_parameters": 0, "max_reuse_distance": 0}
+CPU = {"device": "cpu", "pin_memory": True}
+NONE = {"device": "none", "pin_memory": True}
+STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
+    # what a stock file of a tool says, the strategy it describes (None: none by name), and what is left out of it
+    "axolotl zero1": ({"zero_optimization": {"stage": 1}, "wall_clock_breakdown": False}, "zero1", set()),
+    "axolotl zero1_torch_compile": (
+        {"zero_optimization": {"stage": 1}, "compile": {"disable": False, "backend": "inductor"}},
+        "zero1",
+        {"compile"},
+    ),
+    "axolotl zero2": (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True}},
+        "zero2_offload",
+        set(),
+    ),
+    "axolotl zero2_torch_compile": (
+        {
+            "compile": {"disable": False, "backend": "inductor"},
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        },
+        "zero2_offload",
+        {"compile"},
+    ),
+    "axolotl zero3, zero3_bf16": (
+        {"zero_optimization": {"stage": 3, **COPIED_3, "gather_16bit_weights_on_model_save": True}},
+        "zero3",
+        {"zero_optimization.max_live_parameters"},
+    ),
+    "axolotl zero3_bf16_cpuoffload_all": (
+        {
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_allow_untested_optimizer": True,
+            "zero_optimization": {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU, **COPIED_3},
+        },
+        "zero3_offload",
+        {"zero_optimization.max_live_parameters"},
+    ),
+    "axolotl zero3_bf16_cpuoffload_params": (
+        {"zero_optimization": {"stage": 3, "offload_param": CPU, **COPIED_3}},
+        None,
+        {"zero_optimization.max_live_parameters"},
+    ),
+    "llamafactory ds_z0": (
+        {"zero_optimization": {"stage": 0, "allgather_bucket_size": 5e8, "round_robin_gradients": True}},
+        "zero0",
+        set(),
+    ),
+    "llamafactory ds_z2": (
+        {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "round_robin_gradients": True}},
+        "zero2",
+        {"zero_optimization.round_robin_gradients"},
+    ),
+    "llamafactory ds_z2_autotp": (
+        {
+            "_comment": "x",
+            "zero_optimization": {"stage": 2, "round_robin_gradients": True},
+            "tensor_parallel": {"autotp_size": 2},
+        },
+        "zero2",
+        {"zero_optimization.round_robin_gradients", "tensor_parallel"},
+    ),
+    "llamafactory ds_z2_offload": (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": CPU, "round_robin_gradients": True}},
+        "zero2_offload",
+        {"zero_optimization.round_robin_gradients"},
+    ),
+    "llamafactory ds_z3_offload": (
+        {"zero_optimization": {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU, **SIZES_3}},
+        "zero3_offload",
+        set(),
+    ),
+    "llamafactory ds_z3_fp8": (
+        {
+            "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": False}},
+            "steps_per_print": 10000000,
+            "comms_config": {"verbose": False},
+            "monitor_config": {"enabled": True, "csv_monitor": {"enabled": False}},
+        },
+        "zero3_offload_optimizer",
+        {"monitor_config"},
+    ),
+    "ms-swift zero1": ({"zero_optimization": {"stage": 1, "offload_optimizer": NONE}}, "zero1", set()),
+    "ms-swift zero3": (
+        {
+            "zero_optimization": {
+                "stage": 3, "offload_optimizer": NONE, "offload_param": NONE, "zero_quantized_weights": False,
+                "zero_quantized_gradients": False, "stage3_max_live_parameters": 1e9, **SIZES_3,
+            }
+        },
+        "zero3",
+        set(),
+    ),
+    "xtuner zero3_offload": (
+        {
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_optimization": {
+                "stage": 3, "overlap_comm": True, "offload_optimizer": CPU, "offload_param": CPU,
+                "stage3_gather_16bit_weights_on_model_save": True,
+            },
+        },
+        "zero3_offload",
+        set(),
+    ),
+    "accelerate zero_stage3": (
+        {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto", **SIZES_3}},
+        "zero3",
+        {"zero_optimization.stage3_gather_16bit_weights_on_model_save"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_a_stock_json_of_another_tool_loads(name: str) -> None:
+    values, strategy, left_out = STOCK[name]
+    user = TRAINER | values
+    assert list(faults(user)) == []
+    assert {".".join(each.at) for each in mended(user)[1]} == left_out
+    described = layout_of(filled(user, 64)).strategy
+    named = [each for each in STRATEGIES.values() if each.engine == "deepspeed" and layout(each) == layout(described)]
+    assert [each.name for each in named] == ([strategy] if strategy else [])
+
+
+def test_a_mistake_has_the_line_of_the_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, predicted: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("ds.json")
+    file.write_text(
+        '{\n  "fp16": {"enabled": "auto"},\n  "zero_optimization": {\n    "stage": 2,\n\n    "overlap": true,\n'
+        '    "offload_optimizer": {\n      "device": "disk"}},\n  "fsdp": "a\\nb: [", "x": [1, {"fsdp": 2}]\n}\n'
+    )
+    settings = settings_of(strategy=str(file), user_config=json.loads(file.read_text()))
+    with pytest.raises(UserError) as error:
+        render(settings, predicted)
+    found = [line.split(": ")[1:3] for line in str(error.value).splitlines()]
+    assert [(at, text.split(" ")[0]) for at, text in found] == [
+        ("ds.json:9", "'fsdp'"),
+        ("ds.json:9", "'x'"),
+        ("ds.json:6", "zero_optimization.overlap"),
+        ("ds.json:8", "zero_optimization.offload_optimizer.device"),
+    ]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["auto", "cpu", 0]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_a_mutated_json_is_faulty_or_loads(data: st.DataObject) -> None:
+    """Whatever a known key holds, a mistake is one line, or DeepSpeed's own models take what is left."""
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    values, _, _ = STOCK[data.draw(st.sampled_from(sorted(STOCK)))]
+    user = copy.deepcopy(TRAINER | values)
+    zero = user["zero_optimization"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        section, keys = data.draw(
+            st.sampled_from(
+                [(user, sorted(TOP_LEVEL)), (zero, sorted(ZERO_KEYS)), (zero, sorted(ZERO_SECTIONS))]
+                + [(zero[name], sorted(ZERO_SECTIONS[name])) for name in OFFLOADS if isinstance(zero.get(name), dict)]
+                + [
+                    (user[name], sorted(SECTIONS[name]))
+                    for name in ("bf16", "fp16")
+                    if isinstance(user.get(name), dict)
+                ]
+            )
+        )
+        section[data.draw(st.sampled_from(keys) | st.text(max_size=5))] = data.draw(JSON_VALUES)
+    found = list(faults(user))
+    assert all("\n" not in each.text for each in found)
+    if found:
+        return
+    result = filled(user, 64)
+    layout_of(result)
+    DeepSpeedZeroConfig(**result["zero_optimization"])
+    for name, model in (("bf16", DeepSpeedBF16Config), ("fp16", DeepSpeedFP16Config)):
+        model(**{key: value for key, value in result.get(name, {}).items() if value != "auto"})
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config/deepspeed").glob("*.json")), ids=lambda path: path.stem)

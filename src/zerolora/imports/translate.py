@@ -31,8 +31,9 @@ from zerolora.imports.formats.base import (
     Rule,
     Unlike,
 )
+from zerolora.imports.formats.common import LARGEST_FILE
 from zerolora.imports.recognise import recognised
-from zerolora.imports.values import json_values
+from zerolora.json_file import read_foreign
 
 Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]
 TRIES = 50
@@ -89,7 +90,7 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
     if not file.is_file():
         raise UserError(f"{file}: there is no such file; correct the path")
     if file.suffix == ".json":
-        values = json_values(file)
+        values = read_foreign(file, "correct the file", LARGEST_FILE)
     else:
         values = read_values(file, "the keys of a training are expected; correct the file")
     translated = translate(values, recognised(file, values, source), file.resolve().parent)

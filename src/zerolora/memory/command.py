@@ -298,7 +298,7 @@ def _specs(
 
     user = json_object(deepspeed, "a DeepSpeed config")
     check_user_config(str(deepspeed), user, target_of(spec, nvme=None), "--deepspeed")
-    layout = layout_of(filled(user, model.hidden, f"--deepspeed {deepspeed}"))
+    layout = layout_of(filled(user, model.hidden))
     return [replace(spec, strategy=str(deepspeed), own=layout.strategy, buckets=layout.buckets)]
 
 

@@ -22,7 +22,7 @@ from zerolora.planner.cost import useful_flops
 from zerolora.planner.run_hardware import hardware_of, peak_of, target_of
 from zerolora.planner.slurm_resources import TrainingResources, training
 from zerolora.planner.summary import Summary, steps_of, summary, table
-from zerolora.planner.user_config import UserLayout, check_user_config, filled, layout_of
+from zerolora.planner.user_config import UserLayout, check_user_config, filled, layout_of, mended
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.base import Target
 from zerolora.strategies.engines.deepspeed import ZERO, torch_optimizer_options
@@ -182,7 +182,11 @@ def rendered_user_config(choice: Choice, settings: RenderSettings, hidden: int) 
     """Return (options of DeepSpeed, overrides) for the user's own JSON, which has been checked."""
     assert settings.user_config is not None
     options = filled(settings.user_config, hidden)
-    overrides = _override(options, _from_training(choice, target_of(settings), settings.gradient_clipping))
+    overrides: list[Override] = [
+        {"key": ".".join(each.at), "json": each.value, "training": each.instead}
+        for each in mended(settings.user_config)[1]
+    ]
+    overrides += _override(options, _from_training(choice, target_of(settings), settings.gradient_clipping))
     for key in ("optimizer", "scheduler"):
         if key in options:
             overrides.append({"key": key, "json": options.pop(key), "training": "train.optimizer and train.schedule"})

@@ -25,7 +25,7 @@ from zerolora.imports.formats.base import (
     whole,
 )
 from zerolora.imports.known_keys import TRAINING
-from zerolora.imports.values import json_value
+from zerolora.json_file import read_foreign
 from zerolora.planner.user_config import layout_of
 from zerolora.schedules import SCHEDULES
 from zerolora.strategies import STRATEGIES
@@ -50,6 +50,7 @@ NEAR_OPTIMIZERS = {"adamw_torch_8bit": "adamw_8bit"}
 ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LARGEST = 2**31  # of a whole number in the config
+LARGEST_FILE = 16 * 2**20  # bytes of a file of settings
 ROWS = 200
 """Validation rows for a share of unknown size, and test rows, which no other tool has."""
 
@@ -324,7 +325,7 @@ def deepspeed(value: Any, draft: Draft) -> str | None:
     for folder in (draft.facts["folder"], *Path(draft.facts["folder"]).parents[:3]):
         if _is_file(file := Path(folder) / path):
             try:
-                return _described_by(json_value(file), draft)
+                return _described_by(read_foreign(file, "correct the file", LARGEST_FILE), draft)
             except UserError as error:
                 raise NoEqual(str(error), FILL_IN) from None
     name = Path(path).name.lower()

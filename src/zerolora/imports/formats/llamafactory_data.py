@@ -9,8 +9,9 @@ from typing import Any
 
 from zerolora.errors import UserError, shown
 from zerolora.imports.formats.base import CHANGES, FILL_IN, Draft, Remark
+from zerolora.imports.formats.common import LARGEST_FILE
 from zerolora.imports.formats.sets import DATA_FILE, DataSet, write_sets
-from zerolora.imports.values import json_values
+from zerolora.json_file import read_foreign
 
 INFO = "dataset_info.json"
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "history": "history"}
@@ -76,7 +77,7 @@ def _info(draft: Draft) -> tuple[dict[str, Any] | None, Path, list[str]]:
         file = above / folder / INFO
         try:
             if file.is_file():
-                return json_values(file), _here(file.parent), []
+                return read_foreign(file, "correct the file", LARGEST_FILE), _here(file.parent), []
         except (OSError, ValueError):
             break
         except UserError as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zerolora.imports.formats.base import CHANGES, FILL_IN, Draft, Remark
+from zerolora.imports.formats.base import FILL_IN, Draft, Remark
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -94,9 +94,8 @@ def _read_part(each: DataSet) -> list[str]:
     if not match or not match[2]:
         return []
     if first := FIRST.fullmatch(match[3]):
-        each.split, each.at_most = match[1], int(first[1])
-        text = f"{each.key}: the first {first[1]} rows there, {first[1]} drawn by the seed here"
-        return [Remark(text, CHANGES)] if each.at_most else []
+        each.split, each.at_most = match[1], int(first[1]) or None
+        return []
     return [Remark(f"{each.key}: {each.split} is a part of a split; bring those rows alone", FILL_IN)]
 
 
