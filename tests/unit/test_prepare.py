@@ -594,6 +594,35 @@ def test_the_page_shows_what_is_learned(folder: Folder) -> None:
     assert '<span class="c">&lt;|im_start|&gt;</span>' in page
 
 
+def test_what_is_not_read_is_in_line_stats_and_page(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Bad.", "weight": 0, "id": "a"},
+        {"role": "user", "content": "Again"},
+        {"role": "assistant", "content": "Good."},
+    ]
+    with caplog.at_level("INFO"):
+        folder.prepare([{"messages": turns, "label": 1, "<b>": "x", "\ud800": 1}] * 12, ignore=["label"])
+    line = next(text for text in caplog.messages if "training tokens" in text)
+    assert line.endswith("; not read: columns '\\ud800', <b> and keys of messages id")
+    names = folder.stats()["names"]
+    assert names["unread_columns"] == {"'\\ud800'": 12, "<b>": 12}
+    assert names["unread_keys"] == {"id": 12} and names["ignored_columns"] == {"label": 12}
+    assert names["read_keys"] == {"role": 48, "content": 48, "weight": 12}
+    roles = json.loads((folder.output / "mask.json").read_text())["roles"]
+    assert (roles["assistant"]["turns_left_out"], roles["assistant"]["supervised_turns"]) == (12, 12)
+    page = (folder.output / "mask.html").read_text()
+    assert "rows.json: read as messages, template chat, loss assistant" in page
+    for text in (
+        "<td>weight</td><td>key, in messages</td><td>12</td><td>0: the turn is not learnt; 1 changes nothing</td>",
+        "<td>id</td><td>key, in messages</td><td>12</td><td><b>not read</b>: it changes nothing</td>",
+        "<td>label</td><td>column, in rows</td><td>12</td><td>left out, since <code>ignore</code> names it</td>",
+        "<td>&lt;b&gt;</td>",
+    ):
+        assert text in page
+    assert '<span class="c">B</span>' in page and '<span class="l">G</span>' in page
+
+
 def test_the_histogram_counts_every_row_once(folder: Folder) -> None:
     folder.prepare(ROWS)
     header, *lines = (folder.output / "lengths.csv").read_text().splitlines()

@@ -9,20 +9,36 @@ import numpy as np
 from zerolora.added_tokens import extend
 from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import PrepareSettings
+from zerolora.data.names_page import ReadSource, names_table
 from zerolora.data.rows import IGNORED, open_split
 from zerolora.files import write_text
 
 SAMPLE = 20  # rows on the page
 LONGEST = 2000  # tokens shown of a row
+COUNTS = {
+    "turns": "turns",
+    "supervised_turns": "supervised turns",
+    "supervised_tokens": "supervised tokens",
+    "turns_left_out": "left out by the row itself (weight 0)",
+    "turns_put_in": "put in by the row itself",
+    "turns_of_prompts": "of a prompt, with a completion",
+}
+"""Titles of the counts of mask.json by role."""
 
 
-def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any]) -> None:
-    """Write a page of training rows: context grey, supervised tokens green, with a border between tokens."""
+def write_page(
+    path: Path, data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any], sources: list[ReadSource]
+) -> None:
+    """Write a page of what is learnt: by role, by column and key of the sources, and token by token in some rows.
+
+    In a row, context is grey and supervised tokens are green, with a border between tokens.
+    """
     tokenizer = tokenizer_of(model)
     extend(tokenizer, settings.add_special_tokens, settings.add_tokens)
     rows = open_split(data, "train")
     drawn = np.sort(np.random.default_rng(settings.seed).permutation(len(rows))[:SAMPLE])
-    parts = [_PAGE, _summary(proof)]
+    names = (names_table(source, settings.template, settings.loss) for source in sources)
+    parts = [_PAGE, _summary(proof), *names]
     for number in drawn.tolist():
         row = rows[number]
         parts.append(
@@ -34,16 +50,14 @@ def write_page(path: Path, data: Path, model: Path, settings: PrepareSettings, p
 
 def _summary(proof: dict[str, Any]) -> str:
     roles = "".join(
-        f"<tr><td>{html.escape(role)}</td>"
-        + "".join(f"<td>{counts.get(name, 0):,}</td>" for name in ("turns", "supervised_turns", "supervised_tokens"))
-        + "</tr>"
+        f"<tr><td>{html.escape(role)}</td>" + "".join(f"<td>{counts.get(name, 0):,}</td>" for name in COUNTS) + "</tr>"
         for role, counts in proof["roles"].items()
     )
     stops = ", ".join(f"<code>{html.escape(stop)}</code> {number:,}" for stop, number in proof["stop_tokens"].items())
     return (
         f"<p>{proof['rows']:,} rows, {proof['tokens']:,} tokens, {proof['supervised_tokens']:,} supervised. "
         f"Stop tokens of supervised turns: {stops or 'none'}.</p>"
-        f"<table><tr><th>role</th><th>turns</th><th>supervised turns</th><th>supervised tokens</th></tr>{roles}</table>"
+        f"<table><tr><th>role</th>{''.join(f'<th>{title}</th>' for title in COUNTS.values())}</tr>{roles}</table>"
     )
 
 

@@ -29,6 +29,7 @@ from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof
 from zerolora.data.mask_page import write_page
 from zerolora.data.mixture import Index, Mixture, mix
+from zerolora.data.names_page import ReadSource
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
 from zerolora.data.rows import SPLITS, schema
@@ -84,7 +85,11 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         write_json(staged / "stats.json", statistics.flat())
         write_lengths(staged / "lengths.csv", statistics.lengths)
         write_json(staged / "mask.json", proof.as_json())
-        write_page(staged / "mask.html", staged, model.parent, settings, proof.as_json())
+        read = [
+            ReadSource(source.name, form, source.settings.columns, seen)
+            for source, (form, _), seen in zip(sources, forms, statistics.seen, strict=True)
+        ]
+        write_page(staged / "mask.html", staged, model.parent, settings, proof.as_json(), read)
         write_json(
             staged / MANIFEST,
             {
