@@ -153,7 +153,7 @@ def test_the_table_is_that_of_the_installed_wheel() -> None:
 
     if torch.version.cuda is None:
         pytest.skip("torch is built for CPUs alone here")
-    assert set(torch._C._cuda_getArchFlags().split()) <= set(devices.ARCHITECTURES)
+    assert set(str(torch._C._cuda_getArchFlags()).split()) <= set(devices.ARCHITECTURES)
 
 
 def test_an_unset_list_of_visible_gpus_differs_from_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,11 +39,13 @@ def kernel(
     assert (query.shape[1] != key.shape[1]) == enable_gqa and max_q == max_k
     rows = []
     for first, last in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
-        own = (each[first:last].transpose(0, 1).float() for each in (query, key, value))
+        own: list[Any] = [each[first:last].transpose(0, 1).float() for each in (query, key, value)]
         mask = torch.ones(last - first, last - first, dtype=torch.bool).tril()
         if window_size[0] >= 0:
             mask = mask.triu(-window_size[0])
-        attended = torch.nn.functional.scaled_dot_product_attention(*own, mask, scale=scale, enable_gqa=enable_gqa)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            own[0], own[1], own[2], mask, scale=scale, enable_gqa=enable_gqa
+        )
         rows.append(attended.transpose(0, 1))
     return torch.cat(rows).half()
 
@@ -64,7 +66,9 @@ def test_heads_of_every_shape_attend_as_row_by_row(name: str, monkeypatch: pytes
         for on_gpu in (True, False):
             monkeypatch.setattr(attention, "_has_varlen", lambda *_, on_gpu=on_gpu: on_gpu)
             tensors = [each.float() if not on_gpu else each for each in given]
-            attended, _ = each_row(torch.nn.Module(), *tensors, None, scaling=scaling, sliding_window=window)
+            attended, _ = each_row(
+                torch.nn.Module(), tensors[0], tensors[1], tensors[2], None, scaling=scaling, sliding_window=window
+            )
             assert attended.shape == (2, 17, heads, own)
             found.append(attended.float())
     finally:

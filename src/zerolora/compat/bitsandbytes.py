@@ -42,7 +42,7 @@ def load_without_compilers() -> None:
     compile_, kernels = torch.compile, sys.modules.get("kernels", _ABSENT)
     capability_of = torch.cuda.get_device_capability
     torch.compile, sys.modules["kernels"] = _as_it_is, None  # type: ignore[assignment]  # None: not to be had
-    torch.cuda.get_device_capability = _lowest_capability
+    torch.cuda.get_device_capability = _lowest_capability  # type: ignore[assignment]
     try:
         importlib.import_module("bitsandbytes")
     finally:
