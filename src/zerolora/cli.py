@@ -4,18 +4,22 @@ It imports all modules in commands/, and these import nothing heavy.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
 from zerolora import log as messages
+from zerolora import parents
 from zerolora.commands import by_hand, of_stages
 from zerolora.errors import UserError, explained
 from zerolora.log import LOGGER
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
+
+INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 app = typer.Typer(
     help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. Each command is one stage of the pipeline.",
@@ -67,15 +71,25 @@ def _usage(error: TyperException) -> int:
     return error.exit_code
 
 
+def _interrupt(*_: object) -> NoReturn:
+    """Raise KeyboardInterrupt once: what it ends must not be interrupted by a second Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command.
 
-    Exits with 2 after a line for each mistake of the user or refusal of the operating system, and with STOPPED after
-    a request to stop. Standard input is closed, so that nothing a stage calls can wait for an answer.
+    Exits with 2 after a line for each mistake of the user or refusal of the operating system, with STOPPED after a
+    request to stop, and with INTERRUPTED after Ctrl-C in a command that has nothing to save. Standard input is closed,
+    so that nothing a stage calls can wait for an answer.
     """
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
     messages.set_up()
+    parents.end_with_engine()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         sys.exit(app(standalone_mode=False))
     except TyperException as error:
@@ -83,6 +97,9 @@ def main() -> None:
     except Stopped as stopped:
         LOGGER.warning("%s", stopped)
         sys.exit(STOPPED)
+    except (KeyboardInterrupt, typer.Abort):
+        LOGGER.warning("stopped by Ctrl-C; run the same command again")
+        sys.exit(INTERRUPTED)
     except UserError as error:
         LOGGER.error("%s", error)
         sys.exit(2)

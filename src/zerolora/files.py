@@ -41,6 +41,10 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         unfinished.replace(path)
         sync_directory(path.parent)
+    except OSError as error:
+        # What is written through a buffer names no file in its errors.
+        error.filename = error.filename or str(path)
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -40,6 +40,7 @@ LEFT_OUT: Mapping[str, str] = {
     "progress": "shows how far a stage is",
     "stages": "names the stages; a stage's rule and modules are hashed themselves",
     "log": "messages, and the status that a display reads",
+    "parents": "ends a command with the engine that started it",
     "peak_memory": "reads how much memory a process held",
     "train.launch.heartbeat": "ends ranks that hang; no value passes through it",
     "train.telemetry.collectives": "counts what ranks send",

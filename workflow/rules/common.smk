@@ -14,6 +14,7 @@ gc.freeze()
 sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import engine_sync
 
+from zerolora import parents
 from zerolora.compat.slurm_executor import patch_slurm_executor
 from zerolora.compat.snakemake import (
     before_planning,
@@ -41,6 +42,11 @@ CODE = fingerprints([*STAGES, *ON_REQUEST])
 LOCK_FILE = "envs/requirements.lock"
 
 engine_sync.put_commands_on_path()
+# Commands end when this process, or the shell of their job, does.
+parents.name_engine()
+shell.prefix("set -euo pipefail; export ZEROLORA_JOB_SHELL=$$; ")
+if "DVC_STAGE" in os.environ and workflow.is_main_process:
+    parents.end_with_parent()
 
 if workflow.config_settings.config or workflow.config_settings.configfiles:
     raise WorkflowError(
@@ -173,6 +179,15 @@ def every_output():
         for path in paths
         if not path.startswith("results/tasks/")
     ] + expand("results/tasks/{task}.jsonl", task=SETTINGS["task_rows"])
+
+
+def flattened(paths):
+    """The paths of a list that holds lists, as expand() makes them."""
+    return [
+        str(path)
+        for part in paths
+        for path in ([part] if isinstance(part, str) else part)
+    ]
 
 
 def fetched(wildcards):

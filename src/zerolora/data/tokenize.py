@@ -12,6 +12,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from zerolora.data.template import Template
 from zerolora.data.truncation import Parts, fitted
 from zerolora.errors import UserError, shown
 from zerolora.files import canonical
+from zerolora.parents import end_at_parents_death
 
 # Characters of a row: some 65 bytes of memory each while it is tokenized, measured on one of 200 MB.
 LONGEST_TEXT = 1 << 24
@@ -126,6 +128,8 @@ _WORK: list["ChunkTokenizer"] = []
 
 
 def _start() -> None:
+    end_at_parents_death()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the process that waits for these acts
     # Garbage collection would traverse all loaded objects again and again; ten chunks leave little garbage.
     gc.freeze()
     gc.disable()

@@ -214,6 +214,11 @@ class Loop:
             )
             self.checkpoints.write(state)
 
+    def stop_if_asked(self) -> None:
+        """End training before anything is published if any rank was asked to stop. Raises Stopped."""
+        if self._summed(torch.tensor(float(self.stop.asked))):
+            self._stop()
+
     def _stop(self) -> None:
         """End training here, with its state on disk. Raises Stopped."""
         self.heartbeat.at("the end")

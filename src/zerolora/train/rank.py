@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -154,22 +153,34 @@ def _publish(
     started: float,
 ) -> None:
     """Write adapter and metrics of a finished loop. Collective. Raises UserError if the adapter is not whole."""
+    loop.stop_if_asked()
     loop.heartbeat.at("writing the adapter")
     tokens = added_tokens.of_data(paths.data)
     base = located(paths.weights)
     expected = expected_tensors(base, plan, tokens)
     output, best = paths.output / "adapter", loop.validations.best
-    carry = partial(write_adapter_format, paths.data, base, tokens=tokens)
+
+    def carry(staged: Path) -> None:
+        write_adapter_format(paths.data, base, staged, tokens=tokens)
+        _check_launcher(loop)
+
     identity = base_identity(paths.weights)
     save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry)
     peaks, energy = memory.of_all_ranks(), loop.telemetry.energy.of_all_ranks()
     loop.checkpoints.wait()  # its size is known then
     if loop.rank == 0:
+        _check_launcher(loop)
         published = sum(shape.numel() for shape in expected.values())
         trainable = published - sum(tensor.numel() for tensor in start.values())
         measured = peaks | ({} if energy is None else {"energy_joules": energy})
         _write_metrics(paths.output / "metrics", loop, trainable, paths, measured, time.monotonic() - started)
         loop.checkpoints.mark_finished()
+
+
+def _check_launcher(loop: Loop) -> None:
+    """Raise Stopped if the launcher has ended: a result that appears now would be one of a failed stage."""
+    if loop.stop.orphaned:
+        raise Stopped("the process that started this training has ended; nothing is published")
 
 
 def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, dict[str, Any]]:

@@ -31,8 +31,13 @@ class Stop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PARENT_DIED, ASKED)
-        if os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid()):
+        if self.orphaned:
             self.asked = True  # the launcher has ended before
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the launcher has ended: nobody waits for what this rank would publish."""
+        return os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid())
 
     def _ask(self, *_: object) -> None:
         self.asked = True

@@ -1,0 +1,133 @@
+"""A command ends with the engine and the shell that started it. Real processes, killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT, project_environment
+
+from zerolora.parents import ENGINE, SHELL
+
+# An engine that names itself and starts the shell of a job, and what a job does: it watches, says so, and works on.
+ENGINE_TEXT = """
+import subprocess, sys
+from zerolora import parents
+parents.name_engine()
+subprocess.run(["bash", "-c", f"export {parents.SHELL}=$$; echo shell $$; {sys.argv[1]}; echo after"])
+"""
+JOB_TEXT = """
+import os, signal, subprocess, sys, time
+from zerolora import parents
+if "saves" in sys.argv:
+    def stop(*_):
+        print("saved", flush=True)
+        os._exit(75)
+    signal.signal(signal.SIGTERM, stop)
+parents.end_with_engine()
+child = subprocess.Popen(["sleep", "600"])
+print("child", child.pid, flush=True)
+print("job", os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def started(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, psutil.Process]]]:
+    """Start an engine with one job, and yield it with its shell, the job and the job's child once that works."""
+    job = f"{sys.executable} -c '{JOB_TEXT}' {' '.join(arguments)}"
+    engine = subprocess.Popen(
+        [sys.executable, "-c", ENGINE_TEXT, job],
+        env=project_environment(ROOT) | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    found: dict[str, psutil.Process] = {}
+    assert engine.stdout
+    while "job" not in found:
+        name, pid = engine.stdout.readline().split()
+        found[name] = psutil.Process(int(pid))
+    try:
+        yield engine, found
+    finally:
+        for process in found.values():
+            if process.is_running():
+                process.kill()
+        engine.kill()
+        engine.communicate()
+
+
+@pytest.mark.parametrize("killed", ["engine", "shell"])
+def test_a_job_and_what_it_started_end_with_engine_and_shell(killed: str) -> None:
+    with started() as (engine, found):
+        (engine if killed == "engine" else found["shell"]).kill()
+        _, alive = psutil.wait_procs([found["job"], found["child"]], timeout=20)
+        assert alive == []
+
+
+@pytest.mark.parametrize("killed", ["engine", "shell"])
+def test_a_job_that_saves_its_state_may_do_so(killed: str) -> None:
+    with started("saves") as (engine, found):
+        (engine if killed == "engine" else found["shell"]).kill()
+        psutil.wait_procs([found["job"]], timeout=20)
+        assert engine.stdout and "saved" in iter(lambda: engine.stdout.readline().strip(), "")  # type: ignore[union-attr]
+
+
+def job(**variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", JOB_TEXT],
+        env=project_environment(ROOT) | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_job_whose_engine_has_ended_before_does_nothing() -> None:
+    text = f"from zerolora import parents; import os; parents.name_engine(); print(os.environ[{ENGINE!r}])"
+    named = subprocess.run(
+        [sys.executable, "-c", text], env=project_environment(ROOT), capture_output=True, text=True, check=True
+    )
+    late = job(**{ENGINE: named.stdout.strip()})
+    assert late.communicate(timeout=20)[0] == ""
+    assert late.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {ENGINE: "another-machine/1/pid:[2] 1 5"}, {SHELL: "999999"}, {ENGINE: "", SHELL: "999999"}],
+    ids=["by hand", "elsewhere", "no engine", "empty"],
+)
+def test_a_command_of_nobody_here_watches_nobody(variables: dict[str, str]) -> None:
+    """By hand, with nohup and in tmux, and where another machine's environment came along, as with srun."""
+    process = job(**variables)
+    assert process.stdout
+    lines = [process.stdout.readline().split() for _ in range(2)]
+    assert [name for name, _ in lines] == ["child", "job"]
+    assert len(list(Path(f"/proc/{process.pid}/task").iterdir())) == 1
+    os.kill(int(lines[0][1]), signal.SIGKILL)
+    process.kill()
+    process.communicate()
+
+
+def test_workers_of_a_command_end_with_it() -> None:
+    text = (
+        "import concurrent.futures, multiprocessing, os, time\n"
+        "from zerolora.parents import end_at_parents_death\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "with concurrent.futures.ProcessPoolExecutor(2, context, end_at_parents_death) as pool:\n"
+        "    print(*{pool.submit(os.getpid).result() for _ in range(3)}, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], env=project_environment(ROOT), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+    process.kill()
+    process.communicate()
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
