@@ -11,6 +11,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -525,6 +526,54 @@ def test_needed_after_each_job(tmp_path: Path) -> None:
     assert "finished one" in said
     assert "finished two" not in said
     assert "success" not in said
+
+
+STARTS = """
+from pathlib import Path
+from zerolora.compat.snakemake import before_each_job, before_planning, run_again, without_metadata
+def starts(job):
+    print("starts", job.rule.name, Path("one").exists(), any(Path(".snakemake/incomplete").iterdir()))
+def plan():
+    print("without", *without_metadata(workflow, ["one"]))
+    before_each_job(workflow, starts)
+    if Path("again").exists():
+        run_again(workflow, ["one"])
+before_planning(workflow, plan)
+rule one:
+    params: Path("again").exists()
+    output: "one"
+    shell: "echo run >> runs; echo one > {output}"
+"""
+
+
+@pytest.fixture
+def files_of_nobody(tmp_path: Path) -> Callable[[], list[str]]:
+    """Return what runs Snakemake where the output is there, but not what Snakemake knows of its job."""
+    (tmp_path / "Snakefile").write_text(STARTS)
+    (tmp_path / "one").write_text("of nobody")
+    command = ["snakemake", "--cores", "1", "--quiet", "all", "--", "one"]
+    return lambda: list(served(*command, directory=tmp_path).stdout.splitlines())
+
+
+def test_needed_before_each_job(files_of_nobody: Callable[[], list[str]], tmp_path: Path) -> None:
+    """Called while the old output is there. Snakemake removes it and then marks the new one as incomplete."""
+    (tmp_path / "again").touch()
+    assert "starts one True False" in files_of_nobody()
+
+
+def test_needed_run_again(files_of_nobody: Callable[[], list[str]], tmp_path: Path) -> None:
+    """By itself Snakemake takes a file of nobody for up to date, although a parameter of its job has changed since."""
+    files_of_nobody()
+    assert (tmp_path / "one").read_text() == "of nobody"
+    (tmp_path / "again").touch()
+    files_of_nobody()
+    assert (tmp_path / "one").read_text() == "one\n"
+
+
+def test_needed_without_metadata(files_of_nobody: Callable[[], list[str]], tmp_path: Path) -> None:
+    (tmp_path / "again").touch()
+    assert "without one" in files_of_nobody()
+    assert "without" in files_of_nobody(), "it ran, and Snakemake knows its job"
 
 
 def _snakemake_says(directory: Path, *options: str) -> list[str]:

@@ -45,6 +45,42 @@ def record(stages: list[Any]) -> None:
         stages[0].dvcfile.dump_stages(stages, update_pipeline=False)
 
 
+def write_cache_list(stages: Iterable[Any], path: Path) -> None:
+    """Write which files of DVC's cache hold the outputs of stages: for each its stage, size, time and path."""
+    lines = []
+    for stage in stages:
+        for out in stage.outs:
+            if not out.use_cache or not out.hash_info:
+                continue
+            oids = [out.hash_info.value]
+            if out.hash_info.isdir and (tree := out.get_obj()):
+                oids += [info.value for _, _, info in tree]
+            for oid in oids:
+                file = Path(out.cache.oid_to_path(oid))
+                with suppress(OSError):
+                    status = file.stat()
+                    lines.append(f"{stage.addressing}\t{status.st_size}\t{status.st_mtime_ns}\t{file}\n")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def changed_in_cache(path: Path) -> set[str]:
+    """Return the stages with files in DVC's cache that are not as such a list has them; none without a list."""
+    found = set()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        stage, _, rest = line.partition("\t")
+        size, _, rest = rest.partition("\t")
+        time, _, file = rest.partition("\t")
+        try:
+            status = os.stat(file)  # noqa: PTH116 (thousands of them, at each start)
+        except OSError:
+            found.add(stage)
+            continue
+        if (str(status.st_size), str(status.st_mtime_ns)) != (size, time):
+            found.add(stage)
+    return found
+
+
 def remove_broken_rwlock() -> None:
     """Remove DVC's list of readers and writers if a kill cut it short.
 
@@ -71,7 +107,7 @@ class DvcStages:
         self._repo = repo
         self._graph = repo.index.graph
         self._stages = {stage.addressing: stage for stage in self._graph}
-        recorded = yaml.safe_load(LOCK.read_text(encoding="utf-8")) or {}
+        recorded = yaml.safe_load(LOCK.read_text(encoding="utf-8")) or {}  # DVC has read it, so it is whole
         self.names = set(self._stages)
         self.recorded = [name for name, stage in self._stages.items() if stage.name in recorded.get("stages", {})]
         self._status: dict[str, Any] | None = None
@@ -142,6 +178,30 @@ class DvcStages:
             self._repo.checkout([path for paths in restored.values() for path in paths], force=True)
             self._status = None
         return restored
+
+    def fill_cache(self, stages: Iterable[str]) -> list[str]:
+        """Put those outputs of stages into DVC's cache that it lacks or holds damaged, and return them. They are known
+        to be what their job wrote."""
+        from dvc.repo import lock_repo
+
+        lacking: dict[str, list[str]] = {}
+        for stage in stages:
+            if stage in self.recorded:
+                lacking[stage] = [
+                    output
+                    for output, out in self._outputs(stage).items()
+                    if out.use_cache and out.hash_info and not self.is_cached(stage, output)
+                ]
+        filled = [stage for stage, outputs in lacking.items() if outputs]
+        if filled:
+            with lock_repo(self._repo):
+                record([self._stages[stage] for stage in filled])
+            self._status = None
+        return [output for stage in filled for output in lacking[stage]]
+
+    def write_cache_list(self, path: Path) -> None:
+        """Write which files of DVC's cache hold the outputs of the stages (write_cache_list)."""
+        write_cache_list([self._stages[stage] for stage in self.recorded], path)
 
     def _is_modified(self, stage: str, output: str) -> bool:
         out = self._outputs(stage)[os.path.normpath(output)]

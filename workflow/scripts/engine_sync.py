@@ -14,16 +14,28 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import interrupts
 import outputs
 import run_lock
 import yaml
-from dvc_state import LOCK, DvcStages, locked_stages, record, remove, remove_broken_rwlock, repository
+from dvc_state import (
+    LOCK,
+    DvcStages,
+    changed_in_cache,
+    locked_stages,
+    record,
+    remove,
+    remove_broken_rwlock,
+    repository,
+    write_cache_list,
+)
 from snakemake.exceptions import WorkflowError
 
-from zerolora.compat.snakemake import after_each_job
+from zerolora.compat.snakemake import after_each_job, before_each_job, run_again, without_metadata
 from zerolora.config.expanded import EXPANDED, expand, is_expanded
 from zerolora.config.schema import Config
 from zerolora.config.sharing import Shared
@@ -32,6 +44,8 @@ from zerolora.errors import UserError
 PIPELINE = Path("dvc.yaml")
 # The hash of the dvc.lock that Snakemake's metadata was last synchronised with.
 AGREED = Path(".snakemake/agreed-dvc-lock.sha256")
+# The files of DVC's cache that held the outputs then.
+AGREED_CACHE = Path(".snakemake/agreed-dvc-cache.txt")
 # Sizes and dates of the source files at that time.
 AGREED_SOURCES = Path(".snakemake/agreed-sources.sha256")
 SOURCES = (Path("src/zerolora"), Path("workflow/rules"))  # of the stage resolve in dvc.yaml
@@ -64,17 +78,20 @@ def user_files() -> list[str]:
     return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern) if path.is_file())
 
 
-def before_planning(workflow: Any, config: Config) -> None:
+def before_planning(workflow: Any, config: Config, every_output: Sequence[str]) -> None:
     """Bring files, DVC and Snakemake into line before Snakemake plans its jobs.
 
     Takes the run lock, writes the runs of grids and searches for DVC, stops if an output is damaged, restores missing
-    outputs from DVC's cache, and marks as done what DVC knows to be up to date. Inside `dvc repro` DVC has done all but
-    the first. A dry run takes no lock, writes, restores and deletes nothing.
+    outputs from DVC's cache, marks as done what DVC knows to be up to date, and has Snakemake run again what was begun
+    and not ended, and what nobody knows to be right, of `every_output` of the workflow. Inside `dvc repro` DVC has done
+    all but the first. A dry run takes no lock, writes, restores and deletes nothing.
 
     Raises WorkflowError if another run has the lock or an output is damaged.
     """
     executing = workflow.execution_settings is not None and not workflow.dryrun
     if executing:
+        interrupts.calm()
+        before_each_job(workflow, functools.partial(_begin_job, workflow))
         after_each_job(workflow, functools.partial(_record_job, workflow))
     if IMPORTING in os.environ:
         return
@@ -87,13 +104,18 @@ def before_planning(workflow: Any, config: Config) -> None:
         return
     if executing and "DVC_STAGE" not in os.environ:
         expand(config)
+    if "DVC_STAGE" in os.environ:
+        return
+    unknown = _unknown(workflow, every_output)
     # What DVC would say of the runs of an edited grid is not known before a run that is no dry run.
     if _has_dvc() and is_expanded(config):
         make_site_cache_private()
         remove_broken_rwlock()
-        _synchronise(workflow.dag_settings, executing)
+        if _synchronise(workflow, executing, unknown):
+            unknown = _unknown(workflow, every_output)
         # Snakemake made it on starting, and the one that marked jobs as done has removed it on ending.
         run_lock.SNAKEMAKE_LOCKS.mkdir(exist_ok=True)
+    _run_unknown_again(workflow, unknown)
 
 
 def make_site_cache_private() -> None:
@@ -135,6 +157,7 @@ def commit_dvc_state(workflow: Any) -> None:
             record([known[name] for name in intact])
             for name in intact:
                 outputs.restat(name)
+            write_cache_list(known.values(), AGREED_CACHE)
     except DvcException as error:
         print(f"not recorded in DVC: {error}; run `dvc commit` when that is mended", file=sys.stderr)
         return
@@ -184,33 +207,89 @@ def begin_run() -> None:
         AGREED.unlink(missing_ok=True)
 
 
+def _begin_job(workflow: Any, job: Any) -> None:
+    """Record that a job starts. With `--touch` none does."""
+    if job.rule.name not in TARGET_RULES and not workflow.touch:
+        outputs.begin(_stage_of(job), [str(path) for path in job.output])
+
+
+def _unknown(workflow: Any, every_output: Sequence[str]) -> list[str]:
+    """Return the outputs that are there although no job is known, to the record or to Snakemake, that wrote them."""
+    declared = outputs.declared()
+    there = [path for path in every_output if path in declared or Path(path).exists()]
+    lacking = {path for path in there if path not in declared}
+    return sorted(lacking | {path for path in without_metadata(workflow, there) if Path(path).exists()})
+
+
+def _run_unknown_again(workflow: Any, unknown: list[str]) -> None:
+    """Have Snakemake run again what was begun and did not end well, and what nobody knows to be right."""
+    begun = {path: stage for stage, paths in outputs.begun().items() for path in paths}
+    unknown = [path for path in unknown if path not in begun]
+    if unknown:
+        others = f" and {len(unknown) - 1} others" if len(unknown) > 1 else ""
+        print(f"{unknown[0]}{others}: no record says which job wrote it; it is made again", file=sys.stderr)
+    run_again(workflow, [*begun, *unknown])
+
+
 def _record_job(workflow: Any, job: Any) -> None:
     """Record what a job wrote. After `--touch` that is known only if DVC has said that the files are right."""
     if job.rule.name not in TARGET_RULES and (not workflow.touch or IMPORTING in os.environ):
         outputs.record(_stage_of(job), [str(path) for path in job.output])
 
 
-def _synchronise(settings: Any, executing: bool) -> None:
-    """Compare the outputs with their record; where that or dvc.lock has changed, ask DVC."""
+def _synchronise(workflow: Any, executing: bool, unknown: list[str]) -> bool:
+    """Compare the outputs with their record; where that or dvc.lock has changed, or one has no record, ask DVC. Return
+    whether DVC was asked."""
+    settings = workflow.dag_settings
     found = _without_forced(outputs.check(), settings)
     if LOCK.exists() and "resolve" not in found.stages:
         _commit_comments()
-    if LOCK.exists() and (found or not _agreed()):
+    lost = changed_in_cache(AGREED_CACHE)
+    if LOCK.exists() and (found or lost or not _agreed() or unknown):
         from dvc.exceptions import DvcException
 
         try:
             with repository() as repo:
-                targets = _settle(DvcStages(repo), found, settings, executing)
+                dvc = DvcStages(repo)
+                _fill_cache(dvc, lost - found.stages, executing)
+                targets = _settle(dvc, found, settings, executing)
+                if executing or not lost:
+                    dvc.write_cache_list(AGREED_CACHE)
         except DvcException as error:
+            _check_dvc_lock()
             print(f"not taken over from DVC: {error}", file=sys.stderr)
         else:
             if not targets or import_dvc_state(targets):
                 _agree()
-            return
+            return True
     if found.changed or found.added:
         raise _damage_error(found, None)
     if executing:
         _run_again(found.missing)
+    return False
+
+
+def _check_dvc_lock() -> None:
+    """Raise WorkflowError if dvc.lock is damaged: what is recorded there is lost, and nothing more could be."""
+    try:
+        whole = isinstance(yaml.safe_load(LOCK.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError, yaml.YAMLError):
+        whole = False
+    if not whole:
+        raise WorkflowError(f"{LOCK}: is not what DVC wrote; `git checkout {LOCK}` restores it, or delete it")
+
+
+def _fill_cache(dvc: DvcStages, lost: set[str], executing: bool) -> None:
+    """Put intact outputs into DVC's cache again that it has lost: a push would lack them."""
+    lost &= outputs.recorded()
+    if not executing:
+        if lost:
+            print(f"DVC's cache lacks outputs of {', '.join(sorted(lost))}; a run records them again", file=sys.stderr)
+        return
+    filled = dvc.fill_cache(sorted(lost))
+    if filled:
+        others = f" and {len(filled) - 1} others" if len(filled) > 1 else ""
+        print(f"{filled[0]}{others}: DVC's cache had lost it, and has it again", file=sys.stderr)
 
 
 def _commit_comments() -> None:
@@ -269,7 +348,8 @@ def _settle(dvc: DvcStages, found: outputs.Findings, settings: Any, executing: b
     for stage in found.stages - dvc.names:
         outputs.forget(stage)
         found.drop(stage)
-    unknown = {stage: paths for stage, paths in damaged.items() if stage not in outputs.recorded()}
+    known = outputs.recorded() | outputs.begun().keys()
+    unknown = {stage: paths for stage, paths in damaged.items() if stage not in known}
     for stage in found.changed.keys() | found.added.keys():
         if stage in dvc.recorded and stage not in damaged:
             found.drop(stage)  # it came from DVC

@@ -5,13 +5,13 @@ does not watch at all. The record holds, for each stage, the declared outputs an
 lists. A file whose size and time are those of the record is taken to be unchanged; any other is hashed. So a run with
 nothing to do costs one `stat` a file.
 
-The record has a line of JSON for each job; of several lines of one stage the last one holds. So a job among thousands
-adds a line, and a line that a kill cut short is the only one lost.
+The record has a line of JSON for each job as it starts, and one as it ends; of several lines of one stage the last one
+holds. So a job among thousands adds two lines, and a line that a kill cut short is the only one lost. A stage whose
+last line is of a start was killed: it runs again, and what it left is never called damaged.
 """
 
 import json
 import os
-from collections.abc import KeysView
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from zerolora.files import MANIFEST, sha256, write_text
 
 RECORD = Path(".snakemake/outputs.jsonl")
+BEGUN = "begun"
 IGNORED = (".snakemake_timestamp", ".*.tmp", "*.pyc")  # as .dvcignore has them
 
 
@@ -57,6 +58,16 @@ class Findings:
             kind.pop(stage, None)
 
 
+def begin(stage: str, declared: list[str]) -> None:
+    """Record that a job of `stage` starts, before it touches its declared outputs."""
+    _set(stage, {BEGUN: declared})
+
+
+def begun() -> dict[str, list[str]]:
+    """Return the declared outputs of the stages whose job started and has not ended well since."""
+    return {stage: entry[BEGUN] for stage, entry in _read().items() if BEGUN in entry}
+
+
 def record(stage: str, declared: list[str]) -> None:
     """Record the files that a job of `stage` has just written: its declared outputs and what their manifests list."""
     files: dict[str, list[Any]] = {}
@@ -80,6 +91,8 @@ def check(only: str | None = None) -> Findings:
     refreshed = _kept.lines > 2 * len(stages)
     for stage in stages if only is None else stages.keys() & {only}:
         entry = stages[stage]
+        if BEGUN in entry:
+            continue
         for path, (size, time, digest) in entry["files"].items():
             try:
                 now = _stat(Path(path))
@@ -110,14 +123,20 @@ def restat(stage: str) -> None:
     _set(stage, entry)
 
 
-def recorded() -> KeysView[str]:
-    """Return the stages that have a record."""
-    return _read().keys()
+def recorded() -> set[str]:
+    """Return the stages that have a record of a job that ended well."""
+    return {stage for stage, entry in _read().items() if BEGUN not in entry}
+
+
+def declared() -> dict[str, str]:
+    """Return the stage of each declared output of the stages that have such a record."""
+    return {path: stage for stage, entry in _read().items() if BEGUN not in entry for path in entry["declared"]}
 
 
 def remove_declared(stage: str) -> None:
     """Delete a stage's declared outputs and its record, so that Snakemake runs it again."""
-    for path in _read().get(stage, {"declared": []})["declared"]:
+    entry = _read().get(stage, {})
+    for path in entry.get("declared", entry.get(BEGUN, [])):
         Path(path).unlink(missing_ok=True)
     _set(stage, None)
 

@@ -1,9 +1,10 @@
-"""Snakemake: how it decides again after a checkpoint, what is called before it plans and after each job, and others.
+"""Snakemake: how it decides again after a checkpoint, what is called before it plans and around each job, and others.
 
 Imported by workflow/, so nothing here imports torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from zerolora.compat.versions import is_replaced, patch, replaced
@@ -93,3 +94,52 @@ def after_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
         await original(job, update_checkpoint_dependencies=update_checkpoint_dependencies)
 
     dag.finish = finish
+
+
+@patch("snakemake", VERSION, upstream="none found")
+def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
+    """Call `action` with every job that is about to start, before Snakemake removes its outputs.
+
+    Snakemake marks a job's outputs as incomplete only after it has removed them and submitted the job.
+    """
+    dag = workflow.dag
+    original = dag.register_running
+
+    def register_running(jobs: Any) -> None:
+        for job in jobs:
+            for part in job if job.is_group() else [job]:
+                action(part)
+        original(jobs)
+
+    dag.register_running = register_running
+
+
+@patch("snakemake", VERSION, upstream="none found")
+def run_again(workflow: Any, outputs: Iterable[str]) -> None:
+    """Have Snakemake run the jobs of these outputs, as it does with those that it calls incomplete."""
+    workflow.dag.forcefiles.update(outputs)
+
+
+@patch("snakemake", VERSION, upstream="none found")
+def without_metadata(workflow: Any, outputs: Iterable[str]) -> list[str]:
+    """Return those of these outputs of which Snakemake has no metadata: parameters, code and inputs of their job.
+
+    It takes such a file for up to date, whatever changes.
+    """
+    from snakemake.persistence.file import FilePersistence
+
+    persistence = workflow.persistence
+    if not isinstance(persistence, FilePersistence):
+        return []
+    return [
+        output
+        for output in outputs
+        if not _has_content(Path(persistence._record_path(persistence._metadata_path, output)))
+    ]
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
