@@ -13,7 +13,7 @@ from conftest import ROOT, served
 from documented import COMMANDS, PAGES
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
-from benchmarks import dvc_diff, export
+from benchmarks import chaos, dvc_diff, export
 from benchmarks import strategies as measured_strategies
 from benchmarks.evaluate import boolq, public_benchmarks
 from benchmarks.memory import compare
@@ -47,6 +47,14 @@ def test_the_comparisons_figures_are_those_measured() -> None:
         assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
         losses = [run["loss_validation"] for run in measured["runs"]]
         assert max(losses) - min(losses) < 1e-3 * min(losses)
+
+
+def test_the_rounds_of_kills_and_damage_are_those_measured() -> None:
+    measured: Any = result("chaos.json")
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    assert f"<!-- chaos -->\n{chaos.markdown(measured)}\n<!-- end -->" in page
+    assert measured["count"] == len(measured["rounds"]) >= 20
+    assert [each for each in measured["rounds"] if each["ended"] == "broken"] == []
 
 
 def test_the_table_of_boolq_is_the_one_measured() -> None:

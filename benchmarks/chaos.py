@@ -1,0 +1,541 @@
+"""Kills, signals, full disks and damaged files: does the same command again lead to the bytes of an undisturbed run?
+
+    .venv/bin/python benchmarks/chaos.py --rounds 200 --seed 0
+
+A round is a copy of a project with a tiny model, fresh or finished, one disturbance, and then the same command again.
+It must end in the bytes of an undisturbed run, or in one clear line whose remedy leads there, and both engines must
+then have nothing to do. What a round does, and at which state of the run, follows from seed and number of the round
+alone. Each round is added to benchmarks/results/chaos.json, so that rounds measured in parts add up to one result.
+
+The project's commands run as forks of a process that has imported their libraries (tests/fork_server.py), except where
+the kernel's limit on file sizes stands for a full disk, which a fork of another process would not have.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/browser", "tests/slurm", "tests/workflow")]
+
+from conftest import SERVERS, Project, make_tiny_model, project_environment, write_rows  # noqa: E402
+from engines import edit_config  # noqa: E402
+from fork_server import Started  # noqa: E402
+
+RESULT = ROOT / "benchmarks/results/chaos.json"
+ENGINES = {"snakemake": ("snakemake", "--profile", "profiles/local", "all"), "dvc": ("dvc", "repro")}
+# What is changed in the config before a run over a finished project, and the stages that then run.
+EDITS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "report": ({"report.examples": 1}, ("resolve", "report")),
+    "evaluate": ({"evaluate.max_new_tokens": 5}, ("evaluate_base", "evaluate")),
+    "train": ({"train.learning_rate": 2e-2}, ("train",)),
+}
+# Files that two undisturbed runs write alike; what has times or memory in it is not among them.
+SAME = (
+    *("results/config.json", "results/settings/**/*.json", "results/data/**/*", "results/default/packing/*"),
+    *("results/default/estimate.json", "results/default/zero.json", "results/default/adapter/*"),
+    *("results/default/metrics/train.json", "results/default/metrics/loss.csv", "results/default/merged/*"),
+    *("results/default/metrics/evaluate.json", "results/default/answers.json", "results/base/**/answers.json"),
+)
+# What is damaged: a glob, in which the round takes one file.
+PLACES = {
+    "results": "results/default/**/*",
+    "data": "results/data/**/*",
+    "settings": "results/settings/**/*.json",
+    "resolved": "results/config.json",
+    "resources": "resources/**/*",
+    "work": "work/**/*",
+    "cache": ".dvc/cache/files/**/*",
+    "records": ".snakemake/metadata/*",
+    "journal": ".snakemake/outputs.jsonl",
+    "lock": "dvc.lock",
+}
+TAKEN = ("another run works in this directory", "Unable to acquire lock", "being trained by", "is busy")
+WAIT_SECONDS = 180
+STEP = re.compile(r"`(dvc checkout --force [^`]+)` restores it|: (delete it), and|(move it out) of")
+
+
+class Broken(AssertionError):
+    """What a round must not end in."""
+
+
+@dataclasses.dataclass
+class Round:
+    """One disturbance of one copy."""
+
+    project: Project
+    engine: str
+    base: str
+    edit: str | None
+    chance: random.Random
+    said: str = ""
+
+    def begin(self) -> Started:
+        """Start the engine."""
+        variables = project_environment(self.project.directory)
+        server = SERVERS.of(self.project.directory, variables)
+        variables["PATH"] = f"{server.stand_ins}:{variables['PATH']}"
+        return server.start(ENGINES[self.engine], self.project.directory, variables)
+
+    def again(self) -> tuple[int, str]:
+        """Run the engine to its end, and return its exit code and what it said."""
+        result = self.project.run(*ENGINES[self.engine], check=False)
+        return result.returncode, result.stdout + result.stderr
+
+    def stage(self, *among: str) -> str:
+        """Choose a stage that will run."""
+        stages = EDITS[self.edit][1] if self.edit else ("prepare", "pack", "train", "merge", "evaluate", "report")
+        return self.chance.choice([name for name in stages if not among or name in among] or list(stages))
+
+    def wait_for_stage(self, run: Started, stage: str) -> None:
+        """Wait until the engine has said that a stage starts."""
+        said = re.compile(rf"^Running stage '{stage}\W|^\d\d:\d\d:\d\d  {stage}\b.* started$", re.MULTILINE)
+        until(lambda: bool(said.search(run.output() + run.errors())) or not run.runs(), f"{stage} starts")
+
+    def wait_for(self, run: Started, kind: str) -> list[psutil.Process]:
+        """Wait until there is a process of a kind, and return those that there are."""
+        found: list[psutil.Process] = []
+
+        def there() -> bool:
+            found[:] = self.processes(run).get(kind, [])
+            return bool(found) or not run.runs()
+
+        until(there, f"a process that is the {kind}")
+        return found
+
+    def processes(self, run: Started) -> dict[str, list[psutil.Process]]:
+        """Return the processes that work in the project, by kind."""
+        found: dict[str, list[psutil.Process]] = {"all": []}
+        here = self._here()
+        shells = [process for process in here if _named(process, "ZEROLORA_JOB_SHELL")]
+        engines = {run.pid, *(shell.ppid() for shell in shells if shell.is_running())}
+        for process in here:
+            with suppress(psutil.Error):
+                if process in shells:
+                    kind = "shell"
+                elif process.name().startswith("zl-rank"):
+                    kind = "rank"
+                elif process.pid in engines:
+                    kind = "engine"
+                elif _named(process, "-IS") or process.name() in ("sh", "rule", "snakemake", "dvc"):
+                    kind = "other"
+                else:
+                    kind = "command"
+                found.setdefault(kind, []).append(process)
+                found["all"].append(process)
+        return found
+
+    def _here(self) -> list[psutil.Process]:
+        found, here = [], str(self.project.directory)
+        for name in os.listdir("/proc"):  # noqa: PTH208 (many times a second)
+            with suppress(OSError, psutil.Error):
+                if name.isdigit() and os.readlink(f"/proc/{name}/cwd") == here:  # noqa: PTH115 (as above)
+                    found.append(psutil.Process(int(name)))
+        return found
+
+    def wait_for_the_end(self, run: Started) -> None:
+        """Wait until nothing works in the project any more."""
+        until(lambda: not self.processes(run)["all"], "that all processes have ended", 90)
+        run.wait()
+        self.said = run.output() + run.errors()
+
+
+def send(processes: list[psutil.Process], number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to processes, as far as they are still there."""
+    for process in processes:
+        with suppress(psutil.Error):
+            process.send_signal(number)
+
+
+def until(happened: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
+    """Wait for a state."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            raise Broken(f"waited {seconds} s for this: {what}")
+        time.sleep(0.05)
+
+
+def _named(process: psutil.Process, text: str) -> bool:
+    try:
+        return any(text in word for word in process.cmdline()[:4])
+    except psutil.Error:
+        return False
+
+
+def kill(kind: str) -> Callable[[Round], str]:
+    """Return a disturbance: SIGKILL of every process of a kind, or of all, while a stage runs."""
+
+    def disturb(this: Round) -> str:
+        stage = this.stage("train") if kind in ("rank", "launcher") else this.stage()
+        run = this.begin()
+        this.wait_for_stage(run, stage)
+        state = "started"
+        if kind in ("rank", "launcher"):
+            state = this.chance.choice(["started", "trains"])
+            this.wait_for(run, "rank")
+            if state == "trains":
+                saved = "work/checkpoints/default/*/step-*.safetensors"
+                until(lambda: any(this.project.directory.glob(saved)) or not run.runs(), "a checkpoint")
+        elif kind in ("shell", "command"):
+            this.wait_for(run, kind)
+        found = this.processes(run)
+        send(found["all"] if kind == "everything" else found.get("command" if kind == "launcher" else kind, []))
+        this.wait_for_the_end(run)
+        return f"{stage} {state}"
+
+    return disturb
+
+
+def twice(number: signal.Signals) -> Callable[[Round], str]:
+    """Return a disturbance: a signal to all processes, as from a terminal, and once more at once."""
+
+    def disturb(this: Round) -> str:
+        stage, run = this.stage(), this.begin()
+        this.wait_for_stage(run, stage)
+        this.wait_for(run, "command")
+        for _ in range(2):
+            send(this.processes(run)["all"], number)
+            time.sleep(0.3)
+        this.wait_for_the_end(run)
+        no_traceback(this.said)
+        return stage
+
+    return disturb
+
+
+def stop(kind: str) -> Callable[[Round], str]:
+    """Return a disturbance: a process stands still, the same command is started beside it, and the engine is killed."""
+
+    def disturb(this: Round) -> str:
+        stage, run = this.stage(), this.begin()
+        this.wait_for_stage(run, stage)
+        stopped = this.wait_for(run, kind)
+        send(stopped, signal.SIGSTOP)
+        if run.runs():
+            code, said = this.again()
+            if code == 0 or not any(line in said for line in TAKEN):
+                raise Broken(f"a second run beside the first: exit code {code}, {said[-600:]}")
+            no_traceback(said)
+            send(this.processes(run).get("engine", []))
+        send(stopped, signal.SIGCONT)
+        this.wait_for_the_end(run)
+        return stage
+
+    return disturb
+
+
+def full_disk(this: Round) -> str:
+    """Run the engine with a limit on the size of files, as of a disk that becomes full."""
+    limit = this.chance.choice([4, 16, 64, 256])
+    words = " ".join(ENGINES[this.engine])
+    result = subprocess.run(
+        ["bash", "-c", f"ulimit -f {limit}; exec {words}"],
+        cwd=this.project.directory,
+        env=project_environment(this.project.directory),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    this.said = result.stdout + result.stderr
+    return f"{limit} KiB"
+
+
+def damage(how: str, place: str) -> Callable[[Round], str]:
+    """Return a disturbance: a file is torn, edited, flipped in place, made unreadable or deleted."""
+
+    def disturb(this: Round) -> str:
+        root = this.project.directory
+        files = sorted(path for path in root.glob(PLACES[place]) if path.is_file() and ".tmp" not in path.name)
+        if not files:
+            return "nothing there"
+        path = this.chance.choice(files)
+        content = path.read_bytes()
+        if how == "deleted":
+            path.unlink()
+        elif how == "chmodded":
+            path.chmod(0)
+        elif how == "torn":
+            path.unlink()
+            path.write_bytes(content[: len(content) // 2])
+        elif how == "edited":
+            path.unlink()
+            path.write_bytes(content + b" ")
+        else:  # in place, as a failing disk does; a hard link of DVC's cache changes with it
+            flipped = bytearray(content or b"0")
+            flipped[len(flipped) // 2] ^= 1
+            path.chmod(0o644)
+            path.write_bytes(flipped)
+        return str(path.relative_to(root)) if place != "cache" else "a file of the cache"
+
+    return disturb
+
+
+def edit_during(this: Round) -> str:
+    """Change the config while a stage runs."""
+    stage, run = this.stage(), this.begin()
+    this.wait_for_stage(run, stage)
+    this.edit = "report"
+    edit_config(this.project, **EDITS["report"][0])
+    this.wait_for_the_end(run)
+    return stage
+
+
+KINDS: dict[str, Callable[[Round], str]] = {
+    **{f"kill {kind}": kill(kind) for kind in ("everything", "engine", "shell", "command", "launcher", "rank")},
+    **{f"{number.name} twice": twice(number) for number in (signal.SIGINT, signal.SIGTERM)},
+    **{f"stop {kind}": stop(kind) for kind in ("engine", "command")},
+    "full disk": full_disk,
+    "edit during a run": edit_during,
+    **{
+        f"{how} in {place}": damage(how, place)
+        for how in ("torn", "edited", "flipped", "chmodded", "deleted")
+        for place in PLACES
+    },
+}
+RUNNING = [kind for kind in KINDS if " in " not in kind]
+FRESH = [kind for kind in RUNNING if kind != "edit during a run"]
+
+
+def no_traceback(said: str) -> None:
+    """Raise Broken if a traceback was printed."""
+    if "Traceback (most recent call last)" in said or '\n  File "' in said:
+        raise Broken(f"a traceback: {said[-3000:]}")
+
+
+class Chaos:
+    """The projects that rounds begin with, and what undisturbed runs of them write."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the projects that are in `folder`, or make them there."""
+        self.folder, self.finished = folder, folder / "finished"
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts with & ignore it
+        if not (folder / "ready").exists():
+            self._build()
+            (folder / "ready").touch()
+        self._references: dict[str, dict[str, bytes]] = {}
+
+    def _build(self) -> None:
+        directory = self.finished
+        tracked = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for path in filter(None, tracked.stdout.split("\0")):
+            needed = not path.startswith(("docs/", "tests/", "benchmarks/")) and path != "dvc.lock"
+            if needed and (ROOT / path).is_file():
+                (directory / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / path, directory / path)
+        make_tiny_model(directory / "model")
+        write_rows(directory / "rows.json", 20)
+        project = Project(directory)
+        project.config["train"] |= {"ranks_per_node": 2, "micro_batch": 1, "checkpoint_steps": 1, "max_steps": 3}
+        project.write_config()
+        project.run("git", "init", "--quiet", "--initial-branch", "main")
+        project.commit("start")
+        subprocess.run(["cp", "-a", str(directory), str(self.folder / "fresh")], check=True)
+        project.snakemake("all")
+        self.check_agreement(project)
+
+    def reference(self, edit: str | None) -> dict[str, bytes]:
+        """Return what an undisturbed run over the finished project writes after an edit, by file."""
+        name = edit or "none"
+        if name not in self._references:
+            project = self.copy("finished", f"reference-{name}-{os.getpid()}")
+            if edit:
+                edit_config(project, **EDITS[edit][0])
+                project.snakemake("all")
+            self._references[name] = written(project)
+            shutil.rmtree(project.directory)
+        return self._references[name]
+
+    def copy(self, base: str, name: str) -> Project:
+        """Return a copy of a project; files that are links to DVC's cache are so in the copy."""
+        project = Project(self.folder / name)
+        subprocess.run(["cp", "-a", str(self.folder / base), str(project.directory)], check=True)
+        project.config["train"] |= {"ranks_per_node": 2, "micro_batch": 1, "checkpoint_steps": 1, "max_steps": 3}
+        return project
+
+    def round(self, seed: int, number: int, kinds: list[str]) -> dict[str, Any]:
+        """Make one round and return what it did and how it ended. Raises Broken if that is not how it should end."""
+        chance = random.Random(f"{seed} {number}")  # noqa: S311 (no secret)
+        kind, engine = chance.choice(kinds), chance.choice(sorted(ENGINES))
+        base = chance.choice(["finished", "finished", "fresh"]) if kind in FRESH else "finished"
+        needs_training = kind in ("kill launcher", "kill rank")
+        edits = ["train"] if needs_training else ["report", "report", "evaluate", "train"]
+        edit = chance.choice(edits) if base == "finished" and kind in RUNNING else None
+        this = Round(self.copy(base, f"round-{seed}-{number}"), engine, base, edit, chance)
+        if edit:
+            edit_config(this.project, **EDITS[edit][0])
+        what = {"kind": kind, "engine": engine, "base": base, "edit": edit, "seed": seed, "number": number}
+        try:
+            what["where"] = KINDS[kind](this)
+            what["ended"] = self.ended(this)
+        except BaseException as error:
+            raise Broken(f"{what}: {error}; left in {this.project.directory}") from error
+        shutil.rmtree(this.project.directory)
+        return what
+
+    def ended(self, this: Round) -> str:
+        """Run the same command again, follow the remedy that it names if it fails, and return how it ended."""
+        ended, lines = "in the same bytes", []
+        for _ in range(6):
+            code, said = this.again()
+            no_traceback(said)
+            if code == 0:
+                break
+            ended = "in a clear line, whose remedy worked"
+            lines.append(said)
+            if not remedied(this.project, said):
+                raise Broken(f"exit code {code} without a remedy: {said[-1500:]}")
+        else:
+            raise Broken(f"no remedy worked: {lines[-1][-1500:]}")
+        differing = [
+            name
+            for name, content in self.reference(this.edit).items()
+            if not (path := this.project.directory / name).is_file() or path.read_bytes() != content
+        ]
+        if differing:
+            raise Broken(f"other bytes than of an undisturbed run: {differing[:5]}; {said[-1500:]}")
+        self.check_agreement(this.project)
+        return ended
+
+    def check_agreement(self, project: Project) -> None:
+        """Raise Broken unless neither engine has anything to do."""
+        changed = json.loads(project.run("dvc", "status", "--json").stdout)
+        if changed:
+            raise Broken(f"DVC calls these changed: {json.dumps(changed)[:1500]}")
+        result = project.snakemake("--dry-run", "all")
+        if "Nothing to be done" not in result.stdout + result.stderr:
+            raise Broken(f"Snakemake would run: {(result.stdout + result.stderr)[-1500:]}")
+
+
+def remedied(project: Project, said: str) -> bool:
+    """Do what the lines of an error ask for, and return whether they asked for anything."""
+    done = False
+    for line in said.splitlines():
+        if match := STEP.search(line):
+            path = project.directory / line.partition(": ")[0].strip()
+            if match[1]:
+                project.run(*match[1].split())
+            else:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            done = True
+    if "dvc.lock' is invalid" in said or "dvc.lock: is not what DVC wrote" in said:  # DVC's own words, and ours
+        (project.directory / "dvc.lock").unlink()
+        done = True
+    return done
+
+
+def written(project: Project) -> dict[str, bytes]:
+    """Return the files of SAME by name."""
+    root = project.directory
+    paths = {path for pattern in SAME for path in root.glob(pattern) if path.is_file()}
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(paths)}
+
+
+def summary(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return how many rounds of each kind ended how."""
+    found: dict[str, dict[str, int]] = {}
+    for each in rounds:
+        counts = found.setdefault(each["kind"].partition(" in ")[0] if " in " in each["kind"] else each["kind"], {})
+        counts[each["ended"]] = counts.get(each["ended"], 0) + 1
+    return dict(sorted(found.items()))
+
+
+def rounds(folder: Path, seed: int, numbers: range, kinds: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Make rounds one after the other; what broke is in "broken"."""
+    chaos = Chaos(folder)
+    for number in numbers:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime + SERVERS.cpu_seconds()
+        try:
+            what = chaos.round(seed, number, kinds or list(KINDS))
+        except Broken as broken:
+            what = {"kind": "?", "seed": seed, "number": number, "ended": "broken", "broken": str(broken)}
+        after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime + SERVERS.cpu_seconds()
+        yield what | {"cpu_seconds": round(after - before, 1)}
+
+
+def main() -> None:
+    """Make rounds and add them to the result. Exits with 1 if one broke."""
+    from in_docs import put
+    from machine import machine
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first round, to measure in parts")
+    parser.add_argument("--kinds", nargs="*", help="kinds to choose from, as in 'kill shell'; all if left out")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--table", action="store_true", help="make no round, but put the result into docs/")
+    parser.add_argument("--keep", type=Path, help="directory to work in; what broke stays there")
+    arguments = parser.parse_args()
+    if arguments.table:
+        put("reliability.md", "chaos", markdown(json.loads(RESULT.read_text(encoding="utf-8"))))
+        return
+    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="chaos"))
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    try:
+        for each in rounds(
+            folder, arguments.seed, range(arguments.first, arguments.first + arguments.rounds), arguments.kinds
+        ):
+            print(json.dumps(each), flush=True)
+            found.append(each)
+            if not arguments.kinds:
+                add(arguments.output, each, machine())
+    finally:
+        SERVERS.stop()
+        if not arguments.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(any(each["ended"] == "broken" for each in found))
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Return the table of a result: rounds of each kind, by how they ended."""
+    ways = sorted({way for counts in result["kinds"].values() for way in counts})
+    lines = [
+        f"{result['count']} rounds on {result['machine']['date']} ({result['machine']['processor']}, "
+        f"{result['machine']['cores']} cores), {result['cpu_seconds_a_round']} CPU-seconds a round:",
+        "",
+        f"| disturbance | {' | '.join(ways)} |",
+        f"|---|{'---|' * len(ways)}",
+    ]
+    for kind, counts in result["kinds"].items():
+        lines.append(f"| {kind} | {' | '.join(str(counts.get(way, 0)) for way in ways)} |")
+    return "\n".join(lines)
+
+
+def add(output: Path, each: dict[str, Any], on: dict[str, Any]) -> None:
+    """Add a round to the result, in place of an earlier one of the same seed and number."""
+    before = json.loads(output.read_text(encoding="utf-8"))["rounds"] if output.exists() else []
+    key = (each["seed"], each["number"])
+    kept = [one for one in before if (one["seed"], one["number"]) != key]
+    made = sorted([*kept, each], key=lambda one: (one["seed"], one["number"]))
+    seconds = sum(one["cpu_seconds"] for one in made) / len(made)
+    result = {"machine": on, "count": len(made), "cpu_seconds_a_round": round(seconds, 1), "kinds": summary(made)}
+    output.write_text(json.dumps(result | {"rounds": made}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

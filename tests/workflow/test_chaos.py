@@ -1,0 +1,137 @@
+"""Kills, damage and lost records over one finished project: rounds of benchmarks/chaos.py, and what they have shown."""
+
+import json
+import random
+import shutil
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos import KINDS, Chaos, Round, send, until
+from conftest import Project
+from engines import edit_config, snakemake_would_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SEED, ROUNDS = 28, 20
+ADAPTER = "results/default/adapter"
+
+
+@pytest.fixture(scope="module")
+def chaos(tmp_path_factory: pytest.TempPathFactory) -> Chaos:
+    """Return a finished project, and a fresh one, that tests copy."""
+    return Chaos(tmp_path_factory.mktemp("chaos"))
+
+
+@pytest.fixture
+def project(chaos: Chaos) -> Iterator[Project]:
+    """Return a copy of the finished project."""
+    copy = chaos.copy("finished", "copy")
+    yield copy
+    shutil.rmtree(copy.directory)
+
+
+def edited(project: Project, edit: str, **values: object) -> Round:
+    edit_config(project, **values)
+    return Round(project, "snakemake", "finished", edit, random.Random(0))  # noqa: S311 (no secret)
+
+
+def killed(this: Round, stage: str) -> None:
+    """Run until a stage has started, and kill all that works in the project."""
+    run = this.begin()
+    this.wait_for_stage(run, stage)
+    send(this.processes(run)["all"])
+    this.wait_for_the_end(run)
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_the_same_command_leads_to_the_same_bytes(chaos: Chaos, number: int) -> None:
+    chaos.round(SEED, number, list(KINDS))
+
+
+def test_a_job_whose_shell_was_killed_publishes_nothing_and_runs_again(chaos: Chaos, project: Project) -> None:
+    this = edited(project, "train", **{"train.learning_rate": 2e-2})
+    run = this.begin()
+    this.wait_for_stage(run, "train")
+    this.wait_for(run, "rank")
+    send(this.processes(run)["shell"])
+    this.wait_for_the_end(run)
+    assert not (project.directory / ADAPTER / "manifest.json").exists()
+    assert chaos.ended(this) == "in the same bytes"
+
+
+def test_what_a_begun_job_left_is_never_taken_for_its_result(chaos: Chaos, project: Project) -> None:
+    """Here the adapter of the run before, whole and with a manifest, as a process that lived on would leave."""
+    this = edited(project, "train", **{"train.learning_rate": 2e-2})
+    killed(this, "train")
+    shutil.rmtree(project.directory / ADAPTER, ignore_errors=True)
+    for folder in ("adapter", "metrics"):
+        shutil.copytree(
+            chaos.finished / "results/default" / folder,
+            project.directory / "results/default" / folder,
+            dirs_exist_ok=True,
+        )
+    assert "train@default" in snakemake_would_run(project)
+    assert chaos.ended(this) == "in the same bytes"
+
+
+@pytest.mark.parametrize("stage", ["resolve", "report"])
+def test_a_kill_over_a_finished_run_needs_no_surgery(chaos: Chaos, project: Project, stage: str) -> None:
+    this = edited(project, "report", **{"report.examples": 1})
+    killed(this, stage)
+    assert chaos.ended(this) == "in the same bytes"
+
+
+def test_a_stage_without_snakemakes_record_is_not_up_to_date(chaos: Chaos, project: Project) -> None:
+    """Of a file without metadata Snakemake compares neither parameters nor code."""
+    for name in ("adapter/manifest.json", "metrics/train.json"):
+        encoded = urlsafe_b64encode(f"results/default/{name}".encode()).decode()
+        (project.directory / ".snakemake/metadata" / encoded).unlink()
+    this = edited(project, "train", **{"train.learning_rate": 2e-2})
+    assert "train@default" in snakemake_would_run(project)
+    assert chaos.ended(this) == "in the same bytes"
+
+
+def test_results_of_a_failed_run_without_its_record_are_made_again(chaos: Chaos, project: Project) -> None:
+    """DVC knows nothing of them, so nobody does."""
+    (project.directory / "dvc.lock").unlink()
+    (project.directory / ".snakemake/outputs.jsonl").unlink()
+    result = project.snakemake("all")
+    assert "no record says which job wrote it; it is made again" in result.stderr
+    chaos.check_agreement(project)
+
+
+def test_what_dvcs_cache_has_lost_is_put_there_again(chaos: Chaos, project: Project) -> None:
+    lock = json.dumps((project.directory / "dvc.lock").read_text())
+    cache = project.directory / ".dvc/cache/files/md5"
+    weights = project.directory / ADAPTER / "adapter_model.safetensors"
+    inode = weights.stat().st_ino
+    [entry] = [path for path in cache.rglob("*") if path.is_file() and path.stat().st_ino == inode]
+    entry.unlink()
+    result = project.snakemake("--dry-run", "all")
+    assert "DVC's cache lacks outputs of train@default; a run records them again" in result.stderr
+    assert not entry.exists()
+    result = project.snakemake("all")
+    assert "results/default/adapter: DVC's cache had lost it, and has it again" in result.stderr
+    assert entry.read_bytes() == weights.read_bytes()
+    assert json.dumps((project.directory / "dvc.lock").read_text()) == lock
+    chaos.check_agreement(project)
+
+
+def test_a_torn_config_json_blames_no_other_file(project: Project) -> None:
+    path: Path = project.directory / "results/config.json"
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[: len(content) // 2])
+    result = project.snakemake("all", check=False)
+    assert result.returncode == 1
+    lines = [line for line in result.stderr.splitlines() if "is not what" in line]
+    assert lines == [
+        "results/config.json: is not what resolve wrote; `dvc checkout --force results/config.json` restores it"
+    ]
+
+
+def test_until_names_what_did_not_happen() -> None:
+    with pytest.raises(AssertionError, match="waited 0.1 s for this: the moon"):
+        until(lambda: False, "the moon", 0.1)
