@@ -377,13 +377,12 @@ def data(entries: str, tmp_path: Path, more: str = "") -> tuple[dict[str, tuple[
 def test_data_sets_of_equal_names_stay_two(tmp_path: Path) -> None:
     _, rows = data("[{path: a/alpaca, type: alpaca}, {path: b/alpaca, type: alpaca}]", tmp_path)
     assert rows["path"] == "data/imported" and rows["sources"] == {"a-alpaca": {}, "b-alpaca": {}}
+    assert "system" in rows["ignore"] and "input" not in rows["ignore"]
     _, rows = data("[{path: a/c, type: alpaca, name: x}, {path: a/c, type: alpaca, name: y}]", tmp_path)
     assert rows["sources"] == {"a-c": {}, "a-c-2": {}}
     _, rows = data("[{path: ./in/x.jsonl, type: alpaca}, {path: ./in/y/x.jsonl, type: completion}]", tmp_path)
-    assert (rows["path"], rows["sources"]) == (
-        "in",
-        {"x.jsonl": {"format": "alpaca"}, "y/x.jsonl": {"format": "text"}},
-    )
+    forms = {name: source["format"] for name, source in rows["sources"].items()}
+    assert (rows["path"], forms) == ("in", {"x.jsonl": "alpaca", "y/x.jsonl": "text"})
 
 
 @pytest.mark.parametrize(
@@ -445,12 +444,33 @@ def test_input_output_rows_are_no_form_here(tmp_path: Path) -> None:
         ),
         ("type: completion, field: chapter", "text", {"text": "chapter"}),
         ("type: alpaca_chat.load_qa", "alpaca", {"instruction": "question", "output": "answer"}),
-        ("type: {field_instruction: q, field_output: a}", "auto", None),
+        ("type: {field_instruction: q, field_output: a}", "alpaca", {"instruction": "q", "output": "a"}),
+        (
+            "type: chat_template, message_property_mappings: {role: who, content: what, tool_calls: calls}",
+            "messages",
+            {"tool_calls": "calls", "role": "who", "content": "what"},
+        ),
+        (
+            "type: chat_template, field_thinking: why, message_field_training: learn",
+            "messages",
+            {"reasoning_content": "why", "train": "learn"},
+        ),
     ],
 )
 def test_fields_of_rows_become_columns(tmp_path: Path, entry: str, form: str, columns: dict[str, str] | None) -> None:
     _, rows = data(f"[{{path: a/b, {entry}}}]", tmp_path)
     assert (rows["format"], rows.get("columns")) == (form, columns)
+
+
+def test_names_of_roles_and_columns_that_are_not_read(tmp_path: Path) -> None:
+    roles = "{user: [human, customer], assistant: [bot], system: [system]}"
+    _, rows = data(f"[{{path: a/b, type: chat_template, roles: {roles}}}]", tmp_path)
+    assert rows["roles"] == {"customer": "user", "bot": "assistant"}
+    assert rows["ignore"] == ["system", "system_prompt", "functions"]
+    _, rows = data("[{path: a/b, type: alpaca}]", tmp_path)
+    assert {"system", "context", "history"} <= set(rows["ignore"]) and "input" not in rows["ignore"]
+    _, rows = data("[{path: a/b, type: alpaca_w_system.load_instruct}]", tmp_path)
+    assert "system" not in rows["ignore"]
 
 
 def test_files_splits_and_commits_of_a_data_set(tmp_path: Path) -> None:
@@ -575,6 +595,11 @@ INFO: dict[str, Any] = {
         "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
     },
     "odd": {"file_name": "odd.json", "formatting": "sharegpt", "tags": {"role_tag": "who", "content_tag": "what"}},
+    "named": {
+        "file_name": "named.json",
+        "formatting": "sharegpt",
+        "tags": {"user_tag": "customer", "assistant_tag": "bot", "function_tag": "call", "observation_tag": "result"},
+    },
     "hub": {"hf_hub_url": "o/hub", "subset": "en", "split": "train_sft", "num_samples": 500},
     "sampled": {"file_name": "sampled.json", "num_samples": 500},
     "modelscope": {"ms_hub_url": "o/ms"},
@@ -598,11 +623,12 @@ def described(names: str, tmp_path: Path, more: str = "") -> tuple[Translation, 
 @pytest.mark.parametrize(
     ("name", "form", "columns", "said"),
     [
-        ("plain", "alpaca", None, "columns named system, history are read of plain here"),
-        ("renamed", "alpaca", {"instruction": "q", "output": "a"}, "columns named input, system, history are read"),
+        ("plain", "alpaca", None, ""),
+        ("renamed", "alpaca", {"instruction": "q", "output": "a"}, ""),
         ("turns", "sharegpt", {"conversations": "talk"}, ""),
         ("openai", "messages", None, ""),
-        ("odd", "sharegpt", None, "have the keys who and what"),
+        ("odd", "sharegpt", {"from": "who", "value": "what"}, ""),
+        ("named", "sharegpt", None, "rename the turns call of named, which call tools, to function_call"),
         ("hub", "alpaca", None, ""),
         ("modelscope", "alpaca", None, "modelscope is on ModelScope"),
         ("script", "alpaca", None, "is made by a script, which is never run"),
@@ -620,6 +646,17 @@ def test_dataset_info_says_form_and_columns(
     if name != "broken":
         own = rows["sources"][next(iter(rows["sources"]))] if "sources" in rows else rows
         assert (own.get("format", rows["format"]), own.get("columns")) == (form, columns)
+
+
+def test_what_dataset_info_does_not_name_is_not_read(tmp_path: Path) -> None:
+    _, rows = described("plain", tmp_path)
+    assert {"system", "history", "tools"} <= set(rows["ignore"]) and "input" not in rows["ignore"]
+    _, rows = described("renamed", tmp_path)
+    assert "input" in rows["ignore"]
+    _, rows = described("turns", tmp_path)
+    assert rows["ignore"] == ["system", "system_prompt", "functions"]
+    _, rows = described("named", tmp_path)
+    assert rows["roles"] == {"customer": "user", "bot": "assistant", "result": "tool"}
 
 
 def test_a_cap_of_rows_never_repeats_them_and_num_samples_does(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ As in axolotl's src/axolotl/prompt_strategies/ and src/axolotl/utils/data/.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from zerolora.data.formats.reading import TURN_KEYS
 from zerolora.errors import shown
 from zerolora.imports.formats.base import (
     FILL_IN,
@@ -25,7 +26,7 @@ from zerolora.imports.formats.base import (
     texts,
     unless_off,
 )
-from zerolora.imports.formats.sets import DATA_FILE, DataSet, write_sets
+from zerolora.imports.formats.sets import DATA_FILE, DataSet, unread, write_sets
 
 TEMPLATES = {
     "tokenizer_default": "chat",
@@ -49,6 +50,14 @@ ROLES = {
 """What the forms read by themselves, which is what axolotl reads without `roles`."""
 
 
+READ: dict[str, tuple[str, ...]] = {
+    "alpaca": ("instruction", "input", "output"),
+    "messages": ("messages", "conversations", "tools"),
+    "sharegpt": ("conversations", "tools"),
+}
+"""The fields of a form that axolotl reads by default."""
+
+
 class Kind(NamedTuple):
     """A type of rows."""
 
@@ -59,6 +68,8 @@ class Kind(NamedTuple):
     system: str = ""
     differs: str = ""
     """What the prompt of ours writes otherwise."""
+    reads: tuple[str, ...] = ()
+    """Fields that the type reads beside its form's first ones."""
 
 
 STYLES = {
@@ -83,9 +94,9 @@ KINDS = {
     "alpaca_chat": STYLES["chat"],
     "alpaca_chat.load_qa": STYLES["chat"]._replace(columns={"instruction": "question", "output": "answer"}),
     "alpaca_chat.load_camel_ai": STYLES["chat"]._replace(columns={"instruction": "message_1", "output": "message_2"}),
-    "alpaca_w_system": STYLES["chat"]._replace(system=""),
-    "alpaca_w_system.load_instruct": STYLES["instruct"],
-    "alpaca_w_system.load_chat": STYLES["chat"]._replace(system=""),
+    "alpaca_w_system": STYLES["chat"]._replace(system="", reads=("system",)),
+    "alpaca_w_system.load_instruct": STYLES["instruct"]._replace(reads=("system",)),
+    "alpaca_w_system.load_chat": STYLES["chat"]._replace(system="", reads=("system",)),
     "alpaca_w_system.load_open_orca": STYLES["instruct"]._replace(
         columns={"instruction": "question", "output": "response", "system": "system_prompt"}
     ),
@@ -117,7 +128,12 @@ def rules(section: str) -> dict[str, Rule]:
         "message_field_content": _of_set("content", text, columns),
         "message_property_mappings.role": _of_set("role", text, columns, "from with value → sharegpt"),
         "message_property_mappings.content": _of_set("content", text, columns),
-        "message_property_mappings": none("messages are read by their role and content"),
+        **{
+            f"message_property_mappings.{key}": _of_set(f"turn {key}", text, columns)
+            for key in TURN_KEYS
+            if key not in ("role", "content", "from", "value")
+        },
+        "message_property_mappings": none("no key of a turn that is read (docs/data.md)"),
         **{f"roles.{role}": role_names(role) for role in ROLES},
         "roles": none("turns have the roles system, user, assistant and tool"),
         "roles_to_train": Rule("prepare.rows.loss", _trained),
@@ -141,11 +157,11 @@ def rules(section: str) -> dict[str, Rule]:
         "preprocess_shards": idle("files are streamed"),
         "drop_system_message": lost("system prompts are kept"),
         "input_transform": lost("rows are read as they are"),
-        "message_field_training": lost("see docs/data.md for the keys of a turn that choose what is learnt"),
+        "message_field_training": _of_set("turn train", text, columns, "{train: KEY}"),
         "message_field_training_detail": lost("a turn is learnt as a whole, or not at all"),
         "split_thinking": lost("a thought is learnt where the form has it (docs/data.md)"),
-        "field_thinking": lost("a thought is learnt where the form has it (docs/data.md)"),
-        "template_thinking_key": lost("a thought is learnt where the form has it (docs/data.md)"),
+        "field_thinking": _of_set("turn reasoning_content", text, columns, "{reasoning_content: KEY}"),
+        "template_thinking_key": idle("templates get a thought as reasoning_content, and by its other names"),
         "logprobs_field": none("of distillation alone", NO_EFFECT),
         "temperature": none("of distillation alone", NO_EFFECT),
         "train_on_split": lost("name the split's rows"),
@@ -183,17 +199,24 @@ def write_data(model: str, draft: Draft) -> list[str]:
     lines: list[str] = []
     sets, kinds = [], []
     for key, values in named.items():
-        kind = values.get("kind", KINDS["pretrain"] if key.startswith("pretraining") else Kind("auto"))
-        one, differs = _set(key, values, kind)
-        sets.append(one)
+        kind = values.get("kind") or _without_type(key, values)
+        sets.append(_set(key, values, kind))
         kinds.append(kind)
-        lines += differs
     lines += _prompt(kinds, draft)
     trained = [one for one in sets if not one.held_out]
     if trained and all(one.form == "text" for one in trained):
         rows["too_long"] = facts.get("too_long", "split")
         rows["loss"] = "everything"
     return lines + write_sets(sets, draft)
+
+
+def _without_type(key: str, values: dict[str, Any]) -> Kind:
+    """Return the type of rows whose `type` is a section, or left out."""
+    if key.startswith("pretraining"):
+        return KINDS["pretrain"]
+    if "instruction" in values or "output" in values:
+        return Kind("alpaca", template="alpaca", differs="axolotl writes the rows of a type of your own by its format")
+    return Kind("auto")
 
 
 def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
@@ -226,16 +249,15 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     return lines
 
 
-def _set(key: str, values: dict[str, Any], kind: Kind) -> tuple[DataSet, list[str]]:
-    """Return a data set, and a line for each thing that its values cannot say here."""
+def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
+    """Return a data set of the config."""
     path = values.get("path", "")
     local = (
         path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)) or (path.count("/") > 1 and ":" not in path)
     )
     form, columns = kind.form, dict(kind.columns)
-    lines: list[str] = []
     if form == "messages":
-        form, columns, lines = _messages(key, values)
+        form, columns = _messages(values)
     elif form == "text" and values.get("field", "text") != "text":
         columns["text"] = values["field"]
     elif form == "sharegpt" and "messages" in values:
@@ -245,32 +267,38 @@ def _set(key: str, values: dict[str, Any], kind: Kind) -> tuple[DataSet, list[st
         columns |= {field: values[field] for field in fields if values.get(field, field) != field}
     if "tools" in values and form in ("messages", "sharegpt") and values["tools"] != "tools":
         columns["tools"] = values["tools"]
-    one = DataSet(
+    return DataSet(
         key=key,
         path=path or "rows.json",
         local=local,
         form=form,
         columns=columns,
+        roles=values.get("roles", {}),
+        ignore=_unread(form, (*kind.reads, *columns, *columns.values())),
         split=values.get("split"),
         subset=values.get("subset"),
         revision=values.get("revision"),
         files=[Path(file).name if local and Path(file).is_absolute() else file for file in values.get("files", [])],
         held_out=key.startswith("test_datasets"),
     )
-    return one, lines
 
 
-def _messages(key: str, values: dict[str, Any]) -> tuple[str, dict[str, str], list[str]]:
+def _unread(form: str, read: Iterable[str]) -> list[str]:
+    """Return the fields of a form that axolotl does not read."""
+    return unread(form, [*READ[form], *read]) if form in READ else []
+
+
+def _messages(values: dict[str, Any]) -> tuple[str, dict[str, str]]:
     """Return form and columns of rows of turns, by the names of a turn's keys."""
-    keys = (values.get("role", "role"), values.get("content", "content"))
+    role, content = values.get("role", "role"), values.get("content", "content")
     column = values.get("messages", "messages")
-    if keys == ("from", "value"):
-        return "sharegpt", {} if column == "conversations" else {"conversations": column}, []
-    columns = {} if column == "messages" else {"messages": column}
-    if keys == ("role", "content"):
-        return "messages", columns, []
-    text = f"{key}.message_property_mappings: turns have the keys role and content, or from and value, here"
-    return "messages", columns, [Remark(f"{text}, not {keys[0]} and {keys[1]}: rename them in the rows")]
+    columns = {key.removeprefix("turn "): value for key, value in values.items() if key.startswith("turn ")}
+    if (role, content) == ("from", "value"):
+        form, columns["conversations"] = "sharegpt", column
+    else:
+        form, columns["messages"] = "messages", column
+        columns |= {"role": role, "content": content}
+    return form, {ours: theirs for ours, theirs in columns.items() if ours != theirs}
 
 
 def _of_set(name: str, convert: Callable[[Any], Any], new: str, remark: str = "") -> Rule:
@@ -309,12 +337,11 @@ def role_names(role: str) -> Rule:
     """Return the rule of the names that turns have for a role."""
 
     def translate(value: Any, draft: Draft) -> str | None:
-        other = [name for name in texts(value) if name not in ROLES.get(role, ())]
-        if other:
-            raise NoEqual(f"turns named {', '.join(map(shown, other))} are not read as {role}: rename them in the rows")
+        roles = _values(draft).setdefault("roles", {})
+        roles |= {name: role for name in texts(value) if name not in ROLES[role]}
         return None
 
-    return Rule("", translate, f"{', '.join(ROLES.get(role, ()))} are read by themselves")
+    return Rule("prepare.rows.roles", translate, f"{', '.join(ROLES[role])} need no key")
 
 
 def _trained(value: Any, draft: Draft) -> str | None:

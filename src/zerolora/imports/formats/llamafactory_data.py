@@ -10,7 +10,7 @@ from typing import Any
 from zerolora.errors import UserError, shown
 from zerolora.imports.formats.base import CHANGES, FILL_IN, Draft, Remark
 from zerolora.imports.formats.common import LARGEST_FILE
-from zerolora.imports.formats.sets import DATA_FILE, DataSet, write_sets
+from zerolora.imports.formats.sets import DATA_FILE, DataSet, unread, write_sets
 from zerolora.json_file import read_foreign
 
 INFO = "dataset_info.json"
@@ -20,14 +20,14 @@ system: none)."""
 MEDIA = ("images", "videos", "audios")
 PREFERENCES = ("chosen", "rejected", "kto_tag")
 SHAREGPT = ("from", "value", "human", "gpt", "observation", "function_call", "system")
-OPENAI = ("role", "content", "user", "assistant", "observation", "function_call", "system")
 TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
 SAME_ROLES = {
-    "observation_tag": ("observation", "tool", "function_response", None),
-    "function_tag": ("function_call", "function", None),
-    "system_tag": ("system", None),
+    "observation_tag": ("observation", "tool", "function_response"),
+    "function_tag": ("function_call", "function"),
+    "system_tag": ("system",),
 }
-"""Names of rarer turns that our forms read by themselves; None: the rows have no such turns."""
+"""Names of rarer turns that our forms read by themselves."""
+ROLES = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "system_tag": "system"}
 HUBS = {"hf_hub_url": "the Hugging Face hub", "ms_hub_url": "ModelScope", "om_hub_url": "Modelers"}
 
 
@@ -107,7 +107,7 @@ def _set(name: str, key: str, info: dict[str, Any] | None, base: Path, draft: Dr
         return DataSet(key, str(base / name), True, form=form, at_most=at_most), [Remark(text, FILL_IN)]
     one, lines = _where(name, key, entry, base)
     one.subset, one.split = _text(entry, "subset"), _text(entry, "split")
-    one.columns, one.form = {}, form
+    one.form = form
     rows = entry.get("num_samples")
     if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0:
         one.rows = min(rows, at_most) if at_most else rows
@@ -120,7 +120,7 @@ def _set(name: str, key: str, info: dict[str, Any] | None, base: Path, draft: Dr
         text = _text(columns, "prompt") or ("" if columns else "instruction")
         one.columns = {"text": text} if text and text != "text" else {}
     elif entry.get("formatting", "alpaca") == "alpaca":
-        lines += _alpaca(name, key, columns, one)
+        _alpaca(columns, one)
     else:
         lines += _turns(name, key, entry, columns, one)
     return one, lines
@@ -157,39 +157,36 @@ def _other(name: str, entry: dict[str, Any]) -> list[str]:
     return reasons
 
 
-def _alpaca(name: str, key: str, columns: dict[str, Any], one: DataSet) -> list[str]:
+def _alpaca(columns: dict[str, Any], one: DataSet) -> None:
     """Set form and columns of alpaca rows. With `columns`, a field that is not named is not read there."""
     one.form = "alpaca"
     fields = {"prompt": "instruction", "query": "input", "response": "output"} if not columns else {}
     fields |= {theirs: column for theirs in ALPACA if (column := _text(columns, theirs))}
     one.columns = {ALPACA[theirs]: column for theirs, column in fields.items() if ALPACA[theirs] != column}
-    unread = [ours for theirs, ours in ALPACA.items() if theirs not in fields and ours not in fields.values()]
-    if "input" in unread or not columns:
-        names = ", ".join(unread)
-        return [Remark(f"{key}: columns named {names} are read of {name} here, if it has any, and not there", CHANGES)]
-    return []
+    one.ignore = unread("alpaca", [*(ALPACA[theirs] for theirs in fields), *fields.values(), "instruction", "output"])
 
 
 def _turns(name: str, key: str, entry: dict[str, Any], columns: dict[str, Any], one: DataSet) -> list[str]:
-    """Set form and columns of rows of turns, by the tags of a turn."""
+    """Set form, columns and roles of rows of turns, by the tags of a turn."""
     given = entry["tags"] if isinstance(entry.get("tags"), dict) else None
     tags = dict(zip(TAGS, SHAREGPT, strict=True)) if given is None else {tag: given.get(tag) for tag in TAGS}
     column = _text(columns, "messages") or "conversations"
-    main = (tags["role_tag"], tags["content_tag"])
-    one.form = "messages" if main == ("role", "content") else "sharegpt"
+    role, content = _text(tags, "role_tag") or "from", _text(tags, "content_tag") or "value"
+    one.form = "messages" if (role, content) == ("role", "content") else "sharegpt"
     field = "messages" if one.form == "messages" else "conversations"
     one.columns = {} if column == field else {field: column}
     one.columns |= {each: value for each in ("system", "tools") if (value := _text(columns, each)) and value != each}
-    lines: list[str] = []
-    if main not in (("role", "content"), ("from", "value")):
-        text = f"{key}: turns of {name} have the keys {main[0]} and {main[1]}, not role and content, or from and value"
-        lines.append(Remark(f"{text}: rename them in the rows", FILL_IN))
+    if one.form == "sharegpt":
+        one.columns |= {ours: tag for ours, tag in (("from", role), ("value", content)) if ours != tag}
+    read = [each for each in ("system", "tools") if _text(columns, each)]
+    one.ignore = unread(one.form, ["messages", "conversations", *read, *one.columns.values()])
     known = {"user_tag": ("user", "human"), "assistant_tag": ("assistant", "gpt"), **SAME_ROLES}
-    others = [str(tags[tag]) for tag, names in known.items() if tags[tag] not in names]
-    if others:
-        text = f"{key}: turns of {name} named {', '.join(others)} are not read by these names: rename them in the rows"
-        lines.append(Remark(text, FILL_IN))
-    return lines
+    others = {tag: value for tag, names in known.items() if (value := _text(tags, tag)) and value not in names}
+    one.roles = {value: ROLES[tag] for tag, value in others.items() if tag in ROLES}
+    if "function_tag" in others:
+        text = f"{key}: rename the turns {others['function_tag']} of {name}, which call tools, to function_call"
+        return [Remark(text, FILL_IN)]
+    return []
 
 
 def _text(values: dict[str, Any], key: str) -> str | None:

@@ -1,10 +1,12 @@
 """The data sets of another tool's config, written as `prepare` has them: one path, or sources below a folder."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerolora.data.formats import FORMS
 from zerolora.imports.formats.base import FILL_IN, Draft, Remark
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -29,6 +31,10 @@ class DataSet:
     """Whether the path is one of this machine."""
     form: str = "auto"
     columns: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)
+    """Our role by the name that its turns have."""
+    ignore: list[str] = field(default_factory=list)
+    """Columns that the tool does not read, and the form would."""
     split: str | None = None
     """A published split, or a part of one, as in train[:1000]."""
     subset: str | None = None
@@ -62,7 +68,7 @@ def write_sets(sets: list[DataSet], draft: Draft) -> list[str]:
     plain = not (only.rows or only.at_most or only.weight or only.held_out)
     if len(sets) == 1 and plain and len(only.files) < 2:
         place, line = _place(only, draft)
-        rows |= {"path": place, "format": only.form} | ({"columns": only.columns} if only.columns else {})
+        rows |= {"path": place, "format": only.form} | _names_in_rows(only)
         return [*lines, *line]
     if all(each.local for each in sets) and (folder := _folder(sets)):
         rows["path"] = folder
@@ -72,10 +78,12 @@ def write_sets(sets: list[DataSet], draft: Draft) -> list[str]:
         places = dict(zip(map(id, sets), _names(sets), strict=True))
     forms = {each.form for each in sets}
     rows["format"] = forms.pop() if len(forms) == 1 else "auto"
+    if only.ignore and all(each.ignore == only.ignore for each in sets):
+        rows["ignore"] = only.ignore
     sources: dict[str, dict[str, Any]] = {}
     for each in sets:
         entry: dict[str, Any] = {} if each.form == rows["format"] else {"format": each.form}
-        entry |= {"columns": each.columns} if each.columns else {}
+        entry |= {key: value for key, value in _names_in_rows(each).items() if rows.get(key) != value}
         entry |= {name: value for name in ("weight", "rows", "at_most") if (value := getattr(each, name)) is not None}
         entry |= {"split": "validation"} if each.held_out else {}
         place = places[id(each)]
@@ -86,6 +94,17 @@ def write_sets(sets: list[DataSet], draft: Draft) -> list[str]:
     draft.key = sets[0].key
     draft.set("prepare.rows.sources", sources)
     return lines
+
+
+def _names_in_rows(each: DataSet) -> dict[str, Any]:
+    """Return the keys of the config that say how rows are read, where they are needed."""
+    return {key: value for key in ("columns", "roles", "ignore") if (value := getattr(each, key))}
+
+
+def unread(form: str, read: Iterable[str]) -> list[str]:
+    """Return the fields that a form reads beside those in `read`, which are to be ignored."""
+    known = set(read)
+    return [name for name in FORMS[form].fields if name not in known]
 
 
 def _read_part(each: DataSet) -> list[str]:
