@@ -263,7 +263,7 @@ def test_the_loss_by_chunks_is_that_of_the_models_own_logits(
     """Gemma's bounded logits too; several chunks; with a frozen head, and with all weights trained."""
     monkeypatch.setattr("zerolora.logit_chunks.LEAST_CHUNK", 4)
     base = build_loud(kind, "eager").requires_grad_(full)
-    assert check_loss(base, base, CPU)
+    assert check_loss(base, base, CPU, "fp32")
     model = base.train() if full else with_adapter(base).train()
     micro_batches = [[rows(9, 14, 5), rows(11)], [rows(3)]]
     ours = loss_and_gradients(model, micro_batches, packing=False)
@@ -281,8 +281,8 @@ def test_a_model_that_scales_its_logits_has_its_own_loss(kind: str) -> None:
     config = AutoConfig.for_model(kind, **(SIZES | scale | {"pad_token_id": 0}))
     model: Any = AutoModelForCausalLM.from_config(config)
     make_chunked(model.requires_grad_(False))
-    assert not check_loss(model, model, CPU)
-    assert check_loss(model, model, CPU)
+    assert not check_loss(model, model, CPU, "fp32")
+    assert check_loss(model, model, CPU, "fp32")
 
 
 @pytest.mark.parametrize(("kind", "attention"), both(SOUND))

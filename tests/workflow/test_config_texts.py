@@ -78,3 +78,15 @@ def test_a_data_path_that_cannot_be_watched_fails_before_anything_runs(
     assert told == [f"config/config.yaml:{number}: prepare.rows.path: {path!r}: {said}"], output
     assert "Traceback" not in output
     assert result.returncode == 2 if engine[0] == "snakemake" else result.returncode != 0
+
+
+@pytest.mark.parametrize("stage", ["prepare", "render", "train"])
+def test_until_a_stage_that_would_not_be_reached_is_refused(project: Project, stage: str) -> None:
+    """Snakemake would end at the first checkpoint before it, with exit code 0. The file itself is a target."""
+    refused = project.run("snakemake", "--profile", "profiles/local", "--until", stage, check=False)
+    assert refused.returncode == 1
+    assert f"--until {stage}: Snakemake would stop at the first stage before it; name the files" in refused.stderr
+    file = {"prepare": "data/NAME/manifest.json", "render": "NAME/zero.json", "train": "NAME/adapter/manifest.json"}
+    assert f"results/config.json results/{file[stage]}`" in refused.stderr
+    assert not (project.directory / "results/default").exists()
+    project.run("snakemake", "--profile", "profiles/local", "--dry-run", "--until", "fetch", "fetch_data")

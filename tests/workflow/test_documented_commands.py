@@ -31,6 +31,7 @@ ELSEWHERE = {
     r"python benchmarks/gpu.py .*--list": "tests/unit/test_gpu_benchmark.py runs it",
     r"zerolora init --recipe": "replaces the config; tests/unit/test_init.py runs it",
     r"zerolora search": "needs a search in the config; tests/workflow/test_searches.py runs it",
+    r"results/data/mine/": "needs a data set of that name; tests/workflow/test_config_texts.py prepares one alone",
     r"zerolora import": "needs a file of another tool; tests/unit/test_import.py runs it",
 }
 NOT_RUN = {

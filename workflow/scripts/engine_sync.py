@@ -60,6 +60,8 @@ USER_FILES = (
     *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
     *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*", "config/searches/*.json"),
 )
+# Stages that no checkpoint comes before.
+UNTIL = {"resolve", "fetch", "fetch_data", "fetch_package_data", "fetch_adapter"}
 # Those that name targets, and one that runs by request, with two wildcards, which DVC does not know.
 TARGET_RULES = ("all", "default", "judge_all", "export", "export_target")
 HARNESS = "_harness"  # of the DVC stages of tasks of lm-evaluation-harness
@@ -86,9 +88,11 @@ def before_planning(workflow: Any, config: Config, every_output: Sequence[str]) 
     and not ended, and what nobody knows to be right, of `every_output` of the workflow. Inside `dvc repro` DVC has done
     all but the first. A dry run takes no lock, writes, restores and deletes nothing.
 
-    Raises WorkflowError if another run has the lock or an output is damaged.
+    Raises WorkflowError if another run has the lock, an output is damaged, or --until names a stage that Snakemake
+    would not reach.
     """
     executing = workflow.execution_settings is not None and not workflow.dryrun
+    check_until(workflow)
     if executing:
         interrupts.calm()
         before_each_job(workflow, functools.partial(_begin_job, workflow))
@@ -116,6 +120,22 @@ def before_planning(workflow: Any, config: Config, every_output: Sequence[str]) 
         # Snakemake made it on starting, and the one that marked jobs as done has removed it on ending.
         run_lock.SNAKEMAKE_LOCKS.mkdir(exist_ok=True)
     _run_unknown_again(workflow, unknown)
+
+
+def check_until(workflow: Any) -> None:
+    """Raise WorkflowError if --until names a stage after a checkpoint.
+
+    What comes after a checkpoint is not planned until it has run, so Snakemake would end there, with exit code 0.
+    """
+    named = sorted(set(workflow.dag_settings.until) - UNTIL)
+    rule = next((rule for rule in workflow.rules if rule.name in named), None)
+    if rule is None:
+        return
+    file = re.sub(r"\{\w+[^}]*\}", "NAME", str(rule.output[0]))
+    raise WorkflowError(
+        f"--until {rule.name}: Snakemake would stop at the first stage before it; name the files to make instead, as "
+        f"in `snakemake --profile profiles/local {RESOLVED} {file}`"
+    )
 
 
 def make_site_cache_private() -> None:

@@ -16,7 +16,9 @@ from zerolora.errors import UserError
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import PackedRow, collate
 from zerolora.train.loss import logits_of, losses, make_whole
+from zerolora.train.non_finite import check_finite
 from zerolora.train.sequence_parallel import sequence
+from zerolora.types import Precision
 
 LENGTHS = (7, 9)
 """Tokens of the two rows: short, and of different lengths, so that a shift of one row against the other shows."""
@@ -80,11 +82,12 @@ def check_sequence_parallel(model: Any, config: Any, device: torch.device) -> No
         )
 
 
-def check_loss(model: Any, base: Any, device: torch.device) -> bool:
+def check_loss(model: Any, base: Any, device: torch.device, precision: Precision) -> bool:
     """Return whether the chunked loss (loss.py) equals that of the model's own logits. If not, as with a model that
     scales its logits, the model's own logits are used from here on.
 
     `model` is called as training calls it, `base` is the model under the adapter. Collective, like check_isolation.
+    Raises UserError if a weight is NaN or infinite.
     """
     draw = torch.Generator().manual_seed(0)
     tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), draw)["input_ids"]
@@ -95,7 +98,12 @@ def check_loss(model: Any, base: Any, device: torch.device) -> bool:
         ours = sequence.whole(ours)[0, : len(tokens) - 1]
         logits = logits_of(model, batch)[0, : len(tokens) - 1].float()
     theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:], device=device), reduction="none")
-    same = bool((ours - theirs).square().mean().sqrt() <= _rounding(model) * theirs.std())
+    finite = theirs.isfinite()
+    if not finite.all():
+        check_finite(base, precision)
+    ours, theirs = ours[finite], theirs[finite]
+    # Where fewer than two are left there is nothing to compare; the first step reports its loss.
+    same = len(theirs) < 2 or bool((ours - theirs).square().mean().sqrt() <= _rounding(model) * theirs.std())
     if not same:
         make_whole(base)
     return same

@@ -14,6 +14,7 @@ from zerolora.errors import UserError
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
 from zerolora.train import schedule
+from zerolora.train.adapter import base_of
 from zerolora.train.checkpoint.format import State, read
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.base import WEIGHT, Engine
@@ -22,6 +23,7 @@ from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
 from zerolora.train.loss import loss_sum
+from zerolora.train.non_finite import check_finite, first_loss
 from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.writer import TelemetryWriter
 from zerolora.train.validation import Validations
@@ -101,7 +103,7 @@ class Loop:
                 due = self.rank == 0 and self.checkpoints.due(self.step + 1)
                 loss, asked, due = self._optimizer_step(due)
                 if not math.isfinite(loss):
-                    raise UserError(f"loss is {loss} at step {self.step + 1}; lower train.learning_rate")
+                    raise self._not_finite(loss)
                 self.losses.append(loss)
                 self.step += 1
                 self.seconds = before + time.monotonic() - started
@@ -187,6 +189,14 @@ class Loop:
             {"step": step + 1, "loss": loss, "learning_rate": self._learning_rate(step)}
             for step, loss in enumerate(self.losses)
         ]
+
+    def _not_finite(self, loss: float) -> UserError:
+        """Return the error for a loss that is not finite. Collective."""
+        if self.step:
+            return UserError(f"loss is {loss} at step {self.step + 1}; lower train.learning_rate")
+        # The step that gave it has made what is trained NaN, too.
+        check_finite(base_of(self.engine.module), self.plan.precision, trained=False)
+        return first_loss(loss, self.plan.precision)
 
     def _learning_rate(self, step: int) -> float:
         return schedule.learning_rate(self.plan, step, self.batches.planned)

@@ -234,8 +234,8 @@ def _loop(
     ranks compute something else of shared rows than of their own."""
     packed = read_json(paths.packing / "stats.json", "zerolora pack")["packing"]
     base = base_of(engine.module)
-    if not check_loss(engine, base, device) and torch.distributed.get_rank() == 0:
-        LOGGER.info("this model computes its logits in a way of its own, so all of them are made at once")
+    if not check_loss(engine, base, device, plan.precision) and torch.distributed.get_rank() == 0:
+        LOGGER.info("this model post-processes its logits; using the unchunked loss")
     if plan.sequence_parallel > 1:
         check_sequence_parallel(engine, base.config, device)
     if packed:

@@ -1,0 +1,96 @@
+"""A loss that is not finite before any update names the weight, or the range of the precision."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from zerolora.errors import UserError
+from zerolora.train.isolation import check_loss
+from zerolora.train.loss import make_chunked
+from zerolora.train.non_finite import check_finite, first_loss
+
+CPU = torch.device("cpu")
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rank() -> Iterator[None]:
+    """The first and only rank of a group."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def base(tiny_model: Path) -> Any:
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tiny_model).requires_grad_(False)
+    make_chunked(loaded)
+    return loaded
+
+
+def adapted(base: Any) -> Any:
+    config = LoraConfig(r=2, target_modules=["up_proj"], modules_to_save=["v_proj"])
+    return get_peft_model(base, config).get_base_model()
+
+
+def spoil(model: Any, name: str, value: float) -> None:
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[3] = value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_weight_of_the_base(base: Any, value: float) -> None:
+    spoil(base, UP, value)
+    model = adapted(base)
+    with pytest.raises(UserError) as error:
+        check_loss(model, model, CPU, "fp32")
+    assert str(error.value) == (
+        f"'{UP}' of the base model: NaN or infinite in its files; fetch the model again, or another one"
+    )
+    with pytest.raises(UserError, match=f"'{UP}' of the base model: NaN or infinite in fp16, whose largest number is"):
+        check_finite(model, "fp16")
+
+
+def test_a_saved_module_of_the_adapter_is_the_bases(base: Any) -> None:
+    spoil(base, "model.layers.0.self_attn.v_proj.weight", math.nan)
+    with pytest.raises(UserError, match=r"layers.0.self_attn.v_proj.* of the base model"):
+        check_finite(adapted(base), "fp32")
+
+
+def test_a_factor_of_the_adapter(base: Any) -> None:
+    model = adapted(base)
+    spoil(model, "model.layers.0.mlp.up_proj.lora_A.default.weight", math.nan)
+    with pytest.raises(UserError, match=r"'model.layers.0.mlp.up_proj.lora_A.default.weight' of the adapter: NaN"):
+        check_loss(model, model, CPU, "fp32")
+    check_finite(model, "fp32", trained=False)
+
+
+def test_a_sound_model_has_its_own_reason(base: Any) -> None:
+    model = adapted(base)
+    assert check_loss(model, model, CPU, "fp32")
+    check_finite(model, "fp32")
+    assert "activations leave the range of fp16; write train.precision: bf16" in str(first_loss(math.nan, "fp16"))
+    assert "learning_rate" not in str(first_loss(math.inf, "fp32"))
+
+
+def test_the_constants_of_a_quantized_weight(tiny_model: Path) -> None:
+    """Codes are whole numbers: only their constants can be NaN."""
+    from transformers import BitsAndBytesConfig
+
+    from zerolora.compat import bitsandbytes
+
+    bitsandbytes.load()
+    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        tiny_model, quantization_config=quantization, device_map={"": "cpu"}
+    )
+    check_finite(model, "fp32")
+    model.get_parameter(UP).quant_state.absmax[0] = math.nan
+    with pytest.raises(UserError, match=f"'{UP}' of the base model: NaN or infinite"):
+        check_finite(model, "fp32")
