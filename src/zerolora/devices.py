@@ -32,7 +32,7 @@ NAME_BYTES = 256
 
 
 @dataclass(frozen=True)
-class Gpu:
+class VisibleGpu:
     """A GPU that CUDA shows this process."""
 
     name: str
@@ -68,7 +68,7 @@ def fault(gpus: int = 1) -> str | None:
     return _too_few(visible(library), gpus)
 
 
-def _too_few(found: list[Gpu] | int, needed: int) -> str | None:
+def _too_few(found: list[VisibleGpu] | int, needed: int) -> str | None:
     """Return why torch cannot use `needed` of these GPUs; None if it can."""
     names = os.environ.get(VISIBLE)
     limited = "" if names is None else f" ({VISIBLE}={names})"
@@ -101,7 +101,7 @@ def old_driver(release: str, built: str, library: Any = None) -> str | None:
     )
 
 
-def visible(library: Any) -> list[Gpu] | int:
+def visible(library: Any) -> list[VisibleGpu] | int:
     """Return the GPUs that CUDA shows this process, or the error code of a driver that cannot start."""
     no_device = 100  # CUDA_ERROR_NO_DEVICE
     if code := library.cuInit(0):
@@ -178,7 +178,7 @@ def driver_library() -> Any:
         return None
 
 
-def _gpu(library: Any, number: int) -> Gpu:
+def _gpu(library: Any, number: int) -> VisibleGpu:
     handle, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(NAME_BYTES), (ctypes.c_ubyte * 16)()
     library.cuDeviceGet(ctypes.byref(handle), number)
     library.cuDeviceGetName(name, NAME_BYTES, handle)
@@ -188,7 +188,7 @@ def _gpu(library: Any, number: int) -> Gpu:
         value = ctypes.c_int()
         library.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
         capability.append(value.value)
-    return Gpu(name.value.decode(errors="replace"), (capability[0], capability[1]), bytes(uuid).hex())
+    return VisibleGpu(name.value.decode(errors="replace"), (capability[0], capability[1]), bytes(uuid).hex())
 
 
 def _numbers(architecture: str) -> tuple[int, int]:
