@@ -9,10 +9,50 @@ from pathlib import Path
 
 from module_table import write_or_check
 
-from zerolora.methods.registry import table
+from zerolora.methods.base import Method
+from zerolora.methods.registry import TRAINABLE, create
+from zerolora.strategies import STRATEGIES
+from zerolora.strategies.base import Strategy, Target
+from zerolora.types import Device, Precision
 
 DOCUMENT = Path(__file__).resolve().parent / "methods.md"
 MARK = re.compile(r"(<!-- strategies of each method -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table() -> str:
+    """Return which methods each strategy trains, as the table of docs/methods.md."""
+    columns: dict[str, Method] = {}
+    for name, method in TRAINABLE.items():
+        if not method.quantizes():
+            columns[name] = create(name)
+            continue
+        columns[f"{name}, 4 bits"] = create(name)
+        if not columns[f"{name}, 4 bits"].unpacks:
+            columns[f"{name}, int8"] = create(name, quantization="int8")
+    rows = [
+        f"| `{name}` | {' | '.join(_cell(strategy, method) for method in columns.values())} |"
+        for name, strategy in STRATEGIES.items()
+    ]
+    return "\n".join([f"| strategy | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}", *rows])
+
+
+def _cell(strategy: Strategy, method: Method) -> str:
+    """Return whether a strategy trains a method: yes on any device, on a GPU only, or never."""
+    devices: list[tuple[Device, Precision]] = [("cpu", "fp32"), ("cuda", "bf16")]
+    targets = [
+        Target(
+            device=device,
+            precision=precision,
+            nodes=1,
+            ranks_per_node=2,
+            nvme="/nvme",
+            frozen_type=method.frozen_type,
+            unpacks=method.unpacks,
+        )
+        for device, precision in devices
+    ]
+    on_cpu, on_gpu = (strategy.conflict(target) is None for target in targets)
+    return "yes" if on_cpu else "GPU only" if on_gpu else "no"
 
 
 def main() -> int:

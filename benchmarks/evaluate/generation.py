@@ -56,6 +56,8 @@ SPINNING = "zerolora, threads that spin"
 FIGURES = ("seconds", "cpu_seconds", "rows_per_second", "tokens_per_second")
 Answers = tuple[list[str], int]
 """Texts, and the number of tokens generated."""
+from zerolora.types import Device
+
 Found = dict[str, Any]
 
 
@@ -118,13 +120,18 @@ def answered(name: str, request: Found, folder: Path) -> Found:
     return dict(read_json(output, "generation.py"))
 
 
+def device_here() -> Device:
+    """Return the device that contestants use."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def answer(request: Path) -> None:
     """Be a contestant: load, answer two rows, then all against the clock."""
     asked = read_json(request, "generation.py")
     if asked["name"] == VLLM:
         write_json(Path(asked["output"]), in_vllm(asked, request.parent))
         return
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_here()
     if asked["name"] == "zerolora" and device == "cpu":
         cpu_matmul.choose()
     data, model = Path(asked["data"]), EvaluatedModel(Path(asked["model"]), device=device)
@@ -146,13 +153,13 @@ def answer(request: Path) -> None:
 def vllm_settings(asked: Found) -> EvaluateSettings:
     """Return the settings by which `zerolora evaluate` has vLLM answer."""
     return EvaluateSettings(
-        check="sum", max_new_tokens=asked["limit"], engine="vllm", vllm_python=asked["vllm_python"]
+        check="sum", max_new_tokens=asked["limit"], engine="vllm", vllm_python=asked["vllm_python"], device=device_here()
     )  # fmt: skip
 
 
 def in_vllm(asked: Found, folder: Path) -> Found:
     """Have vLLM answer in an interpreter of its own, which measures itself, and decode what it says."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_here()
     data, model = Path(asked["data"]), EvaluatedModel(Path(asked["model"]), device=device)
     figures = folder / "figures.json"
     rows = list(open_split(data, "test"))[: asked["rows"]]
@@ -181,7 +188,7 @@ def in_vllm(asked: Found, folder: Path) -> Found:
 
 def ours(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:
     """Answer as `zerolora evaluate` does."""
-    return generate(model, tokenizer, rows, stops, EvaluateSettings(check="sum", max_new_tokens=limit))
+    return generate(model, tokenizer, rows, stops, EvaluateSettings(check="sum", max_new_tokens=limit, device="cpu"))
 
 
 def one_by_one(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:

@@ -1,8 +1,9 @@
-"""The code fingerprint of a stage: a hash of the code that can change its result.
+"""The code fingerprint of a stage: a hash of the code that can change its result under its settings.
 
 It covers the syntax trees of the modules that the stage imports, directly or through others, the data files beside
-them, and the stage's rule. Comments, docstrings and formatting are not part of it. Snakemake compares it as a parameter
-of the rule, DVC as a value in results/config.json, training as part of a run's fingerprint.
+them, and the stage's rule. Of a registry only the entries that the settings choose count (config/code.py). Comments,
+docstrings, formatting and the texts of messages are not part of it. Snakemake compares it as a parameter of the rule,
+DVC as a value beside the stage's settings, training as part of a run's fingerprint.
 """
 
 import ast
@@ -12,7 +13,7 @@ import json
 import os
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ ALL = STAGES | ON_REQUEST
 
 LEFT_OUT: Mapping[str, str] = {
     "": "the package's own docstring",
+    "base_check": "refuses a base that could not be loaded as its files say; no value passes through it",
     "cli": "finds the command, and tells mistakes",
     "commands": "hand files and settings to the stages",
     "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
@@ -35,8 +37,12 @@ LEFT_OUT: Mapping[str, str] = {
     "evaluate.batches": "chooses which prompts share a batch; an answer does not depend on it",
     "files": "writes values as they are given, whole or not at all",
     "fingerprint": "compares code",
+    "foreign": "refuses files of another form; what has the right one is returned as it is",
     "gate": "refuses what could not be trained or merged; no value passes through it",
     "imports": "translates configs of other tools by hand; no stage calls it",
+    "json_file": "refuses what is not JSON, or too large; returns what json returns",
+    "json_kinds": "refuses values of another kind",
+    "methods.adapter_check": "refuses an adapter that is not as its config says; no value passes through it",
     "progress": "shows how far a stage is",
     "stages": "names the stages; a stage's rule and modules are hashed themselves",
     "log": "messages, and the status that a display reads",
@@ -65,28 +71,61 @@ DIRECTIVES_LEFT_OUT = frozenset(
 REGISTRY_MARK = "iter_modules"
 
 
-def of_stage(stage: str, rules: Path | None = None) -> str:
-    """Return the hex fingerprint of a stage's modules and, if `rules` is its directory of rule files, of its rule."""
-    return fingerprints([stage], rules)[stage]
+Chosen = Mapping[str, Iterable[str]]
+"""By the package of a registry, the names of the entries that the settings choose. Of a registry that it does not name,
+all entries count."""
 
 
-def fingerprints(stages: Iterator[str] | list[str] | None = None, rules: Path | None = RULES) -> dict[str, str]:
-    """Return the hex fingerprint of each stage, by default of all. Modules that did not change are not parsed again."""
-    modules = _Modules()
-    result = {}
-    for name in STAGES if stages is None else stages:
-        digest = hashlib.sha256()
-        for module in modules_of(name, modules):
-            digest.update(f"{module} {modules[module]['digest']}\n".encode())
-        if rules is not None:
-            digest.update(_rule(rules / f"{ALL[name].rules}.smk", name).encode())
-        result[name] = digest.hexdigest()
-    modules.save()
+def of_stage(stage: str, chosen: Chosen | None = None) -> str:
+    """Return the hex fingerprint of a stage's modules, without its rule."""
+    return Fingerprints(rules=None).of(stage, chosen)
+
+
+def fingerprints(stages: Iterable[str] | None = None) -> dict[str, str]:
+    """Return the hex fingerprint of each stage, by default of all, whatever their settings."""
+    known = Fingerprints()
+    result = {stage: known.of(stage) for stage in stages or STAGES}
+    known.save()
     return result
 
 
-def modules_of(stage: str, modules: "_Modules | None" = None) -> list[str]:
-    """Return the modules of a stage, sorted: all that it imports, less those that cannot change its result."""
+class Fingerprints:
+    """The fingerprints of stages under several settings. A module that did not change is not parsed again."""
+
+    def __init__(self, rules: Path | None = RULES) -> None:
+        """`rules` is the directory of the rule files, which count; None if they do not."""
+        self._rules = rules
+        self._modules = _Modules()
+        self._known: dict[Any, str] = {}
+        self._of_rules: dict[str, str] = {}
+
+    def of(self, stage: str, chosen: Chosen | None = None) -> str:
+        """Return the hex fingerprint of a stage."""
+        entries = {package: frozenset(names) for package, names in (chosen or {}).items()}
+        key = stage, frozenset(entries.items())
+        if key not in self._known:
+            digest = hashlib.sha256()
+            for module in modules_of(stage, entries, self._modules):
+                digest.update(f"{module} {self._modules[module]['digest']}\n".encode())
+            digest.update(self._rule_of(stage).encode())
+            self._known[key] = digest.hexdigest()
+        return self._known[key]
+
+    def save(self) -> None:
+        """Keep what was parsed for the next start."""
+        self._modules.save()
+
+    def _rule_of(self, stage: str) -> str:
+        if self._rules is None:
+            return ""
+        if stage not in self._of_rules:
+            self._of_rules[stage] = _rule(self._rules / f"{ALL[stage].rules}.smk", stage)
+        return self._of_rules[stage]
+
+
+def modules_of(stage: str, chosen: Chosen | None = None, modules: "_Modules | None" = None) -> list[str]:
+    """Return the modules of a stage, sorted: all that it imports, less those that cannot change its result, and the
+    chosen entries of the registries among them."""
     modules = modules or _Modules()
     kept = ALL[stage].kept
     waiting, seen = list(ALL[stage].modules), set()
@@ -96,7 +135,16 @@ def modules_of(stage: str, modules: "_Modules | None" = None) -> list[str]:
             continue
         seen.add(name)
         waiting += modules[name]["imports"]
+        for package in modules[name]["registered"]:
+            waiting += _entries(package, (chosen or {}).get(package))
     return sorted(seen)
+
+
+def _entries(package: str, names: Iterable[str] | None) -> list[str]:
+    """Return the modules of a registry's entries; all in its package if `names` is None."""
+    if names is None:
+        return _modules_in(package)
+    return [f"{package}.{name.replace('-', '_')}" for name in names]
 
 
 def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
@@ -107,15 +155,18 @@ def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
 
 
 class _Modules:
-    """The modules of the package: `{"digest", "imports"}` of each, parsed only if the file changed."""
+    """The modules of the package: `{"digest", "imports", "registered"}` of each, parsed only if the file changed."""
 
     def __init__(self) -> None:
         self.changed = False
+        self._current: set[str] = set()
         self.entries: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             self.entries = json.loads(CACHE.read_text(encoding="utf-8"))
 
     def __getitem__(self, name: str) -> dict[str, Any]:
+        if name in self._current:
+            return dict(self.entries[name])
         path = file_of(name)
         assert path, f"no module zerolora.{name}"
         beside = _data_files(path)
@@ -131,9 +182,8 @@ class _Modules:
             entry["registered"] = registered_packages(tree, name, path)
             self.entries[name] = entry
             self.changed = True
-        # A registry's modules are read anew, since a file more or less does not change the registry itself.
-        registered = [module for package in entry["registered"] for module in _modules_in(package)]
-        return {"digest": entry["digest"], "imports": entry["imports"] + registered}
+        self._current.add(name)
+        return dict(entry)
 
     def save(self) -> None:
         """Keep what was parsed for the next start, where the directory can be written."""
@@ -146,7 +196,7 @@ class _Modules:
             beside.replace(CACHE)
 
 
-FORMAT = 4
+FORMAT = 5
 """Of an entry of the cache."""
 
 
@@ -231,13 +281,55 @@ def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _dump(tree: ast.Module) -> str:
-    """Return a syntax tree as text, without docstrings (bare strings do nothing, wherever they stand)."""
+    """Return a syntax tree as text, without docstrings (bare strings do nothing, wherever they stand) and without the
+    texts of errors, assertions and log lines, which nothing computes with. The tree is changed."""
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
             if isinstance(block, list):
                 setattr(node, field, [each for each in block if not _is_bare_string(each)])
+        if isinstance(node, ast.Assert):
+            node.msg = None
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            _blank_texts(node.exc)
+        if isinstance(node, ast.Call) and _writes_message(node.func):
+            _blank_texts(node)
     return _text(tree)
+
+
+LOG_METHODS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
+
+
+def _writes_message(function: ast.expr) -> bool:
+    """Return whether a call of this function makes an error, or logs a line."""
+    name = ast.unparse(function)
+    logs = name.startswith(("LOGGER.", "log.LOGGER.")) and name.rpartition(".")[2] in LOG_METHODS
+    return logs or name in ("warnings.warn", "log.result", "result") or name.rpartition(".")[2].endswith("Error")
+
+
+def _blank_texts(call: ast.Call) -> None:
+    call.args = [_blank(each) for each in call.args]
+    for keyword in call.keywords:
+        keyword.value = _blank(keyword.value)
+
+
+def _blank(node: ast.expr) -> ast.expr:
+    """Return an argument as it is; an empty text if it is text that the code has written out."""
+    return ast.Constant("") if _is_written_text(node) else node
+
+
+def _is_written_text(node: ast.expr) -> bool:
+    match node:
+        case ast.JoinedStr() | ast.Constant(value=str()):
+            return True
+        case ast.BinOp(left=left, right=right):
+            return _is_written_text(left) or _is_written_text(right)
+        case ast.IfExp(body=body, orelse=orelse):
+            return _is_written_text(body) and _is_written_text(orelse)
+        case ast.Call(func=ast.Attribute(value=text, attr="format" | "join")):
+            return _is_written_text(text)
+        case _:
+            return False
 
 
 def _text(value: Any) -> str:

@@ -24,11 +24,13 @@ from zerolora.compat.snakemake import (
 )
 from zerolora.config.schema import data_folders
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
+from zerolora.config.code import chosen_by_run, codes
+from zerolora.config.compared import compared
 from zerolora.config.expanded import check_expanded
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError
 from zerolora.files import canonical
-from zerolora.fingerprint import fingerprints
+from zerolora.fingerprint import Fingerprints
 from zerolora.long_argument import argument_of
 from zerolora.config.resolve import resolve, run_sections, shared_settings
 from zerolora.config.sharing import STAGES as SHARED_STAGES
@@ -38,7 +40,7 @@ from zerolora.stages import ON_REQUEST, STAGES
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
-CODE = fingerprints([*STAGES, *ON_REQUEST])
+FINGERPRINTS = Fingerprints()
 LOCK_FILE = "envs/requirements.lock"
 
 engine_sync.put_commands_on_path()
@@ -66,6 +68,8 @@ try:
     VALUES = read_values(Path(CONFIG_FILE))
     STAGE_SETTINGS = resolve(CONFIG)
     SETTINGS = STAGE_SETTINGS.model_dump(mode="json")
+    COMPARED = compared(STAGE_SETTINGS)
+    CODE = codes(STAGE_SETTINGS, FINGERPRINTS)
     SHARED_SETTINGS = shared_settings(STAGE_SETTINGS.runs)
 except UserError as error:
     print(error, file=sys.stderr)
@@ -112,10 +116,10 @@ wildcard_constraints:
 
 def settings(section, wildcard, stage=None):
     """A params function: the settings a stage reads, as canonical JSON or a file called by its content, so that only
-    their values are compared."""
+    their values are compared, and keys at their neutral value not at all (config/compared.py)."""
 
     def of(wildcards):
-        found = SETTINGS[section][wildcards[wildcard]]
+        found = COMPARED[section][wildcards[wildcard]]
         return argument_of(found[stage] if stage else found)
 
     return of
@@ -149,8 +153,21 @@ def model_of(wildcards):
 
 
 def code(stage):
-    """The fingerprint of the code that a stage runs (zerolora.fingerprint); DVC reads it beside the settings."""
-    return CODE[stage]
+    """A params function: the fingerprint of the code that a stage runs under its settings (config/code.py); DVC reads it
+    beside the settings."""
+    group, _, rest = {**STAGES, **ON_REQUEST}[stage].settings.partition(".")
+    wildcard = rest.partition("}")[0].removeprefix("{")
+
+    def of(wildcards):
+        if stage in ON_REQUEST:
+            run = STAGE_SETTINGS.runs[wildcards.run]
+            target = {"export.targets": {*wildcards.get("target", "").split()}}
+            return FINGERPRINTS.of(stage, {**chosen_by_run(run, stage), **target})
+        if group in ("runs", "shared"):
+            return getattr(CODE, group)[wildcards[wildcard]][stage]
+        return CODE.named[stage][wildcards[wildcard]] if wildcard else CODE.named[stage]
+
+    return of
 
 
 def every_output():
@@ -499,7 +516,7 @@ def exported(wildcards):
 
 def export_settings(wildcards):
     """The settings of one target, as canonical JSON, so that those of others are not compared."""
-    return argument_of(SETTINGS["runs"][wildcards.run]["export"][wildcards.target])
+    return argument_of(compared(getattr(STAGE_SETTINGS.runs[wildcards.run].export, wildcards.target)))
 
 
 def opened_by_vllm(wildcards):
@@ -539,7 +556,7 @@ def merge_options(wildcards):
 
 
 def judge_settings(wildcards):
-    return argument_of(SETTINGS["judge"])
+    return argument_of(COMPARED["judge"])
 
 
 def judge_questions(wildcards):
@@ -555,7 +572,7 @@ def rows_directory(wildcards):
 
 
 def compare_settings(wildcards):
-    return argument_of(SETTINGS["compare"])
+    return argument_of(COMPARED["compare"])
 
 
 def packing_directory(wildcards):

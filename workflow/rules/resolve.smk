@@ -11,7 +11,7 @@ rule resolve:
         "../../envs/conda.yaml"
     params:
         values=config_values,
-        code=canonical(CODE),
+        code=canonical(CODE.named),
         config=CONFIG_FILE,
     shell:
         "zerolora --log {log} resolve --config {params.config} --output {output.shared}"

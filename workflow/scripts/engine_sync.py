@@ -115,7 +115,7 @@ def before_planning(workflow: Any, config: Config, every_output: Sequence[str]) 
     if _has_dvc() and is_expanded(config):
         make_site_cache_private()
         remove_broken_rwlock()
-        if _synchronise(workflow, executing, unknown):
+        if _synchronise(workflow, config, executing, unknown):
             unknown = _unknown(workflow, every_output)
         # Snakemake made it on starting, and the one that marked jobs as done has removed it on ending.
         run_lock.SNAKEMAKE_LOCKS.mkdir(exist_ok=True)
@@ -257,13 +257,13 @@ def _record_job(workflow: Any, job: Any) -> None:
         outputs.record(_stage_of(job), [str(path) for path in job.output])
 
 
-def _synchronise(workflow: Any, executing: bool, unknown: list[str]) -> bool:
+def _synchronise(workflow: Any, config: Config, executing: bool, unknown: list[str]) -> bool:
     """Compare the outputs with their record; where that or dvc.lock has changed, or one has no record, ask DVC. Return
     whether DVC was asked."""
     settings = workflow.dag_settings
     found = _without_forced(outputs.check(), settings)
     if LOCK.exists() and "resolve" not in found.stages:
-        _commit_comments()
+        _commit_comments(config)
     lost = changed_in_cache(AGREED_CACHE)
     if LOCK.exists() and (found or lost or not _agreed() or unknown):
         from dvc.exceptions import DvcException
@@ -312,20 +312,21 @@ def _fill_cache(dvc: DvcStages, lost: set[str], executing: bool) -> None:
         print(f"{filled[0]}{others}: DVC's cache had lost it, and has it again", file=sys.stderr)
 
 
-def _commit_comments() -> None:
+def _commit_comments(config: Config) -> None:
     """Record in DVC edits of the source that leave every code fingerprint as it was: comments, docstrings, layout.
 
     DVC compares the files of the stage resolve, Snakemake the fingerprints, so only DVC takes these for a change.
     """
     if AGREED_SOURCES.is_file() and AGREED_SOURCES.read_text(encoding="utf-8") == _stamp_of_sources():
         return
-    from zerolora.fingerprint import fingerprints
+    from zerolora.config.code import codes
+    from zerolora.config.resolve import resolve
 
     try:
         known = json.loads(RESOLVED.read_text(encoding="utf-8"))["code"]
     except (OSError, ValueError, KeyError):
         return
-    if known != fingerprints():
+    if known != codes(resolve(config)).named:
         return
     from dvc.exceptions import DvcException
 

@@ -61,14 +61,14 @@ def resolve(
     ] = None,
 ) -> None:
     """Check the config and write the settings and the code fingerprint of every stage."""
+    from zerolora.config.code import codes
     from zerolora.config.file import load
     from zerolora.config.resolve import resolve as stage
     from zerolora.config.resolve import write
-    from zerolora.fingerprint import fingerprints
     from zerolora.run_settings import FOLDER
 
     resolved = stage(load(config))
-    write(resolved, fingerprints(), output, runs or output.with_name(FOLDER))
+    write(resolved, codes(resolved), output, runs or output.with_name(FOLDER))
     count = len(resolved.runs)
     result(f"{count} run{'s' * (count > 1)}")
 

@@ -90,7 +90,7 @@ def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, An
         **{key: settings[key] for key in ("dataset", *Shared._fields)},
         "model": resolved["prepare"][settings["dataset"]]["model"],
         "strategy": settings["render"]["strategy"],
-        "tasks": settings["report"]["tasks"],
+        "tasks": settings["report"].get("tasks", []),
     }
 
 

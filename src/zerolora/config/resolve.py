@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config import schema
+from zerolora.config.code import Codes
+from zerolora.config.compared import compared
 from zerolora.config.schema import Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import (
@@ -46,6 +48,7 @@ from zerolora.config.values import USER_CONFIG
 from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_json
 from zerolora.json_file import read_foreign
+from zerolora.methods.base import Method
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
 from zerolora.optimizers import OPTIMIZERS
@@ -102,21 +105,22 @@ def resolve(config: Config) -> Resolved:
     )
 
 
-def write(resolved: Resolved, code: dict[str, str], output: Path, runs: Path) -> None:
+def write(resolved: Resolved, codes: Codes, output: Path, runs: Path) -> None:
     """Write the settings that belong to no run to `output`, and those of each run, and of what runs share, to a file of
-    the directory `runs`, beside the code fingerprints.
+    the directory `runs`, beside the code fingerprints. Keys at their neutral value are left out (compared.py).
 
     A file for each, since DVC reads a stage's whole file for each of its values, and searches all of it.
     """
-    values = resolved.model_dump(mode="json")
+    values = compared(resolved)
+    groups = (("runs", values.pop("runs"), codes.runs), ("shared", shared_settings(resolved.runs), codes.shared))
     with staged_directory(runs) as folder:
-        for group, named in (("runs", values.pop("runs")), ("shared", shared_settings(resolved.runs))):
+        for group, named, code in groups:
             (folder / group).mkdir()
             for name, settings in named.items():
-                text = as_json({group: {name: settings}, "code": code})
+                text = as_json({group: {name: settings}, "code": code[name]})
                 (folder / f"{group}/{name}.json").write_text(text, encoding="utf-8")
         write_json(folder / MANIFEST, {"files": describe(folder)})
-    write_json(output, {**values, "code": code})
+    write_json(output, {**values, "code": codes.named})
 
 
 def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]]:
@@ -124,7 +128,7 @@ def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]
     found: dict[str, dict[str, Any]] = {}
     for run in runs.values():
         for kind, stage in STAGES._asdict().items():
-            settings = getattr(run, stage).model_dump(mode="json")
+            settings = compared(getattr(run, stage))
             known = found.setdefault(getattr(run, kind), {}).setdefault(stage, settings)
             assert known == settings, f"runs that share {stage} differ in what it reads"
     return found
@@ -215,7 +219,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "activation_checkpointing": _open(train.activation_checkpointing),
         "attention": _open(train.attention),
         "keeps_best": train.validation_steps is not None and train.keep == "best",
-        "method": MethodSettings(name=train.method, settings=asdict(TRAINABLE[train.method].of(train))),
+        "method": MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
         "optimizer": train.optimizer,
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
     }
@@ -271,6 +275,12 @@ def _training(train: schema.Train) -> dict[str, Any]:
     if train.warmup_ratio is None and train.warmup_steps is None:
         values["warmup_ratio"] = WARMUP_RATIO
     return values
+
+
+def _costly(method: Method) -> dict[str, Any]:
+    """Return the settings of a method that are not its class's defaults, which its code has."""
+    plain = type(method)()
+    return {name: value for name, value in asdict(method).items() if value != getattr(plain, name)}
 
 
 def _sections(train: schema.Train) -> MethodSections:

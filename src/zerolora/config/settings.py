@@ -217,12 +217,12 @@ class EvaluateSettings(schema.EvaluateSettings):
     model_config = ConfigDict(frozen=True)
 
     check: Check
+    device: Device
+    """Where the model answers: of a base model, that of the first run of its data set."""
     check_settings: dict[str, Any] = Field(default_factory=dict)
     """With the content of the files that they name."""
     check_source: str | None = None
     """Text of the file that `check` names; None for a task of the registry."""
-    device: Device = "cpu"
-    """Where the model answers: of a base model, that of the first run of its data set."""
 
 
 class EvaluateRunSettings(EvaluateSettings):

@@ -20,6 +20,7 @@ from zerolora import fingerprint
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate.models import EvaluatedModel
+from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.progress import Progress
 
@@ -150,7 +151,7 @@ def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine
         "rows": read_json(data / MANIFEST, "zerolora prepare"),
         "weights": [_files(path) for path in (model.base, model.adapter, model.merged) if path],
         "engine": engine,
-        "code": fingerprint.of_stage("evaluate"),
+        "code": fingerprint.of_stage("evaluate", {"evaluate.tasks": {settings.check} & TASKS.keys()}),
         "device": model.device,
     }
     return hashlib.sha256(canonical(decides).encode()).hexdigest()[:16]

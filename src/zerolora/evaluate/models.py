@@ -10,7 +10,7 @@ from zerolora import added_tokens, foreign, prompt_format
 from zerolora.added_tokens import AddedToken
 from zerolora.architecture import auto_class, config_of, tokenizer_of
 from zerolora.files import MANIFEST
-from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
+from zerolora.methods.base import WHOLE_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
 from zerolora.types import Device
 from zerolora.weight_files import weight_files
@@ -108,10 +108,10 @@ def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> 
 
 def with_adapter(model: Any, adapter: Path) -> Any:
     """Return a base model with what training published: peft's adapter beside it, or all weights in their place."""
-    if not (adapter / CONFIG).is_file() and (adapter / FULL_WEIGHTS).is_file():
+    if not (adapter / CONFIG).is_file() and (adapter / WHOLE_WEIGHTS).is_file():
         from safetensors.torch import load_file
 
-        model.load_state_dict(load_file(adapter / FULL_WEIGHTS), strict=False)
+        model.load_state_dict(load_file(adapter / WHOLE_WEIGHTS), strict=False)
         return model
     from peft import PeftModel
 

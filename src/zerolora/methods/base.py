@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from zerolora.methods.sections import MethodSections
     from zerolora.tensor_file import Factor
 
+WHOLE_WEIGHTS = "model.safetensors"
+"""The file that a method without an adapter writes."""
 ADAPTABLE = ("linear", "conv1d", "embedding", "head")
 SHARED = ("embedding", "head")
 """Modules that share one weight in a tied model."""

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zerolora.architecture import other_parts
-from zerolora.methods.base import TrainableMethod, TrainedParameters, Update, rows_and_columns, sizes
+from zerolora.methods.base import (
+    WHOLE_WEIGHTS,
+    TrainableMethod,
+    TrainedParameters,
+    Update,
+    rows_and_columns,
+    sizes,
+)
 from zerolora.methods.lora import Replacement
 from zerolora.tensor_file import read_header
 
@@ -18,8 +25,6 @@ if TYPE_CHECKING:
     from zerolora.memory.tracer import Value
     from zerolora.methods.sections import MethodSections
     from zerolora.tensor_file import Factor
-
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class FullMethod(TrainableMethod):
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
         """Return the trained weights in the place of the base model's."""
-        return FullMethod.updates_of(read_header(directory / WEIGHTS).tensors, {}, model)
+        return FullMethod.updates_of(read_header(directory / WHOLE_WEIGHTS).tensors, {}, model)
 
     @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:

@@ -8,13 +8,8 @@ from typing import Any
 
 from zerolora import methods
 from zerolora.errors import UserError, shown
-from zerolora.methods.base import Method, TrainableMethod
-from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
-from zerolora.methods.full import FullMethod
+from zerolora.methods.base import WHOLE_WEIGHTS, Method, TrainableMethod
 from zerolora.methods.peft_format import CONFIG, read_config
-from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Strategy, Target
-from zerolora.types import Device, Precision
 
 
 def _registered() -> dict[str, type[Method]]:
@@ -34,49 +29,13 @@ TRAINABLE = {name: method for name, method in METHODS.items() if issubclass(meth
 """Those that `train.method` may name."""
 
 
-def table() -> str:
-    """Return which methods each strategy trains, as the table of docs/methods.md."""
-    columns: dict[str, Method] = {}
-    for name, method in TRAINABLE.items():
-        if not method.quantizes():
-            columns[name] = create(name)
-            continue
-        columns[f"{name}, 4 bits"] = create(name)
-        if not columns[f"{name}, 4 bits"].unpacks:
-            columns[f"{name}, int8"] = create(name, quantization="int8")
-    rows = [
-        f"| `{name}` | {' | '.join(_cell(strategy, method) for method in columns.values())} |"
-        for name, strategy in STRATEGIES.items()
-    ]
-    return "\n".join([f"| strategy | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}", *rows])
-
-
-def _cell(strategy: Strategy, method: Method) -> str:
-    """Return whether a strategy trains a method: yes on any device, on a GPU only, or never."""
-    devices: list[tuple[Device, Precision]] = [("cpu", "fp32"), ("cuda", "bf16")]
-    targets = [
-        Target(
-            device=device,
-            precision=precision,
-            nodes=1,
-            ranks_per_node=2,
-            nvme="/nvme",
-            frozen_type=method.frozen_type,
-            unpacks=method.unpacks,
-        )
-        for device, precision in devices
-    ]
-    on_cpu, on_gpu = (strategy.conflict(target) is None for target in targets)
-    return "yes" if on_cpu else "GPU only" if on_gpu else "no"
-
-
 def of_directory(directory: Path) -> type[TrainableMethod]:
     """Return a method that can merge what a directory holds: an adapter in peft's format, or whole weights.
 
     Raises UserError if no method can.
     """
-    if not (directory / CONFIG).exists() and (directory / FULL_WEIGHTS).exists():
-        return FullMethod
+    if not (directory / CONFIG).exists() and (directory / WHOLE_WEIGHTS).exists():
+        return TRAINABLE["full"]
     kind = read_config(directory).get("peft_type")
     for method in TRAINABLE.values():
         if method.peft_type is not None and method.peft_type == kind:

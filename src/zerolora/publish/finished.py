@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.code import codes
+from zerolora.config.compared import compared
 from zerolora.config.file import load, read_values
 from zerolora.config.resolve import resolve, shared_settings
 from zerolora.config.schema import Config
 from zerolora.config.settings import PrepareSettings, Resolved, RunSettings
+from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.sharing import Shared
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.gate import parse
 from zerolora.files import read_json, read_object
-from zerolora.fingerprint import fingerprints
 
 CONFIG = Path("config/config.yaml")
 RESULTS = Path("results")
@@ -96,9 +98,9 @@ def finished_run(name: str) -> FinishedRun:
     if accepted.as_posix() not in {path for entry in stages.values() for path, _ in _outputs(entry)}:
         raise UserError(f"{RECORD}: has no record of run {name}, so nobody knows its settings; {remedy(name)}")
     now: dict[str, Any] = {
-        **run.resolved.model_dump(mode="json"),
+        **compared(run.resolved),
         "shared": shared_settings(run.resolved.runs),
-        "code": fingerprints(),
+        "code": _code(run),
     }
     for stage, entry in stages.items():
         for values in entry.get("params", {}).values():
@@ -106,6 +108,14 @@ def finished_run(name: str) -> FinishedRun:
                 _check_same(name, stage, key, value, _value(now, key))
     hashes = {path: md5 for entry in stages.values() for path, md5 in _outputs(entry)}
     return FinishedRun(name, config, run.resolved, hashes)
+
+
+def _code(run: FinishedRun) -> dict[str, Any]:
+    """Return the code fingerprints that the run's stages have now."""
+    now = codes(run.resolved)
+    of_run = run.resolved.runs[run.name]
+    of_shared = {stage: now.shared[getattr(of_run, kind)][stage] for kind, stage in SHARED._asdict().items()}
+    return {**now.named, **now.runs[run.name], **of_shared}
 
 
 def command(run: str) -> str:

@@ -14,8 +14,7 @@ from zerolora.config.schema import TrainSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
-from zerolora.methods.base import TrainableMethod
-from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
+from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.peft_format import ADAPTER, CONFIG
 from zerolora.methods.registry import TRAINABLE
@@ -120,7 +119,7 @@ def save(
         method = method_of(settings)
         tensors = lora_init.published(method.published(engine.module, best or state), start)
         with staged_directory(directory) as staged:
-            path = staged / (ADAPTER if method.peft_type else FULL_WEIGHTS)
+            path = staged / (ADAPTER if method.peft_type else WHOLE_WEIGHTS)
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
             _check(path, expected, method, Path(settings.from_adapter) if settings.from_adapter else None)
             if method.peft_type:

@@ -11,8 +11,7 @@ from zerolora import foreign
 from zerolora.added_tokens import AddedToken, of_directory
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, sha256
-from zerolora.methods.base import TrainableMethod
-from zerolora.methods.full import WEIGHTS as FULL_WEIGHTS
+from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
 from zerolora.train.engines.base import trained
 
@@ -89,7 +88,7 @@ def load(
 
 def weights_of(directory: Path, method: type[TrainableMethod]) -> Path:
     """Return the file with the weights. Raises UserError if there is none of the method."""
-    path = directory / (ADAPTER if method.peft_type else FULL_WEIGHTS)
+    path = directory / (ADAPTER if method.peft_type else WHOLE_WEIGHTS)
     if not path.is_file():
         wanted = "an adapter in peft's format" if method.peft_type else "all weights, as method: full publishes them"
         raise UserError(f"train.from_adapter: {path}: there is no such file; name a directory with {wanted}")
@@ -107,7 +106,7 @@ def provenance(directory: Path, method: type[TrainableMethod]) -> dict[str, Any]
 
 def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type[TrainableMethod]) -> bool:
     """Tell whether published tensors are those that training went on from, if those are still there."""
-    path = directory / (ADAPTER if method.peft_type else FULL_WEIGHTS)
+    path = directory / (ADAPTER if method.peft_type else WHOLE_WEIGHTS)
     if not path.is_file():
         return False
     with safe_open(path, "pt") as file:

@@ -7,8 +7,9 @@ from typing import Any
 
 from zerolora import foreign
 from zerolora.added_tokens import of_data
+from zerolora.config.compared import compared
 from zerolora.files import MANIFEST, canonical
-from zerolora.fingerprint import of_stage
+from zerolora.fingerprint import Chosen, of_stage
 from zerolora.methods.registry import TRAINABLE
 from zerolora.train.earlier_adapter import provenance
 from zerolora.train.plan import TrainingPlan
@@ -43,9 +44,10 @@ SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker
 def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: Path, weights: Path) -> dict[str, Any]:
     """Return what the losses depend on, but for rounding: settings by their config key, and hashes of the inputs.
 
+    A key at its neutral value is left out, so that a new key with its default makes no unfinished run another one.
     `config` holds the engine's options, `weights` is the file that says where the weights are.
     """
-    settings = plan.model_dump(mode="json")
+    settings = compared(plan)
     rows = ("train.arrow", "validation.arrow")
     origin = {}
     if plan.from_adapter:
@@ -65,8 +67,14 @@ def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: 
 
 def run_fingerprint(plan: TrainingPlan, config: dict[str, Any], steps: int) -> dict[str, Any]:
     """Return what makes a finished run the very same, its speed and memory too."""
-    settings = plan.model_dump(mode="json", exclude=set(SAVING))
-    return {"steps": steps, "settings": settings, "config": config, "code": of_stage("train")}
+    settings = {key: value for key, value in compared(plan).items() if key not in SAVING}
+    chosen: Chosen = {
+        "methods": {plan.method},
+        "optimizers": {plan.optimizer},
+        "train.engines": {plan.engine},
+        "strategies": (),
+    }
+    return {"steps": steps, "settings": settings, "config": config, "code": of_stage("train", chosen)}
 
 
 def _hash(value: Any) -> str:

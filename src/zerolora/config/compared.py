@@ -1,0 +1,117 @@
+"""The values of settings that are compared: those of a key at its neutral value are left out.
+
+    python -m zerolora.config.compared    # writes neutral.json after a new key
+
+Both engines compare a stage's settings by value, and a resumed run compares its own. So a new key must not appear in
+them while it has its default, and a default that changes must. A key's neutral value is the default that it was
+introduced with, in neutral.json: a key is left out only while its value, its default and its neutral value are one.
+"""
+
+import functools
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from zerolora.files import as_json
+
+FILE = Path(__file__).with_name("neutral.json")
+
+
+class Key(NamedTuple):
+    """A field of a section."""
+
+    name: str
+    always: bool
+    """It has no default, or says which class a section is of."""
+    default: Any
+    """The default as JSON."""
+    neutral: bool
+    """The default is the key's neutral value."""
+
+
+def compared(settings: BaseModel) -> dict[str, Any]:
+    """Return settings as JSON without the keys at their neutral value. The settings' class reads it as the whole."""
+    return _compared(settings, settings.model_dump(mode="json"))
+
+
+def _compared(settings: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in _keys(type(settings)):
+        value = getattr(settings, key.name)
+        kept, nested = _nested(value, values[key.name])
+        left_out = kept == {} and key.default == {} if nested else key.neutral and kept == key.default
+        if key.always or not left_out:
+            found[key.name] = kept
+    return found
+
+
+def _nested(value: Any, dumped: Any) -> tuple[Any, bool]:
+    """Return a value as JSON, with the sections in it as `compared` returns them, and whether it is one itself."""
+    match value:
+        case BaseModel():
+            return _compared(value, dumped), True
+        case [BaseModel(), *_]:
+            return [_compared(each, inner) for each, inner in zip(value, dumped, strict=True)], False
+        case dict() if any(isinstance(each, BaseModel) for each in value.values()):
+            return {name: _nested(each, dumped[name])[0] for name, each in value.items()}, False
+    return dumped, False
+
+
+@functools.cache
+def _keys(section: type[BaseModel]) -> tuple[Key, ...]:
+    neutral = _neutral()
+    found = []
+    for name, field in section.model_fields.items():
+        if field.is_required() or _names_class(field.annotation):
+            found.append(Key(name, True, None, False))
+            continue
+        value = field.get_default(call_default_factory=True)
+        default = _nested(value, to_jsonable_python(value))[0]
+        found.append(Key(name, False, default, neutral.get(_owner(section, name), {}).get(name, default) == default))
+    return tuple(found)
+
+
+def _names_class(annotation: Any) -> bool:
+    return get_origin(annotation) is Literal and len(get_args(annotation)) == 1
+
+
+def _owner(section: type[BaseModel], name: str) -> str:
+    """Return the name of the class that defines a field."""
+    return next(each.__name__ for each in section.__mro__ if name in inspect.get_annotations(each))
+
+
+@functools.cache
+def _neutral() -> dict[str, dict[str, Any]]:
+    return dict(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def neutral_values() -> dict[str, dict[str, Any]]:
+    """Return neutral.json with the default of each key that it does not have yet."""
+    from zerolora.config.settings import Resolved
+    from zerolora.train.plan import TrainingPlan
+
+    found = {name: dict(values) for name, values in _neutral().items()}
+    for section in (*_sections(Resolved), *_sections(TrainingPlan)):
+        for key in _keys(section):
+            value = section.model_fields[key.name].get_default(call_default_factory=True)
+            if not key.always and not isinstance(value, BaseModel):
+                found.setdefault(_owner(section, key.name), {}).setdefault(key.name, key.default)
+    return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from _sections(field.annotation)
+    for inner in get_args(annotation):
+        yield from _sections(inner)
+
+
+if __name__ == "__main__":
+    FILE.write_text(as_json(neutral_values()), encoding="utf-8")
