@@ -46,8 +46,9 @@ format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff format
 	$(BIN)/snakefmt Snakefile workflow
 
-schema: $(INSTALLED)  ## write the config's JSON Schema after a change of config/schema.py
+schema: $(INSTALLED)  ## write the config's JSON Schema and the neutral values after a change of config/schema.py
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
+	$(BIN)/python -m zerolora.config.compared
 
 architecture: $(INSTALLED)  ## write what the docs take from the source: modules, strategies of each method, predictions
 	$(BIN)/python docs/module_table.py

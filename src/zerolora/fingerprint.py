@@ -298,13 +298,16 @@ def _dump(tree: ast.Module) -> str:
 
 
 LOG_METHODS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
+ERRORS = frozenset({"BadRow", "CorruptCheckpoint"})
+"""Classes of errors whose names do not end in Error."""
 
 
 def _writes_message(function: ast.expr) -> bool:
     """Return whether a call of this function makes an error, or logs a line."""
     name = ast.unparse(function)
     logs = name.startswith(("LOGGER.", "log.LOGGER.")) and name.rpartition(".")[2] in LOG_METHODS
-    return logs or name in ("warnings.warn", "log.result", "result") or name.rpartition(".")[2].endswith("Error")
+    last = name.rpartition(".")[2]
+    return logs or name in ("warnings.warn", "log.result", "result") or last.endswith("Error") or last in ERRORS
 
 
 def _blank_texts(call: ast.Call) -> None:

@@ -13,7 +13,14 @@ import pytest
 from conftest import ROOT
 
 from zerolora import fingerprint
+from zerolora.data.formats import FORMS
+from zerolora.data.prompt_formats import PROMPT_FORMATS
+from zerolora.evaluate.tasks import TASKS
+from zerolora.export.targets import TARGETS
+from zerolora.methods.registry import METHODS as METHODS_BY_NAME
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.stages import ON_REQUEST, STAGES
+from zerolora.train.engines import names as engine_names
 
 
 class Copy:
@@ -76,6 +83,8 @@ PLACE = '"""The learning rate of each step."""\n'
         ("workflow/rules/train.smk", "    threads: ranks_here\n", "    threads: 3\n"),
         ("workflow/rules/report.smk", '"results/{run}/report.html",\n', '"results/{run}/report.html"  ,  # the page\n'),
         ("src/zerolora/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
+        ("src/zerolora/train/schedule.py", "UserError(", "UserError('Read this. '"),
+        ("src/zerolora/train/loop.py", 'LOGGER.info(f"', 'LOGGER.info(f"Look: '),
     ],
 )
 def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old: str, new: str) -> None:
@@ -196,3 +205,66 @@ def test_every_stage_has_its_rule_and_its_modules() -> None:
         assert f" {stage.name}:" in (ROOT / f"workflow/rules/{stage.rules}.smk").read_text(encoding="utf-8")
         for module in stage.modules:
             assert fingerprint.file_of(module), module
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (
+            'raise UserError(f"{path}: is broken")',
+            'raise UserError(f"{path.name}: is not whole; write it again")',
+            True,
+        ),
+        ('raise BadRow("a" if x else f"b{y}")', 'raise BadRow("c" if x else f"d{z}")', True),
+        ('LOGGER.warning("a" + text)', 'LOGGER.warning("b" + text)', True),
+        ('assert x, "a"', 'assert x, "b"', True),
+        ('fault = ValueError("a {}".format(x))', 'fault = ValueError("b {}".format(x))', True),
+        ("raise Stopped(1)", "raise Stopped(2)", False),
+        ('raise UserError("a", code=1)', 'raise UserError("a", code=2)', False),
+        ('text = "a"', 'text = "b"', False),
+        ('assert x, "a"', 'assert y, "a"', False),
+        ('if x: raise UserError("a")', 'if y: raise UserError("a")', False),
+        ('write(f"{x}a")', 'write(f"{x}b")', False),
+        ('self.write_info("a")', 'self.write_info("b")', False),
+    ],
+)
+def test_the_texts_of_messages_do_not_count(one: str, other: str, same: bool) -> None:
+    assert (fingerprint._dump(ast.parse(one)) == fingerprint._dump(ast.parse(other))) == same
+
+
+def test_only_the_chosen_entries_of_a_registry_count() -> None:
+    """Those that settings do not name are no part of a stage, but for what another module imports itself."""
+    modules = fingerprint.modules_of("train", {"methods": {"qdora"}, "optimizers": {"lion"}, "strategies": ()})
+    assert {"methods.qdora", "methods.qlora", "methods.dora", "optimizers.lion", "train.engines.fsdp"} <= {*modules}
+    assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.zero2"} & {*modules}
+    formats = fingerprint.modules_of("prepare", {"data.prompt_formats": {"deepseek-3"}})
+    assert [each for each in formats if each.startswith("data.prompt_formats.")] == [
+        "data.prompt_formats.base",
+        "data.prompt_formats.deepseek_3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("package", "names"),
+    [
+        ("methods", METHODS_BY_NAME),
+        ("optimizers", OPTIMIZERS),
+        ("data.formats", FORMS),
+        ("data.prompt_formats", PROMPT_FORMATS),
+        ("evaluate.tasks", TASKS),
+        ("export.targets", TARGETS),
+        ("train.engines", engine_names()),
+    ],
+)
+def test_an_entry_is_in_the_file_of_its_name(package: str, names: list[str]) -> None:
+    for name in names:
+        assert fingerprint.file_of(f"{package}.{name.replace('-', '_')}"), name
+
+
+def test_training_uses_no_strategy_but_through_zero_json() -> None:
+    """So that a stage's fingerprint of training has none."""
+    for name in fingerprint.modules_of("train", {"strategies": ()}):
+        path = fingerprint.file_of(name)
+        assert path
+        if name != "strategies":
+            assert "STRATEGIES" not in path.read_text(encoding="utf-8"), path
