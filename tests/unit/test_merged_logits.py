@@ -92,4 +92,5 @@ def test_a_quantized_base_is_what_an_adapter_of_qlora_was_trained_on(
         assert tuple(found[dequantized]) == OF_MERGED + OF_TRAINED
     assert found[True]["trained_logits"] < 1e-4 < found[True]["merged_logits"]
     assert found[False]["merged_logits"] < 1e-4 < found[False]["trained_logits"]
-    assert found[True]["trained_kl"] <= found[False]["trained_kl"]
+    # int8 is so near to the original that both divergences may be nothing but rounding: some 1e-7 of a sum of fp32.
+    assert found[True]["trained_kl"] <= found[False]["trained_kl"] + 1e-6

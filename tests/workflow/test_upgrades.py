@@ -52,7 +52,7 @@ NEW_KEYS = {
     ),
     "config/settings.py": (
         ("class EstimateSettings(Settings):", "    spare: bool = False\n"),
-        ("class TrainingChoice(Settings):", "    spare: bool = False\n"),
+        ("class TrainingChoice(Settings):", "    spare_choice: bool = False\n"),
     ),
     "methods/sections.py": (("class Lora(Section):", "    spare: int = 1\n    '''Spare.'''\n"),),
 }
