@@ -47,6 +47,7 @@ from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.files import read_json, write_json
+from zerolora.types import Device
 
 RESULT = RESULTS / "evaluate.json"
 REFERENCE = "one by one"
@@ -56,8 +57,6 @@ SPINNING = "zerolora, threads that spin"
 FIGURES = ("seconds", "cpu_seconds", "rows_per_second", "tokens_per_second")
 Answers = tuple[list[str], int]
 """Texts, and the number of tokens generated."""
-from zerolora.types import Device
-
 Found = dict[str, Any]
 
 
@@ -153,7 +152,7 @@ def answer(request: Path) -> None:
 def vllm_settings(asked: Found) -> EvaluateSettings:
     """Return the settings by which `zerolora evaluate` has vLLM answer."""
     return EvaluateSettings(
-        check="sum", max_new_tokens=asked["limit"], engine="vllm", vllm_python=asked["vllm_python"], device=device_here()
+        check="sum", max_new_tokens=asked["limit"], engine="vllm", vllm_python=asked["vllm_python"]
     )  # fmt: skip
 
 
@@ -188,7 +187,7 @@ def in_vllm(asked: Found, folder: Path) -> Found:
 
 def ours(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:
     """Answer as `zerolora evaluate` does."""
-    return generate(model, tokenizer, rows, stops, EvaluateSettings(check="sum", max_new_tokens=limit, device="cpu"))
+    return generate(model, tokenizer, rows, stops, EvaluateSettings(check="sum", max_new_tokens=limit))
 
 
 def one_by_one(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:

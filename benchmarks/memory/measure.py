@@ -457,7 +457,7 @@ def run_rank(request: dict[str, Any]) -> None:
     marks |= {"host_model": resident(), "host_peak_model": memory.host()}
     engine = engine_kind(model, config, plan, device)
     marks |= {"host_engine": resident(), "host_peak_engine": memory.host()}
-    isolation.check_loss(engine, adapter.base_of(engine.module), device)
+    isolation.check_loss(engine, adapter.base_of(engine.module), device, plan.precision)
     with Path(request["output"]).open("a") as output:
         for batch, data in zip(group["batches"], request["data"], strict=True):
             found = one_batch(engine, group, batch, Path(data), memory, device)

@@ -14,8 +14,9 @@ from zerolora import foreign, json_file
 from zerolora.data.readers import files_of
 from zerolora.errors import UserError
 from zerolora.files import read_json
-from zerolora.manifest import check_intact, count_parameters, weight_files
+from zerolora.manifest import check_intact, count_parameters
 from zerolora.tensor_file import read_header
+from zerolora.weight_files import weight_files
 
 Reader = Callable[[Path], Any]
 READERS: dict[str, Reader] = {

@@ -343,7 +343,7 @@ def test_a_source_or_file_without_a_usable_row_is_refused(folder: Folder) -> Non
     line = failure(folder, path="mix", bad_row="drop", sources={"b.jsonl": {}, "a.jsonl": {}})
     assert re.search(r"mix/b\.jsonl: none of its 3 rows can be used", line)
     folder.write("mix/b.jsonl", [LONG] * 3)
-    sources = {"a.jsonl": {}, "b.jsonl": {}}
+    sources: dict[str, Any] = {"a.jsonl": {}, "b.jsonl": {}}
     line = failure(folder, path="mix", too_long="drop", sources=sources)
     assert re.search(r"mix/b\.jsonl: none of its 3 rows is left; 3 of 23 rows that were read are dropped", line)
     folder.write("mix/b.jsonl", ["\n"])
@@ -456,8 +456,8 @@ def test_a_mixture_keeps_count_of_its_sources(folder: Folder) -> None:
     assert len(manifest["read"]) == 4
 
 
-CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]}
-CHATS = [{"messages": [CHAT["messages"][0], {"role": "assistant", "content": str(n)}]} for n in range(20)]
+CHAT_ROW: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]}
+CHATS = [{"messages": [CHAT_ROW["messages"][0], {"role": "assistant", "content": str(n)}]} for n in range(20)]
 
 
 @pytest.mark.parametrize("policy", ["fail", "drop"])
@@ -498,7 +498,7 @@ def test_rows_of_another_form_name_both_places(folder: Folder) -> None:
 
 def test_the_form_is_that_of_most_rows_and_is_named(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     """The first row has another form, the second none, the third is no JSON."""
-    folder.write("rows.jsonl", [CHAT, "{}\n", "broken\n", *ROWS])
+    folder.write("rows.jsonl", [CHAT_ROW, "{}\n", "broken\n", *ROWS])
     caplog.set_level("INFO")
     folder.prepare(path="rows.jsonl", bad_row="drop")
     assert (folder.stats()["dropped_bad_rows"], len(folder.all_rows())) == (3, 20)

@@ -46,7 +46,7 @@ def taught(row: dict[str, Any], **how: Any) -> list[str]:
 
 # Weights of turns
 
-FORMS = {
+FORMS: dict[str, Any] = {
     "messages": lambda first, second: {"messages": [HI, said("Bad.", **first), AGAIN, said("Good.", **second)]},
     "conversations": lambda first, second: {
         "conversations": [HI, said("Bad.", **first), AGAIN, said("Good.", **second)]
@@ -227,7 +227,10 @@ def test_every_form_reads_a_system_prompt(key: str, row: dict[str, Any]) -> None
 
 
 def test_two_system_prompts_of_a_conversation() -> None:
-    row = {"messages": [{"role": "system", "content": "Be long."}, HI, said("Hello")], "system": "Be brief."}
+    row: dict[str, Any] = {
+        "messages": [{"role": "system", "content": "Be long."}, HI, said("Hello")],
+        "system": "Be brief.",
+    }
     assert refused(row).startswith("system and messages[0] are both system prompts; keep one")
     row["messages"][0]["content"] = "Be brief."
     assert learnt(row).startswith(SYSTEM)

@@ -33,7 +33,7 @@ from zerolora.planner.slurm_resources import (
 from zerolora.units import GIB
 
 MODELS = ROOT / "config/recipes/models"
-EVALUATE = EvaluateSettings(split="test", rows=None, batch=50, max_new_tokens=32, check="exact", device="cpu")
+EVALUATE = EvaluateSettings(split="test", rows=None, batch=50, max_new_tokens=32, check="exact")
 
 
 def result(name: str) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from zerolora.config.section import AlwaysCompared
 from zerolora.files import as_json
 
 FILE = Path(__file__).with_name("neutral.json")
@@ -27,7 +28,7 @@ class Key(NamedTuple):
 
     name: str
     always: bool
-    """It has no default, or says which class a section is of."""
+    """It has no default, is marked, or says which class a section is of."""
     default: Any
     """The default as JSON."""
     neutral: bool
@@ -67,7 +68,8 @@ def _keys(section: type[BaseModel]) -> tuple[Key, ...]:
     neutral = _neutral()
     found = []
     for name, field in section.model_fields.items():
-        if field.is_required() or _names_class(field.annotation):
+        marked = any(isinstance(each, AlwaysCompared) for each in field.metadata)
+        if field.is_required() or marked or _names_class(field.annotation):
             found.append(Key(name, True, None, False))
             continue
         value = field.get_default(call_default_factory=True)

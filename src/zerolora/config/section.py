@@ -10,6 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+
+class AlwaysCompared:
+    """Marks a field that is compared at its default too (compared.py), since dvc.yaml names it by itself."""
+
+
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
 

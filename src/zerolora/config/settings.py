@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from zerolora.config import schema
-from zerolora.config.section import Section
+from zerolora.config.section import AlwaysCompared, Section
 from zerolora.config.values import AnyCheck, Check, OptimizerName
 from zerolora.methods.sections import MethodSections
 from zerolora.types import Attention, Device, EngineName, Precision
@@ -217,7 +217,7 @@ class EvaluateSettings(schema.EvaluateSettings):
     model_config = ConfigDict(frozen=True)
 
     check: Check
-    device: Device
+    device: Annotated[Device, AlwaysCompared()] = "cpu"
     """Where the model answers: of a base model, that of the first run of its data set."""
     check_settings: dict[str, Any] = Field(default_factory=dict)
     """With the content of the files that they name."""
