@@ -306,6 +306,7 @@ FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ncu
         ("distributed_type: FSDP\nfsdp_config: {}\nmixed_precision: bf16\n", "a config of `accelerate launch`"),
         ("_description: x\nfsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2}\n", "is settings of FSDP alone"),
         ("debug: true\n", "is no training config that is read"),
+        ("model: m\nmodel_class: llm\ntrain_dataset: d.yaml\n", "is a config of LLaMA-Factory's v1"),
         ("peft_type: LORA\nr: 8\nlora_alpha: 16\n", "is peft's adapter_config.json"),
         ("architectures: [LlamaForCausalLM]\nmodel_type: llama\n", "is a model's config.json"),
         ("identity: {file_name: identity.json}\nb: {hf_hub_url: a/b}\n", "is LLaMA-Factory's dataset_info.json"),
@@ -736,6 +737,67 @@ def test_transformers_arguments_are_those_of_the_installed_package() -> None:
                     if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
                 }
     assert fields and {name for name in fields if not name.startswith("_")} <= TRAINING
+
+
+ODD = st.sampled_from(
+    [
+        ".inf", "-.inf", ".nan", "1.0e+400", "9" * 5000, "-1", "0", "true", "null", "[]", "{}", "[{}]", "[[1]]",
+        "[1, a]", "{a: {b: [1]}}", "2024-01-01", "2024-01-01 10:00:00", "!!binary aGk=", "!!set {a}", "!!timestamp x",
+        "!!bool x", "!!float ''", "!!int ''", "!!python/name:os.system", "*nowhere", "'\\0'", '"\\ud800"', "&a [*a]",
+        "|\n  two\n  lines", "../../../etc/passwd", "/", "~", "a/b/c/d", "REMOTE:", "REMOTE:a/b", "x" * 300,
+    ]
+)  # fmt: skip
+"""Values that some key of a config cannot have."""
+
+
+ENTRIES = st.dictionaries(
+    st.sampled_from(
+        ["file_name", "hf_hub_url", "script_url", "formatting", "ranking", "subset", "split", "num_samples", "folder"]
+    ),
+    VALUES,
+) | st.fixed_dictionaries(
+    {"file_name": st.just("a.json"), "formatting": st.sampled_from(["alpaca", "sharegpt", "openai"])},
+    optional={
+        "columns": st.dictionaries(st.sampled_from(["prompt", "query", "messages", "tools", "images"]), VALUES),
+        "tags": st.dictionaries(st.sampled_from(["role_tag", "content_tag", "user_tag", "function_tag"]), VALUES),
+    },
+)
+"""Entries of dataset_info.json, whose values may be of any kind."""
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_mutated_file_is_imported_or_refused_in_a_line(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Whatever stands in the lines of an example, or beside it, no import ends with a traceback."""
+    folder = tmp_path_factory.mktemp("mutated")
+    lines = data.draw(st.sampled_from(EXAMPLES)).read_text(encoding="utf-8").splitlines()
+    name = "config.json" if lines[0].startswith("{") else "config.yml"
+    for _ in range(data.draw(st.integers(1, 4))):
+        number = data.draw(st.integers(0, len(lines) - 1))
+        key, colon, _ = lines[number].partition(":")
+        lines[number] = f"{key}: {data.draw(ODD)}" if colon and data.draw(st.booleans()) else data.draw(ODD)
+    (folder / name).write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
+    (folder / "data").mkdir()
+    info = data.draw(st.dictionaries(st.sampled_from(["identity", "alpaca_en_demo"]), VALUES | ENTRIES, max_size=2))
+    (folder / "data/dataset_info.json").write_text(json.dumps(info))
+    source = data.draw(st.sampled_from([None, *FORMATS]))
+    try:
+        translation = import_config(folder / name, source, folder / "out.yaml", force=False, as_sft=True)
+    except UserError as error:
+        assert "\n" not in str(error) and not (folder / "out.yaml").exists()
+    else:
+        assert all("\n" not in line for line in translation.text)
+        load(folder / "out.yaml")
+
+
+def test_a_named_format_has_a_line_for_what_it_does_not_know(tmp_path: Path) -> None:
+    text = "model_name_or_path: m\nlora_r: 16\nlora_alpha: 16\nlearning_rate: 1.0e-4\nbf16: true\n"
+    translation, _ = of(text, tmp_path, source="llamafactory", as_sft=True)
+    assert ("lora_r", "no key of LLaMA-Factory") in [(line.key, line.text) for line in translation.of(CHANGES)]
+    with pytest.raises(UserError, match=r"which has no key 'learning_rate', .* \(3 of 3 keys are unknown\)"):
+        of("learning_rate: 1\nlora_r: 2\nmax_length: 3\n", tmp_path, source="deepspeed")
 
 
 def test_the_tables_of_the_docs_are_those_of_the_registry() -> None:

@@ -784,7 +784,9 @@ STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", STOCK)
-def test_a_stock_json_of_another_tool_loads(name: str) -> None:
+def test_a_stock_json_of_another_tool_loads(name: str, predicted: Path) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
     values, strategy, left_out = STOCK[name]
     user = TRAINER | values
     assert list(faults(user)) == []
@@ -792,6 +794,10 @@ def test_a_stock_json_of_another_tool_loads(name: str) -> None:
     described = layout_of(filled(user, 64)).strategy
     named = [each for each in STRATEGIES.values() if each.engine == "deepspeed" and layout(each) == layout(described)]
     assert [each.name for each in named] == ([strategy] if strategy else [])
+    config, reasons = render(settings_of(strategy=USER_JSON, user_config=user), predicted)
+    assert left_out <= {entry["key"] for entry in reasons["overrides"]}
+    accepted = DeepSpeedConfig({key: value for key, value in config.items() if key != "train_batch_size"})
+    assert accepted.zero_config.stage == user["zero_optimization"]["stage"]
 
 
 def test_a_mistake_has_the_line_of_the_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, predicted: Path) -> None:

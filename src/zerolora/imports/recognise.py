@@ -37,6 +37,8 @@ MARKS = (
     Mark(frozenset({"architectures", "model_type"}), "a model's config.json; name its directory in fetch.directory"),
     Mark(frozenset({"compute_environment"}), "a config of `accelerate launch`, which names neither model nor rows"),
     Mark(frozenset({"distributed_type"}), "a config of `accelerate launch`, which names neither model nor rows"),
+    Mark(frozenset({"model", "model_class"}), "a config of LLaMA-Factory's v1, which is not read"),
+    Mark(frozenset({"model", "train_dataset"}), "a config of LLaMA-Factory's v1, which is not read"),
     Mark(frozenset({"actor_rollout_ref"}), "a config of verl, which is for reinforcement learning"),
     Mark(frozenset({"exp_manager"}), "a config of NeMo"),
     Mark(frozenset({"checkpoint_dir", "devices"}), "a config of LitGPT"),

@@ -74,6 +74,8 @@ def gathered(
     coordinator = _Coordinator([owner.weights for part in parts for owner in part], buckets, together)
     forward: dict[tuple[str, int], int] = defaultdict(int)
     loss, at = 0, ("", len(layers))
+    if not parts[0]:  # every weight is small
+        forward[at] = loss = small
     for owner in parts[0]:
         arriving, most = coordinator.use(not checkpointing)
         # What is copied for a module arrives before anything is computed with it.
