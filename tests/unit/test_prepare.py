@@ -213,7 +213,7 @@ def test_deeply_nested_rows_are_dropped_like_any_other(folder: Folder, name: str
 
 def test_tool_calls_nested_too_deep_are_a_bad_row(folder: Folder) -> None:
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": []}]
-    rows = [json.dumps(row) + "\n" for row in ROWS]
+    rows = [json.dumps(row) + "\n" for row in CHATS]
     for depth in (500, 700, 800, 850, 880):
         call = f'{{"type": "function", "function": {{"name": "f", "arguments": {{"a": {"[" * depth}{"]" * depth}}}}}}}'
         rows.append(json.dumps({"messages": turns}).replace('"tool_calls": []', f'"tool_calls": [{call}]') + "\n")
