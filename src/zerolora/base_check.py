@@ -19,7 +19,7 @@ from zerolora.memory.meta_device import build_on_meta
 from zerolora.memory.meta_guards import check_sizes
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, read_header
-from zerolora.weight_files import WEIGHT_INDEX, few, weight_files, weight_map
+from zerolora.weight_files import WEIGHT_INDEX, check_read_as_it_is, few, weight_files, weight_map
 
 FLOATS = ("F32", "F16", "BF16")
 """Types of a weight that is not quantized, as safetensors writes them."""
@@ -41,8 +41,9 @@ def check_settings(directory: Path) -> None:
     config = directory / "config.json"
     if not config.is_file():
         raise UserError(f"{directory}: has no config.json, so it is no transformers model; write another path")
-    foreign.check_model(directory)
     check_not_quantized(directory)
+    check_read_as_it_is(directory)
+    foreign.check_model(directory)
     check_needs_no_code(directory)
     _build(directory)
     _check_tokenizer(directory)

@@ -24,7 +24,7 @@ def weight_files(directory: Path) -> list[Path]:
     consolidated.safetensors), are left out. Raises UserError if the directory has no weights, if readers would choose
     different ones, or if an adapter there would be applied to them.
     """
-    _check_names_no_other(directory)
+    check_read_as_it_is(directory)
     present = {path.name for path in directory.glob(WEIGHTS) if path.is_file()}
     if (directory / WEIGHT_INDEX).is_file():
         names = _named_by_index(directory)
@@ -82,7 +82,8 @@ def _named_by_index(directory: Path) -> set[str]:
     return set(weight_map(directory).values())
 
 
-def _check_names_no_other(directory: Path) -> None:
+def check_read_as_it_is(directory: Path) -> None:
+    """Raise UserError if transformers would apply an adapter to the weights of a directory, or read other files."""
     if (directory / foreign.ADAPTER_CONFIG).is_file():
         path = directory / foreign.ADAPTER_CONFIG
         raise UserError(

