@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, project_environment
 
 from zerolora.errors import UserError
+from zerolora.train.launch.launcher import environment_of
 from zerolora.train.launch.processes import Codes, Ranks, check, wait_for
 from zerolora.train.launch.topology import topology
 
@@ -79,6 +80,17 @@ def test_each_rank_is_as_a_process_of_its_own(tmp_path: Path, before: str) -> No
     logs = [(tmp_path / f"{rank}.log").read_text() for rank in range(RANKS)]
     said = "" if before == "pass" else f"zerolora: {SLOWER} threads that a library has started (python)\n"
     assert logs == [f"{'' if rank else said}rank {rank} prints\n" for rank in range(RANKS)]
+
+
+def test_snakemakes_threads_of_a_job_start_none_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenBLAS starts its threads when numpy loads; after that no rank can be forked."""
+    for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"):
+        monkeypatch.setenv(name, "2")
+    code = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
+    for device in ("cpu", "cuda"):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment_of(device), capture_output=True, text=True, check=True)
+        assert done.stdout == "1\n"
 
 
 def test_one_rank_is_not_forked(tmp_path: Path) -> None:
