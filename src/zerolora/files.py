@@ -43,7 +43,7 @@ def write_text(path: Path, text: str) -> None:
         sync_directory(path.parent)
     except OSError as error:
         # What is written through a buffer names no file in its errors.
-        error.filename = error.filename or str(path)
+        error.filename = str(error.filename or path).replace(str(unfinished), str(path))
         raise
     finally:
         unfinished.unlink(missing_ok=True)
@@ -121,8 +121,8 @@ def staged_directory(target: Path) -> Iterator[Path]:
         _replace(target, unfinished)
         sync_directory(target.parent)
     except OSError as error:
-        # Arrow names no file in its errors.
-        error.filename = error.filename or str(target)
+        # Arrow names no file in its errors; others name it by the name that it has meanwhile.
+        error.filename = str(error.filename or target).replace(str(unfinished), str(target))
         raise
     finally:
         _remove(unfinished)

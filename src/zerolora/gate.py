@@ -7,6 +7,7 @@ torch, some seconds and no weights.
 
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerolora import devices, foreign
+from zerolora.added_tokens import AddedToken, add_rows, of_data
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.base_check import check_shared
+from zerolora.base_identity import check_same_base
 from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import StoredNames, stored_names
 from zerolora.config.settings import HardwareSettings, RenderSettings
@@ -25,11 +28,13 @@ from zerolora.log import LOGGER
 from zerolora.manifest import check_not_quantized
 from zerolora.merge.plan import plan_merge
 from zerolora.methods.base import Update
-from zerolora.methods.registry import TRAINABLE
+from zerolora.methods.registry import TRAINABLE, check_published
 from zerolora.planner.datasheets import GPUS
 from zerolora.planner.run_hardware import typical
 from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
+from zerolora.train.earlier_adapter import check_start, weights_of
+from zerolora.train.engines.base import trained
 from zerolora.types import Attention
 from zerolora.weight_files import WEIGHTS, weight_files
 
@@ -37,11 +42,12 @@ TOKENS = 8
 """Of the row that the attention is tried with."""
 
 
-def check(settings: RenderSettings, attention: Attention, model: Path, weights: Path) -> None:
+def check(settings: RenderSettings, attention: Attention, model: Path, weights: Path, data: Path | None = None) -> None:
     """Raise UserError if the model of directory `model`, as fetch wrote it, cannot be trained as a run's settings say,
-    or what is trained could not be merged into its files.
+    from the adapter that they name, or what is trained could not be merged into its files.
 
-    `weights` is the directory of downloaded weights. Where they are not on this machine, names are not checked.
+    `data`: the prepared data, for the tokens that it adds; without, the adapter is not looked at. `weights` is the
+    directory of downloaded weights. Where they are not on this machine, names are not checked.
     """
     if settings.device == "cuda":
         check_gpu(settings.hardware)
@@ -49,6 +55,8 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     bitsandbytes.load()
     config = config_of(model)
     updates = _updates(_attending(config, attention), settings)
+    if settings.from_adapter and data is not None:
+        _check_start(settings, Path(settings.from_adapter), config, model, of_data(data))
     directory = Path(foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"].get("path", weights))
     if not any(directory.glob(WEIGHTS)):
         LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
@@ -114,6 +122,27 @@ def _updates(model: Any, settings: RenderSettings) -> dict[str, Update]:
         published = {name: tensor.detach() for name, tensor in method.published(built, trained).items()}
         config = built.peft_config["default"].to_dict() if method.peft_type else {}
         return method.updates_of(published, config, base)
+
+
+def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path, tokens: Sequence[AddedToken]) -> None:
+    """Raise UserError if training cannot begin with what the directory `start` holds: it is not whole, of another base,
+    or of another method or settings."""
+    if not start.is_dir():
+        LOGGER.info("train.from_adapter: %s: is not here yet, so training checks it", start)
+        return
+    method = TRAINABLE[settings.method.name]
+    weights_of(start, method)
+    if method.peft_type:
+        check_same_base(start, model / MANIFEST)
+    built = built_on_meta(config)
+    rows = add_rows(built, tokens)
+    with torch.device("meta"):
+        built = method.build(built, settings.sections, rows)
+    check_start(built, start, method, tokens, method.published(built, trained(built)))
+    try:
+        check_published(start, model)
+    except UserError as error:
+        raise UserError(f"train.from_adapter: {error}") from None
 
 
 def _merge(files: list[TensorFile], names: StoredNames, updates: dict[str, Update], model: Path) -> None:

@@ -180,6 +180,24 @@ def read_header(path: Path) -> TensorFile:
     return TensorFile(path, metadata, tensors, len(text).to_bytes(8, "little") + text, tuple(found))
 
 
+def save_tensors(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:
+    """Write a safetensors file. Raises OSError, with the file's name, if the disk has no room for it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    except SafetensorError:
+        # Its error has what the operating system refused as text only; the same room is refused by number.
+        try:
+            with path.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, sum(tensor.nbytes for tensor in tensors.values()))
+        except OSError as error:
+            error.filename = str(path)
+            raise error from None
+        raise
+
+
 def rows_of(tensor: "Factor", first: int = 0, last: int | None = None) -> "torch.Tensor":
     """Return rows of a tensor along its first dimension, from memory or from its file."""
     return tensor.read(first, last) if isinstance(tensor, StoredTensor) else tensor[first:last]

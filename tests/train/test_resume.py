@@ -274,3 +274,27 @@ def test_where_nothing_can_be_written_one_line_says_so(bench: Bench) -> None:
     assert result.returncode == 2
     assert "cannot be made (Not a directory); checkpoints go there" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_disk_that_is_full_at_the_end_costs_no_step(bench: Bench) -> None:
+    """Two trainings, on a file system that is too small for the adapter."""
+    place = bench.folder / "full"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], check=False)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        command = bench.command("full", lora={"r": 64})  # render would refuse the small disk
+        subprocess.run(["mount", "-o", "remount,size=256k", str(place)], check=True)
+        refused = bench.server.run(command, bench.folder, bench.environment)
+        assert refused.returncode == 2, refused.stderr
+        (line,) = [line for line in refused.stderr.splitlines() if "No space left" in line]
+        name = f"{place}/adapter/adapter_model.safetensors: No space left on device; free some space there"
+        assert name in line and line.endswith("the same command then resumes from the last checkpoint")
+        assert "Traceback" not in refused.stderr
+        assert not [path for path in place.iterdir() if "adapter" in path.name]
+        subprocess.run(["mount", "-o", "remount,size=8m", str(place)], check=True)
+        assert "after step 3 of 3" in bench.server.run(command, bench.folder, bench.environment).stderr
+        assert (place / "adapter/manifest.json").is_file()
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

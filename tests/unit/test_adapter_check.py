@@ -16,9 +16,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.errors import UserError
+from zerolora.evaluate.models import load as evaluate
+from zerolora.export.export import export
+from zerolora.export.targets import TARGETS
+from zerolora.export.targets.base import RunResult
 from zerolora.merge.by_hand import merge_by_hand
 from zerolora.merge.listed import listed_model
-from zerolora.methods.registry import of_directory
+from zerolora.methods.registry import check_published, of_directory
 from zerolora.tensor_file import read_header
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -217,14 +221,17 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
         tensors(B=lambda b: b[:, :1]),
         r"lora_B\.weight is \[16, 1\], and should be \[16, 2\]: adapter_config",
     ),
-    "r 0": (config(r=0), "adapter_config.json: r is 0; the rank of factors is an integer of at least 1"),
-    "r true": (config(r=True), "r is True; the rank of factors is an integer"),
-    "r a text": (config(r="8"), "r is '8'; the rank of factors is an integer"),
+    "r 0": (config(r=0), "adapter_config.json: r is 0; expected a whole number, 1 or more"),
+    "r true": (config(r=True), "r is True; expected a whole number"),
+    "r a text": (config(r="8"), "r is '8'; expected a whole number"),
     "alpha none": (config(lora_alpha=None), "lora_alpha is None; write a number"),
-    "alpha infinite": (config(lora_alpha=float("inf")), "lora_alpha is inf; write a number"),
+    "alpha infinite": (
+        config(lora_alpha=float("inf")),
+        "adapter_config.json: 'Infinity' is not valid; expected a finite number",
+    ),
     "a pattern of rank 0": (
         config(rank_pattern={"q_proj": 0}),
-        "rank_pattern is {'q_proj': 0}; write ranks, of at least 1",
+        "rank_pattern.q_proj is 0; expected a whole number, 1 or more",
     ),
     "a broken pattern": (
         config(alpha_pattern={"(": 1}),
@@ -234,12 +241,12 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
         config(rank_pattern={"q_proj": 1}),
         r"should be \[1, 16\]: adapter_config.json has r: 1 for it",
     ),
-    "a flag as text": (config(use_dora="false"), "use_dora is 'false'; write true or false"),
+    "a flag as text": (config(use_dora="false"), "use_dora is 'false'; expected true or false"),
     "dora without magnitudes": (
         config(use_dora=True),
         r"q_proj\.lora_magnitude_vector is missing \(and 1 more\), which",
     ),
-    "targets of another type": (config(target_modules=3), "target_modules is 3; write a list of names, or a regular"),
+    "targets of another type": (config(target_modules=3), "target_modules is 3; expected a text or a list"),
     "more targets": (config(target_modules=["q_proj", "k_proj"]), r"k_proj\.lora_A\.weight is missing \(and 3 more\)"),
     "fewer targets": (config(target_modules=["k_proj"]), r"k_proj\.lora_A\.weight is missing"),
     "only some layers": (
@@ -379,8 +386,68 @@ def test_a_vocabulary_that_the_files_lack_is_not_invented(
     shutil.copytree(bases[True][0], base)
     values = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(values | {"vocab_size": 40}))
-    with pytest.raises(
-        UserError, match=r"embed_tokens\.weight has 30 rows, and the model of config.json has 40 \(vocab_si"
-    ):
+    with pytest.raises(UserError, match=r"vocab_size is 40, but model.embed_tokens.weight has 30 rows"):
         merge_by_hand(base, [plain], [], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def nan(files: Files) -> None:
+    files[0][B][0, 0] = float("nan")
+
+
+def exported(base: Path, adapter: Path, output: Path) -> None:
+    target = TARGETS["vllm_adapter"]
+    source = RunResult(model=base, weights=base, adapter=adapter, data=base, merged=None)
+    export("vllm_adapter", target.settings(), source, output)
+
+
+USES: dict[str, Callable[[Path, Path, Path], Any]] = {
+    "evaluate": lambda base, adapter, _: evaluate(base, torch.device("cpu"), [], adapter),
+    "export": exported,
+    "push": lambda base, adapter, _: check_published(adapter, base),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_it_is_checked_before_every_use(
+    use: str, bases: dict[bool, tuple[Path, Any]], plain: Path, tmp_path: Path
+) -> None:
+    adapter = changed(plain, tmp_path / "adapter", nan)
+    with pytest.raises(UserError, match=r"lora_B\.weight holds numbers that are not finite"):
+        USES[use](bases[True][0], adapter, tmp_path / "output")
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda tensors: tensors.pop("model.norm.weight"),
+            r"model\.norm\.weight is missing; these weights were",
+        ),
+        (
+            lambda tensors: tensors.update(more=torch.ones(1)),
+            "more is no trained weight of the base; these weights",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}),
+            r"model\.norm\.weight is \[3\], and \[16\] in the base",
+        ),
+    ],
+)
+def test_whole_weights_of_another_model_are_one_line(
+    change: Callable[[dict[str, torch.Tensor]], Any],
+    said: str,
+    bases: dict[bool, tuple[Path, Any]],
+    tmp_path: Path,
+) -> None:
+    base = bases[True][0]
+    tensors = load_file(base / "model.safetensors")
+    (tmp_path / "trained").mkdir()
+    save_file(tensors, tmp_path / "trained/model.safetensors")
+    check_published(tmp_path / "trained", base)
+    change(tensors)
+    save_file(tensors, tmp_path / "trained/model.safetensors")
+    with pytest.raises(UserError, match=said):
+        merge_by_hand(base, [tmp_path / "trained"], [], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()

@@ -13,7 +13,7 @@ import yaml
 from conftest import TINY_CONFIG, served
 from safetensors.torch import load_file, save_file
 from training_plan import training_plan
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from zerolora.architecture import auto_class
 from zerolora.config.file import load
@@ -265,3 +265,78 @@ def test_without_weights_their_names_are_not_checked(model_of: Callable[[str], P
     passed = rendered(folder, *gate(folder))
     assert passed.returncode == 0, passed.stderr
     assert "no weights here, so the names that merge updates are not checked" in passed.stderr
+
+
+def starting_adapter(folder: Path, **changed: Any) -> Path:
+    """Write an adapter that a run of `run_of` can begin with, but for what is `changed` in its LoraConfig."""
+    from peft import LoraConfig, get_peft_model
+
+    base = auto_class(AutoConfig.from_pretrained(folder / "weights")).from_pretrained(folder / "weights")
+    options = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "init_lora_weights": False} | changed
+    get_peft_model(base, LoraConfig(**options)).save_pretrained(str(folder / "start"))
+    return folder / "start"
+
+
+STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
+    "another rank": (
+        {"r": 2},
+        untouched,
+        "adapter_config.json: r is 2, and this run's is 4; write train.lora.r as",
+    ),
+    "other targets": (
+        {"target_modules": ["q_proj"]},
+        untouched,
+        "k_proj.lora_A.weight is missing (and 23 more such); write the method, r and targets of that adapter",
+    ),
+    "dora": ({"use_dora": True}, untouched, "use_dora is True, and this run's is False; write train.method as that"),
+    "no tensors": (
+        {},
+        lambda start: save_file({}, start / "adapter_model.safetensors"),
+        "lora_A.weight is missing (and 27 more such)",
+    ),
+    "not a number": (
+        {},
+        lambda start: save_file(
+            {
+                name: tensor * (float("nan") if "layers.1.mlp.up_proj.lora_B" in name else 1)
+                for name, tensor in load_file(start / "adapter_model.safetensors").items()
+            },
+            start / "adapter_model.safetensors",
+        ),
+        "layers.1.mlp.up_proj.lora_B.weight holds numbers that are not finite",
+    ),
+    "another base": (
+        {},
+        lambda start: write_json(
+            start / "manifest.json", {"base_model": {"name": "some/model", "revision": None, "weights": "2" * 64}}
+        ),
+        "base_model is some/model (weights 222222222222), and this run's is",
+    ),
+    "added tokens": (
+        {},
+        lambda start: write_json(start / "tokens.json", [{"token": "<note>", "id": 64, "special": False}]),
+        "was trained with other tokens than the data adds; write '<note>' in add_special_tokens and add_tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [None, *STARTS])
+def test_an_adapter_that_training_cannot_begin_with_is_refused_before_a_queue(
+    case: str | None, model_of: Callable[[str], Path]
+) -> None:
+    changed, change, said = STARTS[case] if case else ({}, untouched, "")
+    folder = model_of("llama")
+    source = {"source": "directory", "path": str(folder / "weights"), "license": "MIT"}
+    write_json(folder / "models/manifest.json", {"source": source, "files": {}})
+    write_json(folder / "data/manifest.json", {"added_tokens": [], "files": {}})
+    start = starting_adapter(folder, **changed)
+    change(start)
+    settings = run_of(folder)["render"] | {"from_adapter": str(start)}
+    arguments = (RenderSettings.model_validate(settings), "flash", folder / "models", folder / "weights")
+    if case is None:
+        check(*arguments, folder / "data")
+        return
+    with pytest.raises(UserError, match=re.escape(said)) as raised:
+        check(*arguments, folder / "data")
+    assert str(raised.value).startswith("train.from_adapter: ")
+    assert "\n" not in str(raised.value)

@@ -223,6 +223,15 @@ def starting_adapter(wildcards):
     return sorted(str(path) for path in Path(start).rglob("*") if path.is_file())
 
 
+def fetched_adapter(wildcards):
+    """The adapter of the hub that a run goes on from, for render to look at. Its age does not matter: a value of render
+    does not depend on it, and DVC does not know of it."""
+    start = SETTINGS["runs"][named_run(wildcards)]["train"]["from_adapter"]
+    if start is None or not Path(start).is_relative_to(HUB_ADAPTERS):
+        return []
+    return [ancient(str(Path(start) / "manifest.json"))]
+
+
 def prepared(wildcards):
     return [
         f"{data_directory(wildcards)}/{name}"

@@ -1,6 +1,7 @@
 checkpoint render:
     input:
         estimate=estimated,
+        start=fetched_adapter,
     output:
         zero="results/{rendered}/zero.json",
         reasons="results/{rendered}/render.json",
@@ -16,6 +17,7 @@ checkpoint render:
         settings=shared("render"),
         model=model_directory,
         weights=weights_directory,
+        data=data_directory,
     shell:
         "zerolora --log {log} render --settings {params.settings:q} --model {params.model}"
-        " --weights {params.weights} --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"
+        " --weights {params.weights} --data {params.data} --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"

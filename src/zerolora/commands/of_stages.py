@@ -175,6 +175,9 @@ def render(
         typer.Option(help="resources/models/NAME: try on shapes whether the model can be trained and merged."),
     ] = None,
     weights: Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")] = Path(),
+    data: Annotated[
+        Path | None, typer.Option(help="results/data/NAME: check the adapter that training begins with as well.")
+    ] = None,
 ) -> None:
     """Choose a run's configuration, and write the choice and the options of its engine."""
     from zerolora.config.settings import RenderSettings
@@ -187,7 +190,7 @@ def render(
     if model:
         from zerolora.gate import check
 
-        check(checked, rendered["zerolora"]["attention"], model, weights)
+        check(checked, rendered["zerolora"]["attention"], model, weights, data)
     write_json(reasons, why)
     write_json(output, rendered)
     LOGGER.info("%s", lines(why))

@@ -235,6 +235,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             user_config=user_config(settings.render.strategy),
             gradient_clipping=train.gradient_clipping,
             canary=train.canary,
+            from_adapter=_foreign_adapter(train.from_adapter),
             epochs=train.epochs,
             max_steps=train.max_steps,
             validation_steps=train.validation_steps,
@@ -259,6 +260,11 @@ def stages_of(config: Config, run: str) -> RunSettings:
         ),
         accept=AcceptSettings(fail_if=config.evaluate.fail_if),
     )
+
+
+def _foreign_adapter(start: str | None) -> str | None:
+    """Return the directory of an adapter that is no run's."""
+    return None if start is None or Path(start).is_relative_to("results") else start
 
 
 def _training(train: schema.Train) -> dict[str, Any]:

@@ -147,6 +147,8 @@ class RenderSettings(EstimateSettings):
     """The settings of the run's method, which is tried on shapes."""
     canary: Literal["auto", "off"] | int = "auto"
     """When first losses are compared with those of a safe setting, or for how many steps."""
+    from_adapter: str | None = None
+    """The directory that training begins with, but for that of a run, which is compared by its settings."""
 
 
 class UsefulFlops(Settings):

@@ -25,7 +25,11 @@ ESTIMATE = (
     ),
 )
 """Those that `estimate` reads, or what it depends on."""
-RENDER = (*ESTIMATE, "render", *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps")))
+RENDER = (
+    *ESTIMATE,
+    "render",
+    *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps", "from_adapter")),
+)
 """Those that `render` reads, or what it depends on."""
 
 

@@ -12,6 +12,7 @@ from zerolora.architecture import auto_class, config_of, tokenizer_of
 from zerolora.files import MANIFEST
 from zerolora.methods.base import WHOLE_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
+from zerolora.methods.registry import check_published
 from zerolora.types import Device
 from zerolora.weight_files import weight_files
 
@@ -60,8 +61,11 @@ def load(
     """Load model and tokenizer of a model directory, ready to generate, and an adapter that was trained on it.
 
     A base model gets the `tokens` that its data adds, with the rows that training starts with. A model whose
-    weights and the bytes `beside` them do not fit on one GPU is spread over all that this process sees.
+    weights and the bytes `beside` them do not fit on one GPU is spread over all that this process sees. Raises
+    UserError if the adapter is not whole, or of another model.
     """
+    if adapter is not None:
+        check_published(adapter, weights)
     tokenizer, lacking = load_tokenizer(weights, tokens, adapter)
     placed = placement(weights, device, beside)
     # On CPU fp32 is both faster and exact; on a GPU the weights keep their dtype.

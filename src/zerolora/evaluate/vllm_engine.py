@@ -27,6 +27,7 @@ from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.models import EvaluatedModel, load_tokenizer, placement, stops_of
 from zerolora.export.vllm_limits import check_for_vllm, rank_limit
 from zerolora.files import canonical
+from zerolora.methods.registry import check_published
 
 WORKER = Path(vllm_worker.__file__)
 ENVIRONMENT = {
@@ -79,6 +80,7 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
             f"row for it; {INSTEAD}"
         )
     if model.loaded_adapter:
+        check_published(model.loaded_adapter, model.base)
         check_for_vllm(model.loaded_adapter, "evaluate.engine: vllm", "write merge.enabled: true")
     return asked.stdout.strip()
 

@@ -17,6 +17,7 @@ from zerolora.export.targets import TARGETS
 from zerolora.export.targets.base import ExportTarget, RunResult
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
+from zerolora.methods.registry import check_published
 from zerolora.prompt_format import stop_tokens
 from zerolora.units import byte_size
 
@@ -39,6 +40,7 @@ def export(target: str, settings: Section, source: RunResult, output: Path) -> N
             f"export.targets: {target} is made of the merged model, and merge.enabled is false; write merge.enabled: "
             f"true, or of the targets {' and '.join(others)}"
         )
+    check_published(source.adapter, source.weights)
     kind.check(source, settings)
     with staged_directory(output) as staged:
         found = kind.run(source, settings, staged)

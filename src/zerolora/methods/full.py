@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zerolora.architecture import other_parts
+from zerolora.errors import UserError
 from zerolora.methods.base import (
     WHOLE_WEIGHTS,
     TrainableMethod,
@@ -67,8 +68,11 @@ class FullMethod(TrainableMethod):
 
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
-        """Return the trained weights in the place of the base model's."""
-        return FullMethod.updates_of(read_header(directory / WHOLE_WEIGHTS).tensors, {}, model)
+        """Return the trained weights in the place of the base model's. Raises UserError if they are not those of
+        `model`, each once."""
+        tensors = read_header(directory / WHOLE_WEIGHTS).tensors
+        _check(directory / WHOLE_WEIGHTS, {name: each.shape for name, each in tensors.items()}, model)
+        return FullMethod.updates_of(tensors, {}, model)
 
     @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
@@ -79,3 +83,19 @@ class FullMethod(TrainableMethod):
             if copy not in tensors and name in tensors:
                 result[copy] = Replacement(copy, tensors[name], optional=True)
         return result
+
+
+def _check(path: Path, found: Mapping[str, tuple[int, ...]], model: Any) -> None:
+    """Raise UserError, which names the file `path`, unless these shapes are those of the trained weights of `model`."""
+    parts = tuple(f"{part}." for part in other_parts(model))
+    needed = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(parts)}
+    faults = [f"{name} is missing" for name in needed if name not in found]
+    faults += [f"{name} is no trained weight of the base" for name in found if name not in needed]
+    faults += [
+        f"{name} is {list(found[name])}, and {list(shape)} in the base"
+        for name, shape in needed.items()
+        if name in found and found[name] != shape
+    ]
+    if faults:
+        more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
+        raise UserError(f"{path}: {faults[0]}{more}; these weights were trained on another model")

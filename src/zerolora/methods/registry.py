@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from zerolora import methods
+from zerolora.added_tokens import add_rows
+from zerolora.added_tokens import of_directory as of_tokens
 from zerolora.errors import UserError, shown
 from zerolora.methods.base import WHOLE_WEIGHTS, Method, TrainableMethod
 from zerolora.methods.peft_format import CONFIG, read_config
@@ -45,6 +47,16 @@ def of_directory(directory: Path) -> type[TrainableMethod]:
         f"{directory / CONFIG}: peft_type is {shown(kind)}, which cannot be merged; "
         f"write an adapter of {', '.join(kinds)}"
     )
+
+
+def check_published(directory: Path, base: Path) -> None:
+    """Raise UserError unless the adapter, or the whole weights, in a directory are complete and belong to the model
+    whose config.json is in directory `base` (adapter_check.py)."""
+    from zerolora.architecture import built_on_meta, config_of
+
+    model = built_on_meta(config_of(base))
+    add_rows(model, of_tokens(directory))
+    of_directory(directory).updates(directory, model)
 
 
 def create(name: str, **settings: Any) -> Method:

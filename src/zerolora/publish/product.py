@@ -10,7 +10,7 @@ from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_object, sha256
 from zerolora.manifest import is_weight
 from zerolora.methods.peft_format import CONFIG
-from zerolora.methods.registry import TRAINABLE
+from zerolora.methods.registry import TRAINABLE, check_published
 from zerolora.publish.finished import FinishedRun, command, remedy
 
 KINDS = ("adapter", "merged")
@@ -56,6 +56,7 @@ def product_of(run: FinishedRun, kind: str) -> PushedModel:
         if not TRAINABLE[method].peft_type:
             raise UserError(f"--what adapter: run {run.name} has none, since its method is {method}; write merged")
         found, directory = trained, adapter
+        check_published(adapter, run.model)
     else:
         manifest = run.directory / "merged" / MANIFEST
         found = run.read(manifest)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from zerolora.added_tokens import AddedToken, add_rows, write
 from zerolora.architecture import built_on_meta, config_of
@@ -18,6 +18,7 @@ from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.peft_format import ADAPTER, CONFIG
 from zerolora.methods.registry import TRAINABLE
+from zerolora.tensor_file import save_tensors
 from zerolora.train import base_model, earlier_adapter
 from zerolora.train.activation_offload import offload_inputs
 from zerolora.train.dropout import make_sparse
@@ -120,7 +121,7 @@ def save(
         tensors = lora_init.published(method.published(engine.module, best or state), start)
         with staged_directory(directory) as staged:
             path = staged / (ADAPTER if method.peft_type else WHOLE_WEIGHTS)
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+            save_tensors(tensors, path)
             _check(path, expected, method, Path(settings.from_adapter) if settings.from_adapter else None)
             if method.peft_type:
                 peft_config = _portable(engine.module.peft_config["default"], base)

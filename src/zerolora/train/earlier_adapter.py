@@ -11,6 +11,7 @@ from zerolora import foreign
 from zerolora.added_tokens import AddedToken, of_directory
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, sha256
+from zerolora.methods.adapter_config import SELECTING, WITHOUT_MEANING
 from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
 from zerolora.train.engines.base import trained
@@ -26,32 +27,9 @@ MEANING = {
     "rank_pattern": "lora.rank_pattern",
     "alpha_pattern": "lora.alpha_pattern",
 }
-# What of it does not: where the adapter comes from, how it began and was trained; and what decides which tensors there
-# are, and their shapes, which are compared themselves.
-HARMLESS = frozenset(
-    {
-        "auto_mapping",
-        "base_model_name_or_path",
-        "inference_mode",
-        "peft_version",
-        "revision",
-        "task_type",
-        "fan_in_fan_out",
-        "init_ia3_weights",
-        "loftq_config",  # read with init_lora_weights: loftq alone
-        "lora_dropout",
-        "megatron_core",
-        "qalora_group_size",  # read with use_qalora alone
-        "runtime_config",
-        "exclude_modules",
-        "feedforward_modules",
-        "layers_pattern",
-        "layers_to_transform",
-        "modules_to_save",
-        "target_modules",
-        "target_parameters",
-    }
-)
+HARMLESS = (WITHOUT_MEANING - {"corda_config", "eva_config", "lora_ga_config"}) | SELECTING
+"""Keys of it that do not; and those that decide which tensors there are, and their shapes, which are compared
+themselves."""
 HARMLESS_INITS = (True, False, "gaussian", "orthogonal")
 """Of init_lora_weights: the base stays as it is. Others change it (peft/tuners/lora/layer.py), so the factors as they
 are saved are of another base."""
@@ -66,6 +44,31 @@ def load(
     UserError if the tensors are not, by name, shape and scale, those that the method has built, or the data adds other
     tokens than `tokens`.
     """
+    path, parameters = weights_of(directory, method), method.published(model, trained(model))
+    check_start(model, directory, method, tokens, parameters)
+    try:
+        with safe_open(path, "pt") as file:
+            for name, parameter in parameters.items():
+                value = file.get_tensor(name)
+                if not bool(torch.isfinite(value).all()):
+                    raise UserError(
+                        f"train.from_adapter: {path}: {name} holds numbers that are not finite; name another adapter"
+                    )
+                _set(parameter, value)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); write another") from None
+    return provenance(directory, method)
+
+
+def check_start(
+    model: Any,
+    directory: Path,
+    method: type[TrainableMethod],
+    tokens: Sequence[AddedToken],
+    parameters: dict[str, Any],
+) -> None:
+    """Raise UserError if what a directory holds is not, by names, shapes, scale and added tokens, what the method has
+    built into `model`; `parameters` are those that it publishes."""
     path = weights_of(directory, method)
     if (theirs := of_directory(directory)) != list(tokens):
         added = ", ".join(shown(each.token) for each in theirs) or "none"
@@ -75,15 +78,11 @@ def load(
         )
     if method.peft_type:
         check_meaning(directory, model.peft_config["default"])
-    parameters = method.published(model, trained(model))
     try:
         with safe_open(path, "pt") as file:
             _check_tensors(path, {name: file.get_slice(name).get_shape() for name in file.keys()}, parameters)  # noqa: SIM118
-            for name, parameter in parameters.items():
-                _set(parameter, file.get_tensor(name))
     except (SafetensorError, OSError) as error:
         raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); write another") from None
-    return provenance(directory, method)
 
 
 def weights_of(directory: Path, method: type[TrainableMethod]) -> Path:

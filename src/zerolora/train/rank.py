@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +28,7 @@ from zerolora.compat.transformers import compile_conversions
 from zerolora.config.settings import TrainingChoice, TrainSettings
 from zerolora.data.plan import open_plan
 from zerolora.data.rows import open_split
-from zerolora.errors import UserError
+from zerolora.errors import UserError, explained
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import LOGGER, result, set_up
 from zerolora.manifest import located
@@ -165,7 +166,8 @@ def _publish(
         _check_launcher(loop)
 
     identity = base_identity(paths.weights)
-    save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry)
+    with _resumable():
+        save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry)
     peaks, energy = memory.of_all_ranks(), loop.telemetry.energy.of_all_ranks()
     loop.checkpoints.wait()  # its size is known then
     if loop.rank == 0:
@@ -173,7 +175,8 @@ def _publish(
         published = sum(shape.numel() for shape in expected.values())
         trainable = published - sum(tensor.numel() for tensor in start.values())
         measured = peaks | ({} if energy is None else {"energy_joules": energy})
-        _write_metrics(paths.output / "metrics", loop, trainable, paths, measured, time.monotonic() - started)
+        with _resumable():
+            _write_metrics(paths.output / "metrics", loop, trainable, paths, measured, time.monotonic() - started)
         loop.checkpoints.mark_finished()
 
 
@@ -181,6 +184,16 @@ def _check_launcher(loop: Loop) -> None:
     """Raise Stopped if the launcher has ended: a result that appears now would be one of a failed stage."""
     if loop.stop.orphaned:
         raise Stopped("the process that started this training has ended; nothing is published")
+
+
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    """Turn what the operating system refuses, such as space on a disk, into a UserError: the last step's checkpoint has
+    been written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{explained(error)}; the same command then resumes from the last checkpoint") from None
 
 
 def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, dict[str, Any]]:
