@@ -227,7 +227,7 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     "alpha none": (config(lora_alpha=None), "lora_alpha is None; write a number"),
     "alpha infinite": (
         config(lora_alpha=float("inf")),
-        "adapter_config.json: 'Infinity' is not valid; expected a finite number",
+        "'Infinity' is not valid; expected a finite number",
     ),
     "a pattern of rank 0": (
         config(rank_pattern={"q_proj": 0}),

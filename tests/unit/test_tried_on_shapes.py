@@ -308,7 +308,8 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
     "another base": (
         {},
         lambda start: write_json(
-            start / "manifest.json", {"base_model": {"name": "some/model", "revision": None, "weights": "2" * 64}}
+            start / "manifest.json",
+            {"base_model": {"name": "some/model", "revision": None, "weights": "2" * 64}, "files": {}},
         ),
         "base_model is some/model (weights 222222222222), and this run's is",
     ),
