@@ -389,7 +389,7 @@ def test_data_sets_of_equal_names_stay_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "form", "template", "system", "said"),
     [
-        ("alpaca", "alpaca", "alpaca", None, ""),
+        ("alpaca", "alpaca", "alpaca", None, "a line break stands behind ### Response: there"),
         ("alpaca:chatml", "alpaca", "chatml", "Below is an instruction", "longer system prompt"),
         ("alpaca:chat", "alpaca", "vicuna", "Below is an instruction", "SYSTEM:, USER: and ASSISTANT:"),
         ("alpaca:phi", "alpaca", "phi-3", "Below is an instruction", "behind the end of a turn"),

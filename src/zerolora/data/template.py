@@ -155,9 +155,13 @@ class Template:
     def asked(self, example: Example) -> int | None:
         """Return the index in `example.messages` of the answer that evaluation asks for, the last in its pieces; None
         if there is none."""
+        messages = example.messages or []
+        if not example.learnt and isinstance(self.loss, str):  # by far the most rows: it is the last answer
+            numbers = range(len(messages) - 1, -1, -1)
+            return next((number for number in numbers if messages[number]["role"] == "assistant"), None)
         how = self.supervision(example)
         answer = self._asked(how, self._supervised(how)[0])
-        return None if answer is None else answer - len(how.roles) + len(example.messages or ())
+        return None if answer is None else answer - len(how.roles) + len(messages)
 
     def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
         """Return the text that the template renders, with `prompt` including the generation prompt.

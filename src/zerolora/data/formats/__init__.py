@@ -65,6 +65,7 @@ def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | Non
     names = [*_names(row, "column", format), *(name for turn in row.turns for name in _names(turn, "key", format))]
     if seen is not None:
         seen.update(names)
+        seen.update([("read", "key", key) for key in row.plain])
     return example
 
 

@@ -16,7 +16,8 @@ class Row:
     """A row's fields, independent of the names of their columns; "a.b" is the field b inside the column a.
 
     A message of a row is a Row too, whose columns are its keys; `path` is its name in the row, as in messages[1].
-    read: the value of every column that was read. turns: the messages.
+    read: the value of every column that was read. turns: the messages. plain: the keys of messages that hold nothing
+    else and were read without a Row.
     """
 
     def __init__(self, value: dict[str, Any], reading: Reading, path: str = "") -> None:
@@ -24,6 +25,7 @@ class Row:
         self.columns = reading.keys if path else reading.columns
         self.read: dict[str, Any] = {}
         self.turns: list[Row] = []
+        self.plain: list[str] = []
 
     def get(self, field: str) -> Any:
         """Return a field's value, None without one. A column that is mapped to another field does not count."""

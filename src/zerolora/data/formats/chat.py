@@ -27,6 +27,7 @@ ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+OURS = ("system", "user", "assistant", "tool")
 CALL = '{"name": ..., "arguments": {...}}'
 CONVERSATION = ("system", "system_prompt", "tools", "functions")
 """The fields of every form of conversations, beside the conversation itself."""
@@ -99,15 +100,40 @@ def _list_of_tools(row: Row, field: str) -> list[Any] | None:
 
 def chat(row: Row, field: str) -> list[Turn]:
     """Return the turns of a field in OpenAI's form."""
-    return turns_of(row, field, _checked)
+    return turns_of(row, field, _checked, ("role", "content"), ROLES)
 
 
-def turns_of(row: Row, field: str, read: Callable[[Row, bool], Turn]) -> list[Turn]:
-    """Read the messages of a field, each by `read`, which gets the message and whether null may have been filled in."""
+def turns_of(
+    row: Row, field: str, read: Callable[[Row, bool], Turn], keys: tuple[str, str], roles: dict[str, str]
+) -> list[Turn]:
+    """Read the messages of a field, each by `read`, which gets the message and whether null may have been filled in.
+
+    keys: the keys of role and text, and `roles` the names of roles: most messages hold nothing else, and are read here.
+    """
     value, name = row.needed(field), row.name(field)
     messages = objects_of(value, name)
     filled_in = row.reading.filled and messages is value
-    return [read(row.turn(message, f"{name}[{number}]"), filled_in) for number, message in enumerate(messages)]
+    plain = not (row.reading.keys or row.reading.roles or row.reading.ignored)
+    return [
+        (plain and _plain(row, message, keys, roles)) or read(row.turn(message, f"{name}[{number}]"), filled_in)
+        for number, message in enumerate(messages)
+    ]
+
+
+def _plain(row: Row, message: dict[str, Any], keys: tuple[str, str], roles: dict[str, str]) -> Turn | None:
+    """Return a message of a known role and a text, and nothing else; None for any other."""
+    if len(message) != 2:
+        return None
+    name, text = message.get(keys[0]), message.get(keys[1])
+    role = roles.get(name) if isinstance(name, str) else None
+    if role not in OURS or not isinstance(text, str) or not text.strip():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return None
+    row.plain += keys
+    return Turn(message_of(role, text))
 
 
 def _checked(turn: Row, filled_in: bool) -> Turn:

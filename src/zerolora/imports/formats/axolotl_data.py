@@ -73,7 +73,9 @@ class Kind(NamedTuple):
 
 
 STYLES = {
-    "instruct": Kind("alpaca", template="alpaca"),
+    "instruct": Kind(
+        "alpaca", template="alpaca", differs="a line break stands behind ### Response: there, none in Stanford's prompt"
+    ),
     "chatml": Kind(
         "alpaca", template="chatml", system=ALPACA, differs="rows with an input have a longer system prompt there"
     ),
@@ -231,6 +233,8 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     rows["template"], system = own[0]
     if system:
         rows.setdefault("system", system)
+    for differs in dict.fromkeys(kind.differs for kind in kinds if kind.differs):
+        lines.append(Remark(f"prepare.rows.template: {differs}"))
     others = [f"{name}" for name, _ in own[1:]]
     if any(not kind.template and kind.form in ("messages", "sharegpt", "auto") for kind in kinds):
         others.append(chosen)
@@ -244,8 +248,6 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     elif "template" in facts and facts["template"] != rows["template"]:
         text = f"chat_template: not used by the data sets' types, which write the prompt {rows['template']}"
         lines.append(Remark(text, NO_EFFECT))
-    for text in dict.fromkeys(kind.differs for kind in kinds if kind.differs):
-        lines.append(Remark(f"prepare.rows.template: {text}"))
     return lines
 
 

@@ -121,6 +121,8 @@ def _template(value: Any, draft: Draft) -> str | None:
         raise Unlike(f"{shown(value)}, a template for rows with images, video or audio")
     if isinstance(value, str) and value in TEMPLATES:
         draft.set("prepare.rows.template", TEMPLATES[value])
+        if value == "alpaca":
+            return "Stanford's prompts here: ### Input: where a row has one, and no line break behind ### Response:"
         return None
     draft.set("prepare.rows.template", "chat")
     return f"{shown(value)} has no equal: chat, the model's own chat template, is written"
