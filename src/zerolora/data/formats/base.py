@@ -29,6 +29,8 @@ class Row:
 
     def get(self, field: str) -> Any:
         """Return a field's value, None without one. A column that is mapped to another field does not count."""
+        if not self.columns and field not in self.value:
+            return None  # most fields of most rows
         if field not in self.columns and field in self.columns.values():
             return None
         column = self.columns.get(field, field)
