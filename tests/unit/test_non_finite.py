@@ -1,6 +1,7 @@
 """A loss that is not finite before any update names the weight, or the range of the precision."""
 
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from zerolora.errors import UserError
@@ -79,18 +81,23 @@ def test_a_sound_model_has_its_own_reason(base: Any) -> None:
     assert "learning_rate" not in str(first_loss(math.inf, "fp32"))
 
 
-def test_the_constants_of_a_quantized_weight(tiny_model: Path) -> None:
+@pytest.mark.parametrize("double", [False, True])
+def test_the_constants_of_a_quantized_weight(tmp_path: Path, tiny_model: Path, double: bool) -> None:
     """Codes are whole numbers: only their constants can be NaN."""
     from transformers import BitsAndBytesConfig
 
     from zerolora.compat import bitsandbytes
 
     bitsandbytes.load()
-    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=False)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        tiny_model, quantization_config=quantization, device_map={"": "cpu"}
-    )
-    check_finite(model, "fp32")
-    model.get_parameter(UP).quant_state.absmax[0] = math.nan
+
+    def loaded(directory: Path) -> Any:
+        quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=double)
+        return AutoModelForCausalLM.from_pretrained(directory, quantization_config=quantization, device_map={"": "cpu"})
+
+    check_finite(loaded(tiny_model), "fp32")
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights[UP][2, 3] = math.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=f"'{UP}' of the base model: NaN or infinite"):
-        check_finite(model, "fp32")
+        check_finite(loaded(model), "fp32")

@@ -60,6 +60,8 @@ def _parts(parameter: Any) -> Iterator[torch.Tensor]:
     state = getattr(parameter, "quant_state", None)
     if state is not None:
         yield from (each.absmax for each in (state, state.state2) if each is not None)
+        if state.offset is not None:  # the mean of the constants, where they are quantized too
+            yield torch.as_tensor(state.offset)
     elif hasattr(parameter, "ds_tensor"):  # DeepSpeed's stage 3
         yield parameter.ds_tensor.data
     elif hasattr(parameter, "to_local"):  # FSDP2
