@@ -7,10 +7,10 @@ traceback after the model is loaded.
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["flag", "size", "number", "share", "text", "texts", "any"]
+Kind = Literal["flag", "size", "number", "share", "text", "texts"]
 
 
-class Key(NamedTuple):
+class JsonKey(NamedTuple):
     """A key that DeepSpeed gets as the JSON says it."""
 
     kind: Kind
@@ -18,10 +18,9 @@ class Key(NamedTuple):
     """Whether null is a value of it."""
 
 
-FLAG, SIZE, NUMBER, SHARE, TEXT, TEXTS, ANY = (
-    Key("flag"), Key("size"), Key("number"), Key("share"), Key("text"), Key("texts"), Key("any", optional=True),
-)  # fmt: skip
-OPTIONAL_FLAG, OPTIONAL_TEXT = Key("flag", optional=True), Key("text", optional=True)
+FLAG, SIZE, NUMBER, SHARE = JsonKey("flag"), JsonKey("size"), JsonKey("number"), JsonKey("share")
+TEXT, TEXTS = JsonKey("text"), JsonKey("texts")
+OPTIONAL_FLAG, OPTIONAL_TEXT = JsonKey("flag", optional=True), JsonKey("text", optional=True)
 
 ZERO = "zero_optimization"
 STAGE_3 = {
@@ -98,7 +97,7 @@ ZERO_RENAMED = {
 }
 ZERO_REFUSED = {"zenflow": "updates some weights later than others, so it trains something else; remove it"}
 
-SECTIONS: dict[str, dict[str, Key]] = {
+SECTIONS: dict[str, dict[str, JsonKey]] = {
     "aio": {
         "block_size": SIZE,
         "queue_depth": SIZE,
@@ -144,7 +143,7 @@ HONOURED = {
     "gradient_predivide_factor": NUMBER,
     "disable_allgather": FLAG,
     "disable_python_gc": FLAG,
-    "steps_per_print": Key("size", optional=True),
+    "steps_per_print": JsonKey("size", optional=True),
     "wall_clock_breakdown": FLAG,
     "memory_breakdown": FLAG,
     "dump_state": FLAG,

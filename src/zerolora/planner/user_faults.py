@@ -22,7 +22,7 @@ from zerolora.planner.deepspeed_keys import (
     ZERO_REFUSED,
     ZERO_RENAMED,
     ZERO_SECTIONS,
-    Key,
+    JsonKey,
 )
 from zerolora.strategies.base import Placement
 
@@ -179,7 +179,7 @@ def _named(key: str) -> str:
     return f"stage3_{key}" if f"stage3_{key}" in STAGE_3 else key
 
 
-def _section(at: tuple[str, ...], values: Any, known: Mapping[str, Key]) -> Iterator[Fault]:
+def _section(at: tuple[str, ...], values: Any, known: Mapping[str, JsonKey]) -> Iterator[Fault]:
     name = ".".join(at)
     if not isinstance(values, dict):
         yield Fault(at, f"{name} is {shown(values)}; write an object")
@@ -191,7 +191,7 @@ def _section(at: tuple[str, ...], values: Any, known: Mapping[str, Key]) -> Iter
             yield from _value((*at, key), value, known[key])
 
 
-def _value(at: tuple[str, ...], value: Any, key: Key) -> Iterator[Fault]:
+def _value(at: tuple[str, ...], value: Any, key: JsonKey) -> Iterator[Fault]:
     """Yield a fault if a value is not of its key's type; null is a value of few."""
     if value is None and key.optional:
         return
