@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -406,8 +408,8 @@ def test_an_impossible_json_of_ones_own(
 @pytest.mark.parametrize(
     ("key", "path", "said"),
     [
-        ("render.strategy", "config/deepspeed/list.json", "render.strategy: .*list.json: is not a DeepSpeed config"),
-        ("hardware.probe", "config/hardware/list.json", "hardware.probe: .*list.json: is not a file of zerolora probe"),
+        ("render.strategy", "config/deepspeed/list.json", "render.strategy: .*list.json: holds .*; expected a JSON object"),
+        ("hardware.probe", "config/hardware/list.json", "hardware.probe: .*list.json: holds .*; expected a JSON object"),
     ],
 )
 def test_a_json_that_is_no_object_is_one_line(
@@ -426,17 +428,17 @@ def test_a_json_that_is_no_object_is_one_line(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"null", "own.json: is not a .*; write an object"),
-        (b"", "own.json:1: not JSON: .*; correct that line"),
-        (b'{\n"a": }', "own.json:2: not JSON: .*; correct that line"),
+        (b"null", "own.json: holds None; expected a JSON object"),
+        (b"", "own.json:1: not valid JSON: .*; correct it"),
+        (b'{\n"a": }', "own.json:2: not valid JSON: .*; correct it"),
         (b'{"a": "\xff"}', "own.json: byte 7 is not UTF-8; save the file as UTF-8"),
         (b'{"a": "\\ud800"}', "own.json: .* is half a character"),
-        (b'{"a": Infinity}', "own.json: Infinity is not valid; write a finite number"),
-        (b'{"a": 1e400}', "own.json: 1e400 is not valid; write a finite number"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "own.json: '9{10}.*is not valid; write a number of at most 400 digits"),
-        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "own.json: is nested too deep; write at most 50 levels"),
-        (b"[" * 100_000, "own.json: is nested too deep; write at most 50 levels"),
-        (None, "own.json: there is no such file; correct the path, or put a .* there"),
+        (b'{"a": Infinity}', "own.json: 'Infinity' is not valid; expected a finite number"),
+        (b'{"a": 1e400}', "own.json: '1e400' is not valid; expected a finite number"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "own.json: '9{10}.*is not valid; expected a number of at most 400 digits"),
+        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "own.json: is nested too deep; at most 50 levels are read"),
+        (b"[" * 100_000, "own.json: is nested too deep; at most 50 levels are read"),
+        (None, "own.json: there is no such file; correct it, or put a .* there"),
     ],
 )
 def test_a_json_that_cannot_be_read_is_one_line_at_its_key(
@@ -623,6 +625,18 @@ MERGE_BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
         ("fetch: 0x_", ":1: '0x_' is no int"),
         ("fetch: " + "9" * 5000, ":1: '999"),
         ('fetch: "\\ud800"', r":1: '\ud800' is no str"),
+        ("x: !!bool x", ":1: 'x' is no bool"),
+        ("x: !!timestamp x", ":1: 'x' is no timestamp"),
+        ("x: !!float ''", ":1: '' is no float"),
+        ("x: !!set [1]", ":1: this is no map"),
+        ("!!map [1]", ":1: this is no map"),
+        ("x: !!python/object/apply:os.system [true]", ":1: could not determine a constructor"),
+        ("x: !!binary x", ":1: failed to decode base64"),
+        ("train: {epochs: 2020-01-01}", ":1: train.epochs: '2020-01-01' is read as a date; put it in quotes"),
+        ("x: !!set {a}", ":1: x: \"{'a'}\" is read as a set"),
+        ("x: 12:30:45", ":1: '12:30:45' would be read as a number of another base"),
+        ("x: 010", ":1: '010' would be read as a number of another base"),
+        ("".join(f"k{n}: 1\n" for n in range(200_000)), "has 2,088,890 characters; write at most 500,000"),
         ("- a", "where sections such as"),
         ("", "is empty where sections"),
     ],
@@ -634,6 +648,47 @@ def test_yaml_that_holds_no_config_is_one_line(tmp_path: Path, text: str, said: 
         load(path)
     assert said in str(error.value) and len(str(error.value).splitlines()) == 1
     str(error.value).encode()
+
+
+def test_many_unknown_keys_are_a_few_lines_within_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("".join(f"k{n}: 1\n" for n in range(40_000)))
+    begun = time.process_time()
+    with pytest.raises(UserError, match="and 39,9[0-9]{2} more mistakes$") as error:
+        load(path)
+    assert time.process_time() - begun < 5  # some 40 s when each mistake looked at each key
+    assert len(str(error.value).splitlines()) == 21
+
+
+def test_a_long_name_is_shortened(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="write at most 100 characters") as error:
+        load(write(tmp_path, edited("runs", {"a" * 300: {}})))
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_an_infinite_number_under_a_free_key_is_refused(tmp_path: Path, number: float) -> None:
+    with pytest.raises(UserError, match=r"train\.schedule_options\.min_lr: is not finite; write a finite number"):
+        load(write(tmp_path, edited("train.schedule_options", {"min_lr": number})))
+
+
+def test_a_large_config_is_read_as_a_small_one(tmp_path: Path) -> None:
+    """libyaml reads it, which is faster."""
+    path = write(tmp_path, edited("train.learning_rate", 2e-4))
+    small = load(path)
+    path.write_text(path.read_text() + "# a remark\n" * 4000)
+    assert load(path) == small
+
+
+def test_a_config_that_is_no_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.mkdir()
+    with pytest.raises(UserError, match=r"config\.yaml: is a directory; a file is expected"):
+        load(path)
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"config\.yaml: is a pipe or a device"):
+        load(path)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Reads config/config.yaml and reports each mistake in one line, with file, line, key, value and remedy."""
 
+import contextlib
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,17 @@ from zerolora.config.rules import impossible
 from zerolora.config.schema import VALUES, Config, data_folders
 from zerolora.config.studies import read_study
 from zerolora.config.values import HUB_ADAPTERS
-from zerolora.errors import UserError, shown
+from zerolora.errors import LONGEST as LONGEST_SHOWN
+from zerolora.errors import UserError, explained, shown
+from zerolora.json_file import read_bytes
 
 MOST, DEEPEST = 1_000_000, 50  # values and levels of a config: far more than one needs, and read in seconds
+LONGEST = 500_000  # characters of a config, which are read in a second
+SLOW = (
+    20_000  # characters from which on libyaml reads, in C; its errors have less to say, so the slow reader repeats them
+)
+SHOWN = 20  # mistakes that are printed
+AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]*[0-9]|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as snakemake.io has it
 
 
@@ -26,18 +36,25 @@ def load(path: Path, *, before_first_trial: bool = False) -> Config:
     Raises UserError with one line a mistake: file and line, key, value seen, remedy.
     """
     value, lines = _parse(path)
+    if unwritable := next(_unwritable(value), None):
+        location, text = unwritable
+        raise UserError(f"{_where(path, location, lines)}: {_dotted(location)}: {text}")
     try:
         config = Config.model_validate(value)
     except ValidationError as error:
-        raise UserError("\n".join(_mistakes(path, error, lines))) from None
+        raise UserError(_some(list(_mistakes(path, error, lines)))) from None
+    if infinite := next(_infinite(value), None):
+        raise UserError(
+            f"{_where(path, infinite, lines)}: {_dotted(infinite)}: is not finite; write a finite number, as in 2e-4"
+        )
     config = config.with_studies({name: read_study(name) for name in config.searches})
     # What all runs of a grid have in common is wrong once.
     mistakes = dict.fromkeys(
-        f"{_where(path, location, lines)}: {'.'.join(location)}: {text}"
+        f"{_where(path, location, lines)}: {_dotted(location)}: {text}"
         for location, text in impossible(config, before_first_trial)
     )
     if mistakes:
-        raise UserError("\n".join(mistakes))
+        raise UserError(_some(list(mistakes)))
     return config
 
 
@@ -90,18 +107,22 @@ SECTIONS = (
 )
 
 
-def read_values(path: Path, expected: str = SECTIONS) -> dict[str, Any]:
-    """Return the values that the file says, unchecked. Raises UserError if it is not YAML, or no mapping."""
-    return _parse(path, expected)[0]
+def read_values(path: Path, expected: str = SECTIONS, longest: int = LONGEST) -> dict[str, Any]:
+    """Return the values that a file of at most `longest` characters says, unchecked. Raises UserError if it is not
+    YAML, or no mapping."""
+    return _parse(path, expected, longest)[0]
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that also reads 2e-4 as a number, as YAML 1.2 (and DVC) does, and refuses a key given twice.
+class _Constructor(yaml.constructor.SafeConstructor):
+    """SafeConstructor that also reads 2e-4 as a number, as YAML 1.2 (and DVC) does, and refuses a key given twice.
 
-    What YAML calls a number or date and Python cannot hold is an error with its line.
+    What YAML calls a number or date and Python cannot hold is an error with its line, and so is a number that YAML 1.1
+    and 1.2 read differently: 12:30 is 750 in the older one, and 010 is 8.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.constructor.ConstructorError(None, None, "this is no map of key: value", node.start_mark)
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -116,28 +137,43 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = node.tag.rpartition(":")[2]
+        if kind in ("int", "float") and isinstance(node, yaml.ScalarNode) and AMBIGUOUS.fullmatch(node.value):
+            problem = (
+                f"{shown(node.value)} would be read as a number of another base; put it in quotes, or write a plain one"
+            )
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, str):
                 value.encode()  # half a character, as in "\ud800", is in no file
             return value
         except (ValueError, TypeError, OverflowError, LookupError, AttributeError):  # whatever a tag makes PyYAML read
-            kind = node.tag.rpartition(":")[2]
             problem = f"{shown(node.value)} is no {kind}" if isinstance(node, yaml.ScalarNode) else f"this is no {kind}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class _Loader(_Constructor, yaml.SafeLoader):
+    """The reader that says best what is wrong."""
 
 
-def _parse(path: Path, expected: str = SECTIONS) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+class _FastLoader(_Constructor, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The same in C, where libyaml is there."""
+
+
+for _each in (_Loader, _FastLoader):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+
+
+def _parse(
+    path: Path, expected: str = SECTIONS, longest: int = LONGEST
+) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     """Return the file's values and the line of each key."""
-    text = _read(path)
+    text = _read(path, longest)
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        loader, node = _composed(text)
         _check_size(node, {}, set())
         value = None if node is None else loader.construct_document(node)
         lines = _lines(node)
@@ -151,6 +187,8 @@ def _parse(path: Path, expected: str = SECTIONS) -> tuple[dict[str, Any], dict[t
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or "this is not YAML"
         raise UserError(f"{where}: {problem}; correct the YAML") from None
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # whatever a tag makes PyYAML read
+        raise UserError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())}); correct it") from None
     if not isinstance(value, dict):
         held = "is empty" if node is None else f"holds {shown(value)}"
         raise UserError(f"{path}: {held} where {expected}")
@@ -183,13 +221,62 @@ def _check_size(node: yaml.Node | None, known: dict[int, tuple[int, int]], above
     return known[id(node)]
 
 
-def _read(path: Path) -> str:
+def _composed(text: str) -> tuple[Any, yaml.Node | None]:
+    """Return a loader of the text of a file, and its one node."""
+    if len(text) > SLOW:
+        loader = _FastLoader(text)  # type: ignore[call-arg]
+        with contextlib.suppress(yaml.YAMLError):
+            return loader, loader.get_single_node()
+    slow = _Loader(text)
+    return slow, slow.get_single_node()
+
+
+def _read(path: Path, longest: int) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode()
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; write it with `zerolora init --recipe NAME`") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    except OSError as error:
+        raise UserError(explained(error)) from None
+    if len(text) > longest:
+        raise UserError(f"{path}: has {len(text):,} characters; write at most {longest:,}")
+    return text
+
+
+def _unwritable(value: Any, location: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield where a value is what no JSON file has, such as a date, and what to write instead."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _unwritable(part, (*location, str(key)))
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _unwritable(part, (*location, str(number)))
+    elif not isinstance(value, str | int | float | None):
+        yield location, f"{shown(str(value))} is read as a {type(value).__name__}; put it in quotes, or correct it"
+
+
+def _infinite(value: Any, location: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield where a number is infinite or none: keys that a check or a schedule names take any."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _infinite(part, (*location, str(key)))
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _infinite(part, (*location, str(number)))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield location
+
+
+def _some(mistakes: list[str]) -> str:
+    """Return mistakes, one a line, of many the first."""
+    more = len(mistakes) - SHOWN
+    return "\n".join(mistakes if more <= 0 else [*mistakes[:SHOWN], f"and {more:,} more mistakes"])
+
+
+def _dotted(location: Iterable[str]) -> str:
+    return ".".join(part if len(part) <= LONGEST_SHOWN else f"{part[: LONGEST_SHOWN - 3]}..." for part in location)
 
 
 def _lines(node: yaml.Node | None, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
@@ -211,19 +298,16 @@ def _where(path: Path, location: tuple[str, ...], lines: dict[tuple[str, ...], i
 
 def _mistakes(path: Path, error: ValidationError, lines: dict[tuple[str, ...], int]) -> Iterable[str]:
     told: dict[tuple[str, ...], str] = {}
+    known = {part for location in lines for part in location}
     for mistake in error.errors():
         location = tuple(str(part) for part in mistake["loc"] if part != "[key]")
         # A union reports each alternative that failed; the first one says enough, but for a word that would do as well.
-        located = tuple(part for part in location if (part in _known(lines)) or location.index(part) == 0)
+        located = tuple(part for part in location if (part in known) or location.index(part) == 0)
         if located not in told:
-            told[located] = f"{_where(path, location, lines)}: {'.'.join(_readable(location))}: {remedy(mistake)}"
+            told[located] = f"{_where(path, location, lines)}: {_dotted(_readable(location))}: {remedy(mistake)}"
         elif mistake["type"] == "literal_error":
             told[located] += f", or {mistake['ctx']['expected']}"
     return told.values()
-
-
-def _known(lines: dict[tuple[str, ...], int]) -> set[str]:
-    return {part for location in lines for part in location}
 
 
 def _readable(location: tuple[str, ...]) -> list[str]:

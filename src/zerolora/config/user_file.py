@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from zerolora.errors import UserError
+from zerolora.json_file import read_bytes
 
 
 def user_text(name: str, what: str, longest: int) -> str:
@@ -11,7 +12,7 @@ def user_text(name: str, what: str, longest: int) -> str:
     Raises UserError, naming the file, if it cannot be read, is no UTF-8, or has more than `longest` characters.
     """
     try:
-        text = Path(name).read_bytes().decode()  # not read_text, which turns other line ends into \n
+        text = read_bytes(Path(name), 4 * longest).decode()  # not read_text, which turns other line ends into \n
     except FileNotFoundError:
         raise UserError(f"{name}: there is no such file; correct the path, or put {what} there") from None
     except UnicodeDecodeError as error:

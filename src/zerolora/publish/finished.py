@@ -17,6 +17,7 @@ from zerolora.config.sharing import Shared
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.gate import parse
 from zerolora.files import read_json, read_object
+from zerolora.json_file import LARGEST
 
 CONFIG = Path("config/config.yaml")
 RESULTS = Path("results")
@@ -153,7 +154,7 @@ def _recorded_stages(run: FinishedRun) -> dict[str, dict[str, Any]]:
     folders = {run.directory, run.data, run.model, RESULTS / "base" / run.dataset, *shared}
     tasks = set(run.resolved.tasks)
     found = {}
-    for stage, entry in read_values(RECORD).get("stages", {}).items():
+    for stage, entry in read_values(RECORD, longest=LARGEST).get("stages", {}).items():
         paths = [Path(path) for path, _ in _outputs(entry)]
         if any(path.is_relative_to(folder) for path in paths for folder in folders):
             alone = all(path.parent.name == "tasks" for path in paths)
