@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "config/README.md": "config.md",
     "benchmarks/README.md": "benchmarks.md",
 }

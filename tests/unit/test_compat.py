@@ -452,6 +452,24 @@ rule third:
     output: "third"
     shell: "echo run >> runs; echo same > {{output}}"
 """
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_needed_explain_system_errors(patched: bool) -> None:
+    """Without the patch Snakemake prints nothing but a traceback for an OSError."""
+    patch = "from zerolora.compat.snakemake import explain_system_errors as patch; patch()" if patched else ""
+    program = f"""{patch}
+from snakemake.exceptions import format_exception_to_string
+try:
+    open("/dev/null/nothing")
+except OSError as error:
+    print(format_exception_to_string(error))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ("Traceback" in result.stdout) is not patched
+    assert ("write a path that leads through directories only" in result.stdout) is patched
+
+
 PATCH = "from zerolora.compat.snakemake import reset_job_reasons; reset_job_reasons()"
 
 

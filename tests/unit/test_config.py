@@ -408,8 +408,16 @@ def test_an_impossible_json_of_ones_own(
 @pytest.mark.parametrize(
     ("key", "path", "said"),
     [
-        ("render.strategy", "config/deepspeed/list.json", "render.strategy: .*list.json: holds .*; expected a JSON object"),
-        ("hardware.probe", "config/hardware/list.json", "hardware.probe: .*list.json: holds .*; expected a JSON object"),
+        (
+            "render.strategy",
+            "config/deepspeed/list.json",
+            "list.json: holds .*; expected a JSON object",
+        ),
+        (
+            "hardware.probe",
+            "config/hardware/list.json",
+            "list.json: holds .*; expected a JSON object",
+        ),
     ],
 )
 def test_a_json_that_is_no_object_is_one_line(

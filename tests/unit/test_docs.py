@@ -335,6 +335,24 @@ def test_the_lock_pins_every_package_to_one_version() -> None:
     assert {name.lower() for name in names} <= locked
 
 
+def test_the_hashes_are_those_of_the_locked_versions() -> None:
+    """pip takes no file that has none of them; envs/requirements.hashes is written by `make lock` too."""
+    pin = re.compile(r"^([\w.-]+==[\w.]+)", re.MULTILINE)
+    locked = pin.findall((ROOT / "envs/requirements.lock").read_text(encoding="utf-8"))
+    text = (ROOT / "envs/requirements.hashes").read_text(encoding="utf-8")
+    assert pin.findall(text) == locked
+    entries = re.findall(r"^[\w.-]+==[\w.]+((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
+    assert len(entries) == len(locked)
+    assert "--require-hashes" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_the_tests_that_the_security_page_names_are_there() -> None:
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    for file, _, name in re.findall(r"`(tests/[\w/]+\.py)(::(\w+))?`", page):
+        assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), name
+        assert (ROOT / file).is_file(), file
+
+
 MEASURED = [name for name in tables.TABLES if (tables.RESULTS / name).is_file()]
 
 

@@ -18,6 +18,7 @@ from zerolora import parents
 from zerolora.compat.slurm_executor import patch_slurm_executor
 from zerolora.compat.snakemake import (
     before_planning,
+    explain_system_errors,
     replace_write_protected_outputs,
     reset_job_reasons,
     undetermined,
@@ -28,7 +29,7 @@ from zerolora.config.code import chosen_by_run, codes
 from zerolora.config.compared import compared
 from zerolora.config.expanded import check_expanded
 from zerolora.config.file import check_files, load, read_values
-from zerolora.errors import UserError
+from zerolora.errors import UserError, explained
 from zerolora.files import canonical
 from zerolora.fingerprint import Fingerprints
 from zerolora.long_argument import argument_of
@@ -57,6 +58,7 @@ if workflow.config_settings.config or workflow.config_settings.configfiles:
     )
 
 try:
+    explain_system_errors()
     reset_job_reasons()
     replace_write_protected_outputs()
     patch_slurm_executor()
@@ -73,6 +75,9 @@ try:
     SHARED_SETTINGS = shared_settings(STAGE_SETTINGS.runs)
 except UserError as error:
     print(error, file=sys.stderr)
+    sys.exit(2)
+except OSError as error:
+    print(explained(error), file=sys.stderr)
     sys.exit(2)
 
 DATASETS = sorted({run.dataset for run in CONFIG.all_runs.values()})
@@ -204,6 +209,17 @@ def flattened(paths):
         str(path)
         for part in paths
         for path in ([part] if isinstance(part, str) else part)
+    ]
+
+
+def read_files():
+    """The files of the user's that stages read, whose dates Snakemake compares."""
+    paths = [each.path for each in CONFIG.prepare.values()]
+    paths += [each.path for each in CONFIG.tasks.rows.values()]
+    paths += [each.path for each in CONFIG.fetch.directory.values()]
+    return [
+        *engine_sync.user_files(),
+        *(file for path in paths for file in files_at(Path(path))),
     ]
 
 

@@ -6,6 +6,8 @@ in Snakemake what DVC has restored (`dvc pull`, `dvc checkout`, the run cache). 
 successful run and records its outputs in DVC. Neither runs a stage.
 """
 
+import contextlib
+import datetime
 import functools
 import hashlib
 import json
@@ -14,7 +16,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,7 @@ SOURCES = (Path("src/zerolora"), Path("workflow/rules"))  # of the stage resolve
 RESOLVED = Path("results/config.json")
 UNFINISHED = Path("work/compare")  # of neither engine
 IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # set for the Snakemake that import_dvc_state starts
+SKEW = 10  # seconds that another machine's clock may be ahead
 SITE_CACHE = Path(".cache/dvc")  # as .dvc/config has it
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
 # Files that a config can name: USER_CONFIG, PROBE, USER_TEMPLATE, USER_TASK, USER_TASK_JSON and HARNESS_FILES in
@@ -80,7 +84,9 @@ def user_files() -> list[str]:
     return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern) if path.is_file())
 
 
-def before_planning(workflow: Any, config: Config, every_output: Sequence[str]) -> None:
+def before_planning(
+    workflow: Any, config: Config, every_output: Sequence[str], read_files: Callable[[], Iterable[str]]
+) -> None:
     """Bring files, DVC and Snakemake into line before Snakemake plans its jobs.
 
     Takes the run lock, writes the runs of grids and searches for DVC, stops if an output is damaged, restores missing
@@ -88,8 +94,9 @@ def before_planning(workflow: Any, config: Config, every_output: Sequence[str]) 
     and not ended, and what nobody knows to be right, of `every_output` of the workflow. Inside `dvc repro` DVC has done
     all but the first. A dry run takes no lock, writes, restores and deletes nothing.
 
-    Raises WorkflowError if another run has the lock, an output is damaged, or --until names a stage that Snakemake
-    would not reach.
+    Raises WorkflowError if another run has the lock, an output is damaged, --until names a stage that Snakemake would
+    not reach, or an output or one of `read_files` is dated in the future: Snakemake would run a job, find its outputs
+    older than that file, and delete them.
     """
     executing = workflow.execution_settings is not None and not workflow.dryrun
     check_until(workflow)
@@ -106,6 +113,8 @@ def before_planning(workflow: Any, config: Config, every_output: Sequence[str]) 
             raise WorkflowError(str(taken)) from None
     elif not run_lock.is_free():
         return
+    if executing:
+        _check_dates([*read_files(), *every_output])
     if executing and "DVC_STAGE" not in os.environ:
         expand(config)
     if "DVC_STAGE" in os.environ:
@@ -136,6 +145,26 @@ def check_until(workflow: Any) -> None:
         f"--until {rule.name}: Snakemake would stop at the first stage before it; name the files to make instead, as "
         f"in `snakemake --profile profiles/local {RESOLVED} {file}`"
     )
+
+
+def _check_dates(paths: Iterable[str]) -> None:
+    """Wait for the date of a file that lies up to SKEW seconds ahead, as on a server with another clock. Raises
+    WorkflowError if one lies further ahead."""
+    now = time.time()
+    latest, path = 0.0, ""
+    for each in paths:
+        with contextlib.suppress(OSError):
+            latest, path = max((latest, path), (Path(each).stat().st_mtime, each))
+    if latest > now + SKEW:
+        try:
+            date = datetime.datetime.fromtimestamp(latest).isoformat(" ", "seconds")
+        except (ValueError, OverflowError, OSError):
+            date = f"{latest:.0f} s after 1970"
+        raise WorkflowError(
+            f"{path}: is dated in the future ({date}), so all that is made of it would look older; correct the clock, "
+            f"or `touch {path}`"
+        )
+    time.sleep(max(0.0, latest - now))
 
 
 def make_site_cache_private() -> None:

@@ -17,6 +17,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from zerolora import foreign
+from zerolora.errors import UserError
 from zerolora.files import MANIFEST, sha256, write_text
 
 RECORD = Path(".snakemake/outputs.jsonl")
@@ -148,7 +150,10 @@ def forget(stage: str) -> None:
 
 def _listed(manifest: Path) -> dict[str, Any]:
     """Return the entries of a manifest whose files lie beside it; weights may lie elsewhere."""
-    value = json.loads(manifest.read_text(encoding="utf-8"))
+    try:
+        value = foreign.manifest(manifest, "snakemake all")
+    except UserError:  # damaged: its own hash says so
+        return {}
     if "path" in value and Path(value["path"]).resolve() != manifest.parent.resolve():
         return {}
     return {name: entry for name, entry in value.get("files", {}).items() if (manifest.parent / name).is_file()}

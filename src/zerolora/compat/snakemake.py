@@ -8,8 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.compat.versions import is_replaced, patch, replaced
+from zerolora.errors import explained
 
 VERSION = "9.27.1"
+
+
+@patch("snakemake", VERSION, upstream="none found")
+def explain_system_errors() -> None:
+    """Make Snakemake print what the operating system refuses, such as a full disk, in one line: file, reason, remedy.
+
+    Its own line for an OSError is a traceback.
+    """
+    from snakemake import exceptions
+
+    original = exceptions.format_exception_to_string
+    if is_replaced(original):
+        return
+
+    def format_exception_to_string(error: BaseException, linemaps: Any = None) -> Any:
+        return explained(error) if isinstance(error, OSError) else original(error, linemaps)
+
+    exceptions.format_exception_to_string = replaced(format_exception_to_string)
 
 
 @patch("snakemake", VERSION, upstream="none found; docs/engine-sync.md")

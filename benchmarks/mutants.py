@@ -1,0 +1,369 @@
+"""Read mutated files of every kind that comes from outside, and count what becomes of them.
+
+    nice .venv/bin/python benchmarks/mutants.py --cases 200 --seed 1
+
+So many cases of each kind, drawn by the seed. A case ends well if the file is refused in one line, or read as what an
+independent reader makes of the same bytes. It ends badly with a traceback, another meaning, more than 10 s of CPU time,
+more than 2 GiB, or a dead process. Each runs in a fork with these limits. Adds to benchmarks/results/mutants.json and
+writes docs/reliability.md; exits with 1 if a case ended badly. Takes a tenth of a CPU-second a case at most.
+"""
+
+import argparse
+import bz2
+import collections
+import contextlib
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import random
+import re
+import resource
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import yaml
+
+from zerolora import foreign
+from zerolora.bounded import bounded, within_bounds
+from zerolora.config.file import read_values
+from zerolora.config.resolve import json_object
+from zerolora.data.example import BadRow
+from zerolora.data.readers import chunks
+from zerolora.errors import UserError, explained
+from zerolora.files import read_json, write_json
+from zerolora.json_file import read_text
+from zerolora.memory.read_spec import read_model_spec
+from zerolora.tensor_file import read_header
+
+RESULT = Path(__file__).resolve().parent / "results/mutants.json"
+SECONDS, MEMORY = 10, 2 << 30
+ODD = (
+    *(b"-1", b"1e999", b"NaN", b"Infinity", b"9" * 500, b"null", b"true", b'"x"', b"[]", b"{}", b"[" * 2000),
+    *(b"\xff\xfe", b"\xef\xbb\xbf", b"\0", b"\\ud800", b'"a": 1, "a": 2', b"../../x", b"/dev/zero", b"\r"),
+    *(b"\x1a", b"!!bool x", b"&a [*a]", b"{{ 9 ** 9 ** 9 }}", b"{% for a in range(99999) %}"),
+)
+SAME = object()
+"""That a reader has checked by itself that it reads what is there."""
+BAD = ("another meaning", "traceback", "too slow", "too much memory", "dead process")
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """A kind of file."""
+
+    name: str
+    content: bytes
+    read: Callable[[Path], Any]
+    """Reads it as the project does."""
+    oracle: Callable[[bytes], Any]
+    """Returns what the bytes mean, by another reader; SAME if `read` tells by itself; raises if they mean nothing."""
+
+
+ROWS = [{"prompt": f"What is {n} + {n}?", "completion": f"{2 * n}, \u00e9\u4e2d"} for n in range(40)]
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
+CONFIG = {
+    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256},
+    **{"rms_norm_eps": 1e-5, "eos_token_id": [1, 2], "tie_word_embeddings": True, "rope_scaling": None},
+}
+TOKENIZER = {"eos_token": {"content": "</s>"}, "added_tokens_decoder": {"1": {"content": "</s>"}}}
+GENERATION = {"eos_token_id": [1, 2], "pad_token_id": 0, "temperature": 0.7, "do_sample": True}
+ADAPTER = {
+    **{"peft_type": "LORA", "r": 8, "lora_alpha": 16.0, "target_modules": ["q_proj", "v_proj"], "use_dora": False},
+    **{"rank_pattern": {"q_proj": 4}, "modules_to_save": None, "base_model_name_or_path": "some/base"},
+}
+MANIFEST = {"files": {"a.bin": {"sha256": "0" * 64, "bytes": 4}}, "base_model": {"name": "x", "weights": "0" * 64}}
+TEMPLATE = b"{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+YAML = b"train:\n  learning_rate: 2.0e-4\n  epochs: 3\nruns:\n  default: {dataset: rows}\n  b: &a {x: [1, 2.5, ~]}\n"
+
+
+def rows(path: Path) -> list[Any]:
+    """Return the rows of a data file. A row that cannot be read refuses the file, as prepare does unless it is told to
+    drop such rows."""
+    found = []
+    for chunk in chunks(path):
+        for place, value in chunk.records():
+            if isinstance(value, BadRow):
+                raise UserError(f"{place}: {value}")
+            found.append(value)
+    return found
+
+
+def of_lines(text: bytes) -> list[Any]:
+    """Return the rows of JSON lines."""
+    lines = text.removeprefix(b"\xef\xbb\xbf").decode().split("\n")
+    return [json.loads(line) for line in lines if line and not line.isspace()]
+
+
+def of_csv(text: bytes) -> list[Any]:
+    """Return the rows of CSV."""
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(io.StringIO(text.decode().removeprefix("\ufeff"), newline="\n"), strict=True)
+    header = next(reader, [])
+    return [dict(zip(header, cells, strict=True)) for cells in reader if cells]
+
+
+def table(format_: str) -> bytes:
+    """Return the rows as a file of a table."""
+    sink = io.BytesIO()
+    content = pyarrow.Table.from_pylist(ROWS)
+    if format_ == "parquet":
+        pyarrow.parquet.write_table(content, sink)
+    else:
+        make = pyarrow.ipc.new_stream if format_ == "stream" else pyarrow.ipc.new_file
+        with make(sink, content.schema) as writer:
+            writer.write_table(content)
+    return sink.getvalue()
+
+
+def of_parquet(content: bytes) -> list[Any]:
+    """Return the rows of a Parquet file."""
+    return pyarrow.parquet.read_table(io.BytesIO(content), use_threads=False).to_pylist()
+
+
+def of_arrow(content: bytes) -> list[Any]:
+    """Return the rows of an Arrow file or stream."""
+    opened = pyarrow.ipc.open_file if content[:6] == b"ARROW1" else pyarrow.ipc.open_stream
+    found = opened(io.BytesIO(content)).read_all()
+    found.validate(full=True)
+    return found.to_pylist()
+
+
+def whole(_: bytes) -> list[Any]:
+    """Return the rows that were compressed: a checksum tells every other file."""
+    return ROWS
+
+
+def tensors(path: Path) -> Any:
+    """Return what the header of a file of tensors says."""
+    return {name: (each.kind, list(each.shape)) for name, each in read_header(path).tensors.items()}
+
+
+def of_tensors(content: bytes) -> Any:
+    """Return what Python's json makes of the header."""
+    length = struct.unpack("<Q", content[:8])[0]
+    found = json.loads(content[8 : 8 + length])
+    return {name: (each["dtype"], each["shape"]) for name, each in found.items() if name != "__metadata__"}
+
+
+def rendered(path: Path) -> Any:
+    """Return what a chat template writes, in its bounds."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    text = read_text(path)
+    try:
+        with bounded("the chat template"):
+            program = ImmutableSandboxedEnvironment().from_string(text)
+        within_bounds("the chat template", lambda: program.render(messages=MESSAGES))
+    except UserError:
+        raise
+    except Exception as error:  # as data/template.py: whatever a template raises rejects the row
+        raise UserError(f"refuses it: {error}".splitlines()[0]) from None
+    return SAME
+
+
+def tensor_file() -> bytes:
+    """Return a file of two tensors."""
+    header = {
+        "a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+        "b": {"dtype": "BF16", "shape": [4], "data_offsets": [16, 24]},
+        "__metadata__": {"format": "pt"},
+    }
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(24)
+
+
+def as_json(value: Any) -> bytes:
+    """Return a value as the bytes of a JSON file."""
+    return json.dumps(value, indent=2).encode()
+
+
+def spec(path: Path) -> Any:
+    """Read a model's config, and what its memory is computed from."""
+    value = foreign.config_file(path)
+    read_model_spec(path)
+    return value
+
+
+def csv_of_rows() -> bytes:
+    """Return the rows as CSV."""
+    sink = io.StringIO(newline="")
+    writer = csv.DictWriter(sink, ["prompt", "completion"])
+    writer.writeheader()
+    writer.writerows(ROWS)
+    return sink.getvalue().encode()
+
+
+def beside(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Return the reader of a file by one that takes its directory."""
+    return lambda path: read(path.parent)
+
+
+class Exponents(yaml.SafeLoader):
+    """PyYAML with the numbers of YAML 1.2 that have an exponent."""
+
+
+Exponents.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def of_yaml(content: bytes) -> Any:
+    """Return what PyYAML reads."""
+    return yaml.load(content, Exponents)  # noqa: S506 - a SafeLoader
+
+
+def kinds() -> list[FileKind]:
+    """Return every kind of file, with a sound one of each."""
+    index = {"metadata": {"total_size": 24}, "weight_map": {"a": "model.safetensors", "b": "model.safetensors"}}
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_fingerprint": "0"}
+    own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8}, "bf16": {"enabled": True}}
+    return [
+        FileKind("config.json", as_json(CONFIG), spec, json.loads),
+        FileKind("tokenizer_config.json", as_json(TOKENIZER), beside(foreign.tokenizer_config), json.loads),
+        FileKind("generation_config.json", as_json(GENERATION), beside(foreign.generation_config), json.loads),
+        FileKind("model.safetensors.index.json", as_json(index), foreign.weight_index, json.loads),
+        FileKind("adapter_config.json", as_json(ADAPTER), beside(foreign.adapter_config), json.loads),
+        FileKind("manifest.json", as_json(MANIFEST), lambda p: foreign.manifest(p, "zerolora train"), json.loads),
+        FileKind(
+            "state.json",
+            as_json(state),
+            lambda p: foreign.saved_files(p.parent, "datasets"),
+            lambda content: [each["filename"] for each in json.loads(content)["_data_files"]],
+        ),
+        FileKind("deepspeed.json", as_json(own), lambda p: json_object(p, "a DeepSpeed config"), json.loads),
+        FileKind("stats.json", as_json(own), lambda p: read_json(p, "zerolora pack"), json.loads),
+        FileKind("config.yaml", YAML, read_values, of_yaml),
+        FileKind("model.safetensors", tensor_file(), tensors, of_tensors),
+        FileKind("chat_template.jinja", TEMPLATE, rendered, lambda content: SAME),
+        FileKind("rows.jsonl", LINES, rows, of_lines),
+        FileKind("rows.csv", csv_of_rows(), rows, of_csv),
+        FileKind("rows.parquet", table("parquet"), rows, of_parquet),
+        FileKind("file.arrow", table("file"), rows, of_arrow),
+        FileKind("stream.arrow", table("stream"), rows, of_arrow),
+        FileKind("rows.jsonl.gz", gzip.compress(LINES, mtime=0), rows, whole),
+        FileKind("rows.jsonl.bz2", bz2.compress(LINES), rows, whole),
+        FileKind("rows.jsonl.xz", lzma.compress(LINES), rows, whole),
+    ]
+
+
+def mutated(content: bytes, draw: random.Random) -> bytes:
+    """Return the bytes of a file after one to three changes."""
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(len(content) + 1)
+        to = min(len(content), at + draw.choice((1, 2, 8, 64)))
+        match draw.randrange(8):
+            case 0:
+                content = content[:at] + content[to:]
+            case 1:
+                content = content[:at]
+            case 2:
+                content = content[:at] + content[at:to] * 2 + content[to:]
+            case 3:
+                content = content[:at] + bytes(draw.randbytes(to - at)) + content[to:]
+            case 4 | 5:
+                content = content[:at] + draw.choice(ODD) + content[draw.choice((at, to)) :]
+            case 6 if at < len(content):
+                content = content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :]
+            case _:
+                begin = draw.randrange(len(content) + 1)
+                content = content[:at] + content[begin : begin + to - at] + content[to:]
+    return content
+
+
+def outcome(kind: FileKind, path: Path) -> str:
+    """Read a file, and return what became of it."""
+    content = path.read_bytes()
+    try:
+        found = kind.read(path)
+    except UserError as error:
+        return "traceback" if "\n" in str(error) else "refused"
+    except OSError as error:  # as cli.py
+        return "refused" if explained(error) else "traceback"
+    except Exception as error:
+        return "too much memory" if isinstance(error, MemoryError) else "traceback"
+    with contextlib.suppress(Exception):
+        if found is SAME or repr(found) == repr(kind.oracle(content)):
+            return "read"
+    return "another meaning"
+
+
+def limited(kind: FileKind, path: Path) -> str:
+    """Return what becomes of a file in a process of its own, within the limits."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            with Path("/dev/null").open("w") as nothing:
+                os.dup2(nothing.fileno(), 2)
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
+            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+            os.write(writing, pickle.dumps(outcome(kind, path)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        answer = pipe.read()
+    _, status, usage = os.wait4(child, 0)
+    if usage.ru_utime + usage.ru_stime > SECONDS - 1:
+        return "too slow"
+    return pickle.loads(answer) if answer and status == 0 else "dead process"  # noqa: S301 - our own child's
+
+
+def campaign(cases: int, seed: int, chosen: list[FileKind] | None = None) -> dict[str, dict[str, int]]:
+    """Return how many cases of each kind ended in which way; print the bad ones with their content."""
+    counts: dict[str, dict[str, int]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in chosen or kinds():
+            draw, ends = random.Random(f"{seed} {kind.name}"), collections.Counter[str]()  # noqa: S311
+            path = Path(folder) / kind.name
+            path.write_bytes(kind.content)
+            if (sound := limited(kind, path)) != "read":
+                raise SystemExit(f"{kind.name}: a sound file ends with: {sound}")
+            for number in range(cases):
+                content = mutated(kind.content, draw)
+                path.write_bytes(content)
+                ends[end := limited(kind, path)] += 1
+                if end in BAD:
+                    print(f"{kind.name}, seed {seed}, case {number}: {end}: {content[:3000]!r}", file=sys.stderr)
+            path.unlink()
+            counts[kind.name] = dict(sorted(ends.items()))
+    return counts
+
+
+def main() -> None:
+    """Run a campaign and add its counts to the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=200, help="cases of each kind")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    from machine import machine
+
+    begun = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    counts = campaign(arguments.cases, arguments.seed)
+    spent = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begun
+    known = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"campaigns": {}}
+    campaigns = known["campaigns"] | {str(arguments.seed): {"cpu_seconds": round(spent, 1), "kinds": counts}}
+    write_json(RESULT, {"machine": machine(), "seconds": SECONDS, "memory_bytes": MEMORY, "campaigns": campaigns})
+    total = collections.Counter[str]()
+    for ends in counts.values():
+        total.update(ends)
+    print(dict(total), f"{spent:.0f} CPU-s")
+    sys.exit(any(total[each] for each in BAD))
+
+
+if __name__ == "__main__":
+    main()
