@@ -47,7 +47,8 @@ from zerolora.json_file import read_text
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.tensor_file import read_header
 
-RESULT = Path(__file__).resolve().parent / "results/mutants.json"
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "benchmarks/results/mutants.json"
 SECONDS, MEMORY = 10, 2 << 30
 ODD = (
     *(b"-1", b"1e999", b"NaN", b"Infinity", b"9" * 500, b"null", b"true", b'"x"', b"[]", b"{}", b"[" * 2000),
@@ -116,7 +117,7 @@ def of_csv(text: bytes) -> list[Any]:
     return [dict(zip(header, cells, strict=True)) for cells in reader if cells]
 
 
-def table(format_: str) -> bytes:
+def rows_as(format_: str) -> bytes:
     """Return the rows as a file of a table."""
     sink = io.BytesIO()
     content = pyarrow.Table.from_pylist(ROWS)
@@ -251,9 +252,9 @@ def kinds() -> list[FileKind]:
         FileKind("chat_template.jinja", TEMPLATE, rendered, lambda content: SAME),
         FileKind("rows.jsonl", LINES, rows, of_lines),
         FileKind("rows.csv", csv_of_rows(), rows, of_csv),
-        FileKind("rows.parquet", table("parquet"), rows, of_parquet),
-        FileKind("file.arrow", table("file"), rows, of_arrow),
-        FileKind("stream.arrow", table("stream"), rows, of_arrow),
+        FileKind("rows.parquet", rows_as("parquet"), rows, of_parquet),
+        FileKind("file.arrow", rows_as("file"), rows, of_arrow),
+        FileKind("stream.arrow", rows_as("stream"), rows, of_arrow),
         FileKind("rows.jsonl.gz", gzip.compress(LINES, mtime=0), rows, whole),
         FileKind("rows.jsonl.bz2", bz2.compress(LINES), rows, whole),
         FileKind("rows.jsonl.xz", lzma.compress(LINES), rows, whole),
@@ -344,20 +345,45 @@ def campaign(cases: int, seed: int, chosen: list[FileKind] | None = None) -> dic
     return counts
 
 
+def known() -> Any:
+    """Return the result with all campaigns so far."""
+    return json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"campaigns": {}}
+
+
+def table(result: Any) -> str:
+    """Return the counts of all campaigns as Markdown."""
+    ends: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for each in result["campaigns"].values():
+        for name, counts in each["kinds"].items():
+            ends[name].update(counts)
+    lines = [
+        "| mutated file | cases | refused in one line | read with its own meaning | anything else |",
+        "|---|---|---|---|---|",
+    ]
+    total = collections.Counter[str]()
+    for name, counts in {**ends, "all": total}.items():
+        bad = sum(counts[each] for each in BAD)
+        lines.append(f"| {name} | {counts.total():,} | {counts['refused']:,} | {counts['read']:,} | {bad:,} |")
+        if name != "all":
+            total.update(counts)
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run a campaign and add its counts to the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=200, help="cases of each kind")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    from in_docs import put
     from machine import machine
 
     begun = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     counts = campaign(arguments.cases, arguments.seed)
     spent = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begun
-    known = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"campaigns": {}}
-    campaigns = known["campaigns"] | {str(arguments.seed): {"cpu_seconds": round(spent, 1), "kinds": counts}}
+    campaigns = known()["campaigns"] | {str(arguments.seed): {"cpu_seconds": round(spent, 1), "kinds": counts}}
     write_json(RESULT, {"machine": machine(), "seconds": SECONDS, "memory_bytes": MEMORY, "campaigns": campaigns})
+    put("reliability.md", "mutants", table(known()))
     total = collections.Counter[str]()
     for ends in counts.values():
         total.update(ends)
