@@ -343,7 +343,6 @@ def test_the_hashes_are_those_of_the_locked_versions() -> None:
     assert pin.findall(text) == locked
     entries = re.findall(r"^[\w.-]+==[\w.]+((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
     assert len(entries) == len(locked)
-    assert "--require-hashes" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def test_the_tests_that_the_security_page_names_are_there() -> None:

@@ -1,4 +1,4 @@
-"""Mutated files of every kind are refused in one line, or read as another reader reads them. Forks: some 10 CPU-seconds."""
+"""Mutated files of every kind are refused in one line, or read as another reader reads them. A fork a case: 10 s."""
 
 import time
 from pathlib import Path
@@ -54,8 +54,3 @@ def test_a_case_that_ends_badly_is_counted(monkeypatch: pytest.MonkeyPatch, do: 
     monkeypatch.setattr(mutants, "SECONDS", 2)
     kind = FileKind("x", b"some bytes", refuses_all_but(b"some bytes", do), lambda content: content)
     assert campaign(1, 3, [kind]) == {"x": {end: 1}}
-
-
-def test_the_page_has_the_counts_of_the_campaign() -> None:
-    page = (mutants.ROOT / "docs/reliability.md").read_text(encoding="utf-8")
-    assert mutants.table(mutants.known()) in page
