@@ -68,7 +68,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 
 ANSWERING = {"evaluate", "evaluate_base", "task", "task_base"}
-METHODS = {"resolve", "estimate", "render", "train", "merge"}
+METHODS = {"resolve", "estimate", "render", "train", "merge", *ANSWERING}
 PLACE = '"""The learning rate of each step."""\n'
 
 
@@ -153,7 +153,7 @@ def test_a_stage_that_imports_a_registry_has_every_module_that_the_registry_find
     assert names
     assert stages or fingerprint.left_out(registry), f"no stage imports {registry}"
     for found in stages:
-        assert {f"{package}.{name}" for name in names} <= found
+        assert {each for name in names if not fingerprint.left_out(each := f"{package}.{name}")} <= found
 
 
 def test_a_new_module_needs_no_list(copy: Copy) -> None:

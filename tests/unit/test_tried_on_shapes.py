@@ -272,7 +272,12 @@ def starting_adapter(folder: Path, **changed: Any) -> Path:
     from peft import LoraConfig, get_peft_model
 
     base = auto_class(AutoConfig.from_pretrained(folder / "weights")).from_pretrained(folder / "weights")
-    options = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "init_lora_weights": False} | changed
+    options: dict[str, Any] = {
+        "r": 4,
+        "lora_alpha": 16,
+        "target_modules": "all-linear",
+        "init_lora_weights": False,
+    } | changed
     get_peft_model(base, LoraConfig(**options)).save_pretrained(str(folder / "start"))
     return folder / "start"
 
@@ -333,7 +338,12 @@ def test_an_adapter_that_training_cannot_begin_with_is_refused_before_a_queue(
     start = starting_adapter(folder, **changed)
     change(start)
     settings = run_of(folder)["render"] | {"from_adapter": str(start)}
-    arguments = (RenderSettings.model_validate(settings), "flash", folder / "models", folder / "weights")
+    arguments: tuple[Any, ...] = (
+        RenderSettings.model_validate(settings),
+        "flash",
+        folder / "models",
+        folder / "weights",
+    )
     if case is None:
         check(*arguments, folder / "data")
         return

@@ -72,10 +72,10 @@ def _fetching() -> list[str]:
 def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
     """Return the entries that a run's settings choose in a stage. Estimates and choices are of every strategy."""
     chosen: dict[str, set[str]] = {
+        **chosen_by_check(run.evaluate),
         "methods": {run.train.method},
         "optimizers": {run.train.optimizer, REFERENCE_OPTIMIZER},
         "export.targets": {*run.export.targets},
-        **chosen_by_check(run.evaluate),
     }
     if stage == "train":
         # A strategy's options are in zero.json; training calls none of its code.
@@ -110,9 +110,11 @@ def chosen_by_rows(form: str) -> Chosen:
 
 def chosen_by_task(task: TaskSettings) -> Chosen:
     """Return the entries that a further task's settings choose."""
-    return chosen_by_check(task) if isinstance(task, AskedTaskSettings) else {"evaluate.tasks": set()}
+    return chosen_by_check(task) if isinstance(task, AskedTaskSettings) else {"evaluate.tasks": set(), "methods": set()}
 
 
 def chosen_by_check(settings: EvaluateSettings | AskedTaskSettings) -> dict[str, set[str]]:
-    """Return the entries that a check chooses; a file of the user's is compared by its text."""
-    return {"evaluate.tasks": {settings.check} & TASKS.keys()}
+    """Return the entries that a check chooses; a file of the user's is compared by its text.
+
+    It chooses no method: those only check the adapter that a model is asked with."""
+    return {"evaluate.tasks": {settings.check} & TASKS.keys(), "methods": set()}

@@ -94,11 +94,10 @@ def _neutral() -> dict[str, dict[str, Any]]:
 
 def neutral_values() -> dict[str, dict[str, Any]]:
     """Return neutral.json with the default of each key that it does not have yet."""
-    from zerolora.config.settings import Resolved
-    from zerolora.train.plan import TrainingPlan
+    from zerolora.config.settings import Resolved, TrainingChoice
 
     found = {name: dict(values) for name, values in _neutral().items()}
-    for section in (*_sections(Resolved), *_sections(TrainingPlan)):
+    for section in (*_sections(Resolved), *_sections(TrainingChoice)):
         for key in _keys(section):
             value = section.model_fields[key.name].get_default(call_default_factory=True)
             if not key.always and not isinstance(value, BaseModel):

