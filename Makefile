@@ -60,11 +60,13 @@ architecture: $(INSTALLED)  ## write what the docs take from the source: modules
 docs: $(INSTALLED)  ## build the site, site/index.html; no page loads anything from another host
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lock: $(INSTALLED)  ## write envs/requirements.lock after a change of envs/requirements.in
+lock: $(INSTALLED)  ## write envs/requirements.lock and .hashes after a change of envs/requirements.in
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-emit-find-links --no-emit-index-url \
 	    --no-emit-trusted-host --output-file envs/requirements.lock envs/requirements.in
 	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/' envs/requirements.lock
+	$(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
+	    --no-emit-index-url --no-emit-trusted-host --output-file envs/requirements.hashes envs/requirements.lock
 
 checkout: $(INSTALLED)  ## REV=commit: go there with its results
 	workflow/scripts/checkout $(REV)
@@ -75,11 +77,13 @@ report: $(INSTALLED)  ## Snakemake's own report, with every run's page in it
 clean:  ## remove .venv and caches; results and DVC's cache stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(INSTALLED): envs/requirements.lock pyproject.toml
+$(INSTALLED): envs/requirements.lock envs/requirements.hashes pyproject.toml
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "python3 is older than 3.11; install a newer one" >&2; exit 1; }
 	@python3 -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); apt-get install -y -qq python3-venv && python3 -m venv $(VENV); } || \
 	    { echo "python3 has no venv; on Debian: sudo apt-get install python3-venv" >&2; exit 1; }
+# What is installed has one of the hashes. The second line brings what only some builds of torch need: its CUDA libraries.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement envs/requirements.hashes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement envs/requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
