@@ -151,7 +151,8 @@ def located(stamp: Path) -> Path:
         path = directory / name
         if not path.is_file() or path.stat().st_size != file["bytes"]:
             raise UserError(f"{path}: is missing or has changed since it was checked; delete {stamp} and run again")
-    if others := sorted({path.name for path in weight_files(directory)} - record["files"].keys()):
+    others = sorted({path.name for path in weight_files(directory)} - record["files"].keys())
+    if others and record["files"]:
         raise UserError(f"{directory / others[0]}: was added since the model was checked; remove it")
     return directory
 

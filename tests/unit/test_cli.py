@@ -43,7 +43,7 @@ def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 def test_a_config_that_is_a_directory_is_one_line(tmp_path: Path) -> None:
     result = zerolora("resolve", "--config", str(tmp_path), "--output", str(tmp_path / "out.json"))
     assert result.returncode == 2
-    assert result.stderr.splitlines() == [f"zerolora: {tmp_path}: Is a directory; write the path of a file"]
+    assert result.stderr.splitlines() == [f"zerolora: {tmp_path}: is a directory; a file is expected"]
 
 
 @pytest.mark.parametrize("system", ["short", "x" * 150_000, "'" * 40_000, "大" * 50_000])

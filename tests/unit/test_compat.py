@@ -637,3 +637,34 @@ def test_needed_arrays_of_equal_jobs() -> None:
     assert dropped.split()[:3] == ['"', ")", "continue"]
     step = inspect.getsource(jobstep.Executor.run_job)
     assert step.index('if "mpi" in job.resources.keys():') < step.index("elif self.job_array_task and")
+
+
+def test_needed_gpus_of_each_node() -> None:
+    """By itself the executor asks sbatch for a job's GPUs twice."""
+    script = """
+from types import SimpleNamespace
+import snakemake_executor_plugin_slurm as executor
+class Resources(dict):
+    __getattr__ = dict.__getitem__
+print(executor.set_gres_string(SimpleNamespace(resources=Resources(gpu=2, gres="gpu:2"))))
+"""
+    assert alone("-c", script).stdout.split() == ["--gres=gpu:2", "--gpus=2"]
+
+
+def test_needed_load_report() -> None:
+    """transformers reports what it could not load only after it has drawn the rest at random."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = LlamaConfig(vocab_size=8, **sizes)
+    loaded: Any = LlamaForCausalLM.from_pretrained(None, config=config, state_dict={}, output_loading_info=True)
+    assert "lm_head.weight" in loaded[1]["missing_keys"]
+    assert loaded[0].lm_head.weight.abs().sum() > 0
+
+
+def test_needed_quantizable_paths() -> None:
+    """Which modules are quantized is decided while they are replaced; nothing returns their paths."""
+    from transformers.quantizers import base, quantizers_utils
+
+    names = {*dir(base.HfQuantizer), *dir(quantizers_utils)}
+    assert not {name for name in names if "paths" in name or "modules_to_convert" in name}

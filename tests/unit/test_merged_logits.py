@@ -31,7 +31,7 @@ ROWS = [row([5, 9, 40, 77, 2], 2), row([8, 100, 30, 31, 32, 33, 2], 3), row([60,
 def data(tmp_path: Path) -> Path:
     """Return the prepared data of a base model to which no tokens are added."""
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/manifest.json").write_text(json.dumps({"added_tokens": []}))
+    (tmp_path / "data/manifest.json").write_text(json.dumps({"added_tokens": [], "files": {}}))
     return tmp_path / "data"
 
 

@@ -105,7 +105,7 @@ def gpus_of_each_node(executor: Any) -> None:
     Snakemake counts `gpu`. The executor would ask sbatch for both, which older sites refuse (`--gpus` needs
     select/cons_tres), and itself refuses both where it chooses a partition (`slurm-partition-config`).
     """
-    partitions = importlib.import_module(f"{executor.__name__}.partitions")
+    partitions = importlib.import_module("snakemake_executor_plugin_slurm.partitions")
     for module, name in ((executor, "set_gres_string"), (partitions, "parse_gpu_requirements")):
         original = getattr(module, name)
         if not is_replaced(original):

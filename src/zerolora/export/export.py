@@ -40,8 +40,8 @@ def export(target: str, settings: Section, source: RunResult, output: Path) -> N
             f"export.targets: {target} is made of the merged model, and merge.enabled is false; write merge.enabled: "
             f"true, or of the targets {' and '.join(others)}"
         )
-    check_published(source.adapter, source.weights)
     kind.check(source, settings)
+    check_published(source.adapter, source.weights)
     with staged_directory(output) as staged:
         found = kind.run(source, settings, staged)
         checked = loaded_check(kind, source, settings, staged)

