@@ -111,7 +111,9 @@ def test_the_merged_model_is_asked_and_stops_as_its_rows_were(tmp_path: Path, ti
     output, place = tmp_path / "results/merged", tmp_path / "work/merged"
     data.mkdir()
     manifest = data / "manifest.json"
-    manifest.write_text(json.dumps({"chat_template": "{{ messages[0].content }}!", "stop_tokens": ["<|im_start|>"]}))
+    manifest.write_text(
+        json.dumps({"files": {}, "chat_template": "{{ messages[0].content }}!", "stop_tokens": ["<|im_start|>"]})
+    )
     merge(tiny_model, adapter, output, place, data)
     tokenizer = AutoTokenizer.from_pretrained(place)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
@@ -119,7 +121,7 @@ def test_the_merged_model_is_asked_and_stops_as_its_rows_were(tmp_path: Path, ti
     (place / "model.safetensors").unlink()
     restore(tiny_model, adapter, output / "manifest.json", data)
     # What the base does by itself is left as it is.
-    manifest.write_text(json.dumps({"chat_template": None, "stop_tokens": ["<|im_end|>"]}))
+    manifest.write_text(json.dumps({"files": {}, "chat_template": None, "stop_tokens": ["<|im_end|>"]}))
     merge(tiny_model, adapter, output, place, data)
     for path in tiny_model.iterdir():
         assert path.suffix == ".safetensors" or (place / path.name).read_bytes() == path.read_bytes()
@@ -166,7 +168,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, tiny_model: Path
 def test_a_broken_adapter_config_is_named(tmp_path: Path, tiny_model: Path) -> None:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     (adapter / "adapter_config.json").write_text(json.dumps({})[:1])
-    with pytest.raises(UserError, match="adapter_config.json: not valid JSON"):
+    with pytest.raises(UserError, match="adapter_config.json:1: not valid JSON"):
         merge(tiny_model, adapter, tmp_path / "merged", tmp_path / "merged")
 
 
@@ -213,8 +215,8 @@ def test_a_shared_weight_that_is_stored_twice_stays_shared(second: str, tmp_path
 
 
 ODD: dict[str, tuple[str, str, str]] = {
-    "a list as config": ("adapter_config.json", "[]", "adapter_config.json: holds [], no JSON object; delete it"),
-    "a number as config": ("adapter_config.json", "1", "adapter_config.json: holds 1, no JSON object; delete it"),
+    "a list as config": ("adapter_config.json", "[]", "adapter_config.json: holds []; expected a JSON object"),
+    "a number as config": ("adapter_config.json", "1", "adapter_config.json: holds 1; expected a JSON object"),
     "one token, no list": ("tokens.json", '{"token": "<x>"}', "tokens.json: holds {'token': '<x>'} in the place of an"),
     "a list of texts": ("tokens.json", '["<x>"]', "tokens.json: holds '<x>' in the place of an added token"),
     "a token with no number": (
@@ -249,5 +251,5 @@ def test_an_odd_manifest_of_an_earlier_adapter_is_one_line(tmp_path: Path, tiny_
     """It is read when what was trained from it is published."""
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     (adapter / "manifest.json").write_text("[]")
-    with pytest.raises(UserError, match=r"manifest\.json: holds \[\], no JSON object"):
+    with pytest.raises(UserError, match=r"manifest\.json: is \[\]; expected an object with files"):
         earlier_adapter.provenance(adapter, TRAINABLE["lora"])
