@@ -655,7 +655,7 @@ def test_needed_load_report() -> None:
     """transformers reports what it could not load only after it has drawn the rest at random."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = LlamaConfig(vocab_size=8, **sizes)
     loaded: Any = LlamaForCausalLM.from_pretrained(None, config=config, state_dict={}, output_loading_info=True)
     assert "lm_head.weight" in loaded[1]["missing_keys"]

@@ -338,16 +338,12 @@ def test_an_adapter_that_training_cannot_begin_with_is_refused_before_a_queue(
     start = starting_adapter(folder, **changed)
     change(start)
     settings = run_of(folder)["render"] | {"from_adapter": str(start)}
-    arguments: tuple[Any, ...] = (
-        RenderSettings.model_validate(settings),
-        "flash",
-        folder / "models",
-        folder / "weights",
-    )
+    folders = (folder / "models", folder / "weights", folder / "data")
+    rendered = RenderSettings.model_validate(settings)
     if case is None:
-        check(*arguments, folder / "data")
+        check(rendered, "flash", *folders)
         return
     with pytest.raises(UserError, match=re.escape(said)) as raised:
-        check(*arguments, folder / "data")
+        check(rendered, "flash", *folders)
     assert str(raised.value).startswith("train.from_adapter: ")
     assert "\n" not in str(raised.value)
