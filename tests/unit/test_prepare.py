@@ -307,7 +307,7 @@ def test_dropped_lines_leave_one_row_and_the_remedy_is_to_correct_them(folder: F
     folder.write("rows.jsonl", [row + ",\n" * (number < 9) for number, row in enumerate(rows)])
     line = failure(folder, path="rows.jsonl", bad_row="drop", split=ONE_EACH)
     assert "has 1 row, and split takes 2; 9 of 10 rows that were read are dropped (9 as bad_row" in line
-    assert re.search(r"the first \S*rows\.jsonl:1: is not JSON", line)
+    assert re.search(r"the first \S*rows\.jsonl:1: ", line)
     assert "; correct the dropped rows, or lower split" in line
     assert len((folder.path / LIST).read_text().splitlines()) == 9
 

@@ -81,4 +81,5 @@ def test_rows_of_ever_new_lengths_do_not_fill_memory_with_kernels() -> None:
     if chosen:
         # A user's own number holds, and shows that what is bounded is there at all: a seventh to a ninth of it is seen.
         _, unbounded = grown(**dict.fromkeys(cpu_matmul.KEPT, "1024"))
-        assert bounded < unbounded / 4
+        # On processors with few kernels of their own neither grows: 9 MiB either way on an EPYC without AVX-512.
+        assert bounded < max(unbounded / 4, 16 << 20)
