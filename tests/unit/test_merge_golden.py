@@ -110,7 +110,8 @@ def test_rows_of_a_stored_factor_are_those_of_the_factor(
         lora.Product("weight", dict(stored), 0.3, transposed=False).apply(found[rows], first)
         lora.Product("weight", dict(factors), 0.3, transposed=False).apply(expected[rows], first)
     assert torch.equal(found, expected)
-    assert torch.allclose(found, 1 + 0.3 * factors["B"] @ factors["A"])
+    # Another product: near zero, the sum of four terms of size 1 is off by their rounding, whatever its own size.
+    assert torch.allclose(found, 1 + 0.3 * factors["B"] @ factors["A"], atol=1e-6)
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])
