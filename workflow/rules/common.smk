@@ -95,7 +95,7 @@ FIRST_SHARING = {
 
 if workflow.remote_exec:
     # The scheduler that started this job has given it its GPUs (workflow/scripts/on_gpus).
-    os.environ["ZEROLORA_GPUS_DIVIDED"] = "1"
+    os.environ.update(ZEROLORA_GPUS_DIVIDED="1")
 elif workflow.is_main_process and workflow.local_exec:
     # Jobs of this machine share what the config says that it has, unless --resources or the profile limits them.
     for name, most in hardware_limits(
@@ -121,7 +121,8 @@ wildcard_constraints:
 
 def settings(section, wildcard, stage=None):
     """A params function: the settings a stage reads, as canonical JSON or a file called by its content, so that only
-    their values are compared, and keys at their neutral value not at all (config/compared.py)."""
+    their values are compared, and keys at their neutral value not at all (config/compared.py).
+    """
 
     def of(wildcards):
         found = COMPARED[section][wildcards[wildcard]]
@@ -541,7 +542,9 @@ def exported(wildcards):
 
 def export_settings(wildcards):
     """The settings of one target, as canonical JSON, so that those of others are not compared."""
-    return argument_of(compared(getattr(STAGE_SETTINGS.runs[wildcards.run].export, wildcards.target)))
+    return argument_of(
+        compared(getattr(STAGE_SETTINGS.runs[wildcards.run].export, wildcards.target))
+    )
 
 
 def opened_by_vllm(wildcards):
