@@ -307,15 +307,15 @@ def test_traits_of_published_models() -> None:
 
 LLAMA = SMALL | {"model_type": "llama"}
 MISTAKES: list[tuple[Any, str]] = [
-    ([1], "holds [1]; write a JSON object"),
+    ([1], "holds [1]; expected a JSON object"),
     ({"hidden_size": 48}, "has no model_type; write the architecture's name"),
-    ({"model_type": 3}, "model_type is 3; write the architecture's name"),
+    ({"model_type": 3}, "model_type is 3; expected a text"),
     ({"model_type": "llama"}, "has no hidden_size, which a llama model needs; fetch the model again"),
     ({"model_type": "gpt2"}, "has no n_embd, which a gpt2 model needs"),
-    (LLAMA | {"hidden_size": "4096"}, "hidden_size is '4096'; write a whole number of at least 1, without quotes"),
+    (LLAMA | {"hidden_size": "4096"}, "hidden_size is '4096'; expected a finite number"),
     (LLAMA | {"vocab_size": -1}, "vocab_size is -1; write a whole number of at least 1"),
     (LLAMA | {"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0; write a whole number"),
-    (LLAMA | {"num_attention_heads": True}, "num_attention_heads is True; write a whole number"),
+    (LLAMA | {"num_attention_heads": True}, "num_attention_heads is True; expected a finite number"),
     (LLAMA | {"intermediate_size": None}, "intermediate_size is None; write a whole number"),
     (LLAMA | {"num_attention_heads": 7}, "the hidden size 48 is not a multiple of the 7 attention heads"),
     (LLAMA | {"attention_bias": "no"}, "attention_bias is 'no'; write true or false"),
