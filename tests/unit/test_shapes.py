@@ -325,7 +325,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (SMALL | {"model_type": "gemma2", "attn_logit_softcapping": -1}, "attn_logit_softcapping is -1; write a number"),
     (T5 | {"feed_forward_proj": "big-gelu"}, "feed_forward_proj is 'big-gelu'; write an activation, as in relu"),
     (SMALL | {"model_type": "nothing"}, "model_type is 'nothing', which this transformers has no class for"),
-    (SMALL | {"model_type": "stablelm", "hidden_size": "48"}, "a stablelm cannot be built from it"),
+    (SMALL | {"model_type": "stablelm", "hidden_size": "48"}, "hidden_size is '48'; expected a finite number"),
     (SMALL | {"model_type": "vit"}, "model_type is 'vit', which transformers has no decoder for"),
 ]
 
