@@ -12,6 +12,7 @@ from process_memory import peak_bytes
 from safetensors.torch import save_file
 from test_render import settings_of
 
+from zerolora.base_check import listed_shapes
 from zerolora.config.settings import EvaluateSettings
 from zerolora.files import MANIFEST, canonical, describe, write_json
 from zerolora.memory.headroom import SHARE, asked
@@ -139,12 +140,17 @@ def test_preparing_holds_no_more_than_it_asks_for(tmp_path: Path, bench: Bench) 
 def test_merging_holds_no_more_than_it_asks_for(tmp_path: Path) -> None:
     """A real merge of two weight files of 256 MB, each with a matrix that an adapter changes."""
     config = json.loads((MODELS / "smollm2-135m.json").read_text())
+    config |= {"num_hidden_layers": 2, "vocab_size": 110_000, "tie_word_embeddings": False}
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text(json.dumps(config))
-    for number in range(2):
-        name = f"model.layers.{number}.mlp.down_proj.weight"
-        save_file({name: torch.ones(576, 1536), f"rest{number}": torch.ones(64, 10**6)}, base / f"{number}.safetensors")
+    shapes = listed_shapes(read_model_spec(base))
+    names = [[name for name in shapes if ("layers.1" in name or "lm_head" in name) == last] for last in (False, True)]
+    shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for shard, weights in zip(shards, names, strict=True):
+        save_file({name: torch.ones(shapes[name]) for name in weights}, base / shard)
+    index = {name: shard for shard, weights in zip(shards, names, strict=True) for name in weights}
+    write_json(base / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
     write_json(base / MANIFEST, {"files": describe(base)})
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -152,7 +158,8 @@ def test_merging_holds_no_more_than_it_asks_for(tmp_path: Path) -> None:
     factors = {"A": torch.ones(4, 1536), "B": torch.ones(576, 4)}
     tensors = {f"{prefix}.{n}.mlp.down_proj.lora_{f}.weight": value for n in range(2) for f, value in factors.items()}
     save_file({name: value.clone() for name, value in tensors.items()}, adapter / "adapter_model.safetensors")
-    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    peft_config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["down_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(peft_config))
     write_json(adapter / MANIFEST, {"files": describe(adapter)})
     write_json(tmp_path / "base.json", {"path": str(base), "files": {}})
     places = ["--place", str(tmp_path / "merged"), "--output", str(tmp_path / "merged")]
