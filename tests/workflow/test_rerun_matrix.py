@@ -92,7 +92,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.keep_checkpoints": (3, set()),
     "train.resume": ("never", {T}),
     "train.tracker": ("tensorboard", {T}),
-    "train.method": ("dora", {E, R, T}),
+    "train.method": ("dora", {E, R, T, M}),  # merge runs the code of the method
     "train.lora.r": (2, {E, R, T}),
     "train.lora.alpha": (8.0, {R, T}),
     "train.lora.rank_stabilized": (True, {R, T}),
@@ -340,7 +340,7 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
         ({"hardware.probe": "config/hardware/two-cpu-ranks.json"}, {R}),
         (gpu, {E, R, T} | JUDGE),
         ({"hardware.nodes": 2, "train.nodes": 2}, {E, R, T}),
-        ({"train.method": "qlora", "train.quantization": {"type": "fp4", "double": False}}, {E, R, T}),
+        ({"train.method": "qlora", "train.quantization": {"type": "fp4", "double": False}}, {E, R, T, M}),
         ({"train.method": "qlora", "merge.base": "dequantized"}, {E, R, T, M}),
         ({"train.ranks_per_node": 2, "train.sequence_parallel": 2}, {E, R, T}),
         ({"train.validation_steps": 1, "train.patience": 1, "train.keep": "last"}, {R, T}),

@@ -16,6 +16,8 @@ from zerolora.stages import STAGES
 from zerolora.strategies import STRATEGIES
 
 OF_RUN = tuple(name for name, stage in STAGES.items() if stage.settings.startswith("runs."))
+OF_METHOD = ("estimate", "render", "train", "merge")
+"""Stages that compute with the method; others only check the adapter that it made."""
 NOTHING: Chosen = {}
 """Of stages whose settings choose no entry."""
 REFERENCE_OPTIMIZER = next(iter(OPTIMIZERS))
@@ -73,7 +75,7 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
     """Return the entries that a run's settings choose in a stage. Estimates and choices are of every strategy."""
     chosen: dict[str, set[str]] = {
         **chosen_by_check(run.evaluate),
-        "methods": {run.train.method},
+        "methods": {run.train.method} if stage in OF_METHOD else set(),
         "optimizers": {run.train.optimizer, REFERENCE_OPTIMIZER},
         "export.targets": {*run.export.targets},
     }
