@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PROFILE ?= profiles/local
+PIP := --quiet --disable-pip-version-check
 # Four files of tests at a time, which share nothing: for two cores, since those of Slurm and of hanging ranks mostly wait.
 # A thread each, as more threads than cores are slower. What pytest compiles of the tests is kept for the next run.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10
@@ -60,13 +61,15 @@ architecture: $(INSTALLED)  ## write what the docs take from the source: modules
 docs: $(INSTALLED)  ## build the site, site/index.html; no page loads anything from another host
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lock: $(INSTALLED)  ## write envs/requirements.lock and .hashes after a change of envs/requirements.in
+lock: $(INSTALLED)  ## write requirements.lock and the two files of hashes after a change of requirements.in or cuda.in
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-emit-find-links --no-emit-index-url \
 	    --no-emit-trusted-host --output-file envs/requirements.lock envs/requirements.in
 	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/' envs/requirements.lock
 	$(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
 	    --no-emit-index-url --no-emit-trusted-host --output-file envs/requirements.hashes envs/requirements.lock
+	$(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
+	    --no-emit-index-url --no-emit-trusted-host --output-file envs/cuda.hashes envs/cuda.in
 
 checkout: $(INSTALLED)  ## REV=commit: go there with its results
 	workflow/scripts/checkout $(REV)
@@ -77,13 +80,20 @@ report: $(INSTALLED)  ## Snakemake's own report, with every run's page in it
 clean:  ## remove .venv and caches; results and DVC's cache stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(INSTALLED): envs/requirements.lock envs/requirements.hashes pyproject.toml
+$(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cuda.hashes pyproject.toml
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "python3 is older than 3.11; install a newer one" >&2; exit 1; }
 	@python3 -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); apt-get install -y -qq python3-venv && python3 -m venv $(VENV); } || \
 	    { echo "python3 has no venv; on Debian: sudo apt-get install python3-venv" >&2; exit 1; }
-# What is installed has one of the hashes. The second line brings what only some builds of torch need: its CUDA libraries.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement envs/requirements.hashes
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement envs/requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+# What is installed has one of the hashes. torch comes in a build for CPUs and one for CUDA: pip download takes the one
+# that this machine's settings of pip prefer, which an installation by hashes would not.
+	$(BIN)/python -m pip download $(PIP) --no-deps --dest $(VENV)/torch $$(grep '^torch==' envs/requirements.lock)
+	sed -n '/^torch==/,/[^\\]$$/p' envs/requirements.hashes >$(VENV)/torch/hashes
+	$(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --no-index --find-links $(VENV)/torch --requirement $(VENV)/torch/hashes
+	@rm -r $(VENV)/torch
+	$(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --requirement envs/requirements.hashes
+	if $(BIN)/python -c 'import importlib.metadata, sys; sys.exit("cuda-toolkit" not in str(importlib.metadata.requires("torch")))'; then \
+	    $(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --requirement envs/cuda.hashes; fi
+	$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	@touch $@

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from conftest import ROOT, served
 from documented import COMMANDS, PAGES
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
+from packaging.requirements import Requirement
 
 from benchmarks import chaos, dvc_diff, export
 from benchmarks import strategies as measured_strategies
@@ -25,6 +27,9 @@ from zerolora.config.schema import Config
 from zerolora.memory.headroom import JOB_BYTES
 from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS
 from zerolora.strategies import STRATEGIES
+
+HASHED = re.compile(r"^([\w.-]+)==([\w.]+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+$", re.MULTILINE)
+"""A package of a file of hashes, with its version."""
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENGINE_SYNC = (ROOT / "docs/engine-sync.md").read_text(encoding="utf-8")
@@ -341,8 +346,16 @@ def test_the_hashes_are_those_of_the_locked_versions() -> None:
     locked = pin.findall((ROOT / "envs/requirements.lock").read_text(encoding="utf-8"))
     text = (ROOT / "envs/requirements.hashes").read_text(encoding="utf-8")
     assert pin.findall(text) == locked
-    entries = re.findall(r"^[\w.-]+==[\w.]+((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
-    assert len(entries) == len(locked)
+    assert len(HASHED.findall(text)) == len(locked)
+
+
+def test_the_cuda_libraries_are_those_of_torch() -> None:
+    """Where torch is its CUDA build, its own metadata says what that needs."""
+    pins = dict(HASHED.findall((ROOT / "envs/cuda.hashes").read_text(encoding="utf-8")))
+    lines = [line.partition("#")[0] for line in (ROOT / "envs/cuda.in").read_text(encoding="utf-8").splitlines()]
+    needed = [line for line in requires("torch") or [] if re.match("cuda|nvidia|triton", line)]
+    for each in map(Requirement, filter(None, (*lines, *needed))):
+        assert pins[each.name] in each.specifier, each
 
 
 def test_the_tests_that_the_security_page_names_are_there() -> None:

@@ -80,10 +80,11 @@ def checkout_last(text: str) -> tuple[bool, str]:
 
 def recipe(target: list[str]) -> list[list[str]]:
     """Return the commands that make would run, without those that install."""
-    old = [
-        f"--assume-old={path}"
-        for path in (".venv/installed", "envs/requirements.lock", "envs/requirements.hashes", "pyproject.toml")
-    ]
+    needed = (
+        ".venv/installed",
+        *(f"envs/{name}" for name in ("requirements.lock", "requirements.hashes", "cuda.hashes")),
+    )
+    old = [f"--assume-old={path}" for path in (*needed, "pyproject.toml")]
     told = subprocess.run(["make", "--dry-run", *old, *target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
     lines = told.stdout.replace("\\\n", " ").splitlines()

@@ -107,9 +107,12 @@ def _hindrance() -> str | None:
 
 
 def _cuda_was_called() -> bool:
-    """Tell whether the process that this one is a fork of called CUDA, which fails here then."""
+    """Tell whether the process that this one is a fork of called CUDA, which fails here then: no harm on a CPU.
+
+    Libraries look for a GPU while they load, also where there is none and torch is its CUDA build.
+    """
     torch = sys.modules.get("torch")
-    return bool(torch and torch.cuda._is_in_bad_fork())
+    return bool(torch and torch.cuda._is_in_bad_fork()) and os.environ.get("DS_ACCELERATOR") != "cpu"
 
 
 def _draw_anew() -> None:
