@@ -3,7 +3,8 @@ ranks on the first node of a Slurm job: headroom.py's JOB_BYTES.
 
     .venv/bin/python benchmarks/process_memory.py
 
-Writes benchmarks/results/process_memory.json.
+Writes benchmarks/results/process_memory.json. With another PYTHON, whose torch is the CUDA build, also what its process
+needs (headroom.py's CUDA_BYTES): benchmarks/process_memory.py PYTHON
 """
 
 import subprocess
@@ -14,7 +15,7 @@ from machine import machine
 
 from zerolora.files import write_json
 from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
-from zerolora.memory.headroom import JOB_BYTES
+from zerolora.memory.headroom import CUDA_BYTES, JOB_BYTES
 
 # A job is a Snakemake that starts a Snakemake that starts the launcher.
 SNAKEMAKE = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/local", "--dry-run", "all"]
@@ -25,6 +26,8 @@ subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 PROBE = """
+from zerolora.compat import torchao
+torchao.hide()
 import datasets, zerolora.train.rank
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")][0])
 """
@@ -32,8 +35,7 @@ print([line.split()[1] for line in open("/proc/self/status") if line.startswith(
 
 def main() -> None:
     """Start each of these processes, and write down its resident set."""
-    output = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout
-    measured = int(output.split()[-1]) * 1024
+    measured = resident_bytes(sys.executable)
     beside = 2 * peak_bytes(SNAKEMAKE) + peak_bytes(LAUNCHER)
     result = {
         "machine": machine(),
@@ -41,9 +43,18 @@ def main() -> None:
         "PROCESS_BYTES": PROCESS_BYTES,
         "beside_bytes": beside,
         "JOB_BYTES": JOB_BYTES,
+        "CUDA_BYTES": CUDA_BYTES,
     }
+    if len(sys.argv) > 1:
+        result["cuda_resident_bytes"] = resident_bytes(sys.argv[1])
     write_json(Path("benchmarks/results/process_memory.json"), result)
     print(result)
+
+
+def resident_bytes(python: str) -> int:
+    """Return what a rank's process of this interpreter holds, once it has imported its libraries."""
+    output = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True).stdout
+    return int(output.split()[-1]) * 1024
 
 
 def peak_bytes(command: list[str]) -> int:

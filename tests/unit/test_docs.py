@@ -24,7 +24,7 @@ from benchmarks.train import tables
 from zerolora import strategies
 from zerolora.config.file import load
 from zerolora.config.schema import Config
-from zerolora.memory.headroom import JOB_BYTES
+from zerolora.memory.headroom import CUDA_BYTES, JOB_BYTES
 from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS
 from zerolora.strategies import STRATEGIES
 
@@ -294,9 +294,11 @@ def test_the_regret_of_the_choice_is_what_was_measured() -> None:
 
 
 def test_the_process_memory_of_the_estimate_is_what_was_measured() -> None:
-    measured = result("process_memory.json")
+    measured: Any = result("process_memory.json")
     assert measured["PROCESS_BYTES"] == pytest.approx(measured["resident_bytes"], rel=0.1)
     assert measured["JOB_BYTES"] == JOB_BYTES == pytest.approx(measured["beside_bytes"], rel=0.2)
+    more = measured["cuda_resident_bytes"] - measured["resident_bytes"]
+    assert measured["CUDA_BYTES"] == CUDA_BYTES == pytest.approx(more, rel=0.1)
 
 
 def test_every_make_target_that_is_named_exists() -> None:

@@ -6,8 +6,12 @@ SHARE = 1.2
 JOB_BYTES = 400 * 1024**2
 """Bytes of what runs beside the ranks on a job's first node: two Snakemake processes and the launcher; measured by
 benchmarks/process_memory.py."""
+CUDA_BYTES = 360 * 1024**2
+"""Bytes that the libraries of torch's CUDA build need beyond those of its CPU build, whether or not there is a GPU;
+measured by benchmarks/process_memory.py. Ranks of a node share them."""
 
 
 def asked(predicted: float) -> int:
-    """Return the bytes of a node's memory to request, for `predicted` bytes."""
-    return int(predicted * SHARE) + JOB_BYTES
+    """Return the bytes of a node's memory to request, for `predicted` bytes. They do not depend on the build of torch
+    that is installed."""
+    return int(predicted * SHARE) + JOB_BYTES + CUDA_BYTES
