@@ -110,18 +110,18 @@ class Round:
 
     def wait_for(self, run: Started, kind: str) -> list[psutil.Process]:
         """Wait until there is a process of a kind, and return those that there are."""
-        found: list[psutil.Process] = []
+        processes: list[psutil.Process] = []
 
         def there() -> bool:
-            found[:] = self.processes(run).get(kind, [])
-            return bool(found) or not run.runs()
+            processes[:] = self.processes(run).get(kind, [])
+            return bool(processes) or not run.runs()
 
         until(there, f"a process that is the {kind}")
-        return found
+        return processes
 
     def processes(self, run: Started) -> dict[str, list[psutil.Process]]:
         """Return the processes that work in the project, by kind."""
-        found: dict[str, list[psutil.Process]] = {"all": []}
+        by_kind: dict[str, list[psutil.Process]] = {"all": []}
         here = self._here()
         shells = [process for process in here if _named(process, "ZEROLORA_JOB_SHELL")]
         engines = {run.pid, *(shell.ppid() for shell in shells if shell.is_running())}
@@ -137,17 +137,17 @@ class Round:
                     kind = "other"
                 else:
                     kind = "command"
-                found.setdefault(kind, []).append(process)
-                found["all"].append(process)
-        return found
+                by_kind.setdefault(kind, []).append(process)
+                by_kind["all"].append(process)
+        return by_kind
 
     def _here(self) -> list[psutil.Process]:
-        found, here = [], str(self.project.directory)
+        processes, here = [], str(self.project.directory)
         for name in os.listdir("/proc"):  # noqa: PTH208 (many times a second)
             with suppress(OSError, psutil.Error):
                 if name.isdigit() and os.readlink(f"/proc/{name}/cwd") == here:  # noqa: PTH115 (as above)
-                    found.append(psutil.Process(int(name)))
-        return found
+                    processes.append(psutil.Process(int(name)))
+        return processes
 
     def wait_for_the_end(self, run: Started) -> None:
         """Wait until nothing works in the project any more."""
@@ -195,8 +195,8 @@ def kill(kind: str) -> Callable[[Round], str]:
                 until(lambda: any(this.project.directory.glob(saved)) or not run.runs(), "a checkpoint")
         elif kind in ("shell", "command"):
             this.wait_for(run, kind)
-        found = this.processes(run)
-        send(found["all"] if kind == "everything" else found.get("command" if kind == "launcher" else kind, []))
+        processes = this.processes(run)
+        send(processes["all"] if kind == "everything" else processes.get("command" if kind == "launcher" else kind, []))
         this.wait_for_the_end(run)
         return f"{stage} {state}"
 
@@ -461,11 +461,11 @@ def written(project: Project) -> dict[str, bytes]:
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Return how many rounds of each kind ended how."""
-    found: dict[str, dict[str, int]] = {}
+    by_kind: dict[str, dict[str, int]] = {}
     for each in rounds:
-        counts = found.setdefault(each["kind"].partition(" in ")[0] if " in " in each["kind"] else each["kind"], {})
+        counts = by_kind.setdefault(each["kind"].partition(" in ")[0] if " in " in each["kind"] else each["kind"], {})
         counts[each["ended"]] = counts.get(each["ended"], 0) + 1
-    return dict(sorted(found.items()))
+    return dict(sorted(by_kind.items()))
 
 
 def rounds(folder: Path, seed: int, numbers: range, kinds: list[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -500,20 +500,20 @@ def main() -> None:
         return
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="chaos"))
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    made = []
     try:
         for each in rounds(
             folder, arguments.seed, range(arguments.first, arguments.first + arguments.rounds), arguments.kinds
         ):
             print(json.dumps(each), flush=True)
-            found.append(each)
+            made.append(each)
             if not arguments.kinds:
                 add(arguments.output, each, machine())
     finally:
         SERVERS.stop()
         if not arguments.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(any(each["ended"] == "broken" for each in found))
+    sys.exit(any(each["ended"] == "broken" for each in made))
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -94,13 +94,13 @@ YAML = b"train:\n  learning_rate: 2.0e-4\n  epochs: 3\nruns:\n  default: {datase
 def rows(path: Path) -> list[Any]:
     """Return the rows of a data file. A row that cannot be read refuses the file, as prepare does unless it is told to
     drop such rows."""
-    found = []
+    values = []
     for chunk in chunks(path):
         for place, value in chunk.records():
             if isinstance(value, BadRow):
                 raise UserError(f"{place}: {value}")
-            found.append(value)
-    return found
+            values.append(value)
+    return values
 
 
 def of_lines(text: bytes) -> list[Any]:
@@ -138,9 +138,9 @@ def of_parquet(content: bytes) -> list[Any]:
 def of_arrow(content: bytes) -> list[Any]:
     """Return the rows of an Arrow file or stream."""
     opened = pyarrow.ipc.open_file if content[:6] == b"ARROW1" else pyarrow.ipc.open_stream
-    found = opened(io.BytesIO(content)).read_all()
-    found.validate(full=True)
-    return found.to_pylist()
+    table = opened(io.BytesIO(content)).read_all()
+    table.validate(full=True)
+    return table.to_pylist()
 
 
 def whole(_: bytes) -> list[Any]:
@@ -156,8 +156,8 @@ def tensors(path: Path) -> Any:
 def of_tensors(content: bytes) -> Any:
     """Return what Python's json makes of the header."""
     length = struct.unpack("<Q", content[:8])[0]
-    found = json.loads(content[8 : 8 + length])
-    return {name: (each["dtype"], each["shape"]) for name, each in found.items() if name != "__metadata__"}
+    header = json.loads(content[8 : 8 + length])
+    return {name: (each["dtype"], each["shape"]) for name, each in header.items() if name != "__metadata__"}
 
 
 def rendered(path: Path) -> Any:
@@ -289,7 +289,7 @@ def outcome(kind: FileKind, path: Path) -> str:
     """Read a file, and return what became of it."""
     content = path.read_bytes()
     try:
-        found = kind.read(path)
+        value = kind.read(path)
     except UserError as error:
         return "traceback" if "\n" in str(error) else "refused"
     except OSError as error:  # as cli.py
@@ -297,7 +297,7 @@ def outcome(kind: FileKind, path: Path) -> str:
     except Exception as error:
         return "too much memory" if isinstance(error, MemoryError) else "traceback"
     with contextlib.suppress(Exception):
-        if found is SAME or repr(found) == repr(kind.oracle(content)):
+        if value is SAME or repr(value) == repr(kind.oracle(content)):
             return "read"
     return "another meaning"
 
