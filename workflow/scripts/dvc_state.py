@@ -46,8 +46,9 @@ def record(stages: list[Any]) -> None:
 
 
 def write_cache_list(stages: Iterable[Any], path: Path) -> None:
-    """Write which files of DVC's cache hold the outputs of stages: for each its stage, size, time and path."""
-    lines = []
+    """Write which files of DVC's cache hold the outputs of stages: for each its stage, size, time and path, from the
+    project's directory on, which may be moved or copied."""
+    lines, here = [], Path.cwd()
     for stage in stages:
         for out in stage.outs:
             if not out.use_cache or not out.hash_info:
@@ -59,6 +60,7 @@ def write_cache_list(stages: Iterable[Any], path: Path) -> None:
                 file = Path(out.cache.oid_to_path(oid))
                 with suppress(OSError):
                     status = file.stat()
+                    file = file.relative_to(here) if file.is_relative_to(here) else file
                     lines.append(f"{stage.addressing}\t{status.st_size}\t{status.st_mtime_ns}\t{file}\n")
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(lines), encoding="utf-8")
