@@ -68,7 +68,7 @@ PLACES = {
 }
 TAKEN = ("another run works in this directory", "Unable to acquire lock", "being trained by", "is busy")
 WAIT_SECONDS = 600
-STEP = re.compile(r"`(dvc checkout --force [^`]+)` restores it|: (delete it), and|(move it out) of")
+STEP = re.compile(r"`(dvc checkout --force [^`]+)` restores it|[:;] (delete it), and|(move it out) of")
 
 
 class Broken(AssertionError):

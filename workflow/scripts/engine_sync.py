@@ -136,7 +136,8 @@ def check_until(workflow: Any) -> None:
 
     What comes after a checkpoint is not planned until it has run, so Snakemake would end there, with exit code 0.
     """
-    named = sorted(set(workflow.dag_settings.until) - UNTIL)
+    # Snakemake reads the targets of `--until STAGE all` as further stages.
+    named = sorted(set(workflow.dag_settings.until) - UNTIL - {*TARGET_RULES})
     rule = next((rule for rule in workflow.rules if rule.name in named), None)
     if rule is None:
         return
