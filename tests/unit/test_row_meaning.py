@@ -322,6 +322,7 @@ def test_judged_rows_may_be_learnt_from_on_purpose() -> None:
 def test_media_are_refused_wherever_they_stand(key: str) -> None:
     for row in ({"messages": [HI, said("x")], key: ["a.jpg"]}, {"messages": [{**HI, key: ["a.jpg"]}, said("x")]}):
         assert f"{key} holds " in refused(row)
+        assert "bad_row" not in refused(row)  # prepare adds it where it is not set
         assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
 
 

@@ -41,7 +41,7 @@ REFUSED: dict[str, Refusal] = {
     **{
         name: Refusal(
             f"holds {kind}, which are not supported: only text can be trained on, of a vision-language model too",
-            "remove it, or write bad_row: drop to leave out such rows",
+            "remove it",
         )
         for name, kind in MEDIA.items()
     },
