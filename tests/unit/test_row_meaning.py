@@ -135,6 +135,17 @@ def test_evaluation_asks_for_the_last_answer_that_is_learnt(loss: Any) -> None:
     assert template.asked(example) == 1
 
 
+def test_keys_that_are_null_change_nothing() -> None:
+    """`datasets` and pandas write a key that another message has."""
+    rows = [HI, {"role": "assistant", "content": "x", "tool_calls": None, "name": None, "weight": None}]
+    assert taught({"messages": rows, "tools": None}) == ["x"]
+    assert taught({"messages": [HI, {**rows[1], "role": None, "from": "assistant"}]}, reading=Reading({"role": "from"}))
+    assert "role is missing" in refused({"messages": [HI, {"role": None, "from": "gpt", "content": "x"}]})
+    assert "content is missing" in refused({"messages": [HI, {"role": "assistant", "content": None, "value": "x"}]})
+    for empty in ({"messages": []}, {"messages": [], "system": "Be kind."}):
+        assert "has no message of the assistant" in refused(empty)
+
+
 # Prompt and completion
 
 

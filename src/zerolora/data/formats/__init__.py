@@ -6,7 +6,6 @@ and `format: auto` find it by its file. Nothing here imports torch or transforme
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 from typing import Any
 
 from zerolora.data.example import BadRow, Example
@@ -62,26 +61,37 @@ def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | Non
         example = FORMS[format].convert(row)
     except RecursionError:
         raise BadRow("is nested too deep; flatten it") from None
-    names = [*_names(row, "column", format), *(name for turn in row.turns for name in _names(turn, "key", format))]
+    names = _names(row, "column", format)
+    for turn in row.turns:
+        names += _names(turn, "key", format)
     if seen is not None:
-        seen.update(names)
-        seen.update([("read", "key", key) for key in row.plain])
+        for each in names:  # Counter.update looks for a mapping first, which takes as long as the rest
+            seen[each] += 1
+        keys, number = row.plain
+        if number:
+            for key in keys:
+                seen["read", "key", key] += number
     return example
 
 
-def _names(row: Row, where: Where, format: str) -> Iterator[tuple[Status, Where, str]]:
-    """Yield what became of the columns of a row, or of the keys of a message."""
-    for name, held in row.read.items():
-        if not is_blank(held):
-            yield "read", where, name
+def _names(row: Row, where: Where, format: str) -> list[tuple[Status, Where, str]]:
+    """Return what became of the columns of a row, or of the keys of a message. Raises BadRow as `parse` does."""
+    names: list[tuple[Status, Where, str]] = [
+        ("read", where, name) for name, held in row.read.items() if not is_blank(held)
+    ]
+    if len(row.read) == len(row.value) and not row.columns:
+        return names
     for name, held in row.unread():
         if name in row.reading.ignored:
-            yield "ignored", where, name
+            names.append(("ignored", where, name))
+        elif name not in REFUSED:
+            names.append(("unread", where, name))
         elif where == "column" and name in WEIGHTS and (factor := factor_of(held)) in (None, 1.0):
-            yield "read" if factor else "unread", where, name
+            names.append(("read" if factor else "unread", where, name))
         else:
             _check_refused(row, name, format)
-            yield "unread", where, name
+            names.append(("unread", where, name))
+    return names
 
 
 def _check_refused(row: Row, name: str, format: str) -> None:
