@@ -139,7 +139,8 @@ def test_keys_that_are_null_change_nothing() -> None:
     """`datasets` and pandas write a key that another message has."""
     rows = [HI, {"role": "assistant", "content": "x", "tool_calls": None, "name": None, "weight": None}]
     assert taught({"messages": rows, "tools": None}) == ["x"]
-    assert taught({"messages": [HI, {**rows[1], "role": None, "from": "assistant"}]}, reading=Reading({"role": "from"}))
+    mapped = [{"from": "user", "content": "Hi"}, {**rows[1], "role": None, "from": "assistant"}]
+    assert taught({"messages": mapped}, reading=Reading({"role": "from"})) == ["x"]
     assert "role is missing" in refused({"messages": [HI, {"role": None, "from": "gpt", "content": "x"}]})
     assert "content is missing" in refused({"messages": [HI, {"role": "assistant", "content": None, "value": "x"}]})
     for empty in ({"messages": []}, {"messages": [], "system": "Be kind."}):
