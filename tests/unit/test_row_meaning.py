@@ -357,6 +357,110 @@ def test_other_keys_that_change_what_is_learnt(row: dict[str, Any], said: str) -
     assert str(caught.value).startswith(said)
 
 
+SWITCHED = "seems to say whether a turn is learnt, and is no key that is read; write columns: {train: KEY} if true"
+PARTS = "says which turns or tokens are learnt; write train: true or false in each turn, or labels"
+THOUGHT = "holds thoughts of an answer, and is no key that is read; write columns: {reasoning_content: KEY}"
+COMPARES = "judges or compares answers, and every answer would be learnt"
+OF_TURNS = {
+    **dict.fromkeys(
+        ("train_on_turn", "mask", "masked", "compute_loss", "trainOnTurn", "is_trained", "trainable"), SWITCHED
+    ),
+    **dict.fromkeys(("train_on_input", "ignore_loss", "supervised", "Loss_Mask", "calculate-loss"), SWITCHED),
+    **dict.fromkeys(("thought", "thoughts", "chain_of_thought", "cot", "thinking_blocks", "reasoningText"), THOUGHT),
+    **dict.fromkeys(("reward", "preference", "is_chosen", "rejected_answer"), COMPARES),
+    **dict.fromkeys(("imagePaths", "image1", "img_url", "photos"), "holds images, which are not supported"),
+    **dict.fromkeys(("video_path", "speech_file", "audio_bytes"), "which are not supported"),
+    "channel": "says that a turn is no answer to the user",
+}
+
+
+@pytest.mark.parametrize("key", OF_TURNS)
+@pytest.mark.parametrize("form", FORMS)
+def test_other_names_of_what_changes_what_is_learnt(form: str, key: str) -> None:
+    """Tools invent names for the same; each is refused, and each remedy works."""
+    said = OF_TURNS[key]
+    held: Any = {SWITCHED: False, COMPARES: 0}.get(said, "Two and two." if said == THOUGHT else "analysis")
+    row = FORMS[form]({key: held}, {})
+    assert f"1].{key} " in (text := refused(row)) or f"0].{key} " in text
+    assert said.replace("KEY", key) in text and f"ignore: [{key}]" in text
+    assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["Bad.", "Good."]
+    if said == SWITCHED:
+        assert taught(row, reading=Reading({"train": key})) == ["Good."]
+    if said == THOUGHT:
+        assert f"leaves out {key}" in refused(row, reading=Reading({"thinking": key}))
+
+
+@pytest.mark.parametrize(
+    ("column", "held", "said"),
+    [
+        ("loss_mask", [0, 1], PARTS),
+        ("weights", [0, 1], PARTS),
+        ("mask", "User", PARTS),
+        ("assistantMask", [0, 1], PARTS),
+        ("sampleWeight", 0, "weighs a whole row"),
+        ("row_weight", 0.5, "weighs a whole row"),
+        ("reasoning", "Two.", "holds thoughts, which belong to one of the answers; move it into that turn"),
+        ("chain_of_thought", "Two.", "holds thoughts, which belong to one of the answers; move it into that turn"),
+        (
+            "system_message",
+            "Be kind.",
+            "is a system prompt, and no column that is read; write columns: {system: system_m",
+        ),
+        ("sysPrompt", "Be kind.", "is a system prompt"),
+        ("available_tools", [{"name": "f"}], "is a list of tools"),
+        ("tool_list", '[{"name": "f"}]', "is a list of tools"),
+        ("documents", ["a"], "changes what is asked"),
+        ("preferred_answer", "x", COMPARES),
+        (
+            "kto_tag",
+            False,
+            f"{COMPARES}: only supervised fine-tuning is supported; keep the rows of good answers alone",
+        ),
+        ("image_paths", ["a.jpg"], "holds images"),
+    ],
+)
+def test_other_names_of_columns_that_change_what_is_learnt(column: str, held: Any, said: str) -> None:
+    row = {"messages": [HI, {"role": "assistant", "content": "x"}], column: held}
+    assert (text := refused(row)).startswith(f"{column} {said}") and f"ignore: [{column}]" in text
+    assert taught(row, reading=Reading(ignored=frozenset({column}))) == ["x"]
+
+
+def test_columns_that_only_sound_like_it_are_counted() -> None:
+    names = {
+        **{"train_id": 5, "weight_kg": 70, "training": "v2", "mask_token": "<mask>", "loss": "low", "is_train": True},
+        **{
+            "thinking": True,
+            "reasoning_tokens": 12,
+            "reasoning_effort": "high",
+            "image_count": 3,
+            "image_caption": "a",
+        },
+        **{
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "function": "f",
+            "score": 0.1,
+            "system_fingerprint": "a",
+        },
+        **{"split": "train", "audio": None, "images": [], "tools_used": ["f"], "model": "m", "channel": "analysis"},
+    }
+    seen = Seen()
+    parse({"messages": [HI, said("x")], **names}, "messages", Reading(), seen)
+    unread = {name for status, where, name in seen if (status, where) == ("unread", "column")}
+    assert unread == names.keys() - {"audio", "images"}
+
+
+def test_thoughts_beside_lists_of_messages_are_refused() -> None:
+    for name in ("reasoning", "thinking", "reasoning_content"):
+        text = refused({"prompt": [HI], "completion": [said("4")], name: "Two."})
+        assert text == f"{name} stands beside lists of messages; move it into the answer it belongs to"
+    row = {"messages": [HI, said("4")], "rationale": "Two."}
+    assert "rationale holds thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
+    row = {"prompt": "Hi", "completion": "4", "rationale": "Two."}
+    assert "write columns: {reasoning_content: rationale}" in refused(row)
+    assert "Two." in taught(row, reading=Reading({"reasoning_content": "rationale"}), template="qwen3")[0]
+
+
 def test_a_row_of_weight_1_or_of_a_weight_in_kilograms_is_a_row() -> None:
     for weight in (1, 1.0, True, "1", "70 kg"):
         assert parse({"text": "a", "weight": weight}, "text", Reading()).text == "a"

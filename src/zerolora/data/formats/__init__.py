@@ -11,7 +11,7 @@ from typing import Any
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Form, Row
 from zerolora.data.formats.reading import Reading, Seen, Status, Where
-from zerolora.data.formats.refused import REFUSED, WEIGHTS
+from zerolora.data.formats.refused import WEIGHTS, Refusal, refusal_of
 from zerolora.data.formats.values import factor_of, is_blank
 
 
@@ -41,9 +41,10 @@ def detect(value: dict[str, Any], reading: Reading) -> str:
             f"its fields ({row}) fit {' and '.join(fitting)}; "
             f"write {' or '.join(f'format: {name}' for name in fitting)}"
         )
-    for name in value:
-        if name in REFUSED and not REFUSED[name].forms and name not in WEIGHTS:
-            _check_refused(Row(value, reading), name, "")
+    for name, held in Row(value, reading).unread():
+        refusal = refusal_of(name, held, "column", "")
+        if refusal and not refusal.forms and name not in (*reading.ignored, *reading.columns.values()):
+            raise _refused(Row(value, reading), name, refusal, "column", "")
     raise BadRow(
         f"its fields ({row}) fit none of the formats {', '.join(FORMS)}; say which columns hold what, "
         "as in columns: {instruction: question, output: answer}"
@@ -84,26 +85,26 @@ def _names(row: Row, where: Where, format: str) -> list[tuple[Status, Where, str
     for name, held in row.unread():
         if name in row.reading.ignored:
             names.append(("ignored", where, name))
-        elif name not in REFUSED:
-            names.append(("unread", where, name))
-        elif where == "column" and name in WEIGHTS and (factor := factor_of(held)) in (None, 1.0):
-            names.append(("read" if factor else "unread", where, name))
-        else:
-            _check_refused(row, name, format)
-            names.append(("unread", where, name))
+            continue
+        refusal = refusal_of(name, held, where, format)
+        if refusal and name not in _mapped(row, where, format):
+            raise _refused(row, name, refusal, where, format)
+        names.append(("read" if where == "column" and name in WEIGHTS and factor_of(held) else "unread", where, name))
     return names
 
 
-def _check_refused(row: Row, name: str, format: str) -> None:
-    """Raise BadRow if a column or key that is not read changes what is learnt."""
-    refusal = REFUSED.get(name)
-    if refusal is None or (refusal.forms and format not in refusal.forms):
-        return
-    names = [other for other, held in row.unread() if REFUSED.get(other) == refusal]
-    if name not in names or name in row.reading.ignored or name in row.columns.values():
-        return
+def _mapped(row: Row, where: Where, format: str) -> list[str]:
+    """Return the columns that the config maps to fields of this form, or the keys that it maps to those of messages."""
+    fields = FORMS[format].fields if where == "column" else FORMS[format].keys
+    return [column for field, column in row.columns.items() if field in fields]
+
+
+def _refused(row: Row, name: str, refusal: Refusal, where: Where, format: str) -> BadRow:
+    """Return the error of a column or key that is not read although it changes what is learnt."""
+    names = [other for other, held in row.unread() if refusal_of(other, held, where, format) == refusal]
     path = f"{row.path}.{name}" if row.path else name
-    raise BadRow(
-        f"{path} {refusal.what}; {refusal.remedy}, or write ignore: [{', '.join(names)}] to train without "
+    remedy = refusal.remedy.replace("NAME", name)
+    return BadRow(
+        f"{path} {refusal.what}; {remedy}, or write ignore: [{', '.join(names)}] to train without "
         f"{'it' if len(names) == 1 else 'them'}"
     )

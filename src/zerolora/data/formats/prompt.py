@@ -19,6 +19,11 @@ def _prompt(row: Row) -> Example:
         return conversation([Turn(message_of("user", row.text("prompt"))), answer], row, name)
     if all(isinstance(value, list) for value in parts.values()):
         prompt, completion = chat(row, "prompt"), chat(row, "completion")
+        for field in REASONING:
+            if row.get(field):
+                raise BadRow(
+                    f"{row.name(field)} stands beside lists of messages; move it into the answer it belongs to"
+                )
         return conversation([*prompt, *completion], row, name, prompt=len(prompt))
     seen = " and ".join(f"{name} is {shown(value)}" for name, value in parts.items())
     raise BadRow(f"{seen}; write two texts, or two lists of messages")
