@@ -450,6 +450,43 @@ def test_columns_that_only_sound_like_it_are_counted() -> None:
     assert unread == names.keys() - {"audio", "images"}
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"weight": 0}, "messages[1].content[0].weight is of a part, and a turn is learnt as a whole"),
+        ({"train": False}, "content[0].train is of a part"),
+        ({"masked": True}, "content[0].masked is of a part"),
+        (
+            {"type": "thinking", "thinking": "T"},
+            "content[0] holds thoughts; write them beside the content, as reasoning",
+        ),
+        ({"type": "reasoning"}, "content[0] holds thoughts"),
+        ({"cache_control": {"type": "ephemeral"}, "weight": None}, ""),
+    ],
+)
+def test_parts_of_a_content(part: dict[str, Any], said: str) -> None:
+    row = {"messages": [HI, {"role": "assistant", "content": [{"type": "text", "text": "x", **part}]}]}
+    assert said in refused(row) if said else taught(row) == ["x"]
+
+
+@pytest.mark.parametrize(("one", "other"), [("human", "gpt"), ("human", "model"), ("user", "chatgpt")])
+def test_speakers_of_sharegpt_in_messages(one: str, other: str) -> None:
+    row = {"messages": [{"role": one, "content": "Hi"}, {"role": other, "content": "x"}]}
+    assert taught(row) == ["x"]
+    assert taught({"messages": [*row["messages"], {"role": "observation", "content": "3"}, said("y")]}) == ["x", "y"]
+
+
+def test_tokens_that_say_more_than_labels_are_refused() -> None:
+    for name, held in {"loss_mask": [0, 1], "weights": [0, 1], "mask": [0, 1], "prompt_length": 1}.items():
+        with pytest.raises(BadRow, match=f"{name} says which tokens are learnt; write labels, with -100"):
+            parse({"input_ids": [1, 2], name: held}, "tokens", Reading())
+    with pytest.raises(
+        BadRow, match="cu_seqlens says that several rows are packed into one, which would see each other"
+    ):
+        parse({"input_ids": [1, 2], "cu_seqlens": [0, 1, 2]}, "tokens", Reading())
+    assert parse({"input_ids": [1, 2], "length": 2, "weight": 1}, "tokens", Reading()).tokens == [1, 2]
+
+
 def test_thoughts_beside_lists_of_messages_are_refused() -> None:
     for name in ("reasoning", "thinking", "reasoning_content"):
         text = refused({"prompt": [HI], "completion": [said("4")], name: "Two."})
@@ -509,7 +546,9 @@ def test_keys_and_roles_of_messages_have_other_names() -> None:
     reading = Reading(columns, {"bot": "assistant", "customer": "user"})
     assert taught(row, reading=reading) == ["Bye"]
     assert "chat[0].speaker is 'customer'" in refused(row, reading=Reading(columns))
-    assert "or roles: {customer: assistant}" in refused(row, reading=Reading(columns))
+    assert "or roles: {customer: ...} with one of system, user, assistant, tool" in refused(
+        row, reading=Reading(columns)
+    )
 
 
 def test_keys_of_sharegpt_have_other_names() -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Row
 from zerolora.data.formats.reading import FACTORS, REASONING, SWITCHES
-from zerolora.data.formats.refused import MEDIA
+from zerolora.data.formats.refused import MEDIA, refusal_of
 from zerolora.data.formats.values import (
     encodable,
     factor_of,
@@ -26,7 +26,12 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
     "function": "tool",
+    **dict.fromkeys(("observation", "tool_response", "function_response", "ipython"), "tool"),
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "model"), "assistant"),
 }
+"""By the names that OpenAI's form has, and those that other data have in it."""
+NAMED = ("system", "user", "assistant", "tool")
 OURS = frozenset({"system", "user", "assistant", "tool"})
 CALL = '{"name": ..., "arguments": {...}}'
 CONVERSATION = ("system", "system_prompt", "tools", "functions")
@@ -244,10 +249,17 @@ def _content(value: Any, name: str, optional: bool) -> str:
                 f"{name}[{number}] holds {MEDIA[kind]}, which are not supported: only text can be trained on, of a "
                 "vision-language model too; leave it out of the row"
             )
+        if kind in ("thinking", "reasoning"):
+            raise BadRow(f"{name}[{number}] holds thoughts; write them beside the content, as reasoning_content")
         if kind != "text":
             raise BadRow(
                 f'{name}[{number}] is {shown(part)}; only text can be trained on: write {{"type": "text", "text": ...}}'
             )
+        for key, held in part.items():
+            if len(part) > 2 and not is_blank(held) and refusal_of(key, held, "key", "messages"):
+                raise BadRow(
+                    f"{name}[{number}].{key} is of a part, and a turn is learnt as a whole; write it beside content"
+                )
         texts.append(text_of(part.get("text"), f"{name}[{number}].text"))
     return "".join(texts)
 
@@ -266,7 +278,10 @@ def role_of(turn: Row, key: str, known: dict[str, str]) -> str:
         role = turn.reading.roles.get(word) or known.get(word)
         if role:
             return role
-    raise BadRow(f"{name} is {shown(found)}; write one of {', '.join(known)}, or roles: {{{_word(found)}: assistant}}")
+    raise BadRow(
+        f"{name} is {shown(found)}; write one of {', '.join(known)}, or roles: {{{_word(found)}: ...}} with one of "
+        f"{', '.join(NAMED)}"
+    )
 
 
 def _word(value: Any) -> str:

@@ -78,7 +78,15 @@ REFUSED: dict[str, Refusal] = {
         ("train_detail", "training_detail", "segments"),
         Refusal("says which parts of a text are learnt", "split the text into turns, each with train: true or false"),
     ),
-    **dict.fromkeys(("completion_mask", "assistant_masks", "prompt_mask"), _TOKENS),
+    **dict.fromkeys(("completion_mask", "assistant_masks", "prompt_mask", "prompt_length", "prompt_len"), _TOKENS),
+    **dict.fromkeys(
+        ("seq_lengths", "seq_lens", "seqlens", "cu_seqlens", "sequence_lengths"),
+        Refusal(
+            "says that several rows are packed into one, which would see each other",
+            "write each as a row, and pack: {packing: true}",
+            ("tokens",),
+        ),
+    ),
     **dict.fromkeys(
         ("context", "history", "contexts", "documents"),
         Refusal("changes what is asked, and this form does not read it", "put it into the question", CONVERSATIONS),
@@ -125,7 +133,8 @@ KINDS = {
     "judged": _words(
         "chosen rejected preference preferences preferred dispreferred reward rewards ranking rankings advantage "
         "advantages winner loser",
-        "response responses answer message messages conversations text output completion score scores rating model tag is",
+        "response responses answer message messages conversations text output completion score scores rating model tag "
+        "is",
     ),
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
