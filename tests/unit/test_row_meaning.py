@@ -450,6 +450,16 @@ def test_columns_that_only_sound_like_it_are_counted() -> None:
     assert unread == names.keys() - {"audio", "images"}
 
 
+@pytest.mark.parametrize("column", ["split", "Split", "data_split"])
+def test_a_row_of_a_published_split_is_not_trained_on(column: str) -> None:
+    row = {"messages": [HI, said("x")]}
+    for split in ("test", "Validation", "dev"):
+        assert refused({**row, column: split}).startswith(f"{column} says that a row is held out of training; put rows")
+    for other in ("train", "all", 3, ""):
+        assert taught({**row, column: other}) == ["x"]
+    assert taught({**row, column: "test"}, reading=Reading(ignored=frozenset({column}))) == ["x"]
+
+
 @pytest.mark.parametrize(
     ("part", "said"),
     [

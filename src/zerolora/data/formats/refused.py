@@ -98,6 +98,14 @@ REFUSED: dict[str, Refusal] = {
 }
 
 
+_HELD_OUT = Refusal(
+    "says that a row is held out of training",
+    "put rows of each split into a file of their own, and name it in sources with its split",
+)
+SPLIT_COLUMNS = ("split", "splits", "dataset_split", "data_split", "partition")
+HELD_OUT = ("test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation", "heldout", "held_out")
+
+
 class _Words(NamedTuple):
     """Names that consist of these words, at least one of `first` and any number of `others`."""
 
@@ -168,6 +176,8 @@ def refusal_of(name: str, held: object, where: Where, format: str) -> Refusal | 
         return refusal if factor_of(held) not in (None, 1.0) else None
     if refusal in (_WEIGHS, _PARTS):
         refusal = _TOKENS if format == "tokens" else _PARTS if where == "column" else _SWITCH
+    if where == "column" and name.lower() in SPLIT_COLUMNS and str(held).strip().lower() in HELD_OUT:
+        refusal = _HELD_OUT
     if where == "key" and name == "channel" and held == "analysis":
         refusal = _CHANNEL
     return refusal if refusal and (not refusal.forms or format in refusal.forms or not format) else None
