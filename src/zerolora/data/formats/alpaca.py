@@ -21,9 +21,9 @@ def _alpaca(row: Row) -> Example:
         turns += [Turn(message_of("user", question)), Turn(message_of("assistant", answer))]
     instruction, further = row.text("instruction"), row.optional_text("input", "context")
     question = f"{instruction}\n{further}" if further else instruction
-    answer = with_thoughts(row, {"role": "assistant", "content": row.text("output")})
-    turns += (Turn({"role": "user", "content": question}), answer)
-    return conversation(turns, row, row.name("output"), further=further)
+    turns.append(Turn({"role": "user", "content": question}))
+    turns.append(with_thoughts(row, {"role": "assistant", "content": row.text("output")}))
+    return conversation(turns, row, "output", further=further)
 
 
 FORM = Form(

@@ -83,17 +83,18 @@ class Row:
 
         Raises BadRow if two of the names hold different texts.
         """
-        result = name = ""
+        result = first = ""
         for field in fields:
             held = self.get(field)
-            if (
-                held is None
-                or not (held if type(held) is str and held.isascii() else text_of(held, self.name(field))).strip()
-            ):
+            if held is None:
+                continue
+            if not (type(held) is str and held.isascii()):
+                text_of(held, self.name(field))
+            if not held.strip():
                 continue
             if result and held != result:
-                raise BadRow(f"{name} and {self.name(field)} are two texts for the same; keep one")
-            result, name = held, self.name(field)
+                raise BadRow(f"{self.name(first)} and {self.name(field)} are two texts for the same; keep one")
+            result, first = held, field
         return result
 
     def turn(self, value: dict[str, Any], path: str) -> "Row":

@@ -54,7 +54,7 @@ def message_of(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def conversation(turns: list[Turn], row: Row, name: str, prompt: int = 0, further: str = "") -> Example:
+def conversation(turns: list[Turn], row: Row, field: str, prompt: int = 0, further: str = "") -> Example:
     """Return turns, with the row's system prompt and tools, as an Example; the first `prompt` of them only ask, and the
     last question has `further` as its input.
 
@@ -62,7 +62,7 @@ def conversation(turns: list[Turn], row: Row, name: str, prompt: int = 0, furthe
     """
     tools = None
     if not row.lacks(_CONVERSATION):
-        turns, prompt = _with_system(turns, row, name, prompt)
+        turns, prompt = _with_system(turns, row, row.name(field), prompt)
         tools = _tools(row)
     messages, learnt, thoughts = [], [], ""
     for message, included, own, key in turns:
@@ -71,10 +71,14 @@ def conversation(turns: list[Turn], row: Row, name: str, prompt: int = 0, furthe
         thoughts = thoughts or key
         if own:
             if tools and own != tools:
-                raise BadRow(f"the tools of the system message of {name} are not the row's; keep one of the lists")
+                raise BadRow(
+                    f"the tools of the system message of {row.name(field)} are not the row's; keep one of the lists"
+                )
             tools = own
     if "assistant" not in [message["role"] for message in (messages[prompt:] if prompt else messages)]:
-        raise BadRow(f"{name} has no message of the assistant, so nothing to learn; add one or remove the row")
+        raise BadRow(
+            f"{row.name(field)} has no message of the assistant, so nothing to learn; add one or remove the row"
+        )
     weighed = learnt.count(None) < len(learnt)
     return Example(messages, tools, None, None, None, learnt if weighed else None, prompt, further, thoughts)
 

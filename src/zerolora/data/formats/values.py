@@ -101,6 +101,8 @@ def without_nulls(value: Any) -> Any:
 def is_blank(value: Any) -> bool:
     """Return whether a column or key holds nothing: null, a blank text, or an empty list or object, also as JSON."""
     if isinstance(value, str):
+        if value[:1].isalnum():  # by far the most
+            return False
         text = value.strip()
         return len(text) < 3 and text in ("", "[]", "{}")
     if isinstance(value, (list, dict)):
