@@ -137,14 +137,14 @@ def test_evaluation_asks_for_the_last_answer_that_is_learnt(loss: Any) -> None:
 
 def test_keys_that_are_null_change_nothing() -> None:
     """`datasets` and pandas write a key that another message has."""
-    rows = [HI, {"role": "assistant", "content": "x", "tool_calls": None, "name": None, "weight": None}]
-    assert taught({"messages": rows, "tools": None}) == ["x"]
-    mapped = [{"from": "user", "content": "Hi"}, {**rows[1], "role": None, "from": "assistant"}]
+    answer: dict[str, Any] = {"role": "assistant", "content": "x", "tool_calls": None, "name": None, "weight": None}
+    assert taught({"messages": [HI, answer], "tools": None}) == ["x"]
+    mapped = [{"from": "user", "content": "Hi"}, {**answer, "role": None, "from": "assistant"}]
     assert taught({"messages": mapped}, reading=Reading({"role": "from"})) == ["x"]
     assert "role is missing" in refused({"messages": [HI, {"role": None, "from": "gpt", "content": "x"}]})
     assert "content is missing" in refused({"messages": [HI, {"role": "assistant", "content": None, "value": "x"}]})
-    for empty in ({"messages": []}, {"messages": [], "system": "Be kind."}):
-        assert "has no message of the assistant" in refused(empty)
+    assert "has no message of the assistant" in refused({"messages": []})
+    assert "has no message of the assistant" in refused({"messages": [], "system": "Be kind."})
 
 
 # Prompt and completion
