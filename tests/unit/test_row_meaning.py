@@ -497,10 +497,19 @@ def test_tokens_that_say_more_than_labels_are_refused() -> None:
     assert parse({"input_ids": [1, 2], "length": 2, "weight": 1}, "tokens", Reading()).tokens == [1, 2]
 
 
+def test_a_mode_of_thinking_is_no_thought() -> None:
+    """As in NVIDIA's Nemotron rows: it would be learnt as the thought of each answer."""
+    assert taught({"messages": [HI, said("x")], "reasoning": "on"}) == ["x"]
+    row = {"prompt": "Hi", "completion": "x", "reasoning": "Off"}
+    assert refused(row, template="qwen3") == "reasoning is 'Off', which is no thought; write ignore: [reasoning]"
+    assert taught(row, reading=Reading(ignored=frozenset({"reasoning"}))) == ["x"]
+    assert taught({"messages": [HI, said("x")], "reward_model": "some/model", "instruct_reward": 1.5}) == ["x"]
+
+
 def test_thoughts_beside_lists_of_messages_are_refused() -> None:
     for name in ("reasoning", "thinking", "reasoning_content"):
         text = refused({"prompt": [HI], "completion": [said("4")], name: "Two."})
-        assert text == f"{name} stands beside lists of messages; move it into the answer it belongs to"
+        assert text.startswith(f"{name} stands beside lists of messages; move it into the answer it belongs to")
     row = {"messages": [HI, said("4")], "rationale": "Two."}
     assert "rationale holds thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
     row = {"prompt": "Hi", "completion": "4", "rationale": "Two."}

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Row
-from zerolora.data.formats.reading import FACTORS, REASONING, SWITCHES
+from zerolora.data.formats.reading import FACTORS, MODES, REASONING, SWITCHES
 from zerolora.data.formats.refused import MEDIA, refusal_of
 from zerolora.data.formats.values import (
     encodable,
@@ -190,6 +190,8 @@ def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
     if row.lacks(_REASONING) or not (reasoning := row.optional_text(*REASONING)):
         return Turn(message)
     name = next(row.columns.get(name, name) for name in REASONING if row.get(name) == reasoning)
+    if reasoning.strip().lower() in MODES:
+        raise BadRow(f"{name} is {shown(reasoning)}, which is no thought; write ignore: [{name}]")
     return Turn({**message, "reasoning_content": reasoning}, thoughts=name)
 
 

@@ -8,7 +8,7 @@ import functools
 import re
 from typing import NamedTuple
 
-from zerolora.data.formats.reading import FACTORS, SWITCHES, Where
+from zerolora.data.formats.reading import FACTORS, MODES, SWITCHES, Where
 from zerolora.data.formats.values import factor_of
 
 
@@ -141,8 +141,7 @@ KINDS = {
     "judged": _words(
         "chosen rejected preference preferences preferred dispreferred reward rewards ranking rankings advantage "
         "advantages winner loser",
-        "response responses answer message messages conversations text output completion score scores rating model tag "
-        "is",
+        "response responses answer message messages conversations text output completion score scores rating tag is",
     ),
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -191,5 +190,7 @@ def _by_words(name: str, held: object, where: Where, format: str) -> Refusal | N
         return _COMPARED
     if number is not None or (kind == "system" and where == "key"):
         return None  # how many there are, or whether there are some
+    if kind == "thoughts" and isinstance(held, str) and held.strip().lower() in MODES:
+        return None
     beside = where == "column" and format in ("messages", "sharegpt")
     return _THOUGHTS_BESIDE if kind == "thoughts" and beside else OF_KIND.get(kind)
