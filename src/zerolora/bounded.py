@@ -1,7 +1,9 @@
-"""Bounds of CPU time, memory and output for templates, and the line of a template that an error comes from.
+"""Bounds of CPU time, memory and output for templates, and the line of a template that an error comes from; bounds of
+the time of a regular expression.
 
 transformers' sandbox keeps a template from files and from Python's internals, but not from a loop without end. A
-template comes with a model or from the user; both are bounded in the same way.
+template comes with a model or from the user; both are bounded in the same way. A regular expression comes with an
+adapter or from the user, and may take longer than anyone waits for a text of 50 characters.
 """
 
 import contextlib
@@ -38,7 +40,7 @@ class _Measured:
 
 
 @contextlib.contextmanager
-def bounded(name: str) -> Iterator[None]:
+def bounded(name: str, task: str = "for one conversation; shorten its loops") -> Iterator[None]:
     """Raise UserError, naming the template, if what compiles or renders it inside takes more than SECONDS or MEMORY.
 
     In other threads than the main one, which gets the signals, only memory is bounded.
@@ -48,9 +50,16 @@ def bounded(name: str) -> Iterator[None]:
         with _limits():
             yield
     except _TooLong:
-        raise too_long(name) from None
+        raise too_long(name, task) from None
     except MemoryError:
         raise too_large(name) from None
+
+
+def bounded_matching(name: str) -> contextlib.AbstractContextManager[None]:
+    """Raise UserError, naming them, if regular expressions take more than SECONDS for all names of a model."""
+    return bounded(
+        name, "to match the model's modules; write expressions without a repeat inside a repeat, as in (a+)+"
+    )
 
 
 def within_bounds(name: str, render: Callable[[], Result]) -> Result:
@@ -58,10 +67,19 @@ def within_bounds(name: str, render: Callable[[], Result]) -> Result:
     characters."""
     if _Measured.process != os.getpid():
         _measure()
+    timed = threading.get_ident() == MAIN.ident
     try:
         try:
-            with _limits():
+            # As _limits, whose two calls would take a third of the time of a short conversation.
+            resource.setrlimit(resource.RLIMIT_AS, _Measured.bounds)
+            try:
+                if timed:
+                    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
                 result = render()
+            finally:
+                if timed:
+                    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+                resource.setrlimit(resource.RLIMIT_AS, _Measured.limits)
         except MemoryError:
             # The process may have grown by itself since it was measured.
             _measure()
@@ -76,9 +94,9 @@ def within_bounds(name: str, render: Callable[[], Result]) -> Result:
     return result
 
 
-def too_long(name: str) -> UserError:
+def too_long(name: str, task: str = "for one conversation; shorten its loops") -> UserError:
     """Return the error of a template that takes too long."""
-    return UserError(f"{name}: takes more than {SECONDS} s for one conversation; shorten its loops")
+    return UserError(f"{name}: takes more than {SECONDS} s {task}")
 
 
 def too_large(name: str) -> UserError:

@@ -14,6 +14,7 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from zerolora import bounded
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.errors import UserError
 from zerolora.evaluate.models import load as evaluate
@@ -22,6 +23,7 @@ from zerolora.export.targets import TARGETS
 from zerolora.export.targets.base import RunResult
 from zerolora.merge.by_hand import merge_by_hand
 from zerolora.merge.listed import listed_model
+from zerolora.methods.adapter_config import check_expressions
 from zerolora.methods.registry import check_published, of_directory
 from zerolora.tensor_file import read_header
 
@@ -237,6 +239,10 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
         config(alpha_pattern={"(": 1}),
         r"alpha_pattern is {'\(': 1}; write numbers by names or regular",
     ),
+    "a saved module that is no expression": (
+        config(modules_to_save=["norm("]),
+        r"modules_to_save is \['norm\('\]; write a list of names, which peft reads as regular expressions",
+    ),
     "another pattern": (
         config(rank_pattern={"q_proj": 1}),
         r"should be \[1, 16\]: adapter_config.json has r: 1 for it",
@@ -451,3 +457,26 @@ def test_whole_weights_of_another_model_are_one_line(
     with pytest.raises(UserError, match=said):
         merge_by_hand(base, [tmp_path / "trained"], [], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank_pattern": {r"(\w+)+!": 4}},
+        {"alpha_pattern": {r"(\w+)+!": 4}},
+        {"target_modules": r"(.*\.)?(\w+)+!"},
+        {"exclude_modules": r"(.*\.)?(\w+)+!"},
+        {"modules_to_save": [r"(\w+)+!"]},
+        {"feedforward_modules": r"(.*\.)?(\w+)+!", "peft_type": "IA3"},
+    ],
+    ids=str,
+)
+def test_expressions_have_a_bound_of_time(
+    changes: dict[str, Any], bases: dict[bool, tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An adapter's config may come from anyone, and Python takes years for such an expression."""
+    monkeypatch.setattr(bounded, "SECONDS", 0.2)
+    modules = [f"model.layers.{number}.self_attn.q_projection_of_the_first_kind" for number in range(2)]
+    check_expressions({"target_modules": r".*\.(q|k)_\w+"} | {"modules_to_save": ["norm"]}, modules, tmp_path)
+    with pytest.raises(UserError, match=r"takes more than 0\.2 s to match the model's modules; write expressions w"):
+        check_expressions({"target_modules": r".*"} | changes, modules, tmp_path / "adapter_config.json")

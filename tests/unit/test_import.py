@@ -311,6 +311,27 @@ FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ncu
         ("architectures: [LlamaForCausalLM]\nmodel_type: llama\n", "is a model's config.json"),
         ("identity: {file_name: identity.json}\nb: {hf_hub_url: a/b}\n", "is LLaMA-Factory's dataset_info.json"),
         ("fetch: {}\nprepare: {}\n", "is a config of zerolora itself"),
+        (
+            "base_model: m\nmodels: [{model: m}]\nmerge_method: slerp\ndtype: bfloat16\n",
+            "is a config of mergekit, which t",
+        ),
+        (
+            "model_type: llm\nbase_model: m\nadapter: {type: lora}\ninput_features: []\noutput_features: []\n",
+            "is a config of Ludwig, which is not read; write the config by hand",
+        ),
+        ("data: {}\nmodel: {partial_pretrain: m}\noptim: {lr: 1}\ntrainer: {total_epochs: 1}\n", "is a config of verl"),
+        ("name: x\ntrainer: {devices: 1}\nmodel: {restore_from_path: m}\n", "is a config of NeMo, which is not read"),
+        (
+            "step: {_target_: nemo.X}\nmodel: {_target_: nemo.Y}\n",
+            "is a config of NeMo or another tool that is built o",
+        ),
+        ("pretrain: m\ndataset: d\ninput_key: q\noutput_key: a\n", "is a config of OpenRLHF"),
+        ("mixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n", "a config of `accelerate launch`"),
+        ("model: m\ndata: {}\ntraining: {}\npeft: {}\n", "is a config of Oumi"),
+        ("training: {}\nlora: {lora_r: 8}\n", "is a config of Unsloth Studio"),
+        ("model: m\ntrain: true\niters: 10\n", "is a config of mlx-lm"),
+        ("task: llm-sft\nbase_model: m\nproject_name: p\n", "is a config of AutoTrain"),
+        ("base_model: m\nlora_r: 8\nadapter: lora\na: 1\nb: 1\n", r"has no key 'a', 'b' \(2 of 5 keys are unknown\)"),
         ("base_model: m\na: 1\nb: 1\nc: 1\n", r"has no key 'a', 'b', 'c' \(3 of 4 keys are unknown\)"),
     ],
 )
@@ -320,6 +341,26 @@ def test_a_file_of_another_tool_is_refused_with_its_name(tmp_path: Path, text: s
     with pytest.raises(UserError, match=said) as error:
         import_config(file, None, output, force=False, as_sft=True)
     assert "\n" not in str(error.value) and not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "said"), [(".py", "as configs of XTuner are"), (".toml", "TOML"), (".sh", "a shell")]
+)
+def test_a_training_that_is_a_program_is_not_run(tmp_path: Path, suffix: str, said: str) -> None:
+    file = tmp_path / f"config{suffix}"
+    file.write_text("base_model: m\nlora_r: 8\n", encoding="utf-8")
+    with pytest.raises(UserError, match=f"{said}.*, which is not read; write its values as YAML") as error:
+        import_config(file, None, tmp_path / "out.yaml", force=False)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "key"), [(AXOLOTL, "val_set_size"), (FACTORY, "val_size")])
+@pytest.mark.parametrize("size", ["0.05", "0"])
+def test_another_number_of_validation_rows_changes_the_result(tmp_path: Path, text: str, key: str, size: str) -> None:
+    translation, written = of(f"{text}{key}: {size}\n", tmp_path)
+    (line,) = (line for line in translation.of(CHANGES) if line.key == key)
+    assert "200 is written" in line.text and size in line.text.replace("no rows there", "0")
+    assert written["prepare"]["rows"]["split"]["validation"] == 200
 
 
 @pytest.mark.parametrize(

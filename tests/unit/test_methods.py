@@ -1,6 +1,7 @@
 """Every method of the registry: its estimate, and for one that trains, what it builds and merges beside peft's."""
 
 import copy
+import dataclasses
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from zerolora import bounded
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.errors import UserError
 from zerolora.memory.predict import predict
@@ -177,6 +179,24 @@ def test_what_fits_no_module_is_one_line(tiny_model: Path, settings: dict[str, A
     assert "\n" not in str(raised.value)
     with pytest.raises(UserError):
         TRAINABLE["lora"].of(sections).parameters(read_model_spec(tiny_model), 4)
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [{"targets": r"(.*\.)?(\w+)+!"}, {"rank_pattern": {r"(\w+)+!": 2}}, {"alpha_pattern": {r"(\w+)+!": 2.0}}],
+    ids=str,
+)
+def test_an_expression_without_end_is_one_line(
+    tiny_model: Path, lora: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "SECONDS", 0.2)
+    model = read_model_spec(tiny_model)
+    (module,) = (each for each in model.modules if each.name == "q_proj")
+    long = dataclasses.replace(module, path="model.layers.{}.self_attn.q_projection_of_the_first_kind")
+    model = dataclasses.replace(model, modules=(long, *model.modules))
+    method = TRAINABLE["lora"].of(MethodSections.model_validate({"lora": lora}))
+    with pytest.raises(UserError, match=r"train\.lora: targets, rank_pattern or alpha_pattern: takes more than 0\.2 s"):
+        method.parameters(model, 4)
 
 
 @pytest.mark.parametrize("name", ["qlora", "qdora"])

@@ -70,6 +70,10 @@ FOLDERS: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
         {"data/test": {"split": "test"}, "data/train": {}},
         (2, 0),
     ),
+    ("train.jsonl held_out.jsonl", {"train.jsonl": {}, "held_out.jsonl": {"split": "test"}}, (2, 0)),
+    ("my-holdout.jsonl rest.jsonl", {"my-holdout.jsonl": {"split": "test"}, "rest.jsonl": {}}, (2, 0)),
+    ("trainset.jsonl devset.jsonl", {"trainset.jsonl": {}, "devset.jsonl": {"split": "validation"}}, (0, 3)),
+    ("trainData.json testData.json", {"trainData.json": {}, "testData.json": {"split": "test"}}, (2, 0)),
     ("Test/a.csv Training/a.csv", {"Test": {"split": "test"}, "Training": {}}, (2, 0)),
     (
         "data/train_sft-00000-of-00001.parquet data/test_sft-00000-of-00001.parquet",
@@ -97,7 +101,9 @@ def test_published_splits_are_refused_with_the_sources_to_paste(
     assert re.search(r"holds the published splits? ", line)
     found = files_by_split(tmp_path, pasted)
     for split, files in found.items():
-        words = {"test": ("test", "eval"), "validation": ("val", "dev", "eval"), None: ("train", "more")}[split]
+        words = {"test": ("test", "eval", "hold", "held"), "validation": ("val", "dev", "eval")}.get(
+            split or "", ("train", "more", "rest")
+        )
         assert all(any(word in file.lower() for word in words) for file in files)
 
 

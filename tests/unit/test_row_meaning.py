@@ -135,6 +135,18 @@ def test_evaluation_asks_for_the_last_answer_that_is_learnt(loss: Any) -> None:
     assert template.asked(example) == 1
 
 
+def test_keys_that_are_null_change_nothing() -> None:
+    """`datasets` and pandas write a key that another message has."""
+    answer: dict[str, Any] = {"role": "assistant", "content": "x", "tool_calls": None, "name": None, "weight": None}
+    assert taught({"messages": [HI, answer], "tools": None}) == ["x"]
+    mapped = [{"from": "user", "content": "Hi"}, {**answer, "role": None, "from": "assistant"}]
+    assert taught({"messages": mapped}, reading=Reading({"role": "from"})) == ["x"]
+    assert "role is missing" in refused({"messages": [HI, {"role": None, "from": "gpt", "content": "x"}]})
+    assert "content is missing" in refused({"messages": [HI, {"role": "assistant", "content": None, "value": "x"}]})
+    assert "has no message of the assistant" in refused({"messages": []})
+    assert "has no message of the assistant" in refused({"messages": [], "system": "Be kind."})
+
+
 # Prompt and completion
 
 
@@ -322,6 +334,7 @@ def test_judged_rows_may_be_learnt_from_on_purpose() -> None:
 def test_media_are_refused_wherever_they_stand(key: str) -> None:
     for row in ({"messages": [HI, said("x")], key: ["a.jpg"]}, {"messages": [{**HI, key: ["a.jpg"]}, said("x")]}):
         assert f"{key} holds " in refused(row)
+        assert "bad_row" not in refused(row)  # prepare adds it where it is not set
         assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
 
 
@@ -342,6 +355,166 @@ def test_other_keys_that_change_what_is_learnt(row: dict[str, Any], said: str) -
     with pytest.raises(BadRow) as caught:
         parse(row, detect(row, Reading()), Reading())
     assert str(caught.value).startswith(said)
+
+
+SWITCHED = "seems to say whether a turn is learnt, and is no key that is read; write columns: {train: KEY} if true"
+PARTS = "says which turns or tokens are learnt; write train: true or false in each turn, or labels"
+THOUGHT = "holds thoughts of an answer, and is no key that is read; write columns: {reasoning_content: KEY}"
+COMPARES = "judges or compares answers, and every answer would be learnt"
+OF_TURNS = {
+    **dict.fromkeys(
+        ("train_on_turn", "mask", "masked", "compute_loss", "trainOnTurn", "is_trained", "trainable"), SWITCHED
+    ),
+    **dict.fromkeys(("train_on_input", "ignore_loss", "supervised", "Loss_Mask", "calculate-loss"), SWITCHED),
+    **dict.fromkeys(("thought", "thoughts", "chain_of_thought", "cot", "thinking_blocks", "reasoningText"), THOUGHT),
+    **dict.fromkeys(("reward", "preference", "is_chosen", "rejected_answer"), COMPARES),
+    **dict.fromkeys(("imagePaths", "image1", "img_url", "photos"), "holds images, which are not supported"),
+    **dict.fromkeys(("video_path", "speech_file", "audio_bytes"), "which are not supported"),
+    "channel": "says that a turn is no answer to the user",
+}
+
+
+@pytest.mark.parametrize("key", OF_TURNS)
+@pytest.mark.parametrize("form", FORMS)
+def test_other_names_of_what_changes_what_is_learnt(form: str, key: str) -> None:
+    """Tools invent names for the same; each is refused, and each remedy works."""
+    said = OF_TURNS[key]
+    held: Any = {SWITCHED: False, COMPARES: 0}.get(said, "Two and two." if said == THOUGHT else "analysis")
+    row = FORMS[form]({key: held}, {})
+    assert f"1].{key} " in (text := refused(row)) or f"0].{key} " in text
+    assert said.replace("KEY", key) in text and f"ignore: [{key}]" in text
+    assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["Bad.", "Good."]
+    if said == SWITCHED:
+        assert taught(row, reading=Reading({"train": key})) == ["Good."]
+    if said == THOUGHT:
+        assert f"leaves out {key}" in refused(row, reading=Reading({"thinking": key}))
+
+
+@pytest.mark.parametrize(
+    ("column", "held", "said"),
+    [
+        ("loss_mask", [0, 1], PARTS),
+        ("weights", [0, 1], PARTS),
+        ("mask", "User", PARTS),
+        ("assistantMask", [0, 1], PARTS),
+        ("sampleWeight", 0, "weighs a whole row"),
+        ("row_weight", 0.5, "weighs a whole row"),
+        ("reasoning", "Two.", "holds thoughts, which belong to one of the answers; move it into that turn"),
+        ("chain_of_thought", "Two.", "holds thoughts, which belong to one of the answers; move it into that turn"),
+        (
+            "system_message",
+            "Be kind.",
+            "is a system prompt, and no column that is read; write columns: {system: system_m",
+        ),
+        ("sysPrompt", "Be kind.", "is a system prompt"),
+        ("available_tools", [{"name": "f"}], "is a list of tools"),
+        ("tool_list", '[{"name": "f"}]', "is a list of tools"),
+        ("documents", ["a"], "changes what is asked"),
+        ("preferred_answer", "x", COMPARES),
+        (
+            "kto_tag",
+            False,
+            f"{COMPARES}: only supervised fine-tuning is supported; keep the rows of good answers alone",
+        ),
+        ("image_paths", ["a.jpg"], "holds images"),
+    ],
+)
+def test_other_names_of_columns_that_change_what_is_learnt(column: str, held: Any, said: str) -> None:
+    row = {"messages": [HI, {"role": "assistant", "content": "x"}], column: held}
+    assert (text := refused(row)).startswith(f"{column} {said}") and f"ignore: [{column}]" in text
+    assert taught(row, reading=Reading(ignored=frozenset({column}))) == ["x"]
+
+
+def test_columns_that_only_sound_like_it_are_counted() -> None:
+    names = {
+        **{"train_id": 5, "weight_kg": 70, "training": "v2", "mask_token": "<mask>", "loss": "low", "is_train": True},
+        **{
+            "thinking": True,
+            "reasoning_tokens": 12,
+            "reasoning_effort": "high",
+            "image_count": 3,
+            "image_caption": "a",
+        },
+        **{
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "function": "f",
+            "score": 0.1,
+            "system_fingerprint": "a",
+        },
+        **{"split": "train", "audio": None, "images": [], "tools_used": ["f"], "model": "m", "channel": "analysis"},
+    }
+    seen = Seen()
+    parse({"messages": [HI, said("x")], **names}, "messages", Reading(), seen)
+    unread = {name for status, where, name in seen if (status, where) == ("unread", "column")}
+    assert unread == names.keys() - {"audio", "images"}
+
+
+@pytest.mark.parametrize("column", ["split", "Split", "data_split"])
+def test_a_row_of_a_published_split_is_not_trained_on(column: str) -> None:
+    row = {"messages": [HI, said("x")]}
+    for split in ("test", "Validation", "dev"):
+        assert refused({**row, column: split}).startswith(f"{column} says that a row is held out of training; put rows")
+    for other in ("train", "all", 3, ""):
+        assert taught({**row, column: other}) == ["x"]
+    assert taught({**row, column: "test"}, reading=Reading(ignored=frozenset({column}))) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"weight": 0}, "messages[1].content[0].weight is of a part, and a turn is learnt as a whole"),
+        ({"train": False}, "content[0].train is of a part"),
+        ({"masked": True}, "content[0].masked is of a part"),
+        (
+            {"type": "thinking", "thinking": "T"},
+            "content[0] holds thoughts; write them beside the content, as reasoning",
+        ),
+        ({"type": "reasoning"}, "content[0] holds thoughts"),
+        ({"cache_control": {"type": "ephemeral"}, "weight": None}, ""),
+    ],
+)
+def test_parts_of_a_content(part: dict[str, Any], said: str) -> None:
+    row = {"messages": [HI, {"role": "assistant", "content": [{"type": "text", "text": "x", **part}]}]}
+    assert said in refused(row) if said else taught(row) == ["x"]
+
+
+@pytest.mark.parametrize(("one", "other"), [("human", "gpt"), ("human", "model"), ("user", "chatgpt")])
+def test_speakers_of_sharegpt_in_messages(one: str, other: str) -> None:
+    row = {"messages": [{"role": one, "content": "Hi"}, {"role": other, "content": "x"}]}
+    assert taught(row) == ["x"]
+    assert taught({"messages": [*row["messages"], {"role": "observation", "content": "3"}, said("y")]}) == ["x", "y"]
+
+
+def test_tokens_that_say_more_than_labels_are_refused() -> None:
+    for name, held in {"loss_mask": [0, 1], "weights": [0, 1], "mask": [0, 1], "prompt_length": 1}.items():
+        with pytest.raises(BadRow, match=f"{name} says which tokens are learnt; write labels, with -100"):
+            parse({"input_ids": [1, 2], name: held}, "tokens", Reading())
+    with pytest.raises(
+        BadRow, match="cu_seqlens says that several rows are packed into one, which would see each other"
+    ):
+        parse({"input_ids": [1, 2], "cu_seqlens": [0, 1, 2]}, "tokens", Reading())
+    assert parse({"input_ids": [1, 2], "length": 2, "weight": 1}, "tokens", Reading()).tokens == [1, 2]
+
+
+def test_a_mode_of_thinking_is_no_thought() -> None:
+    """As in NVIDIA's Nemotron rows: it would be learnt as the thought of each answer."""
+    assert taught({"messages": [HI, said("x")], "reasoning": "on"}) == ["x"]
+    row = {"prompt": "Hi", "completion": "x", "reasoning": "Off"}
+    assert refused(row, template="qwen3") == "reasoning is 'Off', which is no thought; write ignore: [reasoning]"
+    assert taught(row, reading=Reading(ignored=frozenset({"reasoning"}))) == ["x"]
+    assert taught({"messages": [HI, said("x")], "reward_model": "some/model", "instruct_reward": 1.5}) == ["x"]
+
+
+def test_thoughts_beside_lists_of_messages_are_refused() -> None:
+    for name in ("reasoning", "thinking", "reasoning_content"):
+        text = refused({"prompt": [HI], "completion": [said("4")], name: "Two."})
+        assert text.startswith(f"{name} stands beside lists of messages; move it into the answer it belongs to")
+    row = {"messages": [HI, said("4")], "rationale": "Two."}
+    assert "rationale holds thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
+    row = {"prompt": "Hi", "completion": "4", "rationale": "Two."}
+    assert "write columns: {reasoning_content: rationale}" in refused(row)
+    assert "Two." in taught(row, reading=Reading({"reasoning_content": "rationale"}), template="qwen3")[0]
 
 
 def test_a_row_of_weight_1_or_of_a_weight_in_kilograms_is_a_row() -> None:
@@ -392,7 +565,9 @@ def test_keys_and_roles_of_messages_have_other_names() -> None:
     reading = Reading(columns, {"bot": "assistant", "customer": "user"})
     assert taught(row, reading=reading) == ["Bye"]
     assert "chat[0].speaker is 'customer'" in refused(row, reading=Reading(columns))
-    assert "or roles: {customer: assistant}" in refused(row, reading=Reading(columns))
+    assert "or roles: {customer: ...} with one of system, user, assistant, tool" in refused(
+        row, reading=Reading(columns)
+    )
 
 
 def test_keys_of_sharegpt_have_other_names() -> None:

@@ -1,15 +1,13 @@
 """The common form to which rows of all formats are converted."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class BadRow(Exception):
     """The mistake in one row, and what to write instead. Whether the row is dropped depends on prepare's policy."""
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """A conversation, a plain text, or tokens: exactly one of `messages`, `text` and `tokens` is set.
 
     A message is {"role", "content"} and may have "reasoning_content", "tool_calls", "tool_call_id" and "name"; roles

@@ -1,7 +1,8 @@
 """Splits and configs that a data set was published with, recognized by the names of its files and by its README.md.
 
-The names are those of the Hugging Face hub (`datasets`, data_files.py): a word of KEYWORDS in a file's or folder's
-name, between characters that are no letters. The README.md of a hub data set may say the same in its `configs`.
+The names are those of the Hugging Face hub (`datasets`, data_files.py), and usual ones beside: a word of KEYWORDS in a
+file's or folder's name, between characters that are no letters or in testData. The README.md of a hub data set may say
+the same in its `configs`.
 """
 
 import re
@@ -16,11 +17,14 @@ from zerolora.data.sources_block import LEFT_OUT, block
 from zerolora.errors import UserError
 
 KEYWORDS = {
-    "train": "train", "training": "train",
-    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
-    "test": "test", "testing": "test",
-    "eval": "eval", "evaluation": "eval",
-}  # fmt: skip
+    **dict.fromkeys(("train", "training", "trainset", "trn"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "validset", "valset", "devset"), "validation"),
+    **dict.fromkeys(("test", "testing", "testset", "tst"), "test"),
+    **dict.fromkeys(
+        ("eval", "evaluation", "evalset", "heldout", "held_out", "held-out", "holdout", "hold-out"), "eval"
+    ),
+}
+HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 WORD = re.compile(rf"(?<![^\W\d_])({'|'.join(sorted(KEYWORDS, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE)
 LONGEST_README = 1 << 20  # characters
 FRONT = re.compile(r"\A\ufeff?---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", re.DOTALL)
@@ -91,7 +95,7 @@ def _named(path: Path) -> tuple[str, str]:
 
 def _split_of(name: str) -> str:
     """Return the split that a name contains; "" if none, or more than one."""
-    splits = {KEYWORDS[word.lower()] for word in WORD.findall(name)}
+    splits = {KEYWORDS[word.lower()] for word in WORD.findall(HUMP.sub("_", name))}
     return splits.pop() if len(splits) == 1 else ""
 
 

@@ -20,6 +20,7 @@ OTHERS = {
     "ms-swift": SWIFT | TRAINING,
 }
 """Keys of tools that are not read, by the name of the tool."""
+NOT_READ = "which is not read; write the config by hand (config/README.md)"
 MOST_SHOWN = 3  # unknown keys in a message
 
 
@@ -31,16 +32,32 @@ class Mark(NamedTuple):
     what: str
 
 
+ACCELERATE = "a config of `accelerate launch`, which names neither model nor rows"
 MARKS = (
     Mark(frozenset({"fetch", "prepare"}), "a config of zerolora itself, which needs no import"),
     Mark(frozenset({"peft_type"}), "peft's adapter_config.json; name its directory in train.from_adapter"),
     Mark(frozenset({"architectures", "model_type"}), "a model's config.json; name its directory in fetch.directory"),
-    Mark(frozenset({"compute_environment"}), "a config of `accelerate launch`, which names neither model nor rows"),
-    Mark(frozenset({"distributed_type"}), "a config of `accelerate launch`, which names neither model nor rows"),
-    Mark(frozenset({"model", "model_class"}), "a config of LLaMA-Factory's v1, which is not read"),
-    Mark(frozenset({"model", "train_dataset"}), "a config of LLaMA-Factory's v1, which is not read"),
+    *(
+        Mark(frozenset(keys.split()), ACCELERATE)
+        for keys in ("compute_environment", "distributed_type", "num_machines")
+    ),
+    Mark(frozenset({"model", "model_class"}), "a config of LLaMA-Factory's v1"),
+    Mark(frozenset({"model", "train_dataset"}), "a config of LLaMA-Factory's v1"),
     Mark(frozenset({"actor_rollout_ref"}), "a config of verl, which is for reinforcement learning"),
+    Mark(frozenset({"data", "model", "optim", "trainer"}), "a config of verl"),
     Mark(frozenset({"exp_manager"}), "a config of NeMo"),
+    Mark(frozenset({"trainer", "model", "name"}), "a config of NeMo"),
+    Mark(frozenset({"step_scheduler"}), "a config of NeMo"),
+    Mark(frozenset({"pretrain", "zero_stage"}), "a config of OpenRLHF"),
+    Mark(frozenset({"pretrain", "input_key"}), "a config of OpenRLHF"),
+    Mark(frozenset({"input_features", "output_features"}), "a config of Ludwig"),
+    Mark(frozenset({"merge_method", "models"}), "a config of mergekit, which trains nothing"),
+    Mark(frozenset({"merge_method", "slices"}), "a config of mergekit, which trains nothing"),
+    Mark(frozenset({"task", "project_name"}), "a config of AutoTrain"),
+    Mark(frozenset({"model", "data", "training"}), "a config of Oumi"),
+    Mark(frozenset({"training", "lora"}), "a config of Unsloth Studio"),
+    Mark(frozenset({"model", "iters"}), "a config of mlx-lm"),
+    Mark(frozenset({"model", "training_file"}), "a fine-tuning job of OpenAI's API"),
     Mark(frozenset({"checkpoint_dir", "devices"}), "a config of LitGPT"),
     Mark(frozenset({"services"}), "a file of Docker Compose"),
 )
@@ -51,7 +68,7 @@ DATA_INFO = "LLaMA-Factory's dataset_info.json, which is read beside the trainin
 def recognised(file: Path, values: dict[str, Any], source: str | None) -> Format:
     """Return the format of a file's values; `source` is its name, None to recognise it.
 
-    Raises UserError if the file is of no known format, or if most of its keys are none of the format's.
+    Raises UserError if the file is of no known format, or if more than a third of its keys are none of the format's.
     """
     names = ", ".join(FORMATS)
     if source is not None:
@@ -90,7 +107,7 @@ def _count(values: dict[str, Any], keys: Iterable[str]) -> int:
 
 def _mostly_known(file: Path, values: dict[str, Any], source: Format) -> None:
     unknown = [key for key in values if key not in source.keys]
-    if len(unknown) * 2 > len(values):
+    if len(unknown) * 3 > len(values):
         raise UserError(
             f"{file}: is no config of {source.title}, which has no key {_shown(unknown)} ({len(unknown)} of "
             f"{len(values)} keys are unknown)"
@@ -104,8 +121,8 @@ def _without_model(values: dict[str, Any], foreign: dict[str, int]) -> str:
     best = max(counts, key=lambda title: counts[title])
     if not counts[best]:
         return f"none of its keys is known; {needed} is needed"
-    if best in foreign and "model" in values:
-        return f"looks like a config of {best}, which is not read; write the config by hand (config/README.md)"
+    if best in foreign and "model" in values and counts[best] > 1:
+        return f"looks like a config of {best}, {NOT_READ}"
     return f"is no training config that is read: {needed} is needed; if it is one, write --from {'|'.join(FORMATS)}"
 
 
@@ -113,9 +130,10 @@ def _other_kind(values: dict[str, Any]) -> str | None:
     """Return what a file is that is no training config; None if nothing says so."""
     for mark in MARKS:
         if mark.keys <= values.keys():
-            return mark.what
-    if any(key == "_component_" for key in _all_keys(values)):
-        return "a config of torchtune, which is not read; write the config by hand (config/README.md)"
+            return mark.what if re.search("; |which ", mark.what) else f"{mark.what}, {NOT_READ}"
+    for key, tool in (("_component_", "torchtune"), ("_target_", "NeMo or another tool that is built on Hydra")):
+        if any(key == each for each in _all_keys(values)):
+            return f"a config of {tool}, {NOT_READ}"
     if values and all(re.match(r"_|fsdp|xla", key) for key in values):
         return FSDP
     entries = list(values.values())

@@ -18,6 +18,7 @@ from zerolora.config.rules import impossible
 from zerolora.config.schema import Config, Prepare, Train
 from zerolora.errors import UserError, printable
 from zerolora.files import write_text
+from zerolora.imports.formats import FORMATS
 from zerolora.imports.formats.base import (
     CHANGES,
     FILL_IN,
@@ -38,6 +39,13 @@ from zerolora.json_file import read_foreign
 Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]
 TRIES = 50
 """Times that refused values are taken out; each takes out one at least, of a few dozen."""
+CODE = {
+    ".py": "a Python file, as configs of XTuner are",
+    ".ipynb": "a notebook",
+    ".sh": "a shell script",
+    ".toml": "TOML, as configs of torchtitan are",
+}
+"""Kinds of files in which trainings are written that are not run or read, by their suffix."""
 SFT = "zerolora does supervised fine-tuning on text"
 
 
@@ -89,6 +97,11 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
         raise UserError(f"{output}: exists; write --force to replace it, or another --output")
     if not file.is_file():
         raise UserError(f"{file}: there is no such file; correct the path")
+    if file.suffix in CODE:
+        raise UserError(
+            f"{file}: is {CODE[file.suffix]}, which is not read; write its values as YAML with the keys of one of "
+            f"{', '.join(FORMATS)}, or the config by hand (config/README.md)"
+        )
     if file.suffix == ".json":
         values = read_foreign(file, "correct the file", LARGEST_FILE)
     else:

@@ -17,6 +17,7 @@ from zerolora.memory.model_spec import ModelSpec
 from zerolora.methods.adapter_config import (
     WITHOUT_MEANING,
     check_config,
+    check_expressions,
     is_feedforward,
     is_saved,
     is_target,
@@ -63,6 +64,7 @@ def check_adapter(directory: Path, tensors: Mapping[str, StoredTensor], config: 
     """Raise UserError if the tensors of an adapter directory are not those that its config implies for `model`, the
     base on the meta device or its spec."""
     check_config(config, directory / CONFIG)
+    check_expressions(config, _paths(model), directory / CONFIG)
     path = directory / ADAPTER
     if not tensors:
         raise UserError(
@@ -73,6 +75,13 @@ def check_adapter(directory: Path, tensors: Mapping[str, StoredTensor], config: 
     implied = _listed(config, model) if isinstance(model, ModelSpec) else _built(config, model, directory / CONFIG)
     _compare(path, {_canonical(name): each for name, each in tensors.items()}, implied, config)
     check_finite(path, tensors)
+
+
+def _paths(model: Any) -> list[str]:
+    """Return the paths of all modules of a model on the meta device, or of those that a spec lists."""
+    if isinstance(model, ModelSpec):
+        return [module.path.format(number) for module in model.modules for number in module.numbers]
+    return [name for name, _ in model.named_modules()]
 
 
 def check_whole(path: Path, tensors: Mapping[str, StoredTensor]) -> None:

@@ -5,10 +5,11 @@ Source: peft/tuners/lora/config.py and peft/tuners/ia3/config.py of peft 0.21.2.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerolora.bounded import bounded_matching
 from zerolora.errors import UserError, shown
 
 DEFAULT_RANK = 8
@@ -109,6 +110,16 @@ def check_config(config: Mapping[str, Any], path: Path) -> None:
         )
 
 
+def check_expressions(config: Mapping[str, Any], modules: Iterable[str], path: Path) -> None:
+    """Raise UserError, which names the file `path`, if the regular expressions of an adapter's config take too long for
+    the paths of a base's modules."""
+    with bounded_matching(str(path)):
+        for module in modules:
+            is_target(config, module)
+            is_feedforward(config, module)
+            rank_and_alpha(config, module)
+
+
 def rank_and_alpha(config: Mapping[str, Any], module: str) -> tuple[int, float]:
     """Return r and lora_alpha of a module of the base, by its path (peft/utils/other.py, get_pattern_key)."""
     return (
@@ -178,6 +189,10 @@ def _are_names(value: Any) -> bool:
     return value is None or (isinstance(value, list) and all(isinstance(each, str) and each for each in value))
 
 
+def _are_saved(value: Any) -> bool:
+    return _are_names(value) and all(_is_expression(each) for each in value or ())
+
+
 def _are_modules(value: Any) -> bool:
     return _is_expression(value) or _are_names(value)
 
@@ -214,7 +229,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "target_modules": _MODULES,
     "exclude_modules": _MODULES,
     "feedforward_modules": _MODULES,
-    "modules_to_save": _NAMES,
+    "modules_to_save": (_are_saved, "write a list of names, which peft reads as regular expressions"),
     "target_parameters": _NAMES,
     "layers_to_transform": (_are_layers, "write a layer's number, or a list of them"),
     "layers_pattern": (lambda value: isinstance(value, str) or _are_names(value), "write a name, or a list of names"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from zerolora.bounded import bounded_matching
 from zerolora.errors import UserError, shown
 from zerolora.methods.adapter_check import check_adapter
 from zerolora.methods.adapter_config import is_saved, rank_and_alpha
@@ -108,7 +109,11 @@ class LowRank(Method):
 
     def adapted(self, model: "ModelSpec") -> tuple[list[int], int, dict[str, int]]:
         """Return the elements of each trained tensor, their rows and columns, and r by the path of each adapted module
-        or parameter."""
+        or parameter. Raises UserError if an expression takes too long for their paths."""
+        with bounded_matching("train.lora: targets, rank_pattern or alpha_pattern"):
+            return self._adapted(model)
+
+    def _adapted(self, model: "ModelSpec") -> tuple[list[int], int, dict[str, int]]:
         tensors: list[int] = []
         ranks: dict[str, int] = {}
         factored = saved_factors(model, self.modules_to_save)

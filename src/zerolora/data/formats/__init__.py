@@ -6,13 +6,12 @@ and `format: auto` find it by its file. Nothing here imports torch or transforme
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 from typing import Any
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Form, Row
 from zerolora.data.formats.reading import Reading, Seen, Status, Where
-from zerolora.data.formats.refused import REFUSED, WEIGHTS
+from zerolora.data.formats.refused import WEIGHTS, Refusal, refusal_of
 from zerolora.data.formats.values import factor_of, is_blank
 
 
@@ -42,9 +41,10 @@ def detect(value: dict[str, Any], reading: Reading) -> str:
             f"its fields ({row}) fit {' and '.join(fitting)}; "
             f"write {' or '.join(f'format: {name}' for name in fitting)}"
         )
-    for name in value:
-        if name in REFUSED and not REFUSED[name].forms and name not in WEIGHTS:
-            _check_refused(Row(value, reading), name, "")
+    for name, held in Row(value, reading).unread():
+        refusal = refusal_of(name, held, "column", "")
+        if refusal and not refusal.forms and name not in (*reading.ignored, *reading.columns.values()):
+            raise _refused(Row(value, reading), name, refusal, "column", "")
     raise BadRow(
         f"its fields ({row}) fit none of the formats {', '.join(FORMS)}; say which columns hold what, "
         "as in columns: {instruction: question, output: answer}"
@@ -62,38 +62,49 @@ def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | Non
         example = FORMS[format].convert(row)
     except RecursionError:
         raise BadRow("is nested too deep; flatten it") from None
-    names = [*_names(row, "column", format), *(name for turn in row.turns for name in _names(turn, "key", format))]
+    names = _names(row, "column", format)
+    for turn in row.turns:
+        names += _names(turn, "key", format)
     if seen is not None:
-        seen.update(names)
-        seen.update([("read", "key", key) for key in row.plain])
+        for each in names:  # Counter.update looks for a mapping first, which takes as long as the rest
+            seen[each] += 1
+        keys, number = row.plain
+        if number:
+            for key in keys:
+                seen["read", "key", key] += number
     return example
 
 
-def _names(row: Row, where: Where, format: str) -> Iterator[tuple[Status, Where, str]]:
-    """Yield what became of the columns of a row, or of the keys of a message."""
-    for name, held in row.read.items():
-        if not is_blank(held):
-            yield "read", where, name
+def _names(row: Row, where: Where, format: str) -> list[tuple[Status, Where, str]]:
+    """Return what became of the columns of a row, or of the keys of a message. Raises BadRow as `parse` does."""
+    names: list[tuple[Status, Where, str]] = [
+        ("read", where, name) for name, held in row.read.items() if not is_blank(held)
+    ]
+    if len(row.read) == len(row.value) and not row.columns:
+        return names
     for name, held in row.unread():
         if name in row.reading.ignored:
-            yield "ignored", where, name
-        elif where == "column" and name in WEIGHTS and (factor := factor_of(held)) in (None, 1.0):
-            yield "read" if factor else "unread", where, name
-        else:
-            _check_refused(row, name, format)
-            yield "unread", where, name
+            names.append(("ignored", where, name))
+            continue
+        refusal = refusal_of(name, held, where, format)
+        if refusal and name not in _mapped(row, where, format):
+            raise _refused(row, name, refusal, where, format)
+        names.append(("read" if where == "column" and name in WEIGHTS and factor_of(held) else "unread", where, name))
+    return names
 
 
-def _check_refused(row: Row, name: str, format: str) -> None:
-    """Raise BadRow if a column or key that is not read changes what is learnt."""
-    refusal = REFUSED.get(name)
-    if refusal is None or (refusal.forms and format not in refusal.forms):
-        return
-    names = [other for other, held in row.unread() if REFUSED.get(other) == refusal]
-    if name not in names or name in row.reading.ignored or name in row.columns.values():
-        return
+def _mapped(row: Row, where: Where, format: str) -> list[str]:
+    """Return the columns that the config maps to fields of this form, or the keys that it maps to those of messages."""
+    fields = FORMS[format].fields if where == "column" else FORMS[format].keys
+    return [column for field, column in row.columns.items() if field in fields]
+
+
+def _refused(row: Row, name: str, refusal: Refusal, where: Where, format: str) -> BadRow:
+    """Return the error of a column or key that is not read although it changes what is learnt."""
+    names = [other for other, held in row.unread() if refusal_of(other, held, where, format) == refusal]
     path = f"{row.path}.{name}" if row.path else name
-    raise BadRow(
-        f"{path} {refusal.what}; {refusal.remedy}, or write ignore: [{', '.join(names)}] to train without "
+    remedy = refusal.remedy.replace("NAME", name)
+    return BadRow(
+        f"{path} {refusal.what}; {remedy}, or write ignore: [{', '.join(names)}] to train without "
         f"{'it' if len(names) == 1 else 'them'}"
     )

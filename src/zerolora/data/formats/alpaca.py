@@ -10,7 +10,8 @@ from zerolora.errors import shown
 
 def _alpaca(row: Row) -> Example:
     turns = []
-    for number, pair in enumerate(list_of(row.get("history") or [], row.name("history"))):
+    history = row.get("history")
+    for number, pair in enumerate(list_of(history, row.name("history")) if history else ()):
         name = f"{row.name('history')}[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRow(f"{name} is {shown(pair)}; write [question, answer]")
@@ -19,9 +20,10 @@ def _alpaca(row: Row) -> Example:
         )
         turns += [Turn(message_of("user", question)), Turn(message_of("assistant", answer))]
     instruction, further = row.text("instruction"), row.optional_text("input", "context")
-    turns.append(Turn(message_of("user", f"{instruction}\n{further}" if further else instruction)))
-    turns.append(with_thoughts(row, message_of("assistant", row.text("output"))))
-    return conversation(turns, row, row.name("output"), input=further)
+    question = f"{instruction}\n{further}" if further else instruction
+    turns.append(Turn({"role": "user", "content": question}))
+    turns.append(with_thoughts(row, {"role": "assistant", "content": row.text("output")}))
+    return conversation(turns, row, "output", further=further)
 
 
 FORM = Form(

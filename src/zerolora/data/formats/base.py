@@ -17,20 +17,29 @@ class Row:
 
     A message of a row is a Row too, whose columns are its keys; `path` is its name in the row, as in messages[1].
     read: the value of every column that was read. turns: the messages. plain: the keys of messages that hold nothing
-    else and were read without a Row.
+    else and were read without a Row, and the number of these.
     """
+
+    __slots__ = ("columns", "path", "plain", "read", "reading", "turns", "value")
 
     def __init__(self, value: dict[str, Any], reading: Reading, path: str = "") -> None:
         self.value, self.reading, self.path = value, reading, path
         self.columns = reading.keys if path else reading.columns
         self.read: dict[str, Any] = {}
         self.turns: list[Row] = []
-        self.plain: list[str] = []
+        self.plain: tuple[tuple[str, str], int] = (("", ""), 0)
+
+    def lacks(self, fields: frozenset[str]) -> bool:
+        """Return whether it is plain that a row has none of these fields. Most rows have few of the many."""
+        return not self.columns and fields.isdisjoint(self.value)
 
     def get(self, field: str) -> Any:
         """Return a field's value, None without one. A column that is mapped to another field does not count."""
-        if not self.columns and field not in self.value:
-            return None  # most fields of most rows
+        if not self.columns:
+            if field not in self.value or field in self.reading.ignored:
+                return None
+            self.read[field] = self.value[field]
+            return self.value[field]
         if field not in self.columns and field in self.columns.values():
             return None
         column = self.columns.get(field, field)
@@ -64,6 +73,9 @@ class Row:
 
     def text(self, field: str) -> str:
         """Return a field's text. Raises BadRow if it is missing, not a text, or blank."""
+        found = self.get(field)
+        if isinstance(found, str) and found.isascii() and found.strip():
+            return found
         return filled(text_of(self.needed(field), self.name(field)), self.name(field))
 
     def optional_text(self, *fields: str) -> str:
@@ -71,13 +83,18 @@ class Row:
 
         Raises BadRow if two of the names hold different texts.
         """
-        result = name = ""
+        result = first = ""
         for field in fields:
-            if (held := self.get(field)) is None or not text_of(held, self.name(field)).strip():
+            held = self.get(field)
+            if held is None:
+                continue
+            if not (type(held) is str and held.isascii()):
+                text_of(held, self.name(field))
+            if not held.strip():
                 continue
             if result and held != result:
-                raise BadRow(f"{name} and {self.name(field)} are two texts for the same; keep one")
-            result, name = held, self.name(field)
+                raise BadRow(f"{self.name(first)} and {self.name(field)} are two texts for the same; keep one")
+            result, first = held, field
         return result
 
     def turn(self, value: dict[str, Any], path: str) -> "Row":
@@ -87,6 +104,11 @@ class Row:
 
     def unread(self) -> Iterator[tuple[str, Any]]:
         """Yield the name and value of every column, or field inside a column, that holds something and was not read."""
+        if not self.columns:
+            for name, held in self.value.items():
+                if name not in self.read and not is_blank(held):
+                    yield name, held
+            return
         inside = [column for column in self.read if "." in column and column not in self.value]
         yield from _unread(self.value, self.read, "", inside)
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Row
-from zerolora.data.formats.reading import FACTORS, REASONING, SWITCHES
-from zerolora.data.formats.refused import MEDIA
+from zerolora.data.formats.reading import FACTORS, MODES, REASONING, SWITCHES
+from zerolora.data.formats.refused import MEDIA, refusal_of
 from zerolora.data.formats.values import (
     encodable,
     factor_of,
@@ -26,11 +26,17 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
     "function": "tool",
+    **dict.fromkeys(("observation", "tool_response", "function_response", "ipython"), "tool"),
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "model"), "assistant"),
 }
-OURS = ("system", "user", "assistant", "tool")
+"""By the names that OpenAI's form has, and those that other data have in it."""
+NAMED = ("system", "user", "assistant", "tool")
+OURS = frozenset({"system", "user", "assistant", "tool"})
 CALL = '{"name": ..., "arguments": {...}}'
 CONVERSATION = ("system", "system_prompt", "tools", "functions")
 """The fields of every form of conversations, beside the conversation itself."""
+_CONVERSATION, _REASONING = frozenset(CONVERSATION), frozenset(REASONING)
 KEYS = (*REASONING, *FACTORS, *SWITCHES)
 """The keys that messages of every form may have."""
 
@@ -48,35 +54,48 @@ def message_of(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def conversation(turns: list[Turn], row: Row, name: str, prompt: int = 0, **others: Any) -> Example:
-    """Return turns, with the row's system prompt and tools, as an Example; the first `prompt` of them only ask.
+def conversation(turns: list[Turn], row: Row, field: str, prompt: int = 0, further: str = "") -> Example:
+    """Return turns, with the row's system prompt and tools, as an Example; the first `prompt` of them only ask, and the
+    last question has `further` as its input.
 
     Raises BadRow if no answer is left to learn, or if system prompts or tools contradict each other.
     """
-    if not any(turn.message["role"] == "assistant" for turn in turns[prompt:]):
-        raise BadRow(f"{name} has no message of the assistant, so nothing to learn; add one or remove the row")
-    if system := row.optional_text("system", "system_prompt"):
-        first = turns[0].message
-        if first["role"] != "system":
-            turns = [Turn(message_of("system", system)), *turns]
-            prompt += bool(prompt)
-        elif first["content"] != system:
-            column = row.name("system" if row.get("system") else "system_prompt")
-            other = "the prompt's first message" if prompt else f"{name}[0]"
-            raise BadRow(f"{column} and {other} are both system prompts; keep one")
-    tools = _tools(row)
-    for turn in turns:
-        if turn.tools and tools and turn.tools != tools:
-            raise BadRow(f"the tools of the system message of {name} are not the row's; keep one of the lists")
-        tools = turn.tools or tools
-    return Example(
-        messages=[turn.message for turn in turns],
-        tools=tools,
-        learnt=[turn.learnt for turn in turns] if any(turn.learnt is not None for turn in turns) else None,
-        prompt=prompt,
-        thoughts=next((turn.thoughts for turn in turns if turn.thoughts), ""),
-        **others,
-    )
+    tools = None
+    if not row.lacks(_CONVERSATION):
+        turns, prompt = _with_system(turns, row, row.name(field), prompt)
+        tools = _tools(row)
+    messages, learnt, thoughts = [], [], ""
+    for message, included, own, key in turns:
+        messages.append(message)
+        learnt.append(included)
+        thoughts = thoughts or key
+        if own:
+            if tools and own != tools:
+                raise BadRow(
+                    f"the tools of the system message of {row.name(field)} are not the row's; keep one of the lists"
+                )
+            tools = own
+    if "assistant" not in [message["role"] for message in (messages[prompt:] if prompt else messages)]:
+        raise BadRow(
+            f"{row.name(field)} has no message of the assistant, so nothing to learn; add one or remove the row"
+        )
+    weighed = learnt.count(None) < len(learnt)
+    return Example(messages, tools, None, None, None, learnt if weighed else None, prompt, further, thoughts)
+
+
+def _with_system(turns: list[Turn], row: Row, name: str, prompt: int) -> tuple[list[Turn], int]:
+    """Return turns that begin with the row's system prompt, and how many of them only ask."""
+    system = row.optional_text("system", "system_prompt")
+    if not system or not turns:
+        return turns, prompt
+    first = turns[0].message
+    if first["role"] != "system":
+        return [Turn(message_of("system", system)), *turns], prompt and prompt + 1
+    if first["content"] != system:
+        column = row.name("system" if row.get("system") else "system_prompt")
+        other = "the prompt's first message" if prompt else f"{name}[0]"
+        raise BadRow(f"{column} and {other} are both system prompts; keep one")
+    return turns, prompt
 
 
 def _tools(row: Row) -> list[Any] | None:
@@ -114,26 +133,32 @@ def turns_of(
     messages = objects_of(value, name)
     filled_in = row.reading.filled and messages is value
     plain = not (row.reading.keys or row.reading.roles or row.reading.ignored)
-    return [
-        (plain and _plain(row, message, keys, roles)) or read(row.turn(message, f"{name}[{number}]"), filled_in)
-        for number, message in enumerate(messages)
-    ]
+    (role_key, text_key), turns, others = keys, [], 0
+    for number, message in enumerate(messages):
+        if plain and (len(message) == 2 or _holds_two(message)):
+            role, text = message.get(role_key), message.get(text_key)
+            if type(role) is str and type(text) is str and (text.isascii() or _is_encodable(text)):
+                ours = roles.get(role)
+                if ours in OURS and text.strip():
+                    turns.append(Turn({"role": ours, "content": text}))
+                    continue
+        others += 1
+        turns.append(read(row.turn(message, f"{name}[{number}]"), filled_in))
+    row.plain = keys, row.plain[1] + len(turns) - others
+    return turns
 
 
-def _plain(row: Row, message: dict[str, Any], keys: tuple[str, str], roles: dict[str, str]) -> Turn | None:
-    """Return a message of a known role and a text, and nothing else; None for any other."""
-    if len(message) != 2:
-        return None
-    name, text = message.get(keys[0]), message.get(keys[1])
-    role = roles.get(name) if isinstance(name, str) else None
-    if role not in OURS or not isinstance(text, str) or not text.strip():
-        return None
+def _holds_two(message: dict[str, Any]) -> bool:
+    """Return whether a message holds two values, beside null."""
+    return list(message.values()).count(None) == len(message) - 2
+
+
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return None
-    row.plain += keys
-    return Turn(message_of(role, text))
+        return False
+    return True
 
 
 def _checked(turn: Row, filled_in: bool) -> Turn:
@@ -162,10 +187,11 @@ def finished(turn: Row, message: dict[str, Any]) -> Turn:
 
 def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
     """Return an answer with its thoughts, which the row or message has beside it."""
-    reasoning = row.optional_text(*REASONING)
-    if not reasoning:
+    if row.lacks(_REASONING) or not (reasoning := row.optional_text(*REASONING)):
         return Turn(message)
     name = next(row.columns.get(name, name) for name in REASONING if row.get(name) == reasoning)
+    if reasoning.strip().lower() in MODES:
+        raise BadRow(f"{name} is {shown(reasoning)}, which is no thought; write ignore: [{name}]")
     return Turn({**message, "reasoning_content": reasoning}, thoughts=name)
 
 
@@ -229,10 +255,17 @@ def _content(value: Any, name: str, optional: bool) -> str:
                 f"{name}[{number}] holds {MEDIA[kind]}, which are not supported: only text can be trained on, of a "
                 "vision-language model too; leave it out of the row"
             )
+        if kind in ("thinking", "reasoning"):
+            raise BadRow(f"{name}[{number}] holds thoughts; write them beside the content, as reasoning_content")
         if kind != "text":
             raise BadRow(
                 f'{name}[{number}] is {shown(part)}; only text can be trained on: write {{"type": "text", "text": ...}}'
             )
+        for key, held in part.items():
+            if len(part) > 2 and not is_blank(held) and refusal_of(key, held, "key", "messages"):
+                raise BadRow(
+                    f"{name}[{number}].{key} is of a part, and a turn is learnt as a whole; write it beside content"
+                )
         texts.append(text_of(part.get("text"), f"{name}[{number}].text"))
     return "".join(texts)
 
@@ -251,7 +284,10 @@ def role_of(turn: Row, key: str, known: dict[str, str]) -> str:
         role = turn.reading.roles.get(word) or known.get(word)
         if role:
             return role
-    raise BadRow(f"{name} is {shown(found)}; write one of {', '.join(known)}, or roles: {{{_word(found)}: assistant}}")
+    raise BadRow(
+        f"{name} is {shown(found)}; write one of {', '.join(known)}, or roles: {{{_word(found)}: ...}} with one of "
+        f"{', '.join(NAMED)}"
+    )
 
 
 def _word(value: Any) -> str:

@@ -22,7 +22,7 @@ def has_roles(row: Row) -> bool:
 def _messages(row: Row) -> Example:
     other = row.get("messages") is None and row.get("conversations") is not None
     field = "conversations" if other else "messages"
-    return conversation(chat(row, field), row, row.name(field))
+    return conversation(chat(row, field), row, field)
 
 
 def _fits(row: Row) -> bool:

@@ -13,13 +13,17 @@ from zerolora.errors import shown
 
 def _prompt(row: Row) -> Example:
     parts = {row.name(field): row.needed(field) for field in ("prompt", "completion")}
-    name = row.name("completion")
     if all(isinstance(value, str) for value in parts.values()):
         answer = with_thoughts(row, message_of("assistant", row.text("completion")))
-        return conversation([Turn(message_of("user", row.text("prompt"))), answer], row, name)
+        return conversation([Turn(message_of("user", row.text("prompt"))), answer], row, "completion")
     if all(isinstance(value, list) for value in parts.values()):
         prompt, completion = chat(row, "prompt"), chat(row, "completion")
-        return conversation([*prompt, *completion], row, name, prompt=len(prompt))
+        for field in REASONING:
+            if row.get(field):
+                raise BadRow(
+                    f"{row.name(field)} stands beside lists of messages; move it into the answer it belongs to"
+                )
+        return conversation([*prompt, *completion], row, "completion", prompt=len(prompt))
     seen = " and ".join(f"{name} is {shown(value)}" for name, value in parts.items())
     raise BadRow(f"{seen}; write two texts, or two lists of messages")
 

@@ -1,15 +1,20 @@
 """Columns and keys of messages that change what is learnt, so that no form may leave them unread.
 
 To support an objective that takes them, add a form that reads them: only what a form does not read is looked up here.
+Names that tools are known to use are listed; others are judged by their words, as train_on_turn or imagePaths.
 """
 
+import functools
+import re
 from typing import NamedTuple
 
-from zerolora.data.formats.reading import FACTORS, SWITCHES
+from zerolora.data.formats.reading import FACTORS, MODES, SWITCHES, Where
+from zerolora.data.formats.values import factor_of
 
 
 class Refusal(NamedTuple):
-    """What a column or key is, and what to write instead of it. forms: the forms it concerns; empty for all."""
+    """What a column or key is, and what to write instead of it, with NAME for its name. forms: the forms it concerns;
+    empty for all."""
 
     what: str
     remedy: str
@@ -23,25 +28,49 @@ MEDIA = {
     **dict.fromkeys(("audio", "audios", "audio_url", "input_audio"), "audio"),
 }
 """What a column, a key of a message or a part of a content of this name or type holds, beside text."""
+LABELS = ("label", "labels", "kto_tag")
 JUDGED = (
     *("chosen", "rejected", "chosen_response", "rejected_response", "chosen_messages", "rejected_messages"),
-    *("positive_messages", "negative_messages", "label", "labels", "kto_tag", "margin"),
+    *("positive_messages", "negative_messages", "margin"),
 )
 """Columns and keys of preference data, as TRL, LLaMA-Factory, ms-swift and axolotl name them."""
 WEIGHTS = (*FACTORS, *SWITCHES, "sample_weight")
 """Of a whole row; those of a message are read."""
+_JUDGES = "judges or compares answers, and every answer would be learnt: only supervised fine-tuning is supported"
+_COMPARED = Refusal(_JUDGES, "name the answers to learn, as in columns: {completion: chosen}")
+_WEIGHS = Refusal("weighs a whole row, and rows have no weight", "remove rows of weight 0, weigh files by sources")
+_PARTS = Refusal(
+    "says which turns or tokens are learnt",
+    "write train: true or false in each turn, or labels beside input_ids, with -100 for tokens that are not learnt",
+)
+_SWITCH = Refusal(
+    "seems to say whether a turn is learnt, and is no key that is read",
+    "write columns: {train: NAME} if true means that it is learnt, or the opposite as train if not",
+)
+_TOKENS = Refusal("says which tokens are learnt", "write labels, with -100 for tokens that are not learnt", ("tokens",))
+_THOUGHTS = Refusal(
+    "holds thoughts of an answer, and is no key that is read",
+    "write columns: {reasoning_content: NAME}",
+    CONVERSATIONS,
+)
+_THOUGHTS_BESIDE = Refusal(
+    "holds thoughts, which belong to one of the answers", "move it into that turn, as reasoning_content", CONVERSATIONS
+)
+_SYSTEM = Refusal("is a system prompt, and no column that is read", "write columns: {system: NAME}", CONVERSATIONS)
+_TOOLS = Refusal(
+    "is a list of tools, which only a row or its system message can have", "move it there, as tools", CONVERSATIONS
+)
+_CHANNEL = Refusal(
+    "says that a turn is no answer to the user, and would be learnt as one",
+    "write its text as reasoning_content of the answer behind it",
+)
 REFUSED: dict[str, Refusal] = {
-    **dict.fromkeys(
-        JUDGED,
-        Refusal(
-            "judges or compares answers, and every answer would be learnt: only supervised fine-tuning is supported",
-            "name the answers to learn, as in columns: {completion: chosen}",
-        ),
-    ),
+    **dict.fromkeys(JUDGED, _COMPARED),
+    **dict.fromkeys(LABELS, Refusal(_JUDGES, "keep the rows of good answers alone")),
     **{
         name: Refusal(
             f"holds {kind}, which are not supported: only text can be trained on, of a vision-language model too",
-            "remove it, or write bad_row: drop to leave out such rows",
+            "remove it",
         )
         for name, kind in MEDIA.items()
     },
@@ -49,21 +78,119 @@ REFUSED: dict[str, Refusal] = {
         ("train_detail", "training_detail", "segments"),
         Refusal("says which parts of a text are learnt", "split the text into turns, each with train: true or false"),
     ),
+    **dict.fromkeys(("completion_mask", "assistant_masks", "prompt_mask", "prompt_length", "prompt_len"), _TOKENS),
     **dict.fromkeys(
-        ("completion_mask", "assistant_masks", "prompt_mask"),
-        Refusal("says which tokens are learnt", "write labels, with -100 for tokens that are not learnt", ("tokens",)),
+        ("seq_lengths", "seq_lens", "seqlens", "cu_seqlens", "sequence_lengths"),
+        Refusal(
+            "says that several rows are packed into one, which would see each other",
+            "write each as a row, and pack: {packing: true}",
+            ("tokens",),
+        ),
     ),
     **dict.fromkeys(
-        ("context", "history"),
+        ("context", "history", "contexts", "documents"),
         Refusal("changes what is asked, and this form does not read it", "put it into the question", CONVERSATIONS),
     ),
-    **dict.fromkeys(
-        ("tools", "functions"),
-        Refusal("is a list of tools, which only a row or its system message can have", "move it there", CONVERSATIONS),
-    ),
+    **dict.fromkeys(("tools", "functions"), _TOOLS),
     "input": Refusal("changes what is asked, and this form does not read it", "put it into the prompt", ("prompt",)),
-    **dict.fromkeys(
-        WEIGHTS,
-        Refusal("weighs a whole row, and rows have no weight", "remove rows of weight 0, weigh files by sources"),
+    **dict.fromkeys(("mask", "masked", "weights"), _PARTS),
+    **dict.fromkeys(WEIGHTS, _WEIGHS),
+}
+
+
+_HELD_OUT = Refusal(
+    "says that a row is held out of training",
+    "put rows of each split into a file of their own, and name it in sources with its split",
+)
+SPLIT_COLUMNS = ("split", "splits", "dataset_split", "data_split", "partition")
+HELD_OUT = ("test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation", "heldout", "held_out")
+
+
+class _Words(NamedTuple):
+    """Names that consist of these words, at least one of `first` and any number of `others`."""
+
+    first: frozenset[str]
+    others: frozenset[str]
+
+
+def _words(first: str, others: str) -> _Words:
+    return _Words(frozenset(first.split()), frozenset(others.split()))
+
+
+_OF_MEDIA = "url urls uri path paths file files data bytes list input values"
+KINDS = {
+    "learnt": _words(
+        "loss train trained training trainable mask masks masked unmasked weight weights supervise supervised learn "
+        "learned learnt",
+        "on turn turns token tokens row sample example message messages assistant user answer response output input "
+        "inputs prompt completion is do should compute calculate calc with no not step scale factor this in use apply "
+        "skip ignore include exclude flag",
+    ),
+    "thoughts": _words(
+        "thought thoughts think thinking reasoning cot rationale scratchpad",
+        "chain of content text details blocks steps trace process",
+    ),
+    "system": _words("system sys", "prompt message msg instruction instructions content text"),
+    "tools": _words(
+        "tools functions apis", "tool function api available list schema schemas definition definitions specs json"
+    ),
+    "one tool": _words("tool function api", "list schema schemas definition definitions specs json"),
+    "images": _words("image images img imgs picture pictures photo photos pixel", _OF_MEDIA),
+    "videos": _words("video videos", _OF_MEDIA),
+    "audio": _words("audio audios speech", _OF_MEDIA),
+    "judged": _words(
+        "chosen rejected preference preferences preferred dispreferred reward rewards ranking rankings advantage "
+        "advantages winner loser",
+        "response responses answer message messages conversations text output completion score scores rating tag is",
     ),
 }
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+OF_KIND = {
+    "learnt": _PARTS,
+    "thoughts": _THOUGHTS,
+    "system": _SYSTEM,
+    **dict.fromkeys(("tools", "one tool"), _TOOLS),
+    **{kind: REFUSED[kind] for kind in ("images", "videos", "audio")},
+}
+
+
+@functools.lru_cache(4096)
+def _kind_of(name: str) -> str:
+    """Return the kind of a column or key by its words, "" for none."""
+    words = frozenset(word.lower() for word in _WORD.findall(name.rpartition(".")[2]))
+    for kind, (first, others) in KINDS.items():
+        if words & first and words <= first | others and (kind != "one tool" or words & others):
+            return kind
+    return ""
+
+
+def refusal_of(name: str, held: object, where: Where, format: str) -> Refusal | None:
+    """Return why a column or key that holds something and that `format` does not read may not be left unread; None if
+    it may."""
+    refusal = REFUSED.get(name) or _by_words(name, held, where, format)
+    if refusal == _WEIGHS and where == "column" and not isinstance(held, (list, dict)):
+        # 1 changes nothing, and a text is something else, as a weight in kilograms.
+        return refusal if factor_of(held) not in (None, 1.0) else None
+    if refusal in (_WEIGHS, _PARTS):
+        refusal = _TOKENS if format == "tokens" else _PARTS if where == "column" else _SWITCH
+    if where == "column" and name.lower() in SPLIT_COLUMNS and str(held).strip().lower() in HELD_OUT:
+        refusal = _HELD_OUT
+    if where == "key" and name == "channel" and held == "analysis":
+        refusal = _CHANNEL
+    return refusal if refusal and (not refusal.forms or format in refusal.forms or not format) else None
+
+
+def _by_words(name: str, held: object, where: Where, format: str) -> Refusal | None:
+    kind, number = _kind_of(name), factor_of(held)
+    if kind == "learnt" and not isinstance(held, list):
+        return None if number is None else _SWITCH if where == "key" else _WEIGHS
+    if kind == "judged":
+        return _COMPARED
+    if number is not None or (kind == "system" and where == "key"):
+        return None  # how many there are, or whether there are some
+    if kind == "thoughts" and isinstance(held, str) and held.strip().lower() in MODES:
+        return None
+    beside = where == "column" and format in ("messages", "sharegpt")
+    return _THOUGHTS_BESIDE if kind == "thoughts" and beside else OF_KIND.get(kind)

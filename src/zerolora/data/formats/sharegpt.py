@@ -31,9 +31,7 @@ THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 def _sharegpt(row: Row) -> Example:
-    return conversation(
-        turns_of(row, "conversations", _turn, ("from", "value"), SPEAKERS), row, row.name("conversations")
-    )
+    return conversation(turns_of(row, "conversations", _turn, ("from", "value"), SPEAKERS), row, "conversations")
 
 
 def _turn(turn: Row, filled_in: bool) -> Turn:

@@ -101,8 +101,11 @@ def without_nulls(value: Any) -> Any:
 def is_blank(value: Any) -> bool:
     """Return whether a column or key holds nothing: null, a blank text, or an empty list or object, also as JSON."""
     if isinstance(value, str):
-        return value.strip() in ("", "[]", "{}")
-    if isinstance(value, list | dict):
+        if value[:1].isalnum():  # by far the most
+            return False
+        text = value.strip()
+        return len(text) < 3 and text in ("", "[]", "{}")
+    if isinstance(value, (list, dict)):
         return not value
     return value is None or (isinstance(value, float) and isnan(value))
 

@@ -189,7 +189,7 @@ def validation(value: Any, draft: Draft) -> str | None:
     draft.facts["validation"] = ROWS
     if not size:
         return Remark(f"no rows there, some are needed here: {ROWS} is written, which are not trained on", CHANGES)
-    return Remark(f"a share of the rows there, a number here: {ROWS} is written; correct it", FILL_IN)
+    return Remark(f"{size:g} of the rows there, a number here: {ROWS} is written, whatever the rows are; correct it")
 
 
 def precision(name: str) -> Rule:

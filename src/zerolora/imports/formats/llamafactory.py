@@ -363,7 +363,7 @@ FORMAT = Format(
         "packing": Rule("pack.packing", _packing, "rows see each other there without neat_packing"),
         "neat_packing": fact("neat", "pack.packing", flag),
         "block_diag_attn": idle("rows of one packed row do not see each other"),
-        "val_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here", FILL_IN),
+        "val_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here"),
         "disable_shuffling": lost("rows are always shuffled by the seed"),
         "overwrite_cache": idle("a stage runs again when its inputs change"),
         "preprocessing_batch_size": idle("prepare uses all cores; `--workers` limits it"),
