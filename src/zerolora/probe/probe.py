@@ -63,8 +63,6 @@ def _nodes(environment: Mapping[str, str]) -> int:
 def _run(where: Topology, arguments: list[str], device: str, logs: Path) -> None:
     """Run the probe's process for each rank in `where`. If one fails, all others are terminated."""
     environment = environment_of(device)
-    if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
     deadline = time.monotonic() + LONGEST_SECONDS
 
     def log_of(rank: int) -> Path:
