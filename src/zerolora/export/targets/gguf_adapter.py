@@ -11,6 +11,8 @@ from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.peft_limits import check_plain_lora
 from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.vllm_limits import WEIGHTS
+from zerolora.tensor_file import read_header
 
 FILE = "adapter.gguf"
 
@@ -27,6 +29,11 @@ def _check(source: RunResult, settings: GgufAdapter) -> None:
     check_plain_lora(
         source.adapter, "export.targets: gguf_adapter", "llama.cpp", refused=("alpha_pattern", "use_rslora")
     )
+
+
+def _try_out(source: RunResult, settings: GgufAdapter) -> None:
+    factors = read_header(source.adapter / WEIGHTS).tensors
+    llama_cpp.try_adapter(source.adapter, source.model, len(factors))
 
 
 def _run(source: RunResult, settings: GgufAdapter, output: Path) -> dict[str, Any]:
@@ -62,7 +69,7 @@ def _contents(source: RunResult, file: Path) -> dict[str, Any]:
 
     reader = GGUFReader(file)
     factors = [tensor.name for tensor in reader.tensors if tensor.name.endswith((".lora_a", ".lora_b"))]
-    with safe_open(source.adapter / "adapter_model.safetensors", "numpy") as trained:
+    with safe_open(source.adapter / WEIGHTS, "numpy") as trained:
         wanted = len(list(trained.keys()))
     if len(factors) != wanted:
         raise UserError(f"{file}: holds {len(factors)} factors of {wanted}; report it to llama.cpp")
@@ -78,4 +85,6 @@ def _exact_type(directory: Path) -> str:
     return {"torch.bfloat16": "bf16", "torch.float16": "f16"}.get(str(config_of(directory).dtype), "f32")
 
 
-TARGET = ExportTarget("gguf_adapter", "the adapter alone as a GGUF file", GgufAdapter, _check, _run, _opened)
+TARGET = ExportTarget(
+    "gguf_adapter", "the adapter alone as a GGUF file", GgufAdapter, _check, _run, _opened, try_out=_try_out
+)
