@@ -77,13 +77,19 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
     path = model / TOKENIZER
     tokenizer = _vocabulary(model)
     settings = foreign.tokenizer_config(model)
+    known = tokenizer.get_vocab()
     for each in tokens:
         token = Token(each.token, special=each.special, normalized=False)
         (tokenizer.add_special_tokens if each.special else tokenizer.add_tokens)([token])
         if (number := tokenizer.token_to_id(each.token)) != each.id:
+            why = (
+                "the base's tokenizer has it already"
+                if each.token in known
+                else f"the base's tokenizer has {len(known):,} tokens without those of the adapter, and had another number"
+            )
             raise UserError(
-                f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}; this adapter was "
-                "trained on another model"
+                f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}: {why}; write the "
+                "base that the adapter was trained on, with its tokenizer"
             )
         if settings.get("added_tokens_decoder") is not None:  # of transformers before version 5
             settings["added_tokens_decoder"][str(each.id)] = token.__getstate__()

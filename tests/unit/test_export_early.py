@@ -172,7 +172,7 @@ def test_an_adapter_of_which_the_converter_takes_a_part_is_refused(monkeypatch: 
     done = SimpleNamespace(returncode=0, stderr="INFO:gguf.gguf_writer:none.gguf: n_tensors = 28, total_size = 9.4K\n")
     monkeypatch.setattr(llama_cpp, "subprocess", SimpleNamespace(run=lambda *_, **__: done))
     llama_cpp.try_adapter(Path("a"), Path("b"), 28)
-    with pytest.raises(UserError, match=r"^a: llama.cpp's convert_lora_to_gguf.py takes 28 of 30 factors; leave emb"):
+    with pytest.raises(UserError, match=r"^a: llama.cpp's convert_lora_to_gguf.py takes 28 of its 30 factors; leave emb"):
         llama_cpp.try_adapter(Path("a"), Path("b"), 30)
 
 

@@ -67,10 +67,15 @@ def try_adapter(adapter: Path, base: Path, factors: int) -> None:
     """Raise UserError if the converter does not take each of an adapter's factors, as `try_conversion`."""
     log = convert(LORA_CONVERTER, adapter, adapter / "none.gguf", "f16", "--base", str(base), DRY)
     counted = re.search(r"n_tensors = (\d+)", log)
-    if counted is None or int(counted[1]) != factors:
+    check_factors(adapter, int(counted[1]) if counted else 0, factors)
+
+
+def check_factors(adapter: Path, taken: int, factors: int) -> None:
+    """Raise UserError if the converter has not taken each of an adapter's factors."""
+    if taken != factors:
         raise UserError(
-            f"{adapter}: llama.cpp's {LORA_CONVERTER} takes {counted[1] if counted else 'none'} of {factors} factors; "
-            "leave embedding and head out of train.lora.targets, or export the merged model, as gguf does"
+            f"{adapter}: llama.cpp's {LORA_CONVERTER} takes {taken} of its {factors} factors; leave embedding and head "
+            "out of train.lora.targets, or export the merged model, as gguf does"
         )
 
 

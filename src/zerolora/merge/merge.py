@@ -106,7 +106,11 @@ def write_model(
     updates, untied = untied_copies(updates, tied, stored)
     plan = plan_merge(files, names, updates, staged, before, untied)
     if missing := plan.missing(updates):
-        raise UserError(f"{adapters[0][0]}: the base has no {missing[0]}; this adapter was trained on another model")
+        # The adapter's tensors are those of the model that config.json describes (methods/adapter_check.py).
+        raise UserError(
+            f"{base}: its files have no {missing[0]}, which its config.json describes and the adapter changes; fetch "
+            "the whole model"
+        )
     for path in model_files(base):
         if not is_weight(path.name):
             shutil.copyfile(path, staged / path.name)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zerolora.config.section import Section
-from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.peft_limits import check_plain_lora
 from zerolora.export.targets.base import ExportTarget, Opened, RunResult
@@ -32,8 +31,7 @@ def _check(source: RunResult, settings: GgufAdapter) -> None:
 
 
 def _try_out(source: RunResult, settings: GgufAdapter) -> None:
-    factors = read_header(source.adapter / WEIGHTS).tensors
-    llama_cpp.try_adapter(source.adapter, source.model, len(factors))
+    llama_cpp.try_adapter(source.adapter, source.model, _factors(source.adapter))
 
 
 def _run(source: RunResult, settings: GgufAdapter, output: Path) -> dict[str, Any]:
@@ -65,17 +63,18 @@ def _opened(source: RunResult, settings: GgufAdapter, output: Path) -> Opened:
 def _contents(source: RunResult, file: Path) -> dict[str, Any]:
     """Return the number of factors in the file, and its alpha. Raises UserError if one is missing."""
     from gguf import GGUFReader
-    from safetensors import safe_open
 
     reader = GGUFReader(file)
     factors = [tensor.name for tensor in reader.tensors if tensor.name.endswith((".lora_a", ".lora_b"))]
-    with safe_open(source.adapter / WEIGHTS, "numpy") as trained:
-        wanted = len(list(trained.keys()))
-    if len(factors) != wanted:
-        raise UserError(f"{file}: holds {len(factors)} factors of {wanted}; report it to llama.cpp")
+    llama_cpp.check_factors(source.adapter, len(factors), _factors(source.adapter))
     field = reader.get_field("adapter.lora.alpha")
     alpha = float(field.parts[field.data[0]][0]) if field else None
     return {"factors": len(factors), "alpha": alpha}
+
+
+def _factors(adapter: Path) -> int:
+    """Return the number of an adapter's factors, without the copies of embedding and head that peft saves beside them."""
+    return sum(".lora_" in name for name in read_header(adapter / WEIGHTS).tensors)
 
 
 def _exact_type(directory: Path) -> str:
