@@ -23,7 +23,7 @@ from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import StoredNames, stored_names
 from zerolora.config.settings import HardwareSettings, RenderSettings
 from zerolora.errors import UserError
-from zerolora.export.early import Published, check_targets
+from zerolora.export.early import TrainedShapes, check_targets
 from zerolora.files import MANIFEST
 from zerolora.log import LOGGER
 from zerolora.manifest import check_not_quantized
@@ -115,7 +115,7 @@ def _attending(config: Any, attention: Attention) -> Any:
     return model
 
 
-def _updates(model: Any, settings: RenderSettings) -> tuple[dict[str, Update], Published]:
+def _updates(model: Any, settings: RenderSettings) -> tuple[dict[str, Update], TrainedShapes]:
     """Return what merge would be given after training, and what training would publish, on the meta device. Raises
     UserError if the method cannot be put on the model."""
     base = built_on_meta(model.config)
@@ -126,7 +126,7 @@ def _updates(model: Any, settings: RenderSettings) -> tuple[dict[str, Update], P
         published = {name: tensor.detach() for name, tensor in method.published(built, trained).items()}
         config = built.peft_config["default"] if method.peft_type else None
         updates = method.updates_of(published, config.to_dict() if config else {}, base)
-    return updates, Published(published, config)
+    return updates, TrainedShapes(published, config)
 
 
 def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path, tokens: Sequence[AddedToken]) -> None:

@@ -85,7 +85,7 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
             why = (
                 "the base's tokenizer has it already"
                 if each.token in known
-                else f"the base's tokenizer has {len(known):,} tokens without those of the adapter, and had another number"
+                else f"the base's tokenizer has {len(known):,} tokens without it, and had another number"
             )
             raise UserError(
                 f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}: {why}; write the "
@@ -95,6 +95,19 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
             settings["added_tokens_decoder"][str(each.id)] = token.__getstate__()
     tokenizer.save(str(path))
     write_json(model / TOKENIZER_CONFIG, settings)
+
+
+def write_tokens(model: Path, tokens: Iterable[AddedToken], rows: int) -> None:
+    """Add tokens to the tokenizer of directory `model`, and write that its embedding has so many rows.
+
+    Raises UserError if a token would get another number than it was trained with.
+    """
+    add_to_tokenizer(model, tokens)
+    config = foreign.model_config(model)
+    for part in (config, config.get("text_config") or {}):
+        if "vocab_size" in part:
+            part["vocab_size"] = rows
+    write_json(model / "config.json", config)
 
 
 def stop_tokens(directory: Path, model: Any) -> set[int]:

@@ -30,8 +30,10 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def chosen_names(directory: Path, present: set[str]) -> list[str]:
-    """Return those of the safetensors files `present` that are the weights of a model, sorted. `directory` has its index,
-    if there is one; the files need not be there yet. Raises UserError as `weight_files`."""
+    """Return those of the safetensors files `present` that are the weights of a model, sorted.
+
+    `directory` has its index, if there is one; the files need not be there yet. Raises UserError as `weight_files`.
+    """
     if (directory / WEIGHT_INDEX).is_file():
         names = _named_by_index(directory)
         if SINGLE in present | names and names != {SINGLE}:

@@ -269,7 +269,7 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     ),
     "a layer too many": (
         added(FIRST.replace("layers.0", "layers.9"), 2, 16),
-        r"is of model\.layers\.9\.self_attn\.q_proj, which the base lacks: it has 2 layers in model\.layers, and the adapter",
+        r"is of model\.layers\.9\.self_attn\.q_proj, which the base lacks: it has 2 layers in model\.layers",
     ),
     "a module of another architecture": (
         added(FIRST.replace("q_proj", "c_attn"), 2, 16),
@@ -286,7 +286,7 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     "names without the prefix": (renamed("base_model.model.", ""), r"q_proj\.lora_A\.weight is missing \(and 3 more\)"),
     "another width": (
         tensors(A=lambda a: a[:, 1:]),
-        r"is \[2, 15\], and should be \[2, 16\] in this base: its module is of other sizes \(15 instead of 16\); write",
+        r"is \[2, 15\], and should be \[2, 16\] in this base: its module has other sizes \(15 instead of 16\); write",
     ),
     "a bias of the factors in the file alone": (
         added(B.replace("weight", "bias"), 16),

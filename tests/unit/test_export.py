@@ -294,9 +294,8 @@ def untied(source: RunResult, tmp_path_factory: pytest.TempPathFactory) -> Calla
         shutil.copytree(source.weights, folder / "base", ignore=shutil.ignore_patterns("*.safetensors", "*config.json"))
         sizes: dict[str, Any] = {"vocab_size": 476, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
         sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
-        config = CONFIG_MAPPING[family](
-            **sizes, bos_token_id=1, eos_token_id=475, pad_token_id=0, tie_word_embeddings=True, initializer_range=0.3
-        )
+        sizes |= {"bos_token_id": 1, "eos_token_id": 475, "pad_token_id": 0}
+        config = CONFIG_MAPPING[family](**(sizes | {"tie_word_embeddings": True, "initializer_range": 0.3}))
         torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(config)
         model.save_pretrained(folder / "base")
@@ -319,7 +318,7 @@ def sentencepiece_file(path: Path) -> None:
 
     text = path.with_suffix(".txt")
     text.write_text("\n".join(f"{chr(97 + n % 26)} {n} of {3 * n}" for n in range(200)))
-    options = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2, "model_type": "bpe"}
+    options: dict[str, Any] = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2, "model_type": "bpe"}
     sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(path.with_suffix("")), **options)
 
 
@@ -346,9 +345,7 @@ def test_a_head_that_was_untied_is_exported(untied: Callable[[str], RunResult], 
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_torchao_keeps_a_head_that_was_untied(
-    family: str, untied: Callable[[str], RunResult], tmp_path: Path
-) -> None:
+def test_torchao_keeps_a_head_that_was_untied(family: str, untied: Callable[[str], RunResult], tmp_path: Path) -> None:
     result = untied(family)
     assert "lm_head.weight" in exported("torchao", result, tmp_path)["unquantized"]
     whole, found = model_of(result.merged_model), model_of(tmp_path / "torchao")

@@ -327,10 +327,26 @@ def _renamed(model: Path, *names: str) -> None:
 
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def _two_sets(model: Path) -> None:
+    _indexed(model, *SHARDS)
+    for name in SHARDS:
+        shutil.copy(model / "model.safetensors", model / name)
+
+
+def _shard_less(model: Path) -> None:
+    _renamed(model, SHARDS[0])
+    _indexed(model, *SHARDS)
+
+
+def _another(model: Path) -> None:
+    shutil.copy(model / "model.safetensors", model / "adapter_model.safetensors")
+
+
 LISTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "two sets": (
-        lambda model: (_indexed(model, *SHARDS), [shutil.copy(model / "model.safetensors", model / n) for n in SHARDS])
-        and None,
+        _two_sets,
         "has two sets of weights, model.safetensors and the files that model.safetensors.index.json names; remove one",
     ),
     "an index of two sets": (
@@ -339,12 +355,12 @@ LISTED: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "no index": (lambda model: _renamed(model, *SHARDS), "without model.safetensors.index.json, so nothing says which"),
     "a shard less": (
-        lambda model: (_renamed(model, SHARDS[0]), _indexed(model, *SHARDS)) and None,
+        _shard_less,
         f"names '{SHARDS[1]}', and there is no such file; fetch the whole model",
     ),
-    "pickles": (lambda model: _renamed(model), "has no .safetensors weights; save the model with save_pretrained"),
+    "pickles": (_renamed, "has no .safetensors weights; save the model with save_pretrained"),
     "another file": (
-        lambda model: shutil.copy(model / "model.safetensors", model / "adapter_model.safetensors") and None,
+        _another,
         "has 'adapter_model.safetensors' beside model.safetensors",
     ),
 }

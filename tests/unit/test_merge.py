@@ -137,7 +137,7 @@ def test_a_sharded_model_gets_rows_tokens_and_a_right_index(tmp_path: Path, tiny
     settings = json.loads((base / "tokenizer_config.json").read_text())
     (base / "tokenizer_config.json").write_text(json.dumps(settings | {"added_tokens_decoder": {}}))
     write(adapter, [AddedToken("<x>", 260, True), AddedToken("<y>", 259, False)])
-    with pytest.raises(UserError, match="'<x>' is token 259 there, and was trained as 260: the base's tokenizer has 259 tok"):
+    with pytest.raises(UserError, match="'<x>' is token 259 there, and was trained as 260: the base's tokenizer has"):
         merge(base, adapter, tmp_path / "merged", tmp_path / "merged")
     write(adapter, [AddedToken("<x>", 259, True), AddedToken("<y>", 260, False)])
     merge(base, adapter, tmp_path / "merged", tmp_path / "merged")

@@ -371,7 +371,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = 
     "another shape": (
         _narrow,
         (),
-        r"is \[4, 47\], and should be \[4, 48\] in this base: its module is of other sizes \(47 instead of 48\); write",
+        r"is \[4, 47\], and should be \[4, 48\] in this base: its module has other sizes \(47 instead of 48\); write",
     ),
     "weights and no adapters": (_nothing, ("--weight", "1", "--weight", "2"), "--weight is given 2 times, and --adapt"),
     "no word of quantization": (_nothing, ("--dequantized",), "manifest.json: has no quantization, so nothing says"),

@@ -78,7 +78,8 @@ def test_each_rank_is_as_a_process_of_its_own(tmp_path: Path, before: str) -> No
     assert {rank["malloc"] for rank in ranks} == {"glibc.malloc.mxfast=0"}
     assert len({rank["drawn"] for rank in ranks}) == len({rank["numpy"] for rank in ranks}) == RANKS
     logs = [(tmp_path / f"{rank}.log").read_text() for rank in range(RANKS)]
-    said = "" if before == "pass" else f"zerolora: {SLOWER} a fork would lack threads that a library has started (python)\n"
+    lacking = f"zerolora: {SLOWER} a fork would lack threads that a library has started (python)\n"
+    said = "" if before == "pass" else lacking
     assert logs == [f"{'' if rank else said}rank {rank} prints\n" for rank in range(RANKS)]
 
 

@@ -21,18 +21,17 @@ from zerolora.export.targets.base import RunResult
 from zerolora.files import write_json
 from zerolora.log import LOGGER
 from zerolora.manifest import is_weight, model_files
-from zerolora.merge.tokenizer import write_tokens
 from zerolora.methods import lora_init
 from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
-from zerolora.prompt_format import write_prompt_format
+from zerolora.prompt_format import write_prompt_format, write_tokens
 from zerolora.tensor_file import write_shapes
 
 OURS = "the adapter of this run"
 
 
 @dataclass(frozen=True)
-class Published:
+class TrainedShapes:
     """What training would publish, on the meta device."""
 
     tensors: Mapping[str, Any]
@@ -41,12 +40,12 @@ class Published:
 
 
 def check_targets(
-    settings: RenderSettings, published: Published, model: Path, weights: Path | None, data: Path | None
+    settings: RenderSettings, published: TrainedShapes, model: Path, weights: Path | None, data: Path | None
 ) -> None:
     """Raise UserError for a target of the run that could not be made of what it will leave behind.
 
-    `model` is the base model as fetch wrote it, `weights` its directory with weights, None where they are not here: then
-    targets of the merged model are left to `zerolora export`. `data` is the prepared data.
+    `model` is the base model as fetch wrote it, `weights` its directory with weights; None where they are not here:
+    then targets of the merged model are left to `zerolora export`. `data` is the prepared data.
     """
     with tempfile.TemporaryDirectory() as folder:
         adapter, merged = Path(folder) / "adapter", Path(folder) / "merged"
@@ -78,7 +77,7 @@ def _check_target(name: str, source: RunResult, settings: Any) -> None:
     target.try_out(source, settings)
 
 
-def _write_adapter(adapter: Path, settings: RenderSettings, published: Published, data: Path | None) -> None:
+def _write_adapter(adapter: Path, settings: RenderSettings, published: TrainedShapes, data: Path | None) -> None:
     adapter.mkdir()
     method, tensors = TRAINABLE[settings.method.name], dict(published.tensors)
     if published.config is None:

@@ -48,8 +48,8 @@ def convert(converter: str, directory: Path, output: Path, outtype: str, *option
     log = _run([*command, "--outtype", outtype, *options], f"{directory}: llama.cpp's {converter}")
     if converter == CONVERTER and not re.search(HEAD, log, re.MULTILINE) and has_head(directory):
         raise UserError(
-            f"{directory}: the output head has other weights than the embedding, and llama.cpp's converter leaves it out "
-            f"for {foreign.model_config(directory)['model_type']}, so that the embedding would stand for it; export "
+            f"{directory}: the output head has other weights than the embedding, and llama.cpp's converter leaves it "
+            f"out for {foreign.model_config(directory)['model_type']}, so that the embedding would replace it; export "
             "torchao, or an adapter that does not train embedding and head apart"
         )
     return log

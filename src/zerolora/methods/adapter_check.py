@@ -196,7 +196,7 @@ def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, con
             "with the adapter's tokenizer, and take that as the base"
         )
     sizes = " and ".join(f"{shape[place]} instead of {expected[place]}" for place in differing)
-    return f"{said} in this base: its module is of other sizes ({sizes}); write the base that the adapter was trained on"
+    return f"{said} in this base: its module has other sizes ({sizes}); write the base that the adapter was trained on"
 
 
 def _listed(config: Mapping[str, Any], model: ModelSpec) -> ImpliedTensors:

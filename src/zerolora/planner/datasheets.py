@@ -5,7 +5,7 @@ Rates in FLOP/s, bandwidths in bytes/s of one direction, latencies in seconds. T
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from zerolora.devices import ARCHITECTURES, runs_on
 from zerolora.errors import UserError, shown
@@ -105,7 +105,7 @@ def known(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
     return table[name]
 
 
-def offered(table: Mapping[str, Entry]) -> list[str]:
+def offered(table: Mapping[str, Any]) -> list[str]:
     """Return the names of a table to choose from: of GPUs, those that the lock's torch has kernels for."""
     return [name for name, entry in table.items() if not isinstance(entry, Gpu) or _has_kernels(entry)]
 

@@ -73,7 +73,7 @@ def _contents(source: RunResult, file: Path) -> dict[str, Any]:
 
 
 def _factors(adapter: Path) -> int:
-    """Return the number of an adapter's factors, without the copies of embedding and head that peft saves beside them."""
+    """Return the number of an adapter's factors, without the copies of embedding and head that peft saves too."""
     return sum(".lora_" in name for name in read_header(adapter / WEIGHTS).tensors)
 
 
