@@ -97,21 +97,18 @@ def test_three_runs_of_an_allocation_never_share_its_one_gpu(project: Project) -
     srun.chmod(0o755)
     used = project.directory / "used"
     used.unlink(missing_ok=True)
+    script = (project.directory / "profiles/allocation/job.sbatch").read_text(encoding="utf-8")
+    (project.directory / "job").write_text(script.replace("exec snakemake", "exec snakemake --keep-going"))
     result = project.run(
-        *(
-            "sh",
-            "-c",
-            'PATH="$PWD/bin:$PATH" exec sh profiles/allocation/job.sbatch --keep-going "$@"',
-            "job",
-            *ADAPTERS,
-        ),
+        *("sh", "-c", 'PATH="$PWD/bin:$PATH" exec sh job "$@"', "sh", *ADAPTERS),
         check=False,
         CUDA_VISIBLE_DEVICES="3",
         TMPDIR=str(project.directory),
         **ALLOCATION,
     )
     assert result.returncode
-    assert used.read_text().split() == ["3"] * 3, result.stdout + result.stderr
+    said = result.stdout + result.stderr
+    assert used.is_file() and used.read_text().split() == ["3"] * 3 and "waiting for" not in said, said
 
 
 def test_what_the_user_does_not_grant_is_refused(project: Project) -> None:
