@@ -81,8 +81,8 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
             f"row for it; {INSTEAD}"
         )
     if model.loaded_adapter:
-        check_published(model.loaded_adapter, model.base)
         check_for_vllm(model.loaded_adapter, "evaluate.engine: vllm", "write merge.enabled: true")
+        check_published(model.loaded_adapter, model.base)
     return asked.stdout.strip()
 
 
