@@ -40,6 +40,8 @@ IMPORTED_WITH = {
     "TRANSFORMERS_VERBOSITY": "error",
     "PYTHONWARNINGS": "ignore",
     "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Variables that the libraries read while they are imported, as the commands set them."""
 WITHOUT = "FORK_SERVER_WITHOUT"

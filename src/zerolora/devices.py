@@ -52,17 +52,20 @@ def obey(device: Device, gpus: int = 1) -> None:
         raise UserError(f"hardware.device is cuda, but {reason}")
 
 
-def fault(gpus: int = 1) -> str | None:
-    """Return why torch cannot use `gpus` GPUs here, with a remedy; None if it can."""
+def fault(gpus: int = 1, otherwise: str = "hardware.device: cpu") -> str | None:
+    """Return why torch cannot use `gpus` GPUs here, with a remedy; None if it can.
+
+    `otherwise` is what the user writes to compute on the CPU.
+    """
     release, built = torch_build()
     if built is None:
         return (
             f"torch {release} is built for CPUs alone; install a torch built for CUDA (envs/requirements.lock on Linux "
-            "with PyPI's wheels), or write hardware.device: cpu"
+            f"with PyPI's wheels), or write {otherwise}"
         )
     library = driver_library()
     if library is None:
-        return f"this machine has no NVIDIA driver ({LIBRARY}); run where the GPUs are, or write hardware.device: cpu"
+        return f"this machine has no NVIDIA driver ({LIBRARY}); run where the GPUs are, or write {otherwise}"
     if reason := old_driver(release, built, library):
         return reason
     return _too_few(visible(library), gpus)

@@ -23,6 +23,7 @@ from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import StoredNames, stored_names
 from zerolora.config.settings import HardwareSettings, RenderSettings
 from zerolora.errors import UserError
+from zerolora.export.early import TrainedShapes, check_targets
 from zerolora.files import MANIFEST
 from zerolora.log import LOGGER
 from zerolora.manifest import check_not_quantized
@@ -44,7 +45,7 @@ TOKENS = 8
 
 def check(settings: RenderSettings, attention: Attention, model: Path, weights: Path, data: Path | None = None) -> None:
     """Raise UserError if the model of directory `model`, as fetch wrote it, cannot be trained as a run's settings say,
-    from the adapter that they name, or what is trained could not be merged into its files.
+    from the adapter that they name, or what is trained could not be merged into its files or exported.
 
     `data`: the prepared data, for the tokens that it adds; without, the adapter is not looked at. `weights` is the
     directory of downloaded weights. Where they are not on this machine, names are not checked.
@@ -54,11 +55,14 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     check_not_quantized(model)
     bitsandbytes.load()
     config = config_of(model)
-    updates = _updates(_attending(config, attention), settings)
+    updates, published = _updates(_attending(config, attention), settings)
     if settings.from_adapter and data is not None:
         _check_start(settings, Path(settings.from_adapter), config, model, of_data(data))
     directory = Path(foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"].get("path", weights))
-    if not any(directory.glob(WEIGHTS)):
+    present = any(directory.glob(WEIGHTS))
+    if settings.targets:
+        check_targets(settings, published, model, directory if present else None, data)
+    if not present:
         LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
         return
     built = built_on_meta(config)
@@ -111,17 +115,18 @@ def _attending(config: Any, attention: Attention) -> Any:
     return model
 
 
-def _updates(model: Any, settings: RenderSettings) -> dict[str, Update]:
-    """Return what merge would be given after training, on the meta device. Raises UserError if the method cannot be put
-    on the model."""
+def _updates(model: Any, settings: RenderSettings) -> tuple[dict[str, Update], TrainedShapes]:
+    """Return what merge would be given after training, and what training would publish, on the meta device. Raises
+    UserError if the method cannot be put on the model."""
     base = built_on_meta(model.config)
     method = TRAINABLE[settings.method.name]
     with torch.device("meta"):
         built = method.build(model, settings.sections)
         trained = {name: parameter for name, parameter in built.named_parameters() if parameter.requires_grad}
         published = {name: tensor.detach() for name, tensor in method.published(built, trained).items()}
-        config = built.peft_config["default"].to_dict() if method.peft_type else {}
-        return method.updates_of(published, config, base)
+        config = built.peft_config["default"] if method.peft_type else None
+        updates = method.updates_of(published, config.to_dict() if config else {}, base)
+    return updates, TrainedShapes(published, config)
 
 
 def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path, tokens: Sequence[AddedToken]) -> None:

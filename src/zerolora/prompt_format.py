@@ -77,18 +77,37 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
     path = model / TOKENIZER
     tokenizer = _vocabulary(model)
     settings = foreign.tokenizer_config(model)
+    known = tokenizer.get_vocab()
     for each in tokens:
         token = Token(each.token, special=each.special, normalized=False)
         (tokenizer.add_special_tokens if each.special else tokenizer.add_tokens)([token])
         if (number := tokenizer.token_to_id(each.token)) != each.id:
+            why = (
+                "the base's tokenizer has it already"
+                if each.token in known
+                else f"the base's tokenizer has {len(known):,} tokens without it, and had another number"
+            )
             raise UserError(
-                f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}; this adapter was "
-                "trained on another model"
+                f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}: {why}; write the "
+                "base that the adapter was trained on, with its tokenizer"
             )
         if settings.get("added_tokens_decoder") is not None:  # of transformers before version 5
             settings["added_tokens_decoder"][str(each.id)] = token.__getstate__()
     tokenizer.save(str(path))
     write_json(model / TOKENIZER_CONFIG, settings)
+
+
+def write_tokens(model: Path, tokens: Iterable[AddedToken], rows: int) -> None:
+    """Add tokens to the tokenizer of directory `model`, and write that its embedding has so many rows.
+
+    Raises UserError if a token would get another number than it was trained with.
+    """
+    add_to_tokenizer(model, tokens)
+    config = foreign.model_config(model)
+    for part in (config, config.get("text_config") or {}):
+        if "vocab_size" in part:
+            part["vocab_size"] = rows
+    write_json(model / "config.json", config)
 
 
 def stop_tokens(directory: Path, model: Any) -> set[int]:

@@ -198,6 +198,22 @@ def save_tensors(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:
         raise
 
 
+def write_shapes(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Write a safetensors file of fp32 zeros with these names and shapes. It has holes in place of its numbers, which
+    take no room on most disks."""
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(entries, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
 def rows_of(tensor: "Factor", first: int = 0, last: int | None = None) -> "torch.Tensor":
     """Return rows of a tensor along its first dimension, from memory or from its file."""
     return tensor.read(first, last) if isinstance(tensor, StoredTensor) else tensor[first:last]

@@ -26,6 +26,14 @@ def weight_files(directory: Path) -> list[Path]:
     """
     check_read_as_it_is(directory)
     present = {path.name for path in directory.glob(WEIGHTS) if path.is_file()}
+    return [directory / name for name in chosen_names(directory, present)]
+
+
+def chosen_names(directory: Path, present: set[str]) -> list[str]:
+    """Return those of the safetensors files `present` that are the weights of a model, sorted.
+
+    `directory` has its index, if there is one; the files need not be there yet. Raises UserError as `weight_files`.
+    """
     if (directory / WEIGHT_INDEX).is_file():
         names = _named_by_index(directory)
         if SINGLE in present | names and names != {SINGLE}:
@@ -41,7 +49,7 @@ def weight_files(directory: Path) -> list[Path]:
             raise UserError(
                 f"{directory}: has {few(others)}, which {WEIGHT_INDEX} does not name; remove what is not the model's"
             )
-        return sorted(directory / name for name in names)
+        return sorted(names)
     if not present:
         raise UserError(
             f"{directory}: has no .safetensors weights; save the model with save_pretrained "
@@ -54,7 +62,7 @@ def weight_files(directory: Path) -> list[Path]:
         )
     if others := sorted(present - {SINGLE}):
         raise UserError(f"{directory}: has {few(others)} beside {SINGLE}; remove what is not the model's")
-    return [directory / SINGLE]
+    return [SINGLE]
 
 
 def few(names: list[str]) -> str:

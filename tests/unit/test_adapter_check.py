@@ -275,7 +275,11 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     ),
     "a layer too many": (
         added(FIRST.replace("layers.0", "layers.9"), 2, 16),
-        r"is of model\.layers\.9\.self_attn\.q_proj, which the base lacks; this adapter was trained on another model",
+        r"is of model\.layers\.9\.self_attn\.q_proj, which the base lacks: it has 2 layers in model\.layers",
+    ),
+    "a module of another architecture": (
+        added(FIRST.replace("q_proj", "c_attn"), 2, 16),
+        r"is of model\.layers\.0\.self_attn\.c_attn, which the base lacks: its modules have other names, as of anoth",
     ),
     "a tensor too many": (
         added(FIRST.replace("q_proj", "v_proj"), 2, 16),
@@ -288,7 +292,7 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     "names without the prefix": (renamed("base_model.model.", ""), r"q_proj\.lora_A\.weight is missing \(and 3 more\)"),
     "another width": (
         tensors(A=lambda a: a[:, 1:]),
-        r"is \[2, 15\], and should be \[2, 16\] in this base; this adapter was",
+        r"is \[2, 15\], and should be \[2, 16\] in this base: its module has other sizes \(15 instead of 16\); write",
     ),
     "a bias of the factors in the file alone": (
         added(B.replace("weight", "bias"), 16),
@@ -429,11 +433,11 @@ def test_it_is_checked_before_every_use(
     [
         (
             lambda tensors: tensors.pop("model.norm.weight"),
-            r"model\.norm\.weight is missing; these weights were",
+            r"model\.norm\.weight is missing; write the base that these weights were",
         ),
         (
             lambda tensors: tensors.update(more=torch.ones(1)),
-            "more is no trained weight of the base; these weights",
+            "more is no trained weight of the base; write the base that these weights",
         ),
         (
             lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}),

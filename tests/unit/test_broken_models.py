@@ -12,7 +12,7 @@ from zerolora.config.settings import PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
 from zerolora.manifest import check_needs_no_code, check_not_quantized
-from zerolora.merge.tokenizer import write_size
+from zerolora.merge.index import write_size
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
 

@@ -389,7 +389,7 @@ def test_a_gpu_that_is_not_named_is_guessed_and_said_so() -> None:
 
 
 def test_an_unknown_gpu_is_named() -> None:
-    with pytest.raises(UserError, match="'H1000' is not known; write one of V100-16GB"):
+    with pytest.raises(UserError, match="'H1000' is not known; write one of T4, A10"):
         hardware_of(settings_of(hardware=HARDWARE | {"gpu": "H1000"}))
 
 

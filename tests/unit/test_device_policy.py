@@ -1,5 +1,8 @@
 """hardware.device is obeyed: on the CPU nothing uses a GPU that is there; for a GPU nothing falls back to the CPU."""
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from pretended_driver import PretendedDriver
 from test_vllm_engine import answers_of, models, settings
 from typer.testing import CliRunner
 
@@ -79,6 +83,7 @@ def test_vllm_is_given_the_device_of_the_config(models: SimpleNamespace, touched
     assert arguments["enforce_eager"] and not touched  # as on a CPU
 
 
+TRAINED = json.dumps({"device": "cuda", "ranks_per_node": 1, "nodes": 1})
 COMMANDS = {
     "weights": ("--model", "m", "--weights", "w", "--device", "cuda"),
     "evaluate": (
@@ -93,6 +98,11 @@ COMMANDS = {
         *("--settings", "{}", "--data", "d", "--base", "b", "--tuned", "t", "--work", "w", "--output", "o"),
         *("--device", "cuda"),
     ),
+    "train": (
+        *("--settings", TRAINED, "--data", "d", "--packing", "p", "--zero", "z", "--weights", "w"),
+        *("--checkpoints", "c", "--output", "o", "--logs", "l"),
+    ),
+    "probe": ("--output", "o", "--device", "cuda"),
     "export": (
         *("--target", "vllm_adapter", "--settings", "{}", "--model", "m", "--weights", "w", "--adapter", "a"),
         *("--merged", "g", "--data", "d", "--output", "o", "--vllm-python", "python", "--device", "cuda"),
@@ -100,15 +110,64 @@ COMMANDS = {
 }
 
 
+MACHINES = {
+    "no driver": (None, "this machine has no NVIDIA driver"),
+    "no GPU": (PretendedDriver(start=100), "a GPU is needed and none visible"),
+    "an old driver": (PretendedDriver(9.0, cuda=(12, 4)), "goes up to CUDA 12.4, and torch 2.13.0+cu130 is built for"),
+    "a V100": (PretendedDriver(7.0), "pretended GPU 0 has compute capability 7.0, and torch 2.13.0+cu130 carries"),
+}
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[PretendedDriver | None], None]:
+    """Set the driver of the machine, under a torch built for CUDA."""
+    monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
+    monkeypatch.setenv(devices.VISIBLE, "0")
+    return lambda pretended: monkeypatch.setattr(devices, "driver_library", lambda: pretended)
+
+
+def outcome(command: str, device: str) -> str:
+    """Return how a command ends, of whose files none is there."""
+    arguments = [each.replace("cuda", device) for each in COMMANDS[command]]
+    return str(CliRunner().invoke(app, [command, *arguments]).exception)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_stage_that_cannot_use_a_gpu_refuses_before_it_reads_anything(
-    command: str, monkeypatch: pytest.MonkeyPatch
+    command: str, machine: str, driver: Callable[[PretendedDriver | None], None]
 ) -> None:
-    """None of the files that the commands name is there."""
-    monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
-    monkeypatch.setattr(devices, "driver_library", lambda: None)
-    result = CliRunner().invoke(app, [command, *COMMANDS[command]])
-    assert "hardware.device is cuda, but this machine has no NVIDIA driver" in str(result.exception)
+    driver(MACHINES[machine][0])
+    text = outcome(command, "cuda")
+    assert "device is cuda, but " in text and MACHINES[machine][1] in text and "\n" not in text
+
+
+@pytest.mark.parametrize("command", set(COMMANDS) - {"probe"})
+def test_a_stage_takes_the_gpu_that_it_is_to_use_and_no_other(
+    command: str, driver: Callable[[PretendedDriver | None], None]
+) -> None:
+    """It begins, and misses the first file."""
+    driver(gpu := PretendedDriver(9.0))
+    assert "device is cuda" not in outcome(command, "cuda") and os.environ[devices.VISIBLE] == "0"
+    gpu.asked.clear()
+    assert "device is" not in outcome(command, "cpu") and os.environ[devices.VISIBLE] == "" and not gpu.asked
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("merge", "--weights", "w", "--adapter", "a", "--output", "o"),
+        ("merge", "--base", "b", "--adapter", "a", "--output", "o"),
+        ("merged-weights", "--weights", "w", "--adapter", "a", "--manifest", "m"),
+    ],
+)
+def test_a_merge_computes_on_the_cpu(
+    command: tuple[str, ...], driver: Callable[[PretendedDriver | None], None], tmp_path: Path
+) -> None:
+    driver(PretendedDriver(9.0))
+    (tmp_path / "m").write_text('{"merged": true}')
+    CliRunner().invoke(app, [each.replace("m", str(tmp_path / "m")) if each == "m" else each for each in command])
+    assert os.environ[devices.VISIBLE] == ""
 
 
 def test_every_stage_of_the_workflow_is_given_a_device() -> None:

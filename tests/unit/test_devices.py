@@ -4,13 +4,15 @@ import os
 from typing import Any
 
 import pytest
+import yaml
+from conftest import ROOT
 from pretended_driver import PretendedDriver
 
 from zerolora import devices
 from zerolora.config.settings import HardwareSettings
 from zerolora.errors import UserError
 from zerolora.gate import check_gpu
-from zerolora.planner.datasheets import GPUS
+from zerolora.planner.datasheets import GPUS, offered
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +156,23 @@ def test_the_table_is_that_of_the_installed_wheel() -> None:
     if torch.version.cuda is None:
         pytest.skip("torch is built for CPUs alone here")
     assert set(str(torch._C._cuda_getArchFlags()).split()) <= set(devices.ARCHITECTURES)
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/gpu.md", "envs/conda.yaml", "envs/apptainer.def"])
+def test_documents_name_the_driver_that_the_locks_torch_needs(file: str) -> None:
+    """PyPI's wheels of this torch are built for CUDA 13; another version in the lock wants a look at both tables."""
+    lock = (ROOT / "envs/requirements.lock").read_text(encoding="utf-8")
+    assert "\ntorch==2.13.0" in lock
+    assert f"NVIDIA driver {devices.DRIVERS[13]} or" in " ".join((ROOT / file).read_text(encoding="utf-8").split())
+
+
+def test_no_recipe_names_a_gpu_without_kernels() -> None:
+    configs = sorted((ROOT / "config").rglob("config.yaml"))
+    hardware = [(yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("hardware", {}) for path in configs]
+    capabilities = {each["compute_capability"] for each in hardware if each.get("device") == "cuda"}
+    assert len(capabilities) > 2
+    assert all(devices.runs_on(divmod(round(10 * each), 10), devices.ARCHITECTURES) for each in capabilities)
+    assert not {each.get("gpu") for each in hardware} & {name for name in GPUS if name not in offered(GPUS)}
 
 
 def test_an_unset_list_of_visible_gpus_differs_from_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:

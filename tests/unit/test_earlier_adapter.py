@@ -10,8 +10,7 @@ from peft import IA3Config, LoraConfig
 
 from zerolora.errors import UserError
 from zerolora.methods import lora_init
-from zerolora.methods.peft_format import CONFIG
-from zerolora.train.adapter import _portable
+from zerolora.methods.peft_format import CONFIG, portable
 from zerolora.train.earlier_adapter import HARMLESS, MEANING, check_meaning
 
 BASE = {"name": "./base", "revision": None}
@@ -19,7 +18,7 @@ OURS = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj"], task_type="CAUS
 
 
 def written(folder: Path, config: Any, **changed: Any) -> Path:
-    (folder / CONFIG).write_text(json.dumps(_portable(config, BASE) | changed))
+    (folder / CONFIG).write_text(json.dumps(portable(config, BASE) | changed))
     return folder
 
 
@@ -80,7 +79,7 @@ def test_an_adapter_that_means_the_same_is_accepted(tmp_path: Path, changed: dic
 
 
 def test_what_training_with_pissa_publishes_is_accepted_at_twice_its_rank(tmp_path: Path) -> None:
-    published = lora_init.doubled(_portable(OURS, BASE))
+    published = lora_init.doubled(portable(OURS, BASE))
     (tmp_path / CONFIG).write_text(json.dumps(published))
     check_meaning(tmp_path, LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     with pytest.raises(UserError, match="r is 8, and this run's is 4"):

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -24,6 +26,7 @@ from zerolora.export.modelfile import GO_TEMPLATES, TRIED, modelfile, prompt_for
 from zerolora.export.opened import answering, model_of
 from zerolora.export.targets import TARGETS
 from zerolora.export.targets.base import RunResult
+from zerolora.merge.merge import write_model
 from zerolora.tensor_file import read_header
 
 RANK = 4
@@ -260,6 +263,101 @@ def test_a_tied_head_is_left_as_it_is(source: RunResult, tmp_path: Path) -> None
     layers = linear_layers(tmp_path / "tied", "k")
     assert "lm_head.weight" not in layers.files[0].tensors
     assert "lm_head" in layers.left_modules and not any("self_attn" in name for name in layers.left_modules)
+
+
+# Above 5 s: torch, in a process of its own.
+def test_every_class_that_the_converter_knows_can_be_converted() -> None:
+    """With the gguf package of the lock, the converters of Qwen, Gemma and Mistral did not even load."""
+    directory = llama_cpp._vendored(llama_cpp.CONVERTER).parent
+    code = f"""
+import importlib, pathlib, sys
+sys.path.insert(0, {str(directory)!r})
+names = sorted(path.stem for path in pathlib.Path({str(directory)!r}, "conversion").glob("[a-z]*.py"))
+for name in names:
+    importlib.import_module(f"conversion.{{name}}")
+print(len(names))
+"""
+    environment = llama_cpp._environment(os.environ | {"NO_LOCAL_GGUF": "1"})
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 50
+
+
+@pytest.fixture(scope="module")
+def untied(source: RunResult, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunResult]:
+    """Return what merges an adapter of the head alone into a tied model of a family, which unties the two."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    def make(family: str) -> RunResult:
+        folder = tmp_path_factory.mktemp(f"untied-{family}")
+        shutil.copytree(source.weights, folder / "base", ignore=shutil.ignore_patterns("*.safetensors", "*config.json"))
+        sizes: dict[str, Any] = {"vocab_size": 476, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
+        sizes |= {"bos_token_id": 1, "eos_token_id": 475, "pad_token_id": 0}
+        config = CONFIG_MAPPING[family](**(sizes | {"tie_word_embeddings": True, "initializer_range": 0.3}))
+        torch.manual_seed(0)
+        model: Any = AutoModelForCausalLM.from_config(config)
+        model.save_pretrained(folder / "base")
+        shutil.copy(source.weights / "tokenizer_config.json", folder / "base")
+        adapted: Any = get_peft_model(model, LoraConfig(r=RANK, target_modules=["lm_head"], task_type="CAUSAL_LM"))
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.5)
+        adapted.save_pretrained(str(folder / "adapter"))
+        (folder / "merged").mkdir()
+        write_model(folder / "base", [(folder / "adapter", 1.0)], folder / "merged", folder / "merged")
+        return RunResult(folder / "base", folder / "base", folder / "adapter", source.data, folder / "merged")
+
+    return make
+
+
+def sentencepiece_file(path: Path) -> None:
+    """Write the form of tokenizer that llama.cpp's converter wants of Gemma."""
+    import sentencepiece
+
+    text = path.with_suffix(".txt")
+    text.write_text("\n".join(f"{chr(97 + n % 26)} {n} of {3 * n}" for n in range(200)))
+    options: dict[str, Any] = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2, "model_type": "bpe"}
+    sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(path.with_suffix("")), **options)
+
+
+# Above 5 s: converters.
+@pytest.mark.parametrize("target", ["gguf", "ollama"])
+def test_a_head_that_the_converter_leaves_out_is_one_line(
+    target: str, untied: Callable[[str], RunResult], tmp_path: Path
+) -> None:
+    """Of Gemma: the file would answer with the embedding in its place."""
+    result = untied("gemma2")
+    sentencepiece_file(result.merged_model / "tokenizer.model")
+    line = refused(target, result, tmp_path)
+    assert line.startswith(f"{result.merged}: the output head has other weights than the embedding, and llama.cpp's")
+    assert "leaves it out for gemma2" in line
+
+
+# Above 5 s: a converter.
+def test_a_head_that_was_untied_is_exported(untied: Callable[[str], RunResult], tmp_path: Path) -> None:
+    result = untied("llama")
+    manifest = exported("gguf", result, tmp_path, type="f32")
+    assert manifest["loaded"]["opened_by"].startswith("llama.cpp ") and manifest["loaded"]["equal"] == 3
+    base = replace(TARGETS["gguf"], opened=lambda *_: answering(model_of(result.weights), "transformers"))
+    assert loaded_check(base, result, TARGETS["gguf"].settings(), result.weights)["equal"] < 3  # the head matters
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_torchao_keeps_a_head_that_was_untied(family: str, untied: Callable[[str], RunResult], tmp_path: Path) -> None:
+    result = untied(family)
+    assert "lm_head.weight" in exported("torchao", result, tmp_path)["unquantized"]
+    whole, found = model_of(result.merged_model), model_of(tmp_path / "torchao")
+    assert torch.equal(found.lm_head.weight, whole.lm_head.weight)
+    assert torch.equal(found.get_input_embeddings().weight, whole.get_input_embeddings().weight)
+    assert not torch.equal(whole.lm_head.weight, whole.get_input_embeddings().weight)
+
+
+def test_an_adapter_of_a_head_that_the_converter_leaves_out_is_one_line(
+    untied: Callable[[str], RunResult], tmp_path: Path
+) -> None:
+    assert "takes 0 of its 2 factors" in refused("gguf_adapter", untied("gemma2"), tmp_path)
 
 
 def test_a_model_without_a_layer_that_fits_is_one_line(source: RunResult, tmp_path: Path) -> None:

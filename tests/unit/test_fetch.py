@@ -7,12 +7,13 @@ import os
 import shutil
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import make_tiny_model, served
+from test_merge import shard
 
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage
 from zerolora.errors import UserError
@@ -311,6 +312,84 @@ def test_what_small_files_rule_out_is_refused_before_the_weights_come(tmp_path: 
     (hub.model / "consolidated.safetensors").write_bytes(b"")
     fetch(HUB_SETTINGS, tmp_path / "weights/other", tmp_path / "models/other")
     assert not any(path.endswith("consolidated.safetensors") for path in hub.asked)
+
+
+def _indexed(model: Path, *names: str) -> None:
+    (model / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": {f"w{number}": name for number, name in enumerate(names)}})
+    )
+
+
+def _renamed(model: Path, *names: str) -> None:
+    for name in names:
+        shutil.copy(model / "model.safetensors", model / name)
+    (model / "model.safetensors").unlink()
+
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def _two_sets(model: Path) -> None:
+    _indexed(model, *SHARDS)
+    for name in SHARDS:
+        shutil.copy(model / "model.safetensors", model / name)
+
+
+def _shard_less(model: Path) -> None:
+    _renamed(model, SHARDS[0])
+    _indexed(model, *SHARDS)
+
+
+def _another(model: Path) -> None:
+    shutil.copy(model / "model.safetensors", model / "adapter_model.safetensors")
+
+
+LISTED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "two sets": (
+        _two_sets,
+        "has two sets of weights, model.safetensors and the files that model.safetensors.index.json names; remove one",
+    ),
+    "an index of two sets": (
+        lambda model: _indexed(model, "model.safetensors", SHARDS[0]),
+        "has two sets of weights, model.safetensors and",
+    ),
+    "no index": (lambda model: _renamed(model, *SHARDS), "without model.safetensors.index.json, so nothing says which"),
+    "a shard less": (
+        _shard_less,
+        f"names '{SHARDS[1]}', and there is no such file; fetch the whole model",
+    ),
+    "pickles": (_renamed, "has no .safetensors weights; save the model with save_pretrained"),
+    "another file": (
+        _another,
+        "has 'adapter_model.safetensors' beside model.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LISTED)
+def test_what_the_list_of_files_rules_out_is_refused_before_the_weights_come(
+    case: str, tmp_path: Path, hub: type[Hub]
+) -> None:
+    change, said = LISTED[case]
+    change(hub.model)
+    with pytest.raises(UserError) as refused:
+        fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
+    text = str(refused.value)
+    assert text.startswith(f"hub model some/model at {REVISION}: its list of files") and said in text
+    assert text.endswith("directory of your own (fetch.directory)") and "\n" not in text
+    assert not any(path.endswith(".safetensors") for path in hub.asked)
+    assert not (tmp_path / "models/tiny").exists()
+
+
+def test_shards_and_what_no_library_reads_are_fetched(tmp_path: Path, hub: type[Hub], tiny_model: Path) -> None:
+    shard(tiny_model, tmp_path / "sharded")
+    for path in (tmp_path / "sharded").iterdir():
+        shutil.copy(path, hub.model)
+    (hub.model / "model.safetensors").unlink()
+    (hub.model / "consolidated.safetensors").write_bytes(b"")
+    fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
+    files = json.loads((tmp_path / "models/tiny/manifest.json").read_text())["files"]
+    assert sum(name.endswith(".safetensors") for name in files) > 1
 
 
 @pytest.mark.usefixtures("hub")

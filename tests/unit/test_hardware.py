@@ -82,7 +82,7 @@ def test_a_name_becomes_what_a_step_gets() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gpu": "H1000"}, "GPU 'H1000' is not known; write one of V100-16GB, V100-32GB, T4"),
+        ({"gpu": "H1000"}, "GPU 'H1000' is not known; write one of T4, A10, A100-40GB-SXM"),
         ({"node_link": "usb"}, "node link 'usb' is not known; write one of pcie3"),
         ({"network": "infiniband"}, "network 'infiniband' is not known; write one of 1gbe, 10gbe"),
         ({"host_link": "nvlink4"}, "host link 'nvlink4' is not known; write one of pcie3, pcie4, pcie5"),

@@ -16,11 +16,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zerolora.architecture import built_on_meta, takes_own_attention
+from zerolora.compat.transformers import quantizable_paths
 from zerolora.config import schema
 from zerolora.errors import UserError
 from zerolora.memory import reserve
 from zerolora.memory.estimate import Capacity, estimated
 from zerolora.memory.families import FAMILIES
+from zerolora.memory.meta_device import build_on_meta
 from zerolora.memory.model_spec import ModelSpec, from_json, to_json
 from zerolora.memory.predict import predict
 from zerolora.memory.read_spec import from_config, read_model_spec
@@ -82,6 +84,29 @@ def spec_of(family: str) -> ModelSpec:
 @pytest.fixture(scope="module")
 def mixtures() -> dict[str, ModelSpec]:
     return {family: spec_of(family) for family in MIXTURES}
+
+
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    **{name: MIXTURES[name] for name in ("deepseek_v3", "gpt_oss")},
+    **{name: {} for name in ("llama", "gemma3_text", "gpt2")},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama4_text": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 80, "head_dim": 8},
+    "t5": {"d_model": 48, "d_kv": 8, "d_ff": 80, "num_layers": 3, "num_heads": 6},
+}
+
+
+@pytest.mark.parametrize("family", QUANTIZED)
+def test_what_is_counted_as_quantized_is_what_transformers_quantizes(family: str) -> None:
+    """It leaves subclasses of Linear, the routers of phimoe and llama4, and what a class keeps in fp32, as T5 does."""
+    config = SMALL | QUANTIZED[family] | {"model_type": family}
+    spec = from_config(config, WHERE)
+    model = build_on_meta(config, WHERE)
+    quantized = sum(model.get_submodule(path).weight.numel() for path in quantizable_paths(model))
+    assert QloraMethod().replaced(spec) == quantized > 0
+    assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
+    left = {module.name for module in spec.linears if not module.quantizable}
+    assert left == {"phimoe": {"router"}, "llama4_text": {"router"}, "t5": {"wo"}}.get(family, set())
 
 
 ADAPTED: list[tuple[str, dict[str, Any]]] = [

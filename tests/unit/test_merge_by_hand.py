@@ -27,6 +27,7 @@ from zerolora.merge.by_hand import merge_by_hand
 from zerolora.merge.listed import listed_model
 from zerolora.tensor_file import read_header
 from zerolora.train.launch.stop_signals import Stopped
+from zerolora.units import byte_size
 
 
 @pytest.fixture
@@ -196,6 +197,50 @@ def test_a_full_disk_is_one_line_before_the_work(
     assert list(small_disk.iterdir()) == [] == read
 
 
+def untying_adapter(base: Path, folder: Path) -> Path:
+    """Write an adapter of the head of a tied base, which is a tensor of its own after the merge."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaForCausalLM
+
+    model: Any = LlamaForCausalLM.from_pretrained(base)
+    config = LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(str(folder), save_embedding_layers=False)
+    return folder
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_the_room_that_a_merge_needs_counts_a_head_that_it_unties(
+    shards: bool, tmp_path: Path, tiny_model: Path, adapter: Path
+) -> None:
+    """On a file system with room for the base and less than the head beside it."""
+    base = shard(tiny_model, tmp_path / "base") if shards else tiny_model
+    untying = untying_adapter(base, tmp_path / "untying")
+    merge("--base", base, "--adapter", untying, "--output", tmp_path / "merged")
+    merged = tmp_path / "merged"
+    tensors = {name: each for path in merged.glob("*.safetensors") for name, each in load_file(path).items()}
+    head = tensors["lm_head.weight"].nbytes
+    room = sum(-(-path.stat().st_size // 4096) * 4096 for path in base.iterdir()) + 16384
+    assert head > 16384
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(place)]
+    if subprocess.run(mount, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        merge("--base", base, "--adapter", adapter, "--output", place / "merged")
+        shutil.rmtree(place / "merged")
+        size = byte_size(sum(path.stat().st_size for path in merged.glob("*.safetensors")))
+        with pytest.raises(UserError, match=f"merged: the merged weights take {size}, and .* are free there"):
+            merge("--base", base, "--adapter", untying, "--output", place / "merged")
+        assert list(place.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    if shards:
+        index = json.loads((merged / "model.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == sum(each.nbytes for each in tensors.values())
+        assert set(index["weight_map"]) == set(tensors)
+
+
 def test_a_limit_on_files_is_one_line(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
@@ -326,7 +371,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = 
     "another shape": (
         _narrow,
         (),
-        r"is \[4, 47\], and should be \[4, 48\] in this base; this adapter was trained on another model",
+        r"is \[4, 47\], and should be \[4, 48\] in this base: its module has other sizes \(47 instead of 48\); write",
     ),
     "weights and no adapters": (_nothing, ("--weight", "1", "--weight", "2"), "--weight is given 2 times, and --adapt"),
     "no word of quantization": (_nothing, ("--dequantized",), "manifest.json: has no quantization, so nothing says"),

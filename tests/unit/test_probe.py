@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, SERVERS, project_environment
+from pretended_driver import PretendedDriver
 
+from zerolora import devices
 from zerolora.errors import UserError
 from zerolora.planner.cost import step_seconds
 from zerolora.planner.probe_file import measured
@@ -63,10 +65,15 @@ def test_one_rank_has_nobody_to_send_to(tmp_path: Path) -> None:
     [
         ("tpu", 1, "device is 'tpu'; write cpu or cuda"),
         ("cpu", 0, "--ranks is 0; write 1 or more"),
-        ("cuda", 99, "--ranks is 99, but this machine shows .* GPUs"),
+        ("cuda", 9, "--device is cuda, but 9 GPUs are needed and 1 visible; ask for more"),
     ],
 )
-def test_what_the_machine_has_not_is_refused(device: str, ranks: int, message: str, tmp_path: Path) -> None:
+def test_what_the_machine_has_not_is_refused(
+    device: str, ranks: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
+    monkeypatch.setattr(devices, "driver_library", lambda: PretendedDriver(9.0))
+    monkeypatch.delenv(devices.VISIBLE, raising=False)
     with pytest.raises(UserError, match=message):
         probe(tmp_path / "probe.json", device, ranks)
     assert list(tmp_path.iterdir()) == []

@@ -43,7 +43,7 @@ found = {
 exec(then)
 """
 RANKS = 3
-SLOWER = "each rank loads its libraries itself, which takes longer: a fork would lack"
+SLOWER = "each rank loads its libraries itself, which takes longer:"
 
 
 def started(folder: Path, then: str = "pass", before: str = "pass", ranks: int = RANKS) -> Ranks:
@@ -78,7 +78,8 @@ def test_each_rank_is_as_a_process_of_its_own(tmp_path: Path, before: str) -> No
     assert {rank["malloc"] for rank in ranks} == {"glibc.malloc.mxfast=0"}
     assert len({rank["drawn"] for rank in ranks}) == len({rank["numpy"] for rank in ranks}) == RANKS
     logs = [(tmp_path / f"{rank}.log").read_text() for rank in range(RANKS)]
-    said = "" if before == "pass" else f"zerolora: {SLOWER} threads that a library has started (python)\n"
+    lacking = f"zerolora: {SLOWER} a fork would lack threads that a library has started (python)\n"
+    said = "" if before == "pass" else lacking
     assert logs == [f"{'' if rank else said}rank {rank} prints\n" for rank in range(RANKS)]
 
 
@@ -91,6 +92,35 @@ def test_snakemakes_threads_of_a_job_start_none_in_ranks(monkeypatch: pytest.Mon
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=environment_of(device), capture_output=True, text=True, check=True)
         assert done.stdout == "1\n"
+
+
+def test_libraries_of_cpu_ranks_call_no_cuda() -> None:
+    """With a torch built for CUDA, bitsandbytes' question for a GPU would keep ranks from being forks."""
+    code = """
+import os, torch
+from zerolora.compat.bitsandbytes import load
+load()
+torch.cuda.is_available(), torch.cuda.device_count()
+if not os.fork():
+    os._exit(torch.cuda._is_in_bad_fork())
+print(os.waitstatus_to_exitcode(os.wait()[1]), torch.cuda.is_available())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment_of("cpu"), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0 False\n"
+
+
+def test_a_call_of_cuda_before_the_fork_is_reported(tmp_path: Path) -> None:
+    """As a library could make one; a torch for CPUs knows no such call."""
+    before = "import types; sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(" + (
+        "is_initialized=lambda: False, _is_in_bad_fork=lambda: True))"
+    )
+    assert ended(started(tmp_path, before=before)) == dict.fromkeys(range(RANKS), 0)
+    assert len((tmp_path / "loaded").read_text().split()) == 1 + RANKS
+    logs = [(tmp_path / f"{rank}.log").read_text() for rank in range(RANKS)]
+    said = f"zerolora: {SLOWER} a library has called CUDA before the fork\n"
+    assert logs == [f"{'' if rank else said}rank {rank} prints\n" for rank in range(RANKS)]
 
 
 def test_one_rank_is_not_forked(tmp_path: Path) -> None:

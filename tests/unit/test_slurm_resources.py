@@ -31,6 +31,7 @@ from zerolora.planner.slurm_resources import (
     preparing,
     reporting,
 )
+from zerolora.tensor_file import write_shapes
 from zerolora.units import GIB
 
 MODELS = ROOT / "config/recipes/models"
@@ -124,6 +125,18 @@ def test_merging_asks_for_a_matrix_and_not_for_the_model(tmp_path: Path) -> None
     )
     assert one["seconds"] == pytest.approx(four["seconds"])
     assert one["host_bytes"] == four["host_bytes"] == MERGE_PROCESS + MERGE_BLOCKS + 16 * 3584 * 18944 + 10**7
+
+
+def test_merging_asks_for_an_embedding_that_is_scaled_whole(tmp_path: Path) -> None:
+    """DoRA's norms of an embedding go across its rows; plain factors of it are added by rows."""
+    model, adapter = fetched(tmp_path / "model", "qwen2.5-7b", 2, 1), tmp_path / "adapter"
+    write_json(adapter / MANIFEST, {"files": {"adapter_model.safetensors": {"sha256": "", "bytes": 10**7}}})
+    prefix = "base_model.model.model.embed_tokens"
+    factors = {f"{prefix}.lora_embedding_A": (4, 152064), f"{prefix}.lora_embedding_B": (3584, 4)}
+    write_shapes(factors, adapter / "adapter_model.safetensors")
+    plain = merging(model, adapter)["host_bytes"]
+    write_shapes(factors | {f"{prefix}.lora_magnitude_vector": (3584,)}, adapter / "adapter_model.safetensors")
+    assert merging(model, adapter)["host_bytes"] - plain == 16 * 3584 * (152064 - 18944)
 
 
 @pytest.mark.slow

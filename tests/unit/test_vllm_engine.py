@@ -138,6 +138,20 @@ def test_an_adapter_that_vllm_reads_otherwise_than_peft(models: SimpleNamespace,
             vllm_engine.check(stand_in(tmp_path), models.data, EvaluatedModel(models.base, adapter))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "limit"),
+    [({"r": 4}, 8), ({}, 8), ({"r": 4, "rank_pattern": {"q_proj": 30}}, 32), ({"r": 64, "rank_pattern": None}, 64)],
+)
+def test_vllm_is_given_the_largest_rank_of_an_adapter(
+    models: SimpleNamespace, tmp_path: Path, ranks: dict[str, Any], limit: int
+) -> None:
+    """Without r it is peft's default."""
+    write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA", **ranks})
+    config = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4, hidden_size=32, dtype=torch.float32)
+    model = EvaluatedModel(models.base, tmp_path)
+    assert vllm_engine.engine_arguments(settings(), model, models.base, config, 64)["max_lora_rank"] == limit
+
+
 def stand_in(folder: Path) -> EvaluateRunSettings:
     """Return settings with an interpreter that says to have vLLM."""
     python = folder / "python"

@@ -77,6 +77,40 @@ def test_runs_at_the_same_time_get_different_gpus(project: Project) -> None:
     assert len(used) == 3 and set(used) <= {"4", "GPU-7f"}
 
 
+# Starts a command as srun does on the one node of an allocation.
+SRUN = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do shift; done
+SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1 exec "$@"
+"""
+ALLOCATION = {
+    **{"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "1", "SLURM_MEM_PER_NODE": "16384"},
+    "SLURM_RESTART_COUNT": "0",
+}
+
+
+def test_three_runs_of_an_allocation_never_share_its_one_gpu(project: Project) -> None:
+    """The job's own script, with a stand-in for srun: the profile grants what Slurm gave the job, not what the config
+    says that a node has."""
+    srun = project.directory / "bin/srun"
+    srun.parent.mkdir(exist_ok=True)
+    srun.write_text(SRUN, encoding="utf-8")
+    srun.chmod(0o755)
+    used = project.directory / "used"
+    used.unlink(missing_ok=True)
+    script = (project.directory / "profiles/allocation/job.sbatch").read_text(encoding="utf-8")
+    (project.directory / "job").write_text(script.replace("exec snakemake", "exec snakemake --keep-going"))
+    result = project.run(
+        *("sh", "-c", 'PATH="$PWD/bin:$PATH" exec sh job "$@"', "sh", *ADAPTERS),
+        check=False,
+        CUDA_VISIBLE_DEVICES="3",
+        TMPDIR=str(project.directory),
+        **ALLOCATION,
+    )
+    assert result.returncode
+    said = result.stdout + result.stderr
+    assert used.is_file() and used.read_text().split() == ["3"] * 3 and "waiting for" not in said, said
+
+
 def test_what_the_user_does_not_grant_is_refused(project: Project) -> None:
     """Snakemake alone would cap the request, and start all three."""
     used, said = trained(project, "0", "--resources", "gpu=0")

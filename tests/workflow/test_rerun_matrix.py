@@ -107,7 +107,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.ia3.modules_to_save": (["norm"], set()),
     "merge.enabled": (False, {M}),
     "merge.version": (False, {M}),
-    "export.targets": (["gguf"], set()),  # made by request alone
+    "export.targets": (["torchao"], {R}),  # tried by render, made by request alone
     "export.gguf.type": ("q8_0", set()),
     "export.gguf_adapter.type": ("f32", set()),
     "export.ollama.type": ("f16", set()),

@@ -282,6 +282,7 @@ def merge(
         check_intact(adapter[0], "zerolora train")
         leave_out(output)
         return
+    obey("cpu")
     from zerolora.merge.by_hand import merge_by_hand
     from zerolora.merge.merge import merge as stage
 
@@ -304,6 +305,7 @@ def merged_weights(
     """Ensure that the merged weights are on this machine; merge again if they are not."""
     from zerolora.manifest import is_merged, located
 
+    obey("cpu")
     if not is_merged(manifest):
         return
     from zerolora.merge.merge import restore

@@ -244,6 +244,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             nvme=hardware.nvme,
             hardware=_hardware(hardware),
             sections=_sections(train),
+            targets={name: getattr(settings.export, name).model_dump() for name in settings.export.targets},
         ),
         train=TrainSettings(**_training(train), device=hardware.device),
         merge=MergeSettings(**settings.merge.model_dump()),

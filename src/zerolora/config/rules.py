@@ -22,7 +22,7 @@ from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import Quantization
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS
+from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS, offered
 from zerolora.planner.run_hardware import hardware_of, target_of
 from zerolora.planner.user_config import check_user_config, layout_of
 from zerolora.schedules import SCHEDULES, too_short
@@ -442,7 +442,7 @@ def _impossible_strategy(
     for key, table in (("gpu", GPUS), ("node_link", NODE_LINKS), ("network", NETWORKS)):
         value = getattr(settings.hardware, key)
         if value is not None and value not in table:
-            yield at("hardware", key), f"{shown(value)} is not known; write one of {', '.join(table)}"
+            yield at("hardware", key), f"{shown(value)} is not known; write one of {', '.join(offered(table))}"
             return
     try:
         hardware_of(rendered)

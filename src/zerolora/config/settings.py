@@ -149,6 +149,8 @@ class RenderSettings(EstimateSettings):
     """When first losses are compared with those of a safe setting, or for how many steps."""
     from_adapter: str | None = None
     """The directory that training begins with, but for that of a run, which is compared by its settings."""
+    targets: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """The run's export targets, which are tried as well: their settings, by name."""
 
 
 class UsefulFlops(Settings):

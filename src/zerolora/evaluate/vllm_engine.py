@@ -27,6 +27,7 @@ from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.models import EvaluatedModel, load_tokenizer, placement, stops_of
 from zerolora.export.vllm_limits import check_for_vllm, rank_limit
 from zerolora.files import canonical
+from zerolora.methods.adapter_config import largest_rank
 from zerolora.methods.registry import check_published
 
 WORKER = Path(vllm_worker.__file__)
@@ -80,8 +81,8 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
             f"row for it; {INSTEAD}"
         )
     if model.loaded_adapter:
-        check_published(model.loaded_adapter, model.base)
         check_for_vllm(model.loaded_adapter, "evaluate.engine: vllm", "write merge.enabled: true")
+        check_published(model.loaded_adapter, model.base)
     return asked.stdout.strip()
 
 
@@ -157,7 +158,7 @@ def engine_arguments(
     if settings.batch != "auto":
         arguments["max_num_seqs"] = settings.batch
     if model.loaded_adapter:
-        rank = foreign.adapter_config(model.loaded_adapter)["r"]
+        rank = largest_rank(foreign.adapter_config(model.loaded_adapter))
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank_limit(rank)}
     if not on_gpu:
         # Left open, vLLM takes nearly all memory for its cache.

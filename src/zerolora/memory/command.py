@@ -304,7 +304,7 @@ def _specs(
 
 def _capacity(gpu: str | None, gpu_memory: str | None, host_memory: str, precision: Precision) -> "Capacity":
     from zerolora.memory.estimate import Capacity
-    from zerolora.planner.datasheets import GPUS
+    from zerolora.planner.datasheets import GPUS, offered
 
     host = _bytes("--host-memory", host_memory)
     if gpu is None:
@@ -312,7 +312,7 @@ def _capacity(gpu: str | None, gpu_memory: str | None, host_memory: str, precisi
     if gpu_memory is not None:
         raise UserError(f"--gpu {gpu} and --gpu-memory {gpu_memory}: write one of the two")
     if gpu not in GPUS:
-        raise UserError(f"--gpu {shown(gpu)}: write one of {', '.join(GPUS)}")
+        raise UserError(f"--gpu {shown(gpu)}: write one of {', '.join(offered(GPUS))}")
     if precision == "bf16" and not GPUS[gpu].supports_bf16:
         raise UserError(f"--precision bf16: a {gpu} does not support it; write fp16 or fp32")
     return Capacity(GPUS[gpu].memory, host)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.architecture import auto_class, other_parts, takes_own_attention
+from zerolora.compat.transformers import quantizable_paths
 from zerolora.errors import UserError, shown
 from zerolora.memory.meta_guards import (
     IGNORED,
@@ -135,6 +136,7 @@ def _owners(model: Any) -> Iterator[_Owner]:
     seen: set[int] = set()
     head = model.get_output_embeddings()
     outside = () if model.config.is_encoder_decoder else tuple(other_parts(model))
+    quantizable = frozenset(quantizable_paths(model))
     for path, module in model.named_modules():
         own = [(name, each) for name, each in module.named_parameters(recurse=False) if id(each) not in seen]
         seen.update(id(each) for _, each in own)
@@ -148,7 +150,8 @@ def _owners(model: Any) -> Iterator[_Owner]:
         if f"{path}.".startswith(tuple(f"{part}." for part in outside)):
             kind = "outside"
         index = int(parts[at]) if at < len(parts) else -1
-        yield _Owner(".".join(parts[:at]), index, Module(template, kind, weights, 1, inputs, outputs))
+        owner = Module(template, kind, weights, 1, inputs, outputs, quantizable=not inputs or path in quantizable)
+        yield _Owner(".".join(parts[:at]), index, owner)
 
 
 def _kind(module: Any, head: Any) -> tuple[str, int, int]:

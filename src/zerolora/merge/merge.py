@@ -21,13 +21,13 @@ from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
 from zerolora.manifest import is_weight, model_files
 from zerolora.merge.combine import updates_of
+from zerolora.merge.index import write_size
 from zerolora.merge.listed import ListedNames, listed_model
 from zerolora.merge.plan import BaseNames, plan_merge
 from zerolora.merge.stream import write_weights
-from zerolora.merge.tokenizer import write_size, write_tokens
 from zerolora.merge.untied import untied_copies, write_untied
 from zerolora.methods.tied_weights import tied_weights
-from zerolora.prompt_format import write_prompt_format
+from zerolora.prompt_format import write_prompt_format, write_tokens
 from zerolora.tensor_file import read_header
 from zerolora.units import byte_size
 from zerolora.weight_files import weight_files
@@ -106,7 +106,11 @@ def write_model(
     updates, untied = untied_copies(updates, tied, stored)
     plan = plan_merge(files, names, updates, staged, before, untied)
     if missing := plan.missing(updates):
-        raise UserError(f"{adapters[0][0]}: the base has no {missing[0]}; this adapter was trained on another model")
+        # The adapter's tensors are those of the model that config.json describes (methods/adapter_check.py).
+        raise UserError(
+            f"{base}: its files have no {missing[0]}, which its config.json describes and the adapter changes; fetch "
+            "the whole model"
+        )
     for path in model_files(base):
         if not is_weight(path.name):
             shutil.copyfile(path, staged / path.name)

@@ -137,9 +137,7 @@ def _compare(
     known = implied.allowed | implied.needed
     for name in tensors:
         if name not in known and (module := _absent(name, implied.base)):
-            raise UserError(
-                f"{path}: {name} is of {module}, which the base lacks; this adapter was trained on another model"
-            )
+            raise UserError(f"{path}: {name} is of {module}, which the base lacks: {_lacking(module, implied.base)}")
     for name, each in tensors.items():
         if name in known and each.shape != known[name]:
             raise UserError(f"{path}: {_shape_fault(name, each.shape, implied, config)}")
@@ -172,6 +170,22 @@ def _absent(name: str, base: frozenset[str]) -> str | None:
     return module
 
 
+def _lacking(module: str, base: frozenset[str]) -> str:
+    """Return what is different about a base that lacks a module, and what to do about it."""
+    parts = module.split(".")
+    at = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
+    layers = {
+        int(own[at])
+        for own in (name.split(".") for name in base)
+        if own[:at] == parts[:at] and at < len(own) and own[at].isdigit()
+    }
+    if at < len(parts) and layers and int(parts[at]) > max(layers):
+        said = f"it has {max(layers) + 1} layers in {'.'.join(parts[:at])}, and the adapter is of more"
+    else:
+        said = "its modules have other names, as of another architecture or another class of the same"
+    return f"{said}; write the base that the adapter was trained on"
+
+
 def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, config: Mapping[str, Any]) -> str:
     """Return what is wrong with the shape of a tensor, and what to do about it."""
     expected = (implied.allowed | implied.needed)[name]
@@ -190,7 +204,8 @@ def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, con
             "base, so tokens were added before it was trained; resize the base with resize_token_embeddings, save it "
             "with the adapter's tokenizer, and take that as the base"
         )
-    return f"{said} in this base; this adapter was trained on another model"
+    sizes = " and ".join(f"{shape[place]} instead of {expected[place]}" for place in differing)
+    return f"{said} in this base: its module has other sizes ({sizes}); write the base that the adapter was trained on"
 
 
 def _listed(config: Mapping[str, Any], model: ModelSpec) -> ImpliedTensors:

@@ -128,6 +128,11 @@ def rank_and_alpha(config: Mapping[str, Any], module: str) -> tuple[int, float]:
     )
 
 
+def largest_rank(config: Mapping[str, Any]) -> int:
+    """Return the largest r of any module."""
+    return int(max(config.get("r") or DEFAULT_RANK, *(config.get("rank_pattern") or {}).values(), 0))
+
+
 def is_target(config: Mapping[str, Any], module: str) -> bool:
     """Return whether a config adapts a module of the base, by its path; layers_to_transform is not looked at
     (peft/tuners/tuners_utils.py, check_target_module_exists)."""

@@ -186,11 +186,18 @@ class Update(ABC):
 
 def check_shape(name: str, found: tuple[int, ...], expected: "Iterable[int]") -> None:
     """Raise UserError if the adapter expects another shape of a base weight."""
-    if found != tuple(expected):
-        raise UserError(
-            f"{name} is {list(found)} in the base and {list(expected)} in the adapter; "
-            "this adapter was trained on another model"
-        )
+    expected = tuple(expected)
+    if found == expected:
+        return
+    if len(found) == len(expected):
+        differing = [place for place, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other]
+        what = "their sizes differ" if len(differing) > 1 else f"the sizes of dimension {differing[0]} differ"
+    else:
+        what = "one has more dimensions"
+    raise UserError(
+        f"{name} is {list(found)} in the base and {list(expected)} in the adapter: {what}; write the base that the "
+        "adapter was trained on"
+    )
 
 
 def named_modules(model: "ModelSpec", names: tuple[str, ...], key: str, among: "Iterable[Module]") -> "list[Module]":

@@ -98,4 +98,4 @@ def _check(path: Path, found: Mapping[str, tuple[int, ...]], model: Any) -> None
     ]
     if faults:
         more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
-        raise UserError(f"{path}: {faults[0]}{more}; these weights were trained on another model")
+        raise UserError(f"{path}: {faults[0]}{more}; write the base that these weights were trained from")

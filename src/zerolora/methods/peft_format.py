@@ -69,6 +69,15 @@ def read_config(directory: Path) -> dict[str, Any]:
     return foreign.adapter_config(directory)
 
 
+def portable(config: Any, base: dict[str, Any]) -> dict[str, Any]:
+    """Return an adapter's config that is the same on every machine: sets sorted, the base as the config names it, no
+    version."""
+    value = {key: sorted(item) if isinstance(item, set) else item for key, item in config.to_dict().items()}
+    value.update(base_model_name_or_path=base["name"], inference_mode=True, revision=base["revision"])
+    value.pop("peft_version", None)
+    return {key: getattr(item, "value", item) for key, item in value.items()}
+
+
 def peft_targets(model: Any, targets: str | list[str]) -> tuple[str | list[str], list[str]]:
     """Return the modules and the parameters to adapt.
 

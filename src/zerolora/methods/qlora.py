@@ -72,7 +72,7 @@ class QloraMethod(TrainedLowRank):
 
     def adapted(self, model: "ModelSpec") -> tuple[list[int], int, dict[str, int]]:
         if ends := self.modules_to_save:
-            saved = [module for module in model.linears if module.path.endswith(ends)]
+            saved = [module for module in model.linears if module.quantizable and module.path.endswith(ends)]
             self._check_not_saved([module.path.format(module.numbers[0]) for module in saved])
         return super().adapted(model)
 
@@ -87,7 +87,7 @@ class QloraMethod(TrainedLowRank):
 
     def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
         """Raise UserError for the weight of a linear module, which is quantized (peft/tuners/lora/layer.py)."""
-        if parameter.module.kind == "linear":
+        if parameter.module.kind == "linear" and parameter.module.quantizable:
             raise UserError(
                 f"train.lora.targets: {parameter.path} would be adapted as a parameter, which peft cannot where it is "
                 "quantized; write the last word of its path, which means the experts too, or method: lora"
@@ -142,8 +142,9 @@ class QloraMethod(TrainedLowRank):
 
 
 def _quantized(model: "ModelSpec") -> "list[Module]":
-    """Return the modules that transformers quantizes: all linear ones but the output head, a vision tower's too."""
-    return [*model.linears, *(module for module in model.modules if module.kind == "outside" and module.inputs)]
+    """Return the modules that transformers quantizes: linear ones but the output head, a vision tower's too."""
+    outside = (module for module in model.modules if module.kind == "outside" and module.inputs)
+    return [module for module in (*model.linears, *outside) if module.quantizable]
 
 
 def _within(name: str, paths: list[str]) -> list[str]:

@@ -110,7 +110,9 @@ class Rows(Update):
         if shape[1] != self.trained.shape[1] or shape[0] <= max(self.numbers):
             raise UserError(
                 f"{self.weight} is {list(shape)} in the base, and the adapter has rows up to "
-                f"{max(self.numbers)} of width {self.trained.shape[1]}; this adapter was trained on another model"
+                f"{max(self.numbers)} of width {self.trained.shape[1]}: "
+                f"{'the widths differ' if shape[1] != self.trained.shape[1] else 'the base has too few rows'}; write "
+                "the base that the adapter was trained on, with its vocabulary"
             )
 
     def apply(self, rows: "torch.Tensor", first: int) -> None:

@@ -5,8 +5,9 @@ Rates in FLOP/s, bandwidths in bytes/s of one direction, latencies in seconds. T
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from zerolora.devices import ARCHITECTURES, runs_on
 from zerolora.errors import UserError, shown
 from zerolora.planner.hardware import KERNEL_SECONDS, Disk, HardwareRates, Link
 from zerolora.types import Precision
@@ -98,10 +99,20 @@ Entry = TypeVar("Entry", Gpu, Link, Disk)
 
 
 def known(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    """Return the entry with this name. Raises UserError, which lists all names, if there is none."""
+    """Return the entry with this name. Raises UserError, which lists the names to choose from, if there is none."""
     if name not in table:
-        raise UserError(f"{kind} {shown(name)} is not known; write one of {', '.join(table)}")
+        raise UserError(f"{kind} {shown(name)} is not known; write one of {', '.join(offered(table))}")
     return table[name]
+
+
+def offered(table: Mapping[str, Any]) -> list[str]:
+    """Return the names of a table to choose from: of GPUs, those that the lock's torch has kernels for."""
+    return [name for name, entry in table.items() if not isinstance(entry, Gpu) or _has_kernels(entry)]
+
+
+def _has_kernels(gpu: Gpu) -> bool:
+    major, minor = divmod(round(10 * gpu.capability), 10)
+    return runs_on((major, minor), ARCHITECTURES)
 
 
 def _by_name(entries: list[Entry]) -> dict[str, Entry]:

@@ -27,12 +27,15 @@ from zerolora.memory.reserve import CONTEXT, UNUSED
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.memory.states import BYTES
 from zerolora.methods.base import SHARED
+from zerolora.methods.peft_format import ADAPTER
 from zerolora.planner.candidates import Candidate, Planning, step_work
 from zerolora.planner.cost import OPERATIONS, step_seconds
 from zerolora.planner.run_hardware import hardware_of
 from zerolora.planner.summary import steps_of
 from zerolora.strategies import STRATEGIES
+from zerolora.tensor_file import read_header
 
+EMBEDDED = "lora_embedding_A"
 SLACK = 4
 """Seconds asked for over seconds predicted. Of the configurations that benchmarks/choice.py measured, the worst took
 3.3 times as long as predicted; other machines are less well known."""
@@ -111,16 +114,27 @@ def rendered(reasons: Path) -> TrainingResources:
 
 def merging(model: Path, adapter: Path) -> Resources:
     """Return the resources of merging an adapter into the model in a directory, a block of rows at a time, and the
-    largest matrix whole.
+    largest matrix whole: an embedding only with DoRA, whose norms go across its rows. A head that is untied is written
+    by rows.
 
     Raises UserError if a manifest or config.json is missing.
     """
     files = _weight_files(model)
     added = sum(file["bytes"] for file in foreign.manifest(adapter / MANIFEST, "zerolora train")["files"].values())
-    modules = [module for module in read_model_spec(model).modules if module.kind not in SHARED]
+    by_rows = ("head",) if _scales_embedding(adapter) else SHARED
+    modules = [module for module in read_model_spec(model).modules if module.kind not in by_rows]
     largest = max(math.prod(shape) for module in modules for _, shape in module.weights)
     held = MERGE_BLOCKS + MERGE_WHOLE * largest + added
     return _resources(2 * sum(files) / SHARED_DISK, MERGE_PROCESS + held)
+
+
+def _scales_embedding(adapter: Path) -> bool:
+    """Return whether an adapter has DoRA's magnitudes of an embedding."""
+    path = adapter / ADAPTER
+    names = read_header(path).tensors if path.is_file() else {}
+    return any(
+        name.endswith(EMBEDDED) and f"{name.removesuffix(EMBEDDED)}lora_magnitude_vector" in names for name in names
+    )
 
 
 def evaluating(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from zerolora import devices
 from zerolora.errors import UserError, shown
 from zerolora.files import write_json
 from zerolora.train.launch.launcher import environment_of
@@ -34,6 +35,8 @@ def probe(output: Path, device: str, ranks: int) -> None:
     """
     _check(output, device, ranks)
     where = topology(os.environ, _nodes(os.environ), ranks)
+    if device == "cuda" and (reason := devices.fault(len(where.ranks), "--device cpu")):
+        raise UserError(f"--device is cuda, but {reason}")
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "probe.json"
         _run(where, ["--output", str(result), "--device", device], device, Path(directory))
@@ -48,14 +51,6 @@ def _check(output: Path, device: str, ranks: int) -> None:
         raise UserError(f"--ranks is {ranks}; write 1 or more")
     if output.is_dir():
         raise UserError(f"--output {output} is a directory; write a file, as in {output / 'probe.json'}")
-    if device == "cuda":
-        import torch
-
-        if torch.cuda.device_count() < ranks:
-            raise UserError(
-                f"--ranks is {ranks}, but this machine shows {torch.cuda.device_count()} GPUs; "
-                "write fewer, write device cpu, or run where the GPUs are"
-            )
 
 
 def _nodes(environment: Mapping[str, str]) -> int:
@@ -68,8 +63,6 @@ def _nodes(environment: Mapping[str, str]) -> int:
 def _run(where: Topology, arguments: list[str], device: str, logs: Path) -> None:
     """Run the probe's process for each rank in `where`. If one fails, all others are terminated."""
     environment = environment_of(device)
-    if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
     deadline = time.monotonic() + LONGEST_SECONDS
 
     def log_of(rank: int) -> Path:

@@ -16,7 +16,7 @@ from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
 from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.lora_init import DEFAULT
-from zerolora.methods.peft_format import ADAPTER, CONFIG
+from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
 from zerolora.tensor_file import save_tensors
 from zerolora.train import base_model, earlier_adapter
@@ -124,7 +124,7 @@ def save(
             save_tensors(tensors, path)
             _check(path, expected, method, Path(settings.from_adapter) if settings.from_adapter else None)
             if method.peft_type:
-                peft_config = _portable(engine.module.peft_config["default"], base)
+                peft_config = portable(engine.module.peft_config["default"], base)
                 write_json(staged / CONFIG, lora_init.doubled(peft_config) if start else peft_config)
             write(staged, tokens)
             if carry:
@@ -185,12 +185,3 @@ def _check(path: Path, expected: dict[str, torch.Size], method: type[TrainableMe
     if faults:
         shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
         raise UserError(f"what was trained is not whole: {shown}; nothing was published")
-
-
-def _portable(config: Any, base: dict[str, Any]) -> dict[str, Any]:
-    """Return an adapter's config that is the same on every machine: sets sorted, the base as the config names it, no
-    version."""
-    value = {key: sorted(item) if isinstance(item, set) else item for key, item in config.to_dict().items()}
-    value.update(base_model_name_or_path=base["name"], inference_mode=True, revision=base["revision"])
-    value.pop("peft_version", None)
-    return {key: getattr(item, "value", item) for key, item in value.items()}

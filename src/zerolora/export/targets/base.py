@@ -48,6 +48,10 @@ class Opened:
     """What else it says of the file."""
 
 
+def _nothing(source: RunResult, settings: Any) -> None:
+    """The default of `try_out`: `check` refuses all that is known before training."""
+
+
 @dataclass(frozen=True)
 class ExportTarget:
     """One form in which a run is exported."""
@@ -59,7 +63,8 @@ class ExportTarget:
     settings: type[Section]
     """Its section of `export`."""
     check: Callable[[RunResult, Any], None]
-    """Raises UserError, in one line, for what the target cannot hold; called before anything is written."""
+    """Raises UserError, in one line, for what the target cannot hold; called before anything is written, and by render
+    before training (export/early.py), when files have their names and shapes alone."""
     run: Callable[[RunResult, Any, Path], dict[str, Any]]
     """Writes its files into an empty directory, and returns what the manifest is to say of them."""
     opened: Callable[[RunResult, Any, Path], Opened]
@@ -68,3 +73,5 @@ class ExportTarget:
     """Made of the merged model, and so refused where nothing was merged; if false, of the adapter."""
     for_vllm: bool = False
     """Opened with vLLM where the run is evaluated with it."""
+    try_out: Callable[[RunResult, Any], None] = _nothing
+    """Raises UserError for what `run` would fail at, as far as names and shapes tell; called before training alone."""

@@ -26,6 +26,10 @@ def _check(source: RunResult, settings: Gguf) -> None:
     llama_cpp.check_types(settings.type, "export.gguf.type")
 
 
+def _try_out(source: RunResult, settings: Gguf) -> None:
+    llama_cpp.try_conversion(source.merged_model)
+
+
 def _run(source: RunResult, settings: Gguf, output: Path) -> dict[str, Any]:
     llama_cpp.write_gguf(source.merged_model, output / FILE, settings.type)
     return {"type": settings.type}
@@ -35,4 +39,6 @@ def _opened(source: RunResult, settings: Gguf, output: Path) -> Opened:
     return opened.gguf(output / FILE)
 
 
-TARGET = ExportTarget("gguf", "the merged model as a GGUF file", Gguf, _check, _run, _opened, of_merged=True)
+TARGET = ExportTarget(
+    "gguf", "the merged model as a GGUF file", Gguf, _check, _run, _opened, of_merged=True, try_out=_try_out
+)

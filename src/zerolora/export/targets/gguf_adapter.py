@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zerolora.config.section import Section
-from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.peft_limits import check_plain_lora
 from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.vllm_limits import WEIGHTS
+from zerolora.tensor_file import read_header
 
 FILE = "adapter.gguf"
 
@@ -27,6 +28,10 @@ def _check(source: RunResult, settings: GgufAdapter) -> None:
     check_plain_lora(
         source.adapter, "export.targets: gguf_adapter", "llama.cpp", refused=("alpha_pattern", "use_rslora")
     )
+
+
+def _try_out(source: RunResult, settings: GgufAdapter) -> None:
+    llama_cpp.try_adapter(source.adapter, source.model, _factors(source.adapter))
 
 
 def _run(source: RunResult, settings: GgufAdapter, output: Path) -> dict[str, Any]:
@@ -58,17 +63,18 @@ def _opened(source: RunResult, settings: GgufAdapter, output: Path) -> Opened:
 def _contents(source: RunResult, file: Path) -> dict[str, Any]:
     """Return the number of factors in the file, and its alpha. Raises UserError if one is missing."""
     from gguf import GGUFReader
-    from safetensors import safe_open
 
     reader = GGUFReader(file)
     factors = [tensor.name for tensor in reader.tensors if tensor.name.endswith((".lora_a", ".lora_b"))]
-    with safe_open(source.adapter / "adapter_model.safetensors", "numpy") as trained:
-        wanted = len(list(trained.keys()))
-    if len(factors) != wanted:
-        raise UserError(f"{file}: holds {len(factors)} factors of {wanted}; report it to llama.cpp")
+    llama_cpp.check_factors(source.adapter, len(factors), _factors(source.adapter))
     field = reader.get_field("adapter.lora.alpha")
     alpha = float(field.parts[field.data[0]][0]) if field else None
     return {"factors": len(factors), "alpha": alpha}
+
+
+def _factors(adapter: Path) -> int:
+    """Return the number of an adapter's factors, without the copies of embedding and head that peft saves too."""
+    return sum(".lora_" in name for name in read_header(adapter / WEIGHTS).tensors)
 
 
 def _exact_type(directory: Path) -> str:
@@ -78,4 +84,6 @@ def _exact_type(directory: Path) -> str:
     return {"torch.bfloat16": "bf16", "torch.float16": "f16"}.get(str(config_of(directory).dtype), "f32")
 
 
-TARGET = ExportTarget("gguf_adapter", "the adapter alone as a GGUF file", GgufAdapter, _check, _run, _opened)
+TARGET = ExportTarget(
+    "gguf_adapter", "the adapter alone as a GGUF file", GgufAdapter, _check, _run, _opened, try_out=_try_out
+)

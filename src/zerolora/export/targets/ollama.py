@@ -26,6 +26,10 @@ def _check(source: RunResult, settings: Ollama) -> None:
         modelfile.write(source.merged_model, Path(folder), settings.system, FILE)
 
 
+def _try_out(source: RunResult, settings: Ollama) -> None:
+    llama_cpp.try_conversion(source.merged_model)
+
+
 def _run(source: RunResult, settings: Ollama, output: Path) -> dict[str, Any]:
     llama_cpp.write_gguf(source.merged_model, output / FILE, settings.type)
     known = modelfile.write(source.merged_model, output, settings.system, FILE)
@@ -42,4 +46,6 @@ def _opened(source: RunResult, settings: Ollama, output: Path) -> Opened:
     return opened.gguf(output / FILE)
 
 
-TARGET = ExportTarget("ollama", "a GGUF file with Ollama's Modelfile", Ollama, _check, _run, _opened, of_merged=True)
+TARGET = ExportTarget(
+    "ollama", "a GGUF file with Ollama's Modelfile", Ollama, _check, _run, _opened, of_merged=True, try_out=_try_out
+)

@@ -12,6 +12,7 @@ from zerolora.export.peft_limits import MERGED
 from zerolora.export.targets.base import ExportTarget, Opened, RunResult
 from zerolora.export.vllm import opened_by_vllm
 from zerolora.export.vllm_limits import WEIGHTS, check_for_vllm, rank_limit
+from zerolora.methods.adapter_config import largest_rank
 
 FILES = ("adapter_config.json", WEIGHTS)
 
@@ -26,10 +27,10 @@ class VllmAdapter(Section):
 def _check(source: RunResult, settings: VllmAdapter) -> None:
     """Raise UserError for what vLLM does not read as peft does, and for a rank above the server's."""
     config = check_for_vllm(source.adapter, "export.targets: vllm_adapter", MERGED)
-    if config["r"] > settings.max_lora_rank:
+    if (rank := largest_rank(config)) > settings.max_lora_rank:
         raise UserError(
             f"export.vllm_adapter.max_lora_rank: {settings.max_lora_rank}, but {source.adapter / FILES[0]} has "
-            f"r: {config['r']}; write {rank_limit(config['r'])}, or a smaller train.lora.r"
+            f"r: {rank}; write {rank_limit(rank)}, or a smaller train.lora.r"
         )
 
 

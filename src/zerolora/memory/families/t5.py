@@ -1,6 +1,6 @@
 """T5."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerolora.memory.families.keys import Keys
 from zerolora.memory.families.modules import embedding, head, linear, rms
@@ -82,7 +82,7 @@ def _t5_stack(stack: str, layers: int, sizes: _T5Sizes) -> tuple[Module, ...]:
         itself[-1],
         *cross,
         *(linear(f"{mlp}.DenseReluDense.{name}", hidden, sizes.inner, count=layers) for name in up),
-        linear(f"{mlp}.DenseReluDense.wo", sizes.inner, hidden, count=layers),
+        replace(linear(f"{mlp}.DenseReluDense.wo", sizes.inner, hidden, count=layers), quantizable=False),
         rms(f"{mlp}.layer_norm", hidden, layers),
         rms(f"{stack}.final_layer_norm", hidden),
     )

@@ -66,8 +66,7 @@ def _fork(request: Request) -> None:
     sys.stderr.flush()
     hindrance = _hindrance()
     if hindrance:
-        said = f"each rank loads its libraries itself, which takes longer: a fork would lack {hindrance}"
-        print(f"{PREFIX}{said}", file=sys.stderr, flush=True)
+        _say_slower(f"a fork would lack {hindrance}")
     for rank in request.environments:
         pid = os.fork()
         if not pid:
@@ -90,9 +89,17 @@ def _start(request: Request, rank: str, *, forkable: bool) -> None:
     if not os.read(request.start, 1):
         os._exit(1)
     os.close(request.start)
-    if not forkable or _cuda_was_called():
+    called = forkable and _cuda_was_called()
+    if called and rank == next(iter(request.environments)):
+        _say_slower("a library has called CUDA before the fork")
+    if called or not forkable:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (this same command)
     _draw_anew()
+
+
+def _say_slower(why: str) -> None:
+    said = f"each rank loads its libraries itself, which takes longer: {why}"
+    print(f"{PREFIX}{said}", file=sys.stderr, flush=True)
 
 
 def _hindrance() -> str | None:

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from zerolora.devices import VISIBLE
 from zerolora.errors import UserError
 from zerolora.train.launch import stop_signals
 from zerolora.train.launch.processes import Ranks, check, wait_for
@@ -100,8 +101,8 @@ def environment_of(device: str) -> dict[str, str]:
     # More threads than cores make each rank slower. Fixed at one on CPU, sums are also taken in the same order
     # on every machine, which keeps adapters byte-identical.
     # Threads that OpenBLAS starts when numpy loads would keep ranks from being forks (fork.py).
+    # Libraries ask at their import whether there is a GPU: DeepSpeed, and bitsandbytes even if no GPU is visible. torch
+    # would answer by a call of CUDA, after which no process can be forked that uses it.
     environment = {"OMP_NUM_THREADS": "1"} | os.environ | dict.fromkeys(OPENBLAS, "1")
-    if device == "cpu":
-        return CPU_MALLOC | environment | {"DS_ACCELERATOR": "cpu"}
-    # DeepSpeed and torch would look for a GPU by a call of CUDA, after which no process can be forked that uses it.
-    return environment | {"DS_ACCELERATOR": "cuda", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    environment |= {"DS_ACCELERATOR": device, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return CPU_MALLOC | environment | {VISIBLE: ""} if device == "cpu" else environment
