@@ -268,6 +268,8 @@ def damage(how: str, place: str) -> Callable[[Round], str]:
             return "nothing there"
         path = this.chance.choice(files)
         content = path.read_bytes()
+        if place in ("records", "journal"):
+            this.engine = "snakemake"  # DVC does not read them
         if how == "deleted":
             path.unlink()
         elif how == "chmodded":
@@ -394,7 +396,7 @@ class Chaos:
             edit_config(this.project, **EDITS[edit][0])
         what = {"kind": kind, "engine": engine, "base": base, "edit": edit, "seed": seed, "number": number}
         try:
-            what["where"] = KINDS[kind](this)
+            what |= {"where": KINDS[kind](this), "engine": this.engine}
             what["ended"] = self.ended(this)
         except BaseException as error:
             raise Broken(f"{what}: {error}; left in {this.project.directory}") from error

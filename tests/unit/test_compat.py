@@ -514,11 +514,11 @@ def test_needed_replace_write_protected_outputs(tmp_path: Path, patched: bool) -
 
 
 HOOKS = """
-from zerolora.compat.snakemake import after_each_job, before_planning
+from zerolora.compat.snakemake import after_each_job, around_planning
 def plan():
     print("planning", workflow.dryrun)
     after_each_job(workflow, lambda job: print("finished", job.rule.name))
-before_planning(workflow, plan)
+around_planning(workflow, plan, lambda: print("planned", len(list(workflow.dag.needrun_jobs()))))
 print("reading", workflow.dryrun)
 onsuccess: print("success")
 rule two:
@@ -531,11 +531,15 @@ rule one:
 """
 
 
-def test_needed_before_planning(tmp_path: Path) -> None:
-    """While the Snakefile is read, Snakemake does not know that this is a dry run; before it plans, it does."""
+def test_needed_around_planning(tmp_path: Path) -> None:
+    """While the Snakefile is read, Snakemake does not know that this is a dry run; before it plans, it does. Its hooks
+    are not called where nothing is to be done."""
     said = _snakemake_says(tmp_path, "--dry-run")
     assert "reading False" in said
     assert "planning True" in said
+    assert "planned 2" in said
+    (tmp_path / "two").touch()
+    assert "planned 0" in (said := _snakemake_says(tmp_path)) and "success" not in said
 
 
 def test_needed_after_each_job(tmp_path: Path) -> None:
@@ -548,7 +552,7 @@ def test_needed_after_each_job(tmp_path: Path) -> None:
 
 STARTS = """
 from pathlib import Path
-from zerolora.compat.snakemake import before_each_job, before_planning, run_again, without_metadata
+from zerolora.compat.snakemake import around_planning, before_each_job, run_again, without_metadata
 def starts(job):
     print("starts", job.rule.name, Path("one").exists(), any(Path(".snakemake/incomplete").iterdir()))
 def plan():
@@ -556,7 +560,7 @@ def plan():
     before_each_job(workflow, starts)
     if Path("again").exists():
         run_again(workflow, ["one"])
-before_planning(workflow, plan)
+around_planning(workflow, plan, lambda: None)
 rule one:
     params: Path("again").exists()
     output: "one"

@@ -17,7 +17,7 @@ import engine_sync
 from zerolora import parents
 from zerolora.compat.slurm_executor import patch_slurm_executor
 from zerolora.compat.snakemake import (
-    before_planning,
+    around_planning,
     explain_system_errors,
     replace_write_protected_outputs,
     reset_job_reasons,

@@ -131,6 +131,14 @@ def before_planning(
     _run_unknown_again(workflow, unknown)
 
 
+def after_planning(workflow: Any) -> None:
+    """Record in DVC what is there if no job is to run and dvc.lock is missing, or not what the last run wrote."""
+    executing = workflow.execution_settings is not None and not workflow.dryrun
+    inside = {"DVC_STAGE", IMPORTING} & os.environ.keys()
+    if executing and not inside and not _agreed() and not any(workflow.dag.needrun_jobs()):
+        commit_dvc_state(workflow)
+
+
 def check_until(workflow: Any) -> None:
     """Raise WorkflowError if --until names a stage after a checkpoint.
 
@@ -294,7 +302,7 @@ def _synchronise(workflow: Any, config: Config, executing: bool, unknown: list[s
     found = _without_forced(outputs.check(), settings)
     if LOCK.exists() and "resolve" not in found.stages:
         _commit_comments(config)
-    lost = changed_in_cache(AGREED_CACHE)
+    lost, dvc = changed_in_cache(AGREED_CACHE), None
     if LOCK.exists() and (found or lost or not _agreed() or unknown):
         from dvc.exceptions import DvcException
 
@@ -307,13 +315,14 @@ def _synchronise(workflow: Any, config: Config, executing: bool, unknown: list[s
                     dvc.write_cache_list(AGREED_CACHE)
         except DvcException as error:
             _check_dvc_lock()
-            print(f"not taken over from DVC: {error}", file=sys.stderr)
+            if not (found.changed or found.added):  # which may be why
+                print(f"not taken over from DVC: {error}", file=sys.stderr)
         else:
             if not targets or import_dvc_state(targets):
                 _agree()
             return True
     if found.changed or found.added:
-        raise _damage_error(found, None)
+        raise _damage_error(found, dvc)
     if executing:
         _run_again(found.missing)
     return False
@@ -510,7 +519,8 @@ def _grid_runs() -> Any:
 
 
 def _agreed() -> bool:
-    return outputs.RECORD.is_file() and AGREED.is_file() and AGREED.read_text(encoding="utf-8") == _digest()
+    whole = all(file.is_file() for file in (outputs.RECORD, AGREED, LOCK))
+    return whole and AGREED.read_text(encoding="utf-8") == _digest()
 
 
 def _agree() -> None:

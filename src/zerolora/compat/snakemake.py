@@ -84,16 +84,18 @@ def replace_write_protected_outputs() -> None:
 
 
 @patch("snakemake", VERSION, upstream="none found")
-def before_planning(workflow: Any, action: Callable[[], None]) -> None:
-    """Call `action` once the workflow is read and before any job is planned.
+def around_planning(workflow: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call `before` once the workflow is read and before any job is planned, and `after` when all are.
 
-    At that point Snakemake knows whether this is a dry run; while the Snakefile is read it does not.
+    At that point Snakemake knows whether this is a dry run; while the Snakefile is read it does not. Its own hooks are
+    not called where nothing is to be done.
     """
     original = workflow._build_dag
 
     def build_dag() -> None:
-        action()
+        before()
         original()
+        after()
 
     workflow._build_dag = build_dag
 
