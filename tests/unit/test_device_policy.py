@@ -142,7 +142,7 @@ def test_a_stage_that_cannot_use_a_gpu_refuses_before_it_reads_anything(
     assert "device is cuda, but " in text and MACHINES[machine][1] in text and "\n" not in text
 
 
-@pytest.mark.parametrize("command", set(COMMANDS) - {"probe"})
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"probe"}))
 def test_a_stage_takes_the_gpu_that_it_is_to_use_and_no_other(
     command: str, driver: Callable[[PretendedDriver | None], None]
 ) -> None:
