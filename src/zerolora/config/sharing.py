@@ -27,7 +27,7 @@ ESTIMATE = (
 """Those that `estimate` reads, or what it depends on."""
 RENDER = (
     *ESTIMATE,
-    "render",
+    *("render", "export"),
     *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps", "from_adapter")),
 )
 """Those that `render` reads, or what it depends on."""
