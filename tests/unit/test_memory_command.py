@@ -32,7 +32,7 @@ from zerolora.memory.reserve import UNUSED
 from zerolora.memory.search import largest, max_micro_batch, max_sequence_length
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.lora import LoraMethod
-from zerolora.planner.datasheets import GPUS
+from zerolora.planner.datasheets import GPUS, offered
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 
@@ -643,7 +643,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["--model", SMALL_LLAMA, "--method", "lora", "--quantization", "fp4"], "--quantization: lora has no such setting"),
     (["--model", SMALL_LLAMA, "--method", "ia3", "--added-tokens", "4"], "--added-tokens: ia3 has no such setting"),
     (["--model", SMALL_LLAMA, "--method", "nothing"], "--method nothing: write one of dora, full"),
-    (["--model", SMALL_LLAMA, "--gpu", "A100"], f"--gpu 'A100': write one of {', '.join(GPUS)}"),
+    (["--model", SMALL_LLAMA, "--gpu", "A100"], f"--gpu 'A100': write one of {', '.join(offered(GPUS))}"),
     (["--model", SMALL_LLAMA, "--gpu", "L4", "--gpu-memory", "24GiB"], "--gpu L4 and --gpu-memory 24GiB: write one of"),
     (["--model", SMALL_LLAMA, "--gpu", "T4"], "--precision bf16: a T4 does not support it; write fp16"),
     (["--model", SMALL_LLAMA, "--gpu-memory", "0GiB"], "--gpu-memory 0GiB: write a size with its unit"),
