@@ -17,6 +17,7 @@ from conftest import ROOT, begun, project_environment
 from safetensors.torch import load_file
 
 from zerolora.data.rows import open_split
+from zerolora.files import canonical
 from zerolora.strategies import STRATEGIES
 from zerolora.train.checkpoint.store import FINISHED
 
@@ -389,7 +390,11 @@ def test_an_adapter_that_learned_nothing_is_not_published(bench: Bench) -> None:
 
 
 def test_a_users_mistake_in_training_is_one_line(bench: Bench) -> None:
-    result = bench.start("mistake", ranks_per_node=1, global_batch=1000, micro_batch=1000)
+    """Of settings that no render has seen, which would have said so."""
+    command = bench.command("mistake", ranks_per_node=1, global_batch=4, micro_batch=4)
+    at = command.index("--settings") + 1
+    command[at] = canonical(json.loads(command[at]) | {"global_batch": 1000})
+    result = bench.server.run(command, bench.folder, bench.environment)
     assert result.returncode == 2
     assert "zerolora: train.global_batch is 1000, but 1 epochs have only 16 rows; lower it" in result.stderr
     assert "Traceback" not in result.stderr

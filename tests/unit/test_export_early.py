@@ -64,7 +64,7 @@ def refused(folder: Path, target: str, options: dict[str, Any], **train: Any) ->
 
 def test_targets_that_can_be_made_are_passed(folder: Path) -> None:
     """With tokens that the data adds, and factors that take a part of the base out."""
-    names = ("gguf", "gguf_adapter", "ollama", "torchao", "vllm_adapter")
+    names = ("gguf_adapter", "ollama", "torchao", "vllm_adapter")
     tried(folder, {name: {} for name in names})
     doubled = {"r": RANK, "init": "olora"}
     tried(folder, {"vllm_adapter": {"max_lora_rank": 8}, "torchao": {"type": "nvfp4"}}, lora=doubled)
