@@ -40,6 +40,11 @@ def compared(settings: BaseModel) -> dict[str, Any]:
     return _compared(settings, settings.model_dump(mode="json"))
 
 
+def value_left_out(section: type[BaseModel], name: str) -> Any:
+    """Return what `compared` leaves out of a section for a key, as JSON; None if it always has that key."""
+    return next((key.default for key in _keys(section) if key.name == name), None)
+
+
 def _compared(settings: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in _keys(type(settings)):

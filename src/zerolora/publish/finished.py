@@ -181,7 +181,6 @@ def _check_same(run: str, stage: str, key: str, recorded: Any, now: Any) -> None
         for name in sorted({*recorded, *now}):
             _check_same(run, stage, f"{key}.{name}", recorded.get(name), now.get(name))
     elif recorded != now:
-        what = (
-            "the code has changed" if key.startswith("code.") else f"{key} was {shown(recorded)}, and is {shown(now)}"
-        )
+        was, is_ = ("at its default" if value is None else shown(value) for value in (recorded, now))
+        what = "the code has changed" if key.startswith("code.") else f"{key} was {was}, and is {is_}"
         raise UserError(f"run {run} is out of date: since {stage} {what}; {remedy(run)}")

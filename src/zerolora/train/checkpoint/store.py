@@ -23,6 +23,8 @@ from typing import IO, Any
 import torch
 from safetensors import SafetensorError
 
+from zerolora.config.compared import value_left_out
+from zerolora.config.settings import TrainSettings
 from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 from zerolora.train.checkpoint.format import (
@@ -258,8 +260,12 @@ def _is_whole(path: Path) -> bool:
 
 def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """Return one text for each key in which two resume keys differ, as in `train.seed was 1 and is 2`."""
+
+    def value(settings: dict[str, Any], key: str) -> str:
+        return shown(settings[key] if key in settings else value_left_out(TrainSettings, key.removeprefix("train.")))
+
     return [
-        f"{key} was {shown(recorded.get(key))} and is {shown(wanted.get(key))}"
+        f"{key} was {value(recorded, key)} and is {value(wanted, key)}"
         if key.startswith("train.")
         else f"the {key} is another"
         for key in sorted(recorded.keys() | wanted.keys())
