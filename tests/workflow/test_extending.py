@@ -177,14 +177,19 @@ def test_the_stage_runs_in_both_engines(project: Project) -> None:
 
 
 def test_the_export_target_is_made_by_request_alone(project: Project) -> None:
+    """render tries targets, and what it then writes for training is the same."""
     edit_config(project, **{"export.targets": ["bundle", "vllm_adapter"]})
-    assert snakemake_would_run(project) == {"resolve"}
+    trained = (project.directory / "results/default/adapter/manifest.json").stat().st_mtime_ns
+    assert {"resolve", "render@default"} <= snakemake_would_run(project)
     project.snakemake("export")
+    assert (project.directory / "results/default/adapter/manifest.json").stat().st_mtime_ns == trained
     for target in ("bundle", "vllm_adapter"):
         loaded = read(project, f"default/export/{target}/manifest.json")["loaded"]
         assert loaded["opened_by"].startswith("peft")
         assert loaded["equal"] == 3, loaded
-    assert dvc_changed(project) == snakemake_would_run(project) == {"resolve"}
+    project.snakemake("all")
+    assert (project.directory / "results/default/adapter/manifest.json").stat().st_mtime_ns == trained
+    assert dvc_changed(project) == snakemake_would_run(project) == set()
 
 
 def test_the_method_is_estimated(project: Project) -> None:

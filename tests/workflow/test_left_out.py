@@ -19,6 +19,7 @@ ALTERED = {
     "gate": "check = lambda *_: None",
     "methods.adapter_check": "check_adapter = check_whole = check_finite = lambda *_: None",
     "log": "LOGGER.disabled = True\nresult = lambda text: None",
+    "parents": "end_with_engine = end_with_parent = end_at_parents_death = lambda: None",
     "peak_memory": "_own = PeakMemory.of_all_ranks\n"
     "PeakMemory.of_all_ranks = lambda self: dict.fromkeys(_own(self), 7)",
     "progress": "Progress.update = lambda self, amount=1, text='': None",
@@ -36,7 +37,7 @@ ALTERED = {
 }
 # These hand on what they are given, and cannot be altered without that; their reasons are in LEFT_OUT.
 HAND_ON = {"", "cli", "commands", "config", "files", "fingerprint", "stages", "types"}
-HAND_ON |= {"foreign", "json_file", "json_kinds"}
+HAND_ON |= {"devices", "foreign", "json_file", "json_kinds"}
 # No stage calls these.
 BY_HAND = {"imports"}
 # Files that hold times, memory or sizes as text, and what is made of them.

@@ -96,13 +96,19 @@ FIRST_SHARING = {
 if workflow.remote_exec:
     # The scheduler that started this job has given it its GPUs (workflow/scripts/on_gpus).
     os.environ.update(ZEROLORA_GPUS_DIVIDED="1")
-elif workflow.is_main_process and workflow.local_exec:
-    # Jobs of this machine share what the config says that it has, unless --resources or the profile limits them.
-    for name, most in hardware_limits(
+
+
+def limit_jobs():
+    """Have jobs of this machine share what the config says that it has, unless --resources or the profile limits them.
+
+    A dry run, which is local whatever the profile says, would show requests for Slurm cut to these limits.
+    """
+    limits = hardware_limits(
         [run_sections(CONFIG, name) for name in CONFIG.all_runs], os.environ
-    ).items():
-        if name not in workflow.global_resources:
-            workflow.register_resource(name, most)
+    )
+    if workflow.local_exec and not workflow.dryrun:
+        for name in limits.keys() - workflow.global_resources.keys():
+            workflow.register_resource(name, limits[name])
 
 
 wildcard_constraints:
