@@ -7,6 +7,7 @@ computed for modules that config.json lists (ModelSpec); otherwise peft itself b
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,7 +269,8 @@ def _built(config: Mapping[str, Any], model: Any, path: Path) -> ImpliedTensors:
     ignored = WITHOUT_MEANING | {"init_lora_weights"}
     known = {key: value for key, value in config.items() if key in kind.__dataclass_fields__ and key not in ignored}
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by names that go
             wrapped = get_peft_model(copy.deepcopy(model), kind(**known), autocast_adapter_dtype=False)
     # peft and torch raise errors of many types for targets that do not fit.
     except Exception as error:

@@ -56,7 +56,6 @@ def product_of(run: FinishedRun, kind: str) -> PushedModel:
         if not TRAINABLE[method].peft_type:
             raise UserError(f"--what adapter: run {run.name} has none, since its method is {method}; write merged")
         found, directory = trained, adapter
-        check_published(adapter, run.model)
     else:
         manifest = run.directory / "merged" / MANIFEST
         found = run.read(manifest)
@@ -66,6 +65,8 @@ def product_of(run: FinishedRun, kind: str) -> PushedModel:
             )
         directory = Path(found["path"])
     _check_bytes(run, directory, found["files"])
+    if kind == "adapter":
+        check_published(adapter, run.model)
     base = trained[BASE] | {"name": _without_place(trained[BASE]["name"])}
     rewritten = {}
     for name, key in NAMING.items():
