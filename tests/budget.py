@@ -3,11 +3,13 @@
 After a run of whole files, a file that cost more than twice its entry, or less than half of it, fails the session:
 either a test has become expensive by mistake, or the entry is out of date. `--write-budget` writes the entries of the
 files that ran; a file without an entry is not compared. CPU-seconds of this process, of the children it waited for and
-of what fork servers run are counted, since machines are shared and wall time says little.
+of what fork servers run are counted, since machines are shared and wall time says little. So do CPU-seconds of another
+machine, or of cores with other work beside: where enough files ran, costs are compared at the median of their ratios.
 """
 
 import json
 import os
+import statistics
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +21,8 @@ PROPERTY = "cpu_seconds"
 FACTOR = 2.0
 LEAST = 20.0
 """CPU-seconds; cheaper files are not compared."""
+ENOUGH = 10
+"""Files of which the median of cost over entry says how fast this machine is."""
 
 
 def cpu_seconds() -> float:
@@ -28,10 +32,16 @@ def cpu_seconds() -> float:
 
 
 def faults(costs: dict[str, float], budget: dict[str, float]) -> list[str]:
-    """Return a line for each file whose cost is not within a factor of its entry."""
+    """Return a line for each file whose cost, at the machine's speed, is not within a factor of its entry."""
+    ratios = [
+        cost / budget[file]
+        for file, cost in costs.items()
+        if max(cost, budget.get(file, 0.0)) >= LEAST and file in budget
+    ]
+    slower = statistics.median(ratios) if len(ratios) >= ENOUGH else 1.0
     lines = []
-    for file, cost in sorted(costs.items()):
-        entry = budget.get(file)
+    for file, seconds in sorted(costs.items()):
+        cost, entry = seconds / slower, budget.get(file)
         if max(cost, entry or 0.0) < LEAST:
             continue
         if entry is not None and not entry / FACTOR <= cost <= entry * FACTOR:
