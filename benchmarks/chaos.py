@@ -294,7 +294,7 @@ def edit_during(this: Round) -> str:
     """Change the config while a stage runs."""
     stage, run = this.stage(), this.begin()
     this.wait_for_stage(run, stage)
-    this.edit = "report"
+    this.edit = " ".join(dict.fromkeys([*(this.edit or "").split(), "report"]))
     edit_config(this.project, **EDITS["report"][0])
     this.wait_for_the_end(run)
     return stage
@@ -360,12 +360,13 @@ class Chaos:
         self.check_agreement(project)
 
     def reference(self, edit: str | None) -> dict[str, bytes]:
-        """Return what an undisturbed run over the finished project writes after an edit, by file."""
+        """Return what an undisturbed run over the finished project writes after an edit, or several, by file."""
         name = edit or "none"
         if name not in self._references:
-            project = self.copy("finished", f"reference-{name}-{os.getpid()}")
+            project = self.copy("finished", f"reference-{len(self._references)}-{os.getpid()}")
+            for each in (edit or "").split():
+                edit_config(project, **EDITS[each][0])
             if edit:
-                edit_config(project, **EDITS[edit][0])
                 project.snakemake("all")
             self._references[name] = written(project)
             shutil.rmtree(project.directory)

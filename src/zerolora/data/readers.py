@@ -123,6 +123,8 @@ def _texts(path: Path, kind: str, packing: str, rows: int, size: int) -> Iterato
     cut = CUTS[kind]
     try:
         if not path.stat().st_size:
+            if packing:  # compressed nothing has some bytes
+                raise EOFError("it is empty")
             return
         with path.open("rb") as raw, _unpacked(raw, packing) as stream:
             before = 0
