@@ -318,8 +318,9 @@ def _synchronise(workflow: Any, config: Config, executing: bool, unknown: list[s
             if not (found.changed or found.added):  # which may be why
                 print(f"not taken over from DVC: {error}", file=sys.stderr)
         else:
+            lacking = (outputs.recorded() & dvc.names) - {*dvc.recorded}  # after_planning, or the run's end, records it
             if not targets or import_dvc_state(targets):
-                _agree()
+                AGREED.unlink(missing_ok=True) if lacking else _agree()
             return True
     if found.changed or found.added:
         raise _damage_error(found, dvc)
