@@ -319,8 +319,11 @@ def _synchronise(workflow: Any, config: Config, executing: bool, unknown: list[s
                 print(f"not taken over from DVC: {error}", file=sys.stderr)
         else:
             lacking = (outputs.recorded() & dvc.names) - {*dvc.recorded}  # after_planning, or the run's end, records it
-            if not targets or import_dvc_state(targets):
-                AGREED.unlink(missing_ok=True) if lacking else _agree()
+            taken_over = not targets or import_dvc_state(targets)
+            if lacking:
+                AGREED.unlink(missing_ok=True)
+            elif taken_over:
+                _agree()
             return True
     if found.changed or found.added:
         raise _damage_error(found, dvc)
