@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from chaos import KINDS, Chaos, Round, send, until
 from conftest import Project
 from engines import edit_config, snakemake_would_run
@@ -102,6 +103,19 @@ def test_results_of_a_failed_run_without_its_record_are_made_again(chaos: Chaos,
     (project.directory / ".snakemake/outputs.jsonl").unlink()
     result = project.snakemake("all")
     assert "no record says which job wrote it; it is made again" in result.stderr
+    chaos.check_agreement(project)
+
+
+def test_a_lock_file_that_lacks_stages_is_completed(chaos: Chaos, project: Project) -> None:
+    """As one of another branch, or one whose end is gone; nothing runs."""
+    lock = project.directory / "dvc.lock"
+    whole = lock.read_text()
+    recorded = yaml.safe_load(whole)
+    for stage in ("resolve", "train@default"):
+        del recorded["stages"][stage]
+    lock.write_text(yaml.safe_dump(recorded))
+    assert "Nothing to be done" in project.snakemake("all").stderr
+    assert yaml.safe_load(lock.read_text()) == yaml.safe_load(whole)
     chaos.check_agreement(project)
 
 
