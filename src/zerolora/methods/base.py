@@ -184,18 +184,18 @@ class Update(ABC):
         return result
 
 
-def check_shape(name: str, found: tuple[int, ...], expected: "Iterable[int]") -> None:
+def check_shape(name: str, shape: tuple[int, ...], expected: "Iterable[int]") -> None:
     """Raise UserError if the adapter expects another shape of a base weight."""
     expected = tuple(expected)
-    if found == expected:
+    if shape == expected:
         return
-    if len(found) == len(expected):
-        differing = [place for place, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other]
+    if len(shape) == len(expected):
+        differing = [place for place, (one, other) in enumerate(zip(shape, expected, strict=True)) if one != other]
         what = "their sizes differ" if len(differing) > 1 else f"the sizes of dimension {differing[0]} differ"
     else:
         what = "one has more dimensions"
     raise UserError(
-        f"{name} is {list(found)} in the base and {list(expected)} in the adapter: {what}; write the base that the "
+        f"{name} is {list(shape)} in the base and {list(expected)} in the adapter: {what}; write the base that the "
         "adapter was trained on"
     )
 
