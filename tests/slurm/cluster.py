@@ -284,8 +284,10 @@ class Cluster:
         self._daemon(LOGIN, "munged", "munged", "--foreground", "--force", *options)
 
     def _start_accounting(self) -> None:
-        data = self.folder / "database"
-        quick = ("--no-defaults", f"--datadir={data}", "--user=root", "--innodb-log-file-size=8M")
+        data, temporary = self.folder / "database", self.folder / "temporary"
+        temporary.mkdir()  # of its own: a server that starts removes every temporary table that it sees
+        own = ("--no-defaults", f"--datadir={data}", f"--tmpdir={temporary}", "--user=root")
+        quick = (*own, "--innodb-log-file-size=8M")
         self.run("mariadb-install-db", *quick, "--auth-root-authentication-method=normal", "--skip-test-db")
         # Without grants: only this network namespace reaches it.
         options = ("--skip-grant-tables", "--bind-address=127.0.0.1", f"--port={DATABASE_PORT}")
