@@ -16,7 +16,9 @@ import pytest
 import yaml
 from budget import Budget
 from cluster import Cluster, missing
-from fork_server import COMMANDS, SERVERS, Started
+from fork_server import COMMANDS, SERVERS, Started, copy_parsed
+
+from zerolora.fingerprint import fingerprints
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -80,8 +82,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count the CPU-seconds of each file."""
+    """Count the CPU-seconds of each file; parse the code for its fingerprints once."""
     config.pluginmanager.register(Budget())
+    if not hasattr(config, "workerinput"):
+        fingerprints()
 
 
 def pytest_unconfigure() -> None:
@@ -271,6 +275,7 @@ def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
             if (ROOT / path).is_file() and path != "dvc.lock":
                 (directory / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / path, directory / path)
+        copy_parsed(directory)
         shutil.copytree(tiny_model, directory / "model")
         write_rows(directory / "rows.json", 20)
         project = Project(directory)

@@ -30,7 +30,9 @@ from typing import IO
 import psutil
 
 COMMANDS = ("zerolora", "snakemake", "dvc")
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+ROOT = Path(__file__).resolve().parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+PARSED = ROOT / "src/zerolora/__pycache__/fingerprints.json"
 CODE = ("src", "workflow")
 """The commands' own code, and the rules that its fingerprints cover."""
 IMPORTED_WITH = {
@@ -68,6 +70,13 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
 code = int(lines.readline())
 sys.exit(code if code >= 0 else 128 - code)
 """
+
+
+def copy_parsed(root: Path) -> None:
+    """Hand what the code fingerprints know of this tree's modules to another tree, which parses those that differ."""
+    if PARSED.is_file():
+        (root / PARSED.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+        shutil.copy2(PARSED, root / PARSED.relative_to(ROOT))
 
 
 class Libraries:
@@ -118,6 +127,7 @@ class ForkServer:
         self.stand_ins.mkdir(parents=True)
         for name in CODE:
             shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_parsed(folder)
         self._address = str(folder / "socket")
         for name in (*COMMANDS, "python"):
             text = STAND_IN.format(

@@ -78,7 +78,10 @@ all entries count."""
 
 def of_stage(stage: str, chosen: Chosen | None = None) -> str:
     """Return the hex fingerprint of a stage's modules, without its rule."""
-    return Fingerprints(rules=None).of(stage, chosen)
+    known = Fingerprints(rules=None)
+    result = known.of(stage, chosen)
+    known.save()
+    return result
 
 
 def fingerprints(stages: Iterable[str] | None = None) -> dict[str, str]:
@@ -173,17 +176,14 @@ class _Modules:
         stamp = [[str(each), (stat := each.stat()).st_size, stat.st_mtime_ns] for each in (path, *beside)]
         entry = self.entries.get(name)
         if entry is None or entry["stamp"] != stamp or entry["format"] != FORMAT:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            imports = imports_of(tree, name, path)
-            digest = hashlib.sha256(_dump(tree).encode())
-            for each in beside:
-                digest.update(f"{each.name}\n".encode() + each.read_bytes())
-            entry = {"stamp": stamp, "format": FORMAT, "digest": digest.hexdigest(), "imports": imports}
-            entry["registered"] = registered_packages(tree, name, path)
-            self.entries[name] = entry
+            content = _hash_of(path, beside)
+            if entry is None or entry["format"] != FORMAT or entry["content"] != content:
+                entry = _parsed(name, path, beside)
+            # A checkout or a copy has other times than the files that were parsed, and the same content.
+            self.entries[name] = entry | {"stamp": stamp, "content": content, "format": FORMAT}
             self.changed = True
         self._current.add(name)
-        return dict(entry)
+        return dict(self.entries[name])
 
     def save(self) -> None:
         """Keep what was parsed for the next start, where the directory can be written."""
@@ -196,8 +196,25 @@ class _Modules:
             beside.replace(CACHE)
 
 
-FORMAT = 5
+FORMAT = 6
 """Of an entry of the cache."""
+
+
+def _hash_of(path: Path, beside: list[Path]) -> str:
+    digest = hashlib.sha256(path.read_bytes())
+    for each in beside:
+        digest.update(f"{each.name}\n".encode() + each.read_bytes())
+    return digest.hexdigest()
+
+
+def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
+    """Return what counts of a module: the digest of its code and data files, its imports, the registries in it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports, registered = imports_of(tree, name, path), registered_packages(tree, name, path)
+    digest = hashlib.sha256(_dump(tree).encode())
+    for each in beside:
+        digest.update(f"{each.name}\n".encode() + each.read_bytes())
+    return {"digest": digest.hexdigest(), "imports": imports, "registered": registered}
 
 
 def file_of(module: str) -> Path | None:
@@ -240,7 +257,7 @@ def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
     }
     found = set()
     for node in _run_nodes(tree):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != REGISTRY_MARK:
+        if not isinstance(node, ast.Call) or _called(node.func).rpartition(".")[2] != REGISTRY_MARK:
             continue
         where = ast.unparse(node.args[0]) if node.args else ""
         package = f"zerolora.{name}" if where == "__path__" else aliases.get(where.removesuffix(".__path__"), "")
@@ -254,13 +271,11 @@ def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
     """Return the modules of the package that a module imports when it runs, at any depth, and their packages."""
     found = set()
     for node in _run_nodes(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        if isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{path}: relative import"
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)), (
-        f"{path}: relative import"
-    )
     result = set()
     for each in found | ({f"zerolora.{name}"} if name else set()):
         head, _, rest = each.partition(".")
@@ -274,26 +289,30 @@ def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
 
 def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a syntax tree, less what is under `if TYPE_CHECKING`, which never runs."""
-    yield tree
-    checking = isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == "TYPE_CHECKING"
-    for child in tree.orelse if isinstance(tree, ast.If) and checking else ast.iter_child_nodes(tree):
-        yield from _run_nodes(child)
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        checking = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        waiting += node.orelse if isinstance(node, ast.If) and checking else ast.iter_child_nodes(node)
 
 
 def _dump(tree: ast.Module) -> str:
     """Return a syntax tree as text, without docstrings (bare strings do nothing, wherever they stand) and without the
     texts of errors, assertions and log lines, which nothing computes with. The tree is changed."""
     for node in ast.walk(tree):
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, None)
-            if isinstance(block, list):
-                setattr(node, field, [each for each in block if not _is_bare_string(each)])
-        if isinstance(node, ast.Assert):
-            node.msg = None
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            _blank_texts(node.exc)
-        if isinstance(node, ast.Call) and _writes_message(node.func):
-            _blank_texts(node)
+        if isinstance(node, ast.Call):
+            if _writes_message(node.func):
+                _blank_texts(node)
+        elif not isinstance(node, ast.expr):
+            for field in ("body", "orelse", "finalbody"):
+                block = getattr(node, field, None)
+                if isinstance(block, list):
+                    setattr(node, field, [each for each in block if not _is_bare_string(each)])
+            if isinstance(node, ast.Assert):
+                node.msg = None
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                _blank_texts(node.exc)
     return _text(tree)
 
 
@@ -304,10 +323,20 @@ ERRORS = frozenset({"BadRow", "CorruptCheckpoint"})
 
 def _writes_message(function: ast.expr) -> bool:
     """Return whether a call of this function makes an error, or logs a line."""
-    name = ast.unparse(function)
+    name = _called(function)
     logs = name.startswith(("LOGGER.", "log.LOGGER.")) and name.rpartition(".")[2] in LOG_METHODS
     last = name.rpartition(".")[2]
     return logs or name in ("warnings.warn", "log.result", "result") or last.endswith("Error") or last in ERRORS
+
+
+def _called(function: ast.expr) -> str:
+    """Return the dotted name of what is called; of an attribute of another expression, the attribute behind a dot."""
+    names: list[str] = []
+    while isinstance(function, ast.Attribute):
+        names.append(function.attr)
+        function = function.value
+    names.append(function.id if isinstance(function, ast.Name) else "")
+    return ".".join(reversed(names))
 
 
 def _blank_texts(call: ast.Call) -> None:
@@ -339,8 +368,11 @@ def _text(value: Any) -> str:
     """Return a node as text that is the same for every version of Python that has the node: empty fields are left out,
     since versions differ in which they know."""
     if isinstance(value, ast.AST):
-        fields = ((name, getattr(value, name, None)) for name in value._fields)
-        known = (f"{name}={_text(each)}" for name, each in fields if each is not None and each != [])
+        known = []
+        for name in value._fields:
+            held = getattr(value, name, None)
+            if held is not None and held != []:
+                known.append(f"{name}={_text(held)}")
         return f"{type(value).__name__}({', '.join(known)})"
     if isinstance(value, list):
         return f"[{', '.join(map(_text, value))}]"

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -65,6 +66,15 @@ class Copy:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return Copy(tmp_path_factory.mktemp("copy"))
+
+
+def test_what_was_parsed_is_kept_for_files_of_the_same_content(copy: Copy) -> None:
+    """As those of another checkout, whose times differ."""
+    of_training = "from zerolora.fingerprint import of_stage; print(of_stage('train'))"
+    before = copy.run(of_training)
+    for path in (copy.folder / "src").rglob("*.py"):
+        os.utime(path, (0, 0))
+    assert copy.run(f"import ast; ast.parse = None; {of_training}") == before
 
 
 ANSWERING = {"evaluate", "evaluate_base", "task", "task_base"}
