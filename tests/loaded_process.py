@@ -156,9 +156,9 @@ def _serve(source: str, address: str, stand_ins: str, client: socket.socket, end
             _report(clients)
         if listener in ready:
             client, _ = listener.accept()
-            text, files, _, _ = socket.recv_fds(client, LARGEST, 3)
-            while not text.endswith(b"\n"):
-                text += client.recv(LARGEST)
+            text, files = _request(client)
+            if not text:
+                continue
             pid = os.fork()
             if not pid:
                 signal.set_wakeup_fd(-1)
@@ -171,7 +171,23 @@ def _serve(source: str, address: str, stand_ins: str, client: socket.socket, end
             for file in files:
                 os.close(file)
             clients[pid] = client
-            client.sendall(f"{pid}\n".encode())
+            with contextlib.suppress(OSError):  # a client that was killed meanwhile
+                client.sendall(f"{pid}\n".encode())
+
+
+def _request(client: socket.socket) -> tuple[bytes, list[int]]:
+    """Return what a client asks for, and its standard files; nothing if it was killed before it had said all."""
+    text, files = b"", list[int]()
+    with contextlib.suppress(ConnectionError):
+        text, files, _, _ = socket.recv_fds(client, LARGEST, 3)
+        while not text.endswith(b"\n") and (more := client.recv(LARGEST)):
+            text += more
+    if text.endswith(b"\n"):
+        return text, files
+    for file in files:
+        os.close(file)
+    client.close()
+    return b"", []
 
 
 def _report(clients: dict[int, socket.socket]) -> None:
