@@ -165,6 +165,15 @@ def test_a_value_that_the_config_refuses_is_named_and_left_out(tmp_path: Path) -
     assert "lora" not in written["train"] or "dropout" not in written["train"]["lora"]
 
 
+def test_a_schedule_whose_options_are_refused_is_left_out_with_them(tmp_path: Path) -> None:
+    translation, written = of(f"{AXOLOTL}cosine_min_lr_ratio: -1.0\n", tmp_path)
+    assert not {"schedule", "schedule_options"} & written["train"].keys()
+    assert by_key(translation)["cosine_min_lr_ratio"][0] == "no equal"
+    translation, written = of(f"{FACTORY}lr_scheduler_type: cosine_with_min_lr\n", tmp_path)
+    assert "schedule" not in written["train"]
+    assert "needs one of min_lr and min_lr_rate" in by_key(translation)["lr_scheduler_type"][1]
+
+
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -462,6 +471,52 @@ def test_a_chat_template_beside_alpaca_rows_is_not_their_prompt(tmp_path: Path) 
         lines["prepare.rows.template"][0] == CHANGES
         and "(alpaca, llama-3), one here" in lines["prepare.rows.template"][1]
     )
+
+
+ROLES = "[{path: a/b, type: chat_template, roles_to_train: [assistant, user]}%s]"
+
+
+@pytest.mark.parametrize(
+    ("entries", "more", "loss", "said"),
+    [
+        (ROLES % "", "train_on_inputs: false\n", ["assistant", "user"], ""),
+        (ROLES % "", "", ["assistant", "user"], ""),
+        (ROLES % "", "train_on_inputs: true\n", "everything", ""),
+        (ROLES % ", {path: c/d, type: chat_template}", "", ["assistant", "user"], "datasets[1].roles_to_train"),
+        (ROLES % ", {path: c/d, type: alpaca}", "", ["assistant", "user"], "datasets[1].roles_to_train"),
+        (ROLES % ", {path: c/d, type: chat_template, roles_to_train: [user, gpt]}", "", ["assistant", "user"], ""),
+        ("[{path: a/b, type: alpaca, roles_to_train: [user]}]", "train_on_inputs: false\n", "assistant", ""),
+        ("[{path: a/b, type: chat_template, roles_to_train: [bot], roles: {assistant: [bot]}}]", "", None, ""),
+        ("[{path: a/b, type: alpaca}]", "train_on_inputs: true\n", "everything", ""),
+    ],
+)
+def test_roles_and_inputs_are_trained_as_there_whatever_their_order(
+    tmp_path: Path, entries: str, more: str, loss: Any, said: str
+) -> None:
+    for text in (f"{AXOLOTL}{more}datasets: {entries}\n", f"{AXOLOTL}datasets: {entries}\n{more}"):
+        translation, written = of(text, tmp_path)
+        assert written["prepare"]["rows"].get("loss") == loss
+        assert [line.key for line in translation.of(CHANGES) if line.key.endswith("roles_to_train")] == [said] * bool(
+            said
+        )
+
+
+@pytest.mark.parametrize(
+    ("entry", "template", "group", "system"),
+    [
+        ("type: alpaca", "chatml", NO_EFFECT, None),
+        ("type: chat_template", "llama3", NO_EFFECT, None),
+        ("type: chat_template", "chatml", CHANGES, "You are X."),
+    ],
+)
+def test_a_default_system_prompt_is_that_of_chatml(
+    tmp_path: Path, entry: str, template: str, group: str, system: str | None
+) -> None:
+    more = f"default_system_message: You are X.\nchat_template: {template}\n"
+    lines, rows = data(f"[{{path: a/b, {entry}}}]", tmp_path, more)
+    assert rows.get("system") == system
+    translation, _ = of(f"{AXOLOTL}{more}datasets: [{{path: a/b, {entry}}}]\n", tmp_path)
+    assert any(line.key == "default_system_message" for line in translation.of(group))
 
 
 def test_input_output_rows_are_no_form_here(tmp_path: Path) -> None:

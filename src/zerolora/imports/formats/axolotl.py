@@ -136,11 +136,6 @@ def _attention(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _inputs(value: Any, draft: Draft) -> str | None:
-    draft.set("prepare.rows.loss", "everything" if flag(value) else "assistant")
-    return None
-
-
 def _too_long(value: Any, draft: Draft) -> str | None:
     names = {"drop": "drop", "truncate": "truncate_right", "raise": "fail"}
     if not isinstance(value, str) or value not in names:
@@ -439,7 +434,7 @@ FORMAT = Format(
             "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
         ),
         "chat_template_kwargs": lost("a template gets no options of its own"),
-        "default_system_message": same("prepare.rows.system", text),
+        "default_system_message": unless_off(fact("system", "prepare.rows.system", text, "with chat_template chatml alone")),
         "eot_tokens": unless_off(Rule("prepare.rows.stop_tokens", _stop)),
         "special_tokens.pad_token": same("prepare.rows.pad_token", text),
         "special_tokens.eos_token": Rule("prepare.rows.stop_tokens", _eos),
@@ -452,7 +447,7 @@ FORMAT = Format(
         "fix_untrained_tokens": lost("rows of added tokens start as the mean of the others"),
         "resize_token_embeddings_to_32x": idle("added tokens get as many rows as they need"),
         "mean_resizing_embeddings": idle("rows of added tokens start as the mean of the others"),
-        "train_on_inputs": Rule("prepare.rows.loss", _inputs, "true → everything"),
+        "train_on_inputs": fact("inputs", "prepare.rows.loss", flag, "true → everything"),
         "sequence_len": same("prepare.rows.max_length", whole),
         "eval_sequence_len": lost("validation rows have the length of training rows"),
         "min_sample_len": lost("short rows are kept"),

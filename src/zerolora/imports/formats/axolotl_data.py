@@ -138,7 +138,7 @@ def rules(section: str) -> dict[str, Rule]:
         "message_property_mappings": none("no key of a turn that is read (docs/data.md)"),
         **{f"roles.{role}": role_names(role) for role in ROLES},
         "roles": none("turns have the roles system, user, assistant and tool"),
-        "roles_to_train": Rule("prepare.rows.loss", _trained),
+        "roles_to_train": Rule("prepare.rows.loss", _trained, "one loss for all data sets here"),
         "train_on_eos": Rule("", _eos, "turn is what happens here"),
         "train_on_eot": Rule("", _eos, "turn is what happens here"),
         "type.field_instruction": _of_set("instruction", text, columns),
@@ -204,7 +204,7 @@ def write_data(model: str, draft: Draft) -> list[str]:
         kind = values.get("kind") or _without_type(key, values)
         sets.append(_set(key, values, kind))
         kinds.append(kind)
-    lines += _prompt(kinds, draft)
+    lines += [*_loss(named, draft), *_prompt(kinds, draft)]
     trained = [one for one in sets if not one.held_out]
     if trained and all(one.form == "text" for one in trained):
         rows["too_long"] = facts.get("too_long", "split")
@@ -221,12 +221,45 @@ def _without_type(key: str, values: dict[str, Any]) -> Kind:
     return Kind("auto")
 
 
+def _loss(named: Mapping[str, dict[str, Any]], draft: Draft) -> list[str]:
+    """Set the loss: there a turn is trained with train_on_inputs, or by the roles of its data set."""
+    draft.key = "train_on_inputs"
+    inputs = draft.facts.get("inputs")
+    if inputs:
+        draft.set("prepare.rows.loss", "everything")
+        return []
+    if inputs is not None:
+        draft.set("prepare.rows.loss", "assistant")
+    trained = {key: _roles(values) for key, values in named.items()}
+    first = next(iter(trained.values()), ["assistant"])
+    if first != ["assistant"]:
+        draft.key = f"{next(iter(trained))}.roles_to_train"
+        draft.set("prepare.rows.loss", first)
+    if other := next((key for key, roles in trained.items() if set(roles) != set(first)), None):
+        theirs, ours = (", ".join(roles) for roles in (trained[other], first))
+        text = f"{other}.roles_to_train: {theirs} are trained there, and here {ours} in all data sets; correct "
+        return [Remark(f"{text}prepare.rows.loss, or prepare the sets as data sets of their own")]
+    return []
+
+
+def _roles(values: Mapping[str, Any]) -> list[str]:
+    """Return the roles, by our names, whose turns of a data set are trained: those of types that write a prompt of
+    their own are the answers."""
+    kind = values.get("kind", KINDS["chat_template"])
+    if "trained" not in values or kind.template or kind.form == "text":
+        return ["assistant"]
+    ours = {name: role for role, names in ROLES.items() for name in names} | values.get("roles", {})
+    return list(dict.fromkeys(ours.get(name, name) for name in values["trained"]))
+
+
 def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     """Set the template: of the types that write a prompt of their own, else chat_template's."""
     facts, rows = draft.facts, draft.config["prepare"]["rows"]
     own = list(dict.fromkeys((kind.template, kind.system) for kind in kinds if kind.template))
     chosen = facts.get("template", "chat")
     lines: list[str] = []
+    if "system" in facts:
+        lines.append(_default_system(chosen if not own else "", draft))
     if not own:
         rows["template"] = chosen
         return lines
@@ -249,6 +282,16 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
         text = f"chat_template: not used by the data sets' types, which write the prompt {rows['template']}"
         lines.append(Remark(text, NO_EFFECT))
     return lines
+
+
+def _default_system(template: str, draft: Draft) -> str:
+    """Set the system prompt of rows that have none, if the template is the one that takes it there; return a line."""
+    if template != "chatml":
+        return Remark("default_system_message: read with chat_template chatml alone there; left out", NO_EFFECT)
+    draft.key = "default_system_message"
+    draft.set("prepare.rows.system", draft.facts["system"])
+    text = "before every row without a system prompt here; there only in versions whose chatml has one of its own"
+    return Remark(f"default_system_message: {text}")
 
 
 def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
@@ -347,10 +390,7 @@ def role_names(role: str) -> Rule:
 
 
 def _trained(value: Any, draft: Draft) -> str | None:
-    roles = {"gpt": "assistant", "human": "user"}
-    chosen = [roles.get(name, name) for name in texts(value)]
-    if chosen != ["assistant"]:
-        draft.set("prepare.rows.loss", chosen)
+    _values(draft)["trained"] = texts(value)
     return None
 
 
