@@ -434,7 +434,9 @@ FORMAT = Format(
             "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
         ),
         "chat_template_kwargs": lost("a template gets no options of its own"),
-        "default_system_message": unless_off(fact("system", "prepare.rows.system", text, "with chat_template chatml alone")),
+        "default_system_message": unless_off(
+            fact("system", "prepare.rows.system", text, "with chat_template chatml alone")
+        ),
         "eot_tokens": unless_off(Rule("prepare.rows.stop_tokens", _stop)),
         "special_tokens.pad_token": same("prepare.rows.pad_token", text),
         "special_tokens.eos_token": Rule("prepare.rows.stop_tokens", _eos),

@@ -5,6 +5,7 @@ As in axolotl's src/axolotl/prompt_strategies/ and src/axolotl/utils/data/.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from zerolora.imports.formats.base import (
     texts,
     unless_off,
 )
-from zerolora.imports.formats.sets import DATA_FILE, DataSet, unread, write_sets
+from zerolora.imports.formats.sets import DATA_FILE, REMOTE, DataSet, unread, write_sets
 
 TEMPLATES = {
     "tokenizer_default": "chat",
@@ -106,6 +107,8 @@ KINDS = {
         "alpaca", {"instruction": "question", "output": "response", "system": "system_prompt"}, "chatml"
     ),
 }
+BUILDERS = ("json", "csv", "parquet", "text", "arrow")
+"""Paths that name the kind of the files in data_files, which are anywhere (load_dataset of `datasets`)."""
 PREFERENCES = re.compile(
     r"bradley_terry|stepwise_supervised|ebft|rwd\.|(chat_template|chatml|llama3|zephyr)\.(argilla|ultra|intel|prompt_pairs|icr)"
     r"|user_defined\.|passthrough"
@@ -237,8 +240,8 @@ def _loss(named: Mapping[str, dict[str, Any]], draft: Draft) -> list[str]:
         draft.set("prepare.rows.loss", first)
     if other := next((key for key, roles in trained.items() if set(roles) != set(first)), None):
         theirs, ours = (", ".join(roles) for roles in (trained[other], first))
-        text = f"{other}.roles_to_train: {theirs} are trained there, and here {ours} in all data sets; correct "
-        return [Remark(f"{text}prepare.rows.loss, or prepare the sets as data sets of their own")]
+        text = f"{other}.roles_to_train: trained are the roles {theirs} there, and {ours} in all data sets here; "
+        return [Remark(f"{text}correct prepare.rows.loss, or prepare the sets as data sets of their own")]
     return []
 
 
@@ -296,9 +299,11 @@ def _default_system(template: str, draft: Draft) -> str:
 
 def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
     """Return a data set of the config."""
-    path = values.get("path", "")
-    local = (
-        path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)) or (path.count("/") > 1 and ":" not in path)
+    path, files = values.get("path", ""), values.get("files", [])
+    if path in BUILDERS and files:
+        path, files = _of_builder(files)
+    local = not REMOTE.match(path) and (
+        path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)) or path.count("/") > 1
     )
     form, columns = kind.form, dict(kind.columns)
     if form == "messages":
@@ -323,9 +328,18 @@ def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
         split=values.get("split"),
         subset=values.get("subset"),
         revision=values.get("revision"),
-        files=[Path(file).name if local and Path(file).is_absolute() else file for file in values.get("files", [])],
+        files=[Path(file).name if local and Path(file).is_absolute() else file for file in files],
         held_out=key.startswith("test_datasets"),
     )
+
+
+def _of_builder(files: list[str]) -> tuple[str, list[str]]:
+    """Return the path and files of a set whose path there is the kind of its files, as in json."""
+    if len(files) == 1:
+        return files[0], []
+    levels = zip(*(file.split("/")[:-1] for file in files), strict=False)
+    folder = "/".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+    return folder or ("/" if files[0].startswith("/") else "."), [file[len(folder) :].lstrip("/") for file in files]
 
 
 def _unread(form: str, read: Iterable[str]) -> list[str]:
