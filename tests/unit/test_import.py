@@ -125,6 +125,31 @@ def test_an_example_of_llamafactory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "params", "warmup", "by_logarithm"),
+    [
+        ("WarmupLR", {"warmup_num_steps": 100}, 100, True),
+        ("WarmupDecayLR", {"warmup_type": "log", "warmup_num_steps": 100}, 100, True),
+        ("WarmupCosineLR", {"warmup_type": "linear"}, 1000, False),
+        ("WarmupDecayLR", {"warmup_num_steps": "auto", "warmup_type": "linear"}, None, False),
+    ],
+)
+def test_a_warm_up_of_deepspeed_is_by_logarithm_unless_it_says_linear(
+    tmp_path: Path, kind: str, params: dict[str, Any], warmup: int | None, by_logarithm: bool
+) -> None:
+    scheduler = {"type": kind, "params": params}
+    text = json.dumps({"zero_optimization": {"stage": 2}, "scheduler": scheduler})
+    translation, written = of(text, tmp_path, name="ds.json")
+    assert written.get("train", {}).get("warmup_steps") == warmup
+    assert any("logarithm" in line.text for line in translation.of(CHANGES)) == by_logarithm
+
+
+def test_an_axolotl_file_without_a_warm_up_has_that_of_axolotl(tmp_path: Path) -> None:
+    assert of(AXOLOTL, tmp_path)[1]["train"]["warmup_ratio"] == 0.03
+    assert "warmup_ratio" not in of(f"{AXOLOTL}warmup_steps: 0\n", tmp_path)[1]["train"]
+    assert of(f"{AXOLOTL}warmup_ratio: 0.1\n", tmp_path)[1]["train"]["warmup_ratio"] == 0.1
+
+
+@pytest.mark.parametrize(
     ("zero", "strategy"),
     [
         ({"stage": 0}, "zero0"),

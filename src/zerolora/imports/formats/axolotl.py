@@ -55,6 +55,8 @@ PLUGINS = {
     "MoRAPlugin": "MoRA",
 }
 """By the name of its class: what it trains otherwise, empty if it changes no result."""
+WARMUP = 0.03
+"""The share of all steps in which the rate rises, where the file names none."""
 WHOLE = frozenset(
     {
         "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern", "device_map", "qat", "diffusion",
@@ -245,7 +247,7 @@ def _finish(draft: Draft) -> list[str]:
         kind = "fsdp_hybrid" if facts.get("hybrid") else "fsdp"
         draft.set("render.strategy", f"{kind}_offload" if facts.get("offload") else kind)
     lines += common.set_strategy(draft, "deepspeed or fsdp")
-    lines += _schedule(draft)
+    lines += [*_schedule(draft), *_warmed_up(draft)]
     lines += axolotl_data.write_data(ours, draft)
     return lines + common.scaffold(draft)
 
@@ -268,6 +270,16 @@ def _schedule(draft: Draft) -> list[str]:
     draft.set("train.schedule", "cosine_with_min_lr")
     draft.set("train.schedule_options", {"min_lr_rate": lowest})
     return []
+
+
+def _warmed_up(draft: Draft) -> list[str]:
+    """Set the warm-up of a file that names none (axolotl's src/axolotl/core/builders/base.py)."""
+    if {"warmup_steps", "warmup_ratio"} & draft.config["train"].keys() or "warmup_share" in draft.facts:
+        return []
+    draft.key = ""
+    draft.set("train.warmup_ratio", WARMUP)
+    text = f"train.warmup_ratio: {WARMUP} is written, as axolotl warms up; there for 100 steps at most"
+    return [Remark(text)]
 
 
 FORMAT = Format(
