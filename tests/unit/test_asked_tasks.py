@@ -179,6 +179,14 @@ def test_a_row_that_a_chat_template_refuses_is_one_line_before_the_model_is_load
         assert prompt_format(tokenizer_of(directory)) is None
 
 
+def test_a_template_that_fails_in_the_harness_is_one_line(here: Path) -> None:
+    directory = make_tiny_model(here / "tiny")
+    (directory / "chat_template.jinja").write_text("{{ 1 + messages[0].content }}")
+    with pytest.raises(UserError, match=r"^the chat template refuses it: unsupported operand type") as refused:
+        harness(directory, here, "capitals", chat_template=True)
+    assert "\n" not in str(refused.value)
+
+
 def test_texts_may_hold_any_line_end(model: Path, here: Path) -> None:
     ends = "a\u2028b\u2029c\x85d\x0be\x0cf\r\ng"
     prompts([{"country": ends, "cities": ["x", "y"], "right": "x"}], here, **CAPITALS)
