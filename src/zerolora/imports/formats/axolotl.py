@@ -287,23 +287,7 @@ FORMAT = Format(
     title="axolotl",
     keys=AXOLOTL,
     needed="base_model",
-    whole=frozenset(
-        {
-            "deepspeed",
-            "lr_scheduler_kwargs",
-            "lora_rank_pattern",
-            "lora_alpha_pattern",
-            "device_map",
-            "qat",
-            "diffusion",
-            "hatchery",
-            "llmcompressor",
-            "mora",
-            "ebft",
-            "trl",
-            "vllm",
-        }
-    ),
+    whole=WHOLE,
     defaults={"sequence_len": 512, "num_epochs": 1, "lr_scheduler": "cosine", "max_grad_norm": 1.0},
     finish=_finish,
     rules={

@@ -93,8 +93,9 @@ def _schedule() -> Rule:
     rule = named("train.schedule", SCHEDULES)
 
     def translate(value: Any, draft: Draft) -> str | None:
+        remark = rule.translate(value, draft)
         draft.facts["schedule"] = value
-        return rule.translate(value, draft)
+        return remark
 
     return Rule(rule.new, translate, rule.remark)
 
@@ -115,7 +116,7 @@ def _warmup_shape(value: Any, draft: Draft) -> str | None:
 
 def _finish(draft: Draft) -> list[str]:
     lines = ["fetch, prepare: the file names neither model nor rows; correct models/model and data/rows.json"]
-    if draft.facts.get("schedule") in SCHEDULES:
+    if "schedule" in draft.facts:
         if "warmup" not in draft.facts:
             draft.key = "scheduler.type"
             draft.set("train.warmup_steps", WARMUP_STEPS)
