@@ -159,7 +159,8 @@ def rocm_build() -> str | None:
 def _torch_version() -> Mapping[str, Any]:
     """Return the values of torch's module `version`."""
     if "torch" in sys.modules:
-        return vars(sys.modules["torch"].version)
+        loaded: Mapping[str, Any] = vars(sys.modules["torch"].version)
+        return loaded
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise UserError("torch is not installed; run `make`, which installs envs/requirements.lock")

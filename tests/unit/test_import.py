@@ -20,7 +20,7 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
 from zerolora.imports.formats import FORMATS
-from zerolora.imports.formats.base import CHANGES, FILL_IN, NO_EFFECT
+from zerolora.imports.formats.base import CHANGES, FILL_IN, NO_EFFECT, Group
 from zerolora.imports.recognise import recognised
 from zerolora.imports.translate import Translation, import_config, leaves, translate
 
@@ -535,7 +535,7 @@ def test_roles_and_inputs_are_trained_as_there_whatever_their_order(
     ],
 )
 def test_a_default_system_prompt_is_that_of_chatml(
-    tmp_path: Path, entry: str, template: str, group: str, system: str | None
+    tmp_path: Path, entry: str, template: str, group: Group, system: str | None
 ) -> None:
     more = f"default_system_message: You are X.\nchat_template: {template}\n"
     _, rows = data(f"[{{path: a/b, {entry}}}]", tmp_path, more)
