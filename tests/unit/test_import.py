@@ -629,6 +629,7 @@ def test_files_splits_and_commits_of_a_data_set(tmp_path: Path) -> None:
         ("[{path: json, data_files: 'https://x.y/a.jsonl'}]", "data/a.jsonl", "bring https://x.y/a.jsonl to"),
         ("[{path: json, data_files: [/d/e/a.jsonl, /d/e/b.jsonl]}]", "/d", ""),
         ("[{path: o/d, data_files: /d/a.jsonl}]", "data/d/a.jsonl", "/d/a.jsonl is outside of o/d"),
+        ("[{path: json, data_files: [a.jsonl, '..']}]", "data/imported", ".. is outside of ."),
         ("[{path: o/d, data_files: ../a.jsonl}]", "data/d/a.jsonl", "../a.jsonl is outside of o/d"),
         ("[{path: ./d, split: test}]", "./d", "the split test of ./d is read there"),
         ("[{path: ./d, name: en}, {path: ./e}]", "data/imported", "bring the subset en of ./d to"),

@@ -127,7 +127,7 @@ def _read_files(each: DataSet) -> list[str]:
     lines: list[str] = []
     elsewhere = [file for file in each.files if REMOTE.match(file) or file.startswith(("/", "~")) or ".." in file]
     if elsewhere:
-        each.files = [Path(file).name or "rows.json" if file in elsewhere else file for file in each.files]
+        each.files = [_last(file) if file in elsewhere else file for file in each.files]
         text = f"{each.key}: {', '.join(elsewhere)} is outside of {each.path}; bring it, and correct prepare.rows"
         lines.append(Remark(text, FILL_IN))
     if each.at_most and len(each.files) > 1:
@@ -184,7 +184,7 @@ def _described(each: DataSet) -> str:
 def _names(sets: list[DataSet]) -> list[str]:
     """Return a name for each data set: the last part of its path, more of it where two are equal."""
     paths = [each.name or _without_query(each.path).rstrip("/") for each in sets]
-    lasts = [last if (last := Path(path).name) not in ("", "..", "~") else "rows.json" for path in paths]
+    lasts = [_last(path) for path in paths]
     names: list[str] = []
     for path, last in zip(paths, lasts, strict=True):
         name = last
@@ -197,6 +197,11 @@ def _names(sets: list[DataSet]) -> list[str]:
             name = f"{stem}-{number}{suffix}"
         names.append(re.sub(r"[{}\s]", "-", name))
     return names
+
+
+def _last(path: str) -> str:
+    """Return the last part of a path that can be a name below a folder."""
+    return last if (last := Path(path).name) not in ("", "..", "~") else "rows.json"
 
 
 def _without_query(path: str) -> str:
