@@ -86,8 +86,9 @@ $(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cuda.hashes p
 	@python3 -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); apt-get install -y -qq python3-venv && python3 -m venv $(VENV); } || \
 	    { echo "python3 has no venv; on Debian: sudo apt-get install python3-venv" >&2; exit 1; }
 # What is installed has one of the hashes. torch comes in a build for CPUs and one for CUDA: pip download takes the one
-# that this machine's settings of pip prefer, which an installation by hashes would not.
-	$(BIN)/python -m pip download $(PIP) --no-deps --dest $(VENV)/torch $$(grep '^torch==' envs/requirements.lock)
+# that this machine's settings of pip prefer, which an installation by hashes would not. Nothing of a wheel runs before its
+# hash is checked; a source would be built for its metadata.
+	$(BIN)/python -m pip download $(PIP) --no-deps --only-binary :all: --dest $(VENV)/torch $$(grep '^torch==' envs/requirements.lock)
 	sed -n '/^torch==/,/[^\\]$$/p' envs/requirements.hashes >$(VENV)/torch/hashes
 	$(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --no-index --find-links $(VENV)/torch --requirement $(VENV)/torch/hashes
 	@rm -r $(VENV)/torch

@@ -40,6 +40,7 @@ from zerolora.bounded import bounded, within_bounds
 from zerolora.config.file import read_values
 from zerolora.config.resolve import json_object
 from zerolora.data.example import BadRow
+from zerolora.data.published import published
 from zerolora.data.readers import chunks
 from zerolora.errors import UserError, explained
 from zerolora.files import read_json, write_json
@@ -89,6 +90,10 @@ MANIFEST = {"files": {"a.bin": {"sha256": "0" * 64, "bytes": 4}}, "base_model": 
 TEMPLATE = b"{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
 YAML = b"train:\n  learning_rate: 2.0e-4\n  epochs: 3\nruns:\n  default: {dataset: rows}\n  b: &a {x: [1, 2.5, ~]}\n"
+README = (
+    b"---\nlicense: mit\nconfigs:\n- config_name: small\n  data_files:\n  - {split: train, path: 's/*.jsonl'}\n"
+    b"- config_name: default\n  data_files: &a [{split: test, path: [b/1.jsonl, b/2.jsonl]}]\n---\n# A data set\n"
+)
 
 
 def rows(path: Path) -> list[Any]:
@@ -176,6 +181,12 @@ def rendered(path: Path) -> Any:
     return SAME
 
 
+def splits(path: Path) -> Any:
+    """Read what a data set's README.md says of its files, as prepare does; nothing if it cannot be read."""
+    published(path.parent, [path.parent / "train.jsonl"])
+    return SAME
+
+
 def tensor_file() -> bytes:
     """Return a file of two tensors."""
     header = {
@@ -248,6 +259,7 @@ def kinds() -> list[FileKind]:
         FileKind("deepspeed.json", as_json(own), lambda p: json_object(p, "a DeepSpeed config"), json.loads),
         FileKind("stats.json", as_json(own), lambda p: read_json(p, "zerolora pack"), json.loads),
         FileKind("config.yaml", YAML, read_values, of_yaml),
+        FileKind("README.md", README, splits, lambda content: SAME),
         FileKind("model.safetensors", tensor_file(), tensors, of_tensors),
         FileKind("chat_template.jinja", TEMPLATE, rendered, lambda content: SAME),
         FileKind("rows.jsonl", LINES, rows, of_lines),

@@ -1,7 +1,7 @@
 """The class of a base model, and its part that reads and writes text. transformers is imported when it is needed."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,26 @@ def tokenizer_of(directory: Path) -> Any:
 
 
 def _rendered(render: Callable[..., Any], tokenizer: Any, *arguments: Any, **options: Any) -> Any:
-    """Render a conversation in the bounds of every template."""
-    return within_bounds("the chat template", lambda: render(tokenizer, *arguments, **options))
+    """Render a conversation in the bounds of every template. Raises UserError for whatever the template raises."""
+    try:
+        return within_bounds("the chat template", lambda: render(tokenizer, *arguments, **options))
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise _refused()(f"the chat template refuses it: {reason}") from None
+
+
+@cache
+def _refused() -> type[UserError]:
+    """Return the class of a template's refusal: jinja2's as well, at which lm-evaluation-harness tries a conversation
+    without its system prompt."""
+    from jinja2 import TemplateError
+
+    class RefusedError(UserError, TemplateError):
+        """A conversation that a chat template refuses."""
+
+    return RefusedError
 
 
 def auto_class(config: Any, where: Path = Path("config.json")) -> Any:

@@ -8,8 +8,10 @@ which the command inherits, and CUDA_VISIBLE_DEVICES. It never takes GPUs that t
 Locks are shared by all projects of a user on a machine.
 """
 
+import contextlib
 import fcntl
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -17,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from zerolora import devices
-from zerolora.errors import UserError
+from zerolora.errors import UserError, explained
 
 PREFIX = "zerolora: "  # of log.py, which takes longer to load than all of this
 POLL_SECONDS = 0.2
@@ -38,6 +40,8 @@ def main(arguments: list[str]) -> int:
         os.execvp(command[0], command)  # noqa: S606 (the rule's own command)
     except UserError as error:
         print(f"{PREFIX}{error}", file=sys.stderr)
+    except OSError as error:
+        print(f"{PREFIX}{explained(error)}", file=sys.stderr)
     return 2
 
 
@@ -70,15 +74,18 @@ def placed_by_srun(environment: Mapping[str, str]) -> bool:
 def take(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
     """Return the names of `count` of the `gpus`, locked for this process and the command that it becomes.
 
-    Waits while others have them.
+    Waits while others have them. Raises UserError if the folder is not this user's alone.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_own(folder)
     waited = False
     while True:
-        with (folder / TURN).open("w") as turn:
+        turn = _opened(folder / TURN)
+        try:
             fcntl.flock(turn, fcntl.LOCK_EX)
             if taken := _free(count, gpus, folder):
                 return taken
+        finally:
+            os.close(turn)
         if not waited:
             print(
                 f"{PREFIX}waiting for {count} of {_gpus(len(gpus))}, which other jobs use now",
@@ -109,11 +116,35 @@ def lock_folder() -> Path:
     return Path(tempfile.gettempdir(), f"zerolora-gpus-{os.getuid()}")
 
 
+def check_own(folder: Path) -> None:
+    """Make the folder of lock files. Raises UserError if it is there and anybody else could put files into it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    seen = folder.lstat()
+    if not stat.S_ISDIR(seen.st_mode):
+        what = "is a link" if stat.S_ISLNK(seen.st_mode) else "is no directory"
+    elif seen.st_uid != os.getuid():
+        what = f"belongs to user {seen.st_uid}"
+    elif seen.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        what = f"is open to other users (mode {stat.S_IMODE(seen.st_mode):o})"
+    else:
+        return
+    raise UserError(f"{folder}: {what}, so locks of GPUs are not safe there; remove it, or write another TMPDIR")
+
+
+def _opened(file: Path) -> int:
+    """Return the descriptor of a lock file, which is made if it is not there, and never emptied.
+
+    A link is refused: it could name a file that is not ours to open.
+    """
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def _free(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
     """Lock `count` GPUs and return their names; none if fewer are free."""
     taken: dict[str, int] = {}
     for name, key in gpus.items():
-        descriptor = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = _opened(folder / f"{key}.lock")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

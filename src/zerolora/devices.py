@@ -59,8 +59,9 @@ def fault(gpus: int = 1, otherwise: str = "hardware.device: cpu") -> str | None:
     """
     release, built = torch_build()
     if built is None:
+        other = "AMD's GPUs (ROCm), which zerolora does not use" if rocm_build() else "CPUs alone"
         return (
-            f"torch {release} is built for CPUs alone; install a torch built for CUDA (envs/requirements.lock on Linux "
+            f"torch {release} is built for {other}; install a torch built for CUDA (envs/requirements.lock on Linux "
             f"with PyPI's wheels), or write {otherwise}"
         )
     library = driver_library()
@@ -121,8 +122,9 @@ def unsupported(capability: tuple[int, int], name: str) -> str | None:
     if carried is None or runs_on(capability, carried):
         return None
     lowest = min(_numbers(each) for each in carried)
+    carrier = f"torch {release}" if built else "the torch of envs/requirements.lock"
     return (
-        f"{name} has compute capability {_text(capability)}, and torch {release} carries kernels for {_text(lowest)} "
+        f"{name} has compute capability {_text(capability)}, and {carrier} carries kernels for {_text(lowest)} "
         f"and later GPUs ({', '.join(carried)}); use such a GPU, or install a torch that is built for this one"
     )
 
@@ -144,14 +146,25 @@ def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
 
 def torch_build() -> tuple[str, str | None]:
     """Return torch's version and the CUDA that it is built for, None if for none. Does not load torch."""
+    version = _torch_version()
+    return str(version["__version__"]), version["cuda"]
+
+
+def rocm_build() -> str | None:
+    """Return the ROCm that torch is built for, None if for none. Does not load torch."""
+    rocm: str | None = _torch_version().get("hip")
+    return rocm
+
+
+def _torch_version() -> Mapping[str, Any]:
+    """Return the values of torch's module `version`."""
     if "torch" in sys.modules:
-        version = sys.modules["torch"].version
-        return str(version.__version__), version.cuda
+        loaded: Mapping[str, Any] = vars(sys.modules["torch"].version)
+        return loaded
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise UserError("torch is not installed; run `make`, which installs envs/requirements.lock")
-    values = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return values["__version__"], values["cuda"]
+    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))
 
 
 def visible_names(environment: Mapping[str, str] = os.environ) -> list[str] | None:

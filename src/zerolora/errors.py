@@ -19,7 +19,7 @@ REMEDIES = {
     errno.ENOTDIR: "write a path that leads through directories only",
     errno.ENOENT: "correct the path, or bring the file back",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ELOOP: "remove the link that leads back to itself",
+    errno.ELOOP: "remove that link",
     errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
     errno.EIO: "the disk or its server failed; look at the system's log, then run it again",
     errno.ESTALE: "the file system's server went away; run it again",

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +145,18 @@ def is_unreadable(error: OSError) -> bool:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} is there twice")
+        raise ValueError(f"the key {shown(repeated(key for key, _ in pairs))} is there twice")
     return value
+
+
+def repeated(keys: Iterable[str]) -> str:
+    """Return the first key that was there before; one of them must have been."""
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
+    raise AssertionError("no key is there twice")
 
 
 def _number(infinite: bool) -> Callable[[str], float]:

@@ -10,13 +10,17 @@ from conftest import ROOT, make_tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerolora import bounded
+from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import AskedTaskSettings, HarnessTaskSettings, TaskRowsSettings
 from zerolora.data.task_rows import task_rows
 from zerolora.errors import UserError
+from zerolora.evaluate import asked_task
 from zerolora.evaluate.asked_task import _cut, ask
 from zerolora.evaluate.harness import ask_harness, flat
 from zerolora.evaluate.intervals import bootstrap, wilson
 from zerolora.evaluate.models import EvaluatedModel
+from zerolora.export.modelfile import prompt_format
 
 CAPITALS = {
     "prompt": "The capital of {{country}} is",
@@ -141,6 +145,48 @@ def test_generated_answers_are_judged_and_cut(model: Path, here: Path) -> None:
         asked(model, here, "exact", max_new_tokens=10_000)
 
 
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for each in messages %}<{{ each.role }}>{{ each.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (NO_SYSTEM, "System role not supported"),
+        ("{{ 1 + messages[0].content }}", "unsupported operand type"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+        ("{% for x in range(10 ** 9) %}{% endfor %}", "range"),
+        ("{{ messages[0].content * 10 ** 6 }}", "writes 6,000,000 characters for one conversation"),
+    ],
+)
+def test_a_row_that_a_chat_template_refuses_is_one_line_before_the_model_is_loaded(
+    here: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str
+) -> None:
+    directory = make_tiny_model(here / "tiny")
+    (directory / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr(asked_task, "loaded", None)
+    monkeypatch.setattr(bounded, "LONGEST", 1000)
+    turns = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
+    prompts([{"messages": turns}], here)
+    with pytest.raises(UserError) as refused:
+        asked(directory, here, "exact", chat_template=True)
+    text = str(refused.value)
+    assert "rows.jsonl:1: the chat template" in text and said in text and "\n" not in text
+    assert text.endswith("; correct the row, or write chat_template: false")
+    if "refuses it" in text:
+        assert prompt_format(tokenizer_of(directory)) is None
+
+
+def test_a_template_that_fails_in_the_harness_is_one_line(here: Path) -> None:
+    directory = make_tiny_model(here / "tiny")
+    (directory / "chat_template.jinja").write_text("{{ 1 + messages[0].content }}")
+    with pytest.raises(UserError, match=r"^the chat template refuses it: unsupported operand type") as refused:
+        harness(directory, here, "capitals", chat_template=True)
+    assert "\n" not in str(refused.value)
+
+
 def test_texts_may_hold_any_line_end(model: Path, here: Path) -> None:
     ends = "a\u2028b\u2029c\x85d\x0be\x0cf\r\ng"
     prompts([{"country": ends, "cities": ["x", "y"], "right": "x"}], here, **CAPITALS)
@@ -177,6 +223,24 @@ def test_a_row_that_cannot_be_asked_is_one_line(settings: dict[str, Any], said: 
         prompts([{"country": "France", "cities": ["Lyon", "Paris"], "right": 1}], tmp_path, **settings)
     assert "rows.jsonl:1: " in str(error.value) and said in str(error.value), error.value
     assert "\n" not in str(error.value) and not (tmp_path / "prompts.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}", "takes more than 0.2 s"),
+        ("{{ 'a'.center(10**10) }}", "takes more than 1 GiB for one conversation; write less"),
+        ("{{ country * 2000 }}", "writes 12,000 characters for one conversation; write less"),
+    ],
+)
+def test_a_prompt_is_bounded_in_time_and_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt: str, said: str
+) -> None:
+    monkeypatch.setattr(bounded, "SECONDS", 0.2)
+    monkeypatch.setattr(bounded, "LONGEST", 1000)
+    with pytest.raises(UserError, match=r"^tasks\.rows\.NAME\.prompt: ") as refused:
+        prompts([{"country": "France"}], tmp_path, prompt=prompt, answer="x")
+    assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_an_unknown_task_of_the_harness_and_a_missing_network_are_one_line(model: Path, here: Path) -> None:

@@ -81,6 +81,46 @@ def test_what_a_job_can_never_have_is_refused(
     assert refused.returncode == 2 and text.startswith(f"zerolora: {said}") and text.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("file", "is no directory"),
+        ("link", "is a link"),
+        ("open", "is open to other users (mode 755)"),
+        ("lock", "turn.lock: Too many levels of symbolic links; remove that link"),
+        ("gpu", "gpu-4.lock: Too many levels of symbolic links; remove that link"),
+    ],
+)
+def test_locks_lie_in_a_folder_of_this_user_alone_and_empty_no_file(
+    environment: dict[str, str], tmp_path: Path, kind: str, said: str
+) -> None:
+    """Others know the folder's name, and may write into the machine's /tmp before it is made."""
+    folder, other = tmp_path / f"zerolora-gpus-{os.getuid()}", tmp_path / "other"
+    other.write_text("kept", encoding="utf-8")
+    if kind == "file":
+        folder.touch()
+    elif kind == "link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o755 if kind == "open" else 0o700)
+        if kind != "open":
+            (folder / ("turn.lock" if kind == "lock" else "gpu-4.lock")).symlink_to(other)
+    refused = job(environment, 1)
+    text = end(refused)
+    assert refused.returncode == 2 and text.startswith("zerolora: ") and text.count("\n") == 1
+    assert said in text and other.read_text(encoding="utf-8") == "kept"
+
+
+def test_locks_in_a_folder_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "locks"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(UserError, match=rf"locks: belongs to user {folder.stat().st_uid}, so .*another TMPDIR"):
+        assigned_gpus.check_own(folder)
+
+
 def test_a_command_that_needs_no_gpu_sees_none(environment: dict[str, str]) -> None:
     script = Path(__file__).parents[2] / "workflow/scripts/on_gpus"
     command = [str(script), "0", "1", "0", "sh", "-c", 'echo "[${CUDA_VISIBLE_DEVICES-unset}]"']

@@ -61,6 +61,15 @@ def test_what_keeps_torch_from_a_gpu_is_said_with_a_remedy(monkeypatch: pytest.M
     assert "cannot start (cuInit returned 803)" in refusal()
     monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cpu", None))
     assert "torch 2.13.0+cpu is built for CPUs alone" in refusal()
+    monkeypatch.setattr(devices, "_torch_version", lambda: {"hip": "6.4"})
+    monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+rocm6.4", None))
+    assert "torch 2.13.0+rocm6.4 is built for AMD's GPUs (ROCm), which zerolora does not use; install" in refusal()
+
+
+def test_a_torch_for_cpus_is_not_said_to_carry_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cpu", None))
+    said = devices.unsupported((7, 0), "V100")
+    assert said and "and the torch of envs/requirements.lock carries kernels for 7.5 and later GPUs" in said
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from zerolora import foreign, json_file
-from zerolora.data.readers import files_of
+from zerolora.data.readers import chunks, files_of
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.manifest import check_intact, count_parameters
@@ -198,6 +199,19 @@ def test_an_own_file_with_equal_keys_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"a": 1, "a": 2}')
     with pytest.raises(UserError, match=r"x\.json: not valid JSON .*'a' is there twice.*run `zerolora y` again"):
         read_json(tmp_path / "x.json", "zerolora y")
+
+
+def test_an_equal_key_of_a_large_object_is_named_at_once(tmp_path: Path) -> None:
+    """To count every key would take minutes."""
+    pairs = [(f"k{number}", 1) for number in range(50_000)] + [("k49999", 2)]
+    text = "{" + ", ".join(f'"{key}": {value}' for key, value in pairs) + "}"
+    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "rows.jsonl").write_text(text)
+    begun = time.process_time()
+    with pytest.raises(UserError, match=r"'k49999' is there twice"):
+        read_json(tmp_path / "x.json", "zerolora y")
+    (found,) = (value for chunk in chunks(tmp_path / "rows.jsonl") for _, value in chunk.records())
+    assert "has the key 'k49999' twice" in str(found) and time.process_time() - begun < 5
 
 
 def test_a_growing_file_is_not_read_forever(tmp_path: Path) -> None:

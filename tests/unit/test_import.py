@@ -20,7 +20,7 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
 from zerolora.imports.formats import FORMATS
-from zerolora.imports.formats.base import CHANGES, FILL_IN, NO_EFFECT
+from zerolora.imports.formats.base import CHANGES, FILL_IN, NO_EFFECT, Group
 from zerolora.imports.recognise import recognised
 from zerolora.imports.translate import Translation, import_config, leaves, translate
 
@@ -125,6 +125,31 @@ def test_an_example_of_llamafactory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "params", "warmup", "by_logarithm"),
+    [
+        ("WarmupLR", {"warmup_num_steps": 100}, 100, True),
+        ("WarmupDecayLR", {"warmup_type": "log", "warmup_num_steps": 100}, 100, True),
+        ("WarmupCosineLR", {"warmup_type": "linear"}, 1000, False),
+        ("WarmupDecayLR", {"warmup_num_steps": "auto", "warmup_type": "linear"}, None, False),
+    ],
+)
+def test_a_warm_up_of_deepspeed_is_by_logarithm_unless_it_says_linear(
+    tmp_path: Path, kind: str, params: dict[str, Any], warmup: int | None, by_logarithm: bool
+) -> None:
+    scheduler = {"type": kind, "params": params}
+    text = json.dumps({"zero_optimization": {"stage": 2}, "scheduler": scheduler})
+    translation, written = of(text, tmp_path, name="ds.json")
+    assert written.get("train", {}).get("warmup_steps") == warmup
+    assert any("logarithm" in line.text for line in translation.of(CHANGES)) == by_logarithm
+
+
+def test_an_axolotl_file_without_a_warm_up_has_that_of_axolotl(tmp_path: Path) -> None:
+    assert of(AXOLOTL, tmp_path)[1]["train"]["warmup_ratio"] == 0.03
+    assert "warmup_ratio" not in of(f"{AXOLOTL}warmup_steps: 0\n", tmp_path)[1]["train"]
+    assert of(f"{AXOLOTL}warmup_ratio: 0.1\n", tmp_path)[1]["train"]["warmup_ratio"] == 0.1
+
+
+@pytest.mark.parametrize(
     ("zero", "strategy"),
     [
         ({"stage": 0}, "zero0"),
@@ -163,6 +188,15 @@ def test_a_value_that_the_config_refuses_is_named_and_left_out(tmp_path: Path) -
     assert refused.keys() == {"lora_r", "lora_dropout", "learning_rate", "early_stopping_patience", "seed", "no_such.a"}
     assert "less than 1" in refused["lora_dropout"] and "validation_steps" in refused["early_stopping_patience"]
     assert "lora" not in written["train"] or "dropout" not in written["train"]["lora"]
+
+
+def test_a_schedule_whose_options_are_refused_is_left_out_with_them(tmp_path: Path) -> None:
+    translation, written = of(f"{AXOLOTL}cosine_min_lr_ratio: -1.0\n", tmp_path)
+    assert not {"schedule", "schedule_options"} & written["train"].keys()
+    assert by_key(translation)["cosine_min_lr_ratio"][0] == "no equal"
+    translation, written = of(f"{FACTORY}lr_scheduler_type: cosine_with_min_lr\n", tmp_path)
+    assert "schedule" not in written["train"]
+    assert "needs one of min_lr and min_lr_rate" in by_key(translation)["lr_scheduler_type"][1]
 
 
 VALUES = st.recursive(
@@ -464,6 +498,52 @@ def test_a_chat_template_beside_alpaca_rows_is_not_their_prompt(tmp_path: Path) 
     )
 
 
+ROLES = "[{path: a/b, type: chat_template, roles_to_train: [assistant, user]}%s]"
+
+
+@pytest.mark.parametrize(
+    ("entries", "more", "loss", "said"),
+    [
+        (ROLES % "", "train_on_inputs: false\n", ["assistant", "user"], ""),
+        (ROLES % "", "", ["assistant", "user"], ""),
+        (ROLES % "", "train_on_inputs: true\n", "everything", ""),
+        (ROLES % ", {path: c/d, type: chat_template}", "", ["assistant", "user"], "datasets[1].roles_to_train"),
+        (ROLES % ", {path: c/d, type: alpaca}", "", ["assistant", "user"], "datasets[1].roles_to_train"),
+        (ROLES % ", {path: c/d, type: chat_template, roles_to_train: [user, gpt]}", "", ["assistant", "user"], ""),
+        ("[{path: a/b, type: alpaca, roles_to_train: [user]}]", "train_on_inputs: false\n", "assistant", ""),
+        ("[{path: a/b, type: chat_template, roles_to_train: [bot], roles: {assistant: [bot]}}]", "", None, ""),
+        ("[{path: a/b, type: alpaca}]", "train_on_inputs: true\n", "everything", ""),
+    ],
+)
+def test_roles_and_inputs_are_trained_as_there_whatever_their_order(
+    tmp_path: Path, entries: str, more: str, loss: Any, said: str
+) -> None:
+    for text in (f"{AXOLOTL}{more}datasets: {entries}\n", f"{AXOLOTL}datasets: {entries}\n{more}"):
+        translation, written = of(text, tmp_path)
+        assert written["prepare"]["rows"].get("loss") == loss
+        assert [line.key for line in translation.of(CHANGES) if line.key.endswith("roles_to_train")] == [said] * bool(
+            said
+        )
+
+
+@pytest.mark.parametrize(
+    ("entry", "template", "group", "system"),
+    [
+        ("type: alpaca", "chatml", NO_EFFECT, None),
+        ("type: chat_template", "llama3", NO_EFFECT, None),
+        ("type: chat_template", "chatml", CHANGES, "You are X."),
+    ],
+)
+def test_a_default_system_prompt_is_that_of_chatml(
+    tmp_path: Path, entry: str, template: str, group: Group, system: str | None
+) -> None:
+    more = f"default_system_message: You are X.\nchat_template: {template}\n"
+    _, rows = data(f"[{{path: a/b, {entry}}}]", tmp_path, more)
+    assert rows.get("system") == system
+    translation, _ = of(f"{AXOLOTL}{more}datasets: [{{path: a/b, {entry}}}]\n", tmp_path)
+    assert any(line.key == "default_system_message" for line in translation.of(group))
+
+
 def test_input_output_rows_are_no_form_here(tmp_path: Path) -> None:
     lines, rows = data("[{path: a/b, type: input_output}]", tmp_path)
     assert rows["format"] == "auto" and lines["datasets[0].type"][0] == CHANGES
@@ -532,6 +612,59 @@ def test_files_splits_and_commits_of_a_data_set(tmp_path: Path) -> None:
     assert written["prepare"]["rows"]["path"] == "data/hub/b"
     _, rows = data("[{path: a/b, type: alpaca}]", tmp_path, "test_datasets: [{path: c/d, type: alpaca}]\n")
     assert rows["sources"] == {"b": {}, "d": {"split": "validation"}} and rows["split"]["validation"] == 0
+
+
+@pytest.mark.parametrize(
+    ("entries", "path", "said"),
+    [
+        ("[{path: /workspace/a.jsonl}, {path: /data/b.jsonl}]", "data/imported", "bring /data/b.jsonl to"),
+        ("[{path: /home/me/a.jsonl}, {path: /home/me/p/b.jsonl}]", "data/imported", "bring /home/me/a.jsonl to"),
+        ("[{path: /a.jsonl}, {path: /b.jsonl}]", "data/imported", "bring /a.jsonl to"),
+        ("[{path: ~/a.jsonl}, {path: ~/p/b.jsonl}]", "data/imported", "bring ~/a.jsonl to"),
+        ("[{path: /d/a.jsonl}, {path: /d/b.jsonl}]", "/d", ""),
+        ("[{path: d/x/a.jsonl}, {path: d/b.jsonl}]", "d", ""),
+        ("[{path: 'https://x.y/a.jsonl?download=true', ds_type: json}]", "data/a.jsonl", "bring https://x.y/a.jsonl?"),
+        ("[{path: 's3://bucket/a/b', type: alpaca}]", "data/b", "bring s3://bucket/a/b to data/b"),
+        ("[{path: json, data_files: /d/a.jsonl}]", "/d/a.jsonl", ""),
+        ("[{path: json, data_files: 'https://x.y/a.jsonl'}]", "data/a.jsonl", "bring https://x.y/a.jsonl to"),
+        ("[{path: json, data_files: [/d/e/a.jsonl, /d/e/b.jsonl]}]", "/d", ""),
+        ("[{path: o/d, data_files: /d/a.jsonl}]", "data/d/a.jsonl", "/d/a.jsonl is outside of o/d"),
+        ("[{path: json, data_files: [a.jsonl, '..']}]", "data/imported", ".. is outside of ."),
+        ("[{path: o/d, data_files: ../a.jsonl}]", "data/d/a.jsonl", "../a.jsonl is outside of o/d"),
+        ("[{path: ./d, split: test}]", "./d", "the split test of ./d is read there"),
+        ("[{path: ./d, name: en}, {path: ./e}]", "data/imported", "bring the subset en of ./d to"),
+        ("[{path: ./d, split: train}]", "./d", ""),
+    ],
+)
+def test_a_data_set_is_no_folder_above_and_nothing_is_read_that_was_not_there(
+    tmp_path: Path, entries: str, path: str, said: str
+) -> None:
+    translation, written = of(f"{AXOLOTL}datasets: {entries}\n", tmp_path)
+    assert written["prepare"]["rows"]["path"] == path
+    lines = [
+        line.text
+        for line in translation.of(FILL_IN)
+        if line.key.startswith(("prepare.rows.path", "prepare.rows.so", "data"))
+    ]
+    assert bool(lines) == bool(said) and (not said or any(said in line for line in lines))
+
+
+def test_a_pinned_data_set_is_fetched_by_one_pattern_that_is_to_be_corrected(tmp_path: Path) -> None:
+    """fetch-data refuses a pattern that no file matches."""
+    entry = f"{{path: o/d, revision: '{'0123456789' * 4}', name: en, split: test, type: alpaca}}"
+    translation, written = of(f"{AXOLOTL}datasets: [{entry}]\n", tmp_path)
+    assert written["fetch"]["data"]["d"]["files"] == ["*.parquet"]
+    line = next(line for line in translation.of(FILL_IN) if line.key == "fetch.data.d.files")
+    assert "only those of the split test of the subset en of o/d" in line.text
+
+
+def test_a_cap_over_several_files_is_a_line(tmp_path: Path) -> None:
+    lines, rows = data("[{path: a/b, type: alpaca, split: 'train[:9]', data_files: [x.jsonl, y.jsonl]}]", tmp_path)
+    assert rows["sources"] == {"b/x.jsonl": {"at_most": 9}, "b/y.jsonl": {"at_most": 9}}
+    assert lines["datasets[0]"] == (
+        CHANGES,
+        "the first 9 rows of all files there, of each file here; correct at_most of prepare.rows.sources",
+    )
 
 
 def test_linear_layers_beside_a_list_are_their_union(tmp_path: Path) -> None:
@@ -720,6 +853,106 @@ def test_validation_rows_of_their_own_and_shares(tmp_path: Path) -> None:
         "turns.json": None,
     }
     assert rows["sources"]["turns.json"]["split"] == "validation" and rows["split"]["validation"] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "sources", "said"),
+    [
+        (
+            "eval_dataset: sampled\n",
+            "eval_dataset",
+            {"plain.json": {}, "sampled.json": {"at_most": 500}},
+            "the first 500",
+        ),
+        (
+            "interleave_probs: 0.5,0.5\nmix_strategy: interleave_under\n",
+            "dataset",
+            {"plain.json": {"weight": 0.5}, "sampled.json": {"weight": 0.5, "at_most": 500}},
+            "num_samples of sampled draws 500 rows there",
+        ),
+        (
+            "interleave_probs: [0.7, 0.3]\nmix_strategy: interleave_under\n",
+            "interleave_probs",
+            {"plain.json": {"weight": 0.7}, "sampled.json": {"weight": 0.3, "at_most": 500}},
+            "shares of the training rows here",
+        ),
+        (
+            "mix_strategy: interleave_under\n",
+            "mix_strategy",
+            {"plain.json": {}, "sampled.json": {"rows": 500}},
+            "alternate there until the shortest set ends",
+        ),
+        (
+            "interleave_probs: 0.5, 0\n",
+            "interleave_probs",
+            {"plain.json": {}, "sampled.json": {"rows": 500}},
+            "not above 0",
+        ),
+    ],
+)
+def test_shares_and_samples_of_llamafactory_keep_every_source(
+    tmp_path: Path, more: str, key: str, sources: dict[str, Any], said: str
+) -> None:
+    translation, rows = described("plain" if "eval" in more else "plain, sampled", tmp_path, more)
+    rows["sources"].get("sampled.json", {}).pop("split", None)
+    assert rows["sources"] == sources
+    assert any(line.key == key and said in line.text for line in translation.of(CHANGES))
+
+
+def test_shares_of_other_data_sets_than_those_named_are_a_line(tmp_path: Path) -> None:
+    translation, rows = described("plain, renamed", tmp_path, "interleave_probs: 1, 2, 3\n")
+    assert rows["sources"].keys() == {"plain.json", "renamed.jsonl"} and "weight" not in str(rows["sources"])
+    assert any("3 shares for 2 data sets" in line.text for line in translation.of(FILL_IN))
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("warmup_steps: 0\nwarmup_ratio: 0.1\n", (None, 0.1)),
+        ("warmup_ratio: 0.1\nwarmup_steps: 0\n", (None, 0.1)),
+        ("warmup_steps: 10\nwarmup_ratio: 0.1\n", (10, None)),
+        ("warmup_steps: 0\n", (0, None)),
+        ("warmup_steps: 0.1\n", (None, 0.1)),
+        ("", (None, 0.0)),
+    ],
+)
+def test_a_warm_up_of_llamafactory_is_the_one_that_wins_there(
+    tmp_path: Path, more: str, expected: tuple[int | None, float | None]
+) -> None:
+    translation, written = of(FACTORY + more, tmp_path)
+    assert (written["train"].get("warmup_steps"), written["train"].get("warmup_ratio")) == expected
+    told = [line.text for line in translation.of(NO_EFFECT) if "wins" in line.text]
+    assert told == ["0 left out, since warmup_ratio wins over it there"] * (
+        "steps: 0\n" in more and "ratio" in more
+    ) + ["left out, since warmup_steps wins there"] * (expected[0] is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "said"),
+    [
+        ("alpaca", "alpaca", "no line break behind ### Response:"),
+        ("chatml", "chatml", ""),
+        ("deepseek", "deepseek", "a blank stands before an answer here"),
+        ("deepseek3", "deepseek-3", ""),
+        ("empty", "plain", "an end-of-sequence token behind an answer is learnt here"),
+        ("gemma", "gemma", "around a text are left out here"),
+        ("llama2", "llama-2", "a blank stands before and behind an answer here"),
+        ("llama3", "llama-3", "around a text are left out here"),
+        ("mistral", "mistral", ""),
+        ("phi", "phi-3", ""),
+        ("vicuna", "vicuna", "a blank stands behind the system prompt"),
+        ("zephyr", "zephyr", "a line break stands behind each turn here"),
+    ],
+)
+def test_a_template_of_llamafactory_that_writes_otherwise_is_a_line(
+    tmp_path: Path, name: str, ours: str, said: str
+) -> None:
+    translation, written = of(f"{FACTORY}template: {name}\n", tmp_path)
+    rows, lines = written["prepare"]["rows"], [line.text for line in translation.of(CHANGES) if line.key == "template"]
+    assert rows["template"] == ours and len(lines) == bool(said) and all(said in line for line in lines)
+    assert rows.get("system") == ("You are Zephyr, a helpful assistant." if name == "zephyr" else None)
+    _, written = of(f"{FACTORY}default_system: You are X.\ntemplate: {name}\n", tmp_path)
+    assert written["prepare"]["rows"]["system"] == "You are X."
 
 
 @pytest.mark.parametrize("name", ["images", "preferred", "tagged"])

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tokenizers_of import FAMILIES, Family, tokenizer_like, tokenizer_of
 
-from zerolora import bounded
+from zerolora import architecture, bounded
 from zerolora.config.settings import PrepareSettings
 from zerolora.config.user_template import user_template
 from zerolora.data import prompt_formats
@@ -424,6 +424,37 @@ def test_a_template_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(UserError) as refused:
         Template(tokenizer, prepare_settings(template="chat"))
     assert str(refused.value) == f"the chat template: {said}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LOOP, "the chat template: takes more than 0.2 s for one conversation; shorten its loops"),
+        ("{{ 'a'.center(10**10) }}", "the chat template: takes more than 1 GiB for one conversation; write less"),
+        (
+            "{{ messages[0].content * 2000 }}",
+            "the chat template: writes 4,000 characters for one conversation; write less",
+        ),
+        ("{{ raise_exception('no') }}", "the chat template refuses it: no"),
+        (
+            "{{ 1 + messages[0].content }}",
+            "the chat template refuses it: unsupported operand type(s) for +: 'int' and 'str'",
+        ),
+        (
+            "{{ ().__class__.__mro__ }}",
+            "the chat template refuses it: access to attribute '__class__' of 'tuple' object is unsafe.",
+        ),
+    ],
+)
+def test_a_loaded_tokenizers_template_is_bounded_and_refuses_in_a_line(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.setattr(bounded, "SECONDS", 0.2)
+    monkeypatch.setattr(bounded, "LONGEST", 1000)
+    tokenizer = architecture.tokenizer_of(tiny_model)
+    with pytest.raises(UserError) as refused:
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], chat_template=text, tokenize=False)
+    assert str(refused.value) == said
 
 
 @pytest.mark.parametrize(

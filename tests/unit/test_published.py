@@ -1,6 +1,7 @@
 """Published splits and configs are never pooled: the error has the sources to paste, which are then accepted."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from goldens import prepare_settings
 
 from zerolora.config.settings import TaskRowsSettings
+from zerolora.data.published import published
 from zerolora.data.source_files import sources_of
 from zerolora.data.task_rows import task_rows
 from zerolora.errors import UserError
@@ -208,12 +210,46 @@ def test_a_readme_says_what_the_names_of_files_do_not(tmp_path: Path) -> None:
     "text",
     ["", "---\n", "---\n[\n---\n", "---\nconfigs: 3\n---\n", "---\nconfigs: [3, {data_files: {path: 3}}]\n---\n",
      "---\nconfigs: [{data_files: [{split: 3, path: /etc/*}]}, {data_files: ../*}, {data_files: '**a'}]\n---\n",
-     "---\nconfigs: !!python/name:os.system\n---\n", "---\n" + "[" * 5000 + "\n---\n", "\xff"],
+     "---\nconfigs: !!python/name:os.system\n---\n", "---\nconfigs: [!!bool x]\n---\n",
+     "---\nconfigs: [!!float '']\n---\n", "---\nconfigs: [!!int '']\n---\n", "---\nconfigs: [!!timestamp x]\n---\n",
+     "---\nconfigs: &a [*a]\n---\n", "---\nlicense: [\n---\n", "---\n" + "[" * 5000 + "\n---\n", "\xff"],
 )  # fmt: skip
 def test_a_readme_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
     write(tmp_path, "a.jsonl b.jsonl")
     (tmp_path / "README.md").write_text(text, encoding="latin-1")
     assert len(sources_of(prepare_settings(path=str(tmp_path)))) == 1
+
+
+def test_a_readme_is_read_whatever_stands_beside_its_configs(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl b.jsonl")
+    (tmp_path / "README.md").write_text(
+        "---\nlicense: !!bool x\n0: 010\nconfigs: [{data_files: [{split: test, path: b.jsonl}]}]\n---\n"
+    )
+    assert published(tmp_path, [tmp_path / "b.jsonl"]).splits == {tmp_path / "b.jsonl": "test"}
+
+
+def test_a_readme_of_endless_patterns_is_refused(tmp_path: Path) -> None:
+    """2 KB of aliases stand for 60 * 60 * 60 of them."""
+    write(tmp_path, "a.jsonl")
+    patterns, entries, configs = (
+        "[" + ", ".join([each] * 60) + "]" for each in ("x", "{path: *p}", "{data_files: *e}")
+    )
+    (tmp_path / "README.md").write_text(f"---\np: &p {patterns}\ne: &e {entries}\nconfigs: {configs}\n---\n")
+    with pytest.raises(
+        UserError, match=r"README.md: its `configs` list more than 10,000 patterns of files; list fewer"
+    ):
+        sources_of(prepare_settings(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["README.md", "a.jsonl"])
+def test_a_pipe_beside_data_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "b.jsonl")
+    os.mkfifo(tmp_path / name)
+    if name == "README.md":
+        assert len(sources_of(prepare_settings(path=str(tmp_path)))) == 1
+    else:
+        with pytest.raises(UserError, match=r"a\.jsonl: is a pipe or a device; a file is expected"):
+            sources_of(prepare_settings(path=str(tmp_path)))
 
 
 def test_a_pattern_without_files_is_named(tmp_path: Path) -> None:

@@ -423,6 +423,17 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "ratio with stage 2"),
     ({"stage": 2, "zero_hpz_partition_size": 8}, "zero_hpz_partition_size with stage 2"),
     ({"stage": 2, "zero_quantized_weights": True}, "zero_quantized_weights with stage 2"),
+    ({"stage": 1, "zero_quantized_gradients": True}, "zero_quantized_gradients with stage 1, which DeepSpeed ignores"),
+    (
+        {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False},
+        "reduce_scatter is false with zero_quantized_gradients, which needs it; write true",
+    ),
+    (
+        {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}},
+        "super_offload is true, and DeepSpeed's CPU Adam would replace train.optimizer; remove it",
+    ),
+    ({"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}, "super_offload is true"),
+    ({"stage": 2, "cpu_offload_use_pin_memory": True}, "cpu_offload_use_pin_memory is deprecated"),
     ({"stage": 2, "allgather_bucket_size": None}, "allgather_bucket_size is null; write a whole number"),
     ({"stage": None}, "stage is null; write a whole number"),
     ({"stage": 2, "contiguous_gradients": None}, "contiguous_gradients is null; write true or false, or remove it"),
@@ -509,6 +520,11 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
             {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
             {"device": "cpu"},
             "no kernels for quantized",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+            {"device": "cpu"},
+            "zero_quantized_gradients: hardware.device is cpu, which has no kernels for it; remove it",
         ),
         (
             {"zero_optimization": {"stage": 3, "mics_shard_size": 8}},
@@ -638,7 +654,14 @@ def test_advice_that_runs_badly_is_left_out_with_a_line(user: dict[str, Any], ex
 def test_what_changes_no_result_is_left_out_and_what_is_off_says_nothing(predicted: Path) -> None:
     user = {
         "_comment": "of nobody",
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {
+            "stage": 2,
+            "cpu_offload": False,
+            "cpu_offload_param": None,
+            "cpu_offload_use_pin_memory": False,
+            "stage3_gather_fp16_weights_on_model_save": False,
+            "offload_optimizer": {"device": "none"},
+        },
         "compile": {"disable": False, "backend": "inductor"},
         "tensor_parallel": {"autotp_size": 2},
         "wandb": {"enabled": True},
@@ -648,12 +671,15 @@ def test_what_changes_no_result_is_left_out_and_what_is_off_says_nothing(predict
         "bf16": {"enabled": "auto", "bf16_optimizer_states": True},
         "seq_parallel_communication_data_type": "bf16",
         "prescale_gradients": False,
+        "amp": {"enabled": "auto", "opt_level": "auto"},
+        "bfloat16": {"enabled": False},
     }
     config, reasons = render(settings_of(strategy=USER_JSON, user_config=user), predicted)
     left_out = {"compile", "tensor_parallel", "wandb", "data_types", "bf16.bf16_optimizer_states"}
     assert {entry["key"] for entry in reasons["overrides"]} == left_out
     assert config["seq_parallel_communication_data_type"] == "bf16" and config["prescale_gradients"] is False
     assert not {"compile", "tensor_parallel", "wandb", "tensorboard", "curriculum_learning", "_comment"} & config.keys()
+    assert not {"amp", "bfloat16"} & config.keys() and not set(ZERO_RENAMED) & config["zero_optimization"].keys()
     assert "tensor_parallel: your JSON says {'autotp_size': 2}" in lines(reasons)
 
 

@@ -113,6 +113,22 @@ def read_values(path: Path, expected: str = SECTIONS, longest: int = LONGEST) ->
     return _parse(path, expected, longest)[0]
 
 
+def value_of(text: str, key: str) -> Any:
+    """Return the value of a key at the top of YAML, of bounded size; None if it is not there. Other keys are not read.
+
+    Raises UserError if the text is no YAML, or the value none that can be read.
+    """
+    try:
+        loader, node = _composed(text)
+        for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(name, yaml.ScalarNode) and name.value == key:
+                _check_size(value, {}, set())
+                return loader.construct_document(value)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"cannot be read as YAML ({' '.join(str(error).split())})") from None
+    return None
+
+
 class _Constructor(yaml.constructor.SafeConstructor):
     """SafeConstructor that also reads 2e-4 as a number, as YAML 1.2 (and DVC) does, and refuses a key given twice.
 

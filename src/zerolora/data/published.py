@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from zerolora.config.file import value_of
 from zerolora.config.schema import Split
 from zerolora.data.sources_block import LEFT_OUT, block
 from zerolora.errors import UserError
+from zerolora.json_file import read_bytes
 
 KEYWORDS = {
     **dict.fromkeys(("train", "training", "trainset", "trn"), "train"),
@@ -27,6 +27,7 @@ KEYWORDS = {
 HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 WORD = re.compile(rf"(?<![^\W\d_])({'|'.join(sorted(KEYWORDS, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE)
 LONGEST_README = 1 << 20  # characters
+MOST_PATTERNS = 10_000
 FRONT = re.compile(r"\A\ufeff?---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", re.DOTALL)
 
 
@@ -122,15 +123,31 @@ def _declared(folder: Path) -> Mapping[Path, tuple[str, str]]:
 
 
 def _configs_of(readme: Path) -> list[Any]:
-    """Return `configs` of a README.md's front matter; empty if there is none that can be read."""
+    """Return `configs` of a README.md's front matter; empty if there is none that can be read.
+
+    Raises UserError if they list more than MOST_PATTERNS patterns, each of which is a look at the folder.
+    """
     try:
-        with readme.open(encoding="utf-8") as file:
-            front = FRONT.match(file.read(LONGEST_README))
-        content = yaml.safe_load(front[1]) if front else None
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        front = FRONT.match(read_bytes(readme).decode()[:LONGEST_README]) if readme.is_file() else None
+        configs = value_of(front[1], "configs") if front else None
+    except (OSError, ValueError, UserError):
         return []
-    configs = content.get("configs") if isinstance(content, dict) else None
-    return configs if isinstance(configs, list) else []
+    if not isinstance(configs, list):
+        return []
+    if sum(map(_patterns, configs)) > MOST_PATTERNS:
+        raise UserError(f"{readme}: its `configs` list more than {MOST_PATTERNS:,} patterns of files; list fewer")
+    return configs
+
+
+def _patterns(config: Any) -> int:
+    """Return how many patterns a config of a README.md lists."""
+    entries = config.get("data_files") if isinstance(config, dict) else None
+    paths = [each.get("path") if isinstance(each, dict) else each for each in _listed(entries)]
+    return sum(len(_listed(each)) for each in paths)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _matching(folder: Path, pattern: Any) -> list[Path]:

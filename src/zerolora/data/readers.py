@@ -35,7 +35,7 @@ def files_of(path: Path) -> list[Path]:
     """Return the data files of a source in order: the file itself, or all below a directory; those of a saved data set
     in its own order.
 
-    Raises UserError if there are none, for a file of unknown type, and for a saved DatasetDict.
+    Raises UserError if there are none, for a file of unknown type, a pipe or a device, and for a saved DatasetDict.
     """
     if not path.exists():
         raise UserError(f"{path}: there is no such file or directory; correct the path")
@@ -45,6 +45,8 @@ def files_of(path: Path) -> list[Path]:
         raise UserError(f"{path}: holds no data file; put one there ({ENDINGS})")
     for file in files:
         _kind(checked_name(file))
+        if not file.is_file() and file.exists():
+            raise UserError(f"{file}: is a pipe or a device; a file is expected")
     return files
 
 

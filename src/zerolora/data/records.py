@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from zerolora.data.example import BadRow
 from zerolora.errors import shown
+from zerolora.json_file import repeated
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 BETWEEN = re.compile(r"[ \t\r\n,]*")
@@ -25,8 +26,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these pairs, none of which may hide another."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+        raise _TwiceError(repeated(name for name, _ in pairs))
     return found
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from zerolora.data.records import Chunk
 from zerolora.errors import UserError, shown
+from zerolora.json_file import repeated
 
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -36,7 +37,7 @@ def tables(path: Path, kind: str, rows: int, size: int) -> Iterator[Chunk]:
 
 def _check_columns(path: Path, names: list[str]) -> None:
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = repeated(names)
         raise UserError(f"{path}: two columns are called {shown(twice)}; rename one")
 
 

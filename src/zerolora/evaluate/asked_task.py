@@ -16,7 +16,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.intervals import bootstrap, bootstrap_mean, wilson
 from zerolora.evaluate.likelihood import longest_input, of_continuations, of_texts
-from zerolora.evaluate.models import EvaluatedModel, load, stops_of
+from zerolora.evaluate.models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.base import Judgement, Likelihood, Task
 from zerolora.files import MANIFEST, write_json
@@ -38,16 +38,19 @@ def ask(
         rows = [json.loads(line) for line in lines]
     if task.ask == "choices" and any(not row["choices"] for row in rows):
         raise UserError(f"{settings.check}: its rows have no choices; write prompt, choices and answer")
-    model, tokenizer, stops = loaded(weights, data)
     if task.ask == "generate":
         rows = [row for row in rows if task.asks(row)]
-        given: list[Any] = _generated(settings, rows, model, tokenizer, stops)
-    elif task.ask == "choices":
-        given = _choices(settings, rows, model, tokenizer)
-    else:
-        given = of_texts(model, tokenizer, [row["prompt"] for row in rows], settings.batch)
     if not rows:
         raise UserError(f"{file}: {settings.check} asks none of its rows; write another check")
+    # A template may refuse a row: before the model is loaded.
+    prompts = [row["prompt"] for row in rows] if task.ask == "loss" else _prompts(settings, rows, weights, data)
+    model, tokenizer, stops = loaded(weights, data)
+    if task.ask == "generate":
+        given: list[Any] = _generated(settings, rows, prompts, model, tokenizer, stops)
+    elif task.ask == "choices":
+        given = _choices(settings, rows, prompts, model, tokenizer)
+    else:
+        given = of_texts(model, tokenizer, prompts, settings.batch)
     judged = [task.judge(row, answer) for row, answer in zip(rows, given, strict=True)]
     metrics = {"rows": len(rows), **with_intervals(task, judged, settings.seed)}
     write_json(answers, [_told(*each) for each in zip(rows, given, judged, strict=True)])
@@ -63,6 +66,15 @@ def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]
         cpu_matmul.choose()
     tokens = added_tokens.of_data(data) if data else []
     found, tokenizer = load(model.merged or model.base, model.torch_device, tokens, model.loaded_adapter)
+    _set_template(model, data, tokenizer)
+    if data:
+        return found, tokenizer, stops_of(model, found, tokenizer, data)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return found, tokenizer, {tokenizer.eos_token_id} - {None}
+
+
+def _set_template(model: EvaluatedModel, data: Path | None, tokenizer: Any) -> None:
     template = model.directory / "chat_template.jinja"
     if model.adapter is not None and template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
@@ -72,11 +84,6 @@ def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]
         and (own := foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")["chat_template"])
     ):
         tokenizer.chat_template = own
-    if data:
-        return found, tokenizer, stops_of(model, found, tokenizer, data)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return found, tokenizer, {tokenizer.eos_token_id} - {None}
 
 
 def with_intervals(task: Task, judged: Sequence[Judgement], seed: int) -> dict[str, float]:
@@ -101,24 +108,43 @@ def _of_corpus(corpus: Callable[[Sequence[Any]], Mapping[str, float]], name: str
     return corpus(rows)[name]
 
 
-def _prompt(settings: AskedTaskSettings, row: dict[str, Any], tokenizer: Any) -> str:
-    if not settings.chat_template or not row["messages"]:
+def _prompts(
+    settings: AskedTaskSettings, rows: list[dict[str, Any]], model: EvaluatedModel, data: Path | None
+) -> list[str]:
+    """Return the prompt of each row. Raises UserError, naming the row, if the chat template refuses it."""
+    if not settings.chat_template:
+        return [str(row["prompt"]) for row in rows]
+    tokens = added_tokens.of_data(data) if data else []
+    tokenizer, _ = load_tokenizer(model.merged or model.base, tokens, model.loaded_adapter)
+    _set_template(model, data, tokenizer)
+    return [_prompt(row, tokenizer) for row in rows]
+
+
+def _prompt(row: dict[str, Any], tokenizer: Any) -> str:
+    if not row["messages"]:
         return str(row["prompt"])
     if not tokenizer.chat_template:
         raise UserError("the model's tokenizer has no chat template; write chat_template: false")
-    text: str = tokenizer.apply_chat_template(
-        row["messages"], tokenize=False, add_generation_prompt=True, date_string=DATE
-    )
+    try:
+        text: str = tokenizer.apply_chat_template(
+            row["messages"], tokenize=False, add_generation_prompt=True, date_string=DATE
+        )
+    except UserError as error:
+        raise UserError(f"{row['place']}: {error}; correct the row, or write chat_template: false") from None
     return text
 
 
 def _generated(
-    settings: AskedTaskSettings, rows: list[dict[str, Any]], model: Any, tokenizer: Any, stops: set[int]
+    settings: AskedTaskSettings,
+    rows: list[dict[str, Any]],
+    prompts: list[str],
+    model: Any,
+    tokenizer: Any,
+    stops: set[int],
 ) -> list[str]:
     limit = longest_input(model) - settings.max_new_tokens
     asked = []
-    for row in rows:
-        prompt = _prompt(settings, row, tokenizer)
+    for row, prompt in zip(rows, prompts, strict=True):
         tokens = tokenizer.encode(prompt, add_special_tokens=prompt == row["prompt"])
         if len(tokens) > limit:
             raise UserError(
@@ -135,12 +161,13 @@ def _cut(text: str, until: Sequence[str]) -> str:
     return text[: min((text.find(end) for end in until if end in text), default=len(text))]
 
 
-def _choices(settings: AskedTaskSettings, rows: list[dict[str, Any]], model: Any, tokenizer: Any) -> list[Any]:
+def _choices(
+    settings: AskedTaskSettings, rows: list[dict[str, Any]], prompts: list[str], model: Any, tokenizer: Any
+) -> list[Any]:
     space = "" if settings.chat_template else " "
     asked = [
         (prompt, f"{space}{choice}", choice)
-        for row in rows
-        for prompt in [_prompt(settings, row, tokenizer)]
+        for row, prompt in zip(rows, prompts, strict=True)
         for choice in row["choices"]
     ]
     found = iter(of_continuations(model, tokenizer, asked, settings.batch))

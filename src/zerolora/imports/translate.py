@@ -194,6 +194,7 @@ def _taken_out(draft: Draft) -> list[Line]:
         for location, text in mistakes:
             path = next((each for each in draft.came_from if each == location[: len(each)]), None)
             path = path or next((each for each in draft.came_from if each[: len(location)] == location), None)
+            path = path or next((each for each in draft.came_from if _needs(each, location)), None)
             if path is None:
                 raise UserError(f"{'.'.join(location)}: {text} (of the translated config)")
             section = draft.config
@@ -203,6 +204,11 @@ def _taken_out(draft: Draft) -> list[Line]:
             lines.append(Line(draft.came_from.pop(path) or ".".join(path), "no equal", text, CHANGES))
             break
     raise UserError("the translated config stays invalid: " + "; ".join(text for _, text in _mistakes(draft.config)))
+
+
+def _needs(path: tuple[str, ...], location: tuple[str, ...]) -> bool:
+    """Return whether the key at a location, which is not there, is of the options of another, as schedule_options."""
+    return path[:-1] == location[:-1] and location[-1].startswith(f"{path[-1]}_")
 
 
 def _mistakes(config: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -111,14 +111,9 @@ def _generator(
 
 
 def _row(tokenizer: Any, template: str, chat: list[dict[str, str]]) -> dict[str, Any]:
-    from jinja2 import TemplateError
-
     try:
         text = tokenizer.apply_chat_template(chat, chat_template=template, add_generation_prompt=True, tokenize=False)
-    except TemplateError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"the chat template refuses a question of two turns: {reason}; choose another template"
-        ) from None
+    except UserError as error:
+        raise UserError(f"a question of two turns: {error}; choose another template") from None
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     return {"input_ids": tokens, "prompt": len(tokens)}

@@ -14,10 +14,12 @@ from zerolora.errors import UserError
 from zerolora.planner.deepspeed_keys import (
     LEFT_OUT,
     OFFLOADS,
+    OLD_NAMES,
     REFUSED,
     SET_UNLESS_OFF,
     STAGE_3,
     ZERO,
+    ZERO_RENAMED,
 )
 from zerolora.planner.json_lines import line_at, lines_of
 from zerolora.planner.user_faults import AUTO, Fault, faults, hpz_ranks, is_off, placement
@@ -65,6 +67,10 @@ def check_user_config(path: str, user: Any, target: Target, key: str = "render.s
         if conflict := strategy.conflict(replace(target, nvme=nvme)):
             mistakes.append(Fault((ZERO,), f"{strategy.name}: {conflict.problem}; {conflict.remedy}"))
         mistakes += _partition_faults(zero, strategy, target.ranks)
+        if zero.get("zero_quantized_gradients") and target.device == "cpu":
+            # deepspeed/runtime/comm/coalesced_collectives.py, all_to_all_quant_reduce
+            text = f"{ZERO}.zero_quantized_gradients: hardware.device is cpu, which has no kernels for it; remove it"
+            mistakes.append(Fault((ZERO, "zero_quantized_gradients"), text))
     if mistakes:
         lines = lines_of(Path(path))
         where = [(path if (line := line_at(lines, each.at)) is None else f"{path}:{line}") for each in mistakes]
@@ -84,12 +90,18 @@ def mended(user: dict[str, Any]) -> tuple[dict[str, Any], list[Mend]]:
             if key in LEFT_OUT and not is_off(value):
                 mends.append(Mend((key,), value, LEFT_OUT[key]))
             continue
+        if key in OLD_NAMES and is_off(value):
+            continue
         result[key] = dict(value) if isinstance(value, dict) else value
     for (section, key), why in SET_UNLESS_OFF.items():
         if isinstance(result.get(section), dict) and (value := result[section].pop(key, False)):
             mends.append(Mend((section, key), value, why))
     zero = result.get(ZERO)
     if isinstance(zero, dict):
+        # DeepSpeed refuses an old name beside the new one, whatever its value.
+        zero = result[ZERO] = {
+            key: value for key, value in zero.items() if key not in ZERO_RENAMED or not is_off(value)
+        }
         for key, instead in _mended_zero(zero):
             mends.append(Mend((ZERO, key), zero.pop(key), instead))
     return result, mends

@@ -31,6 +31,13 @@ AUTO = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persi
 """Sizes for which "auto" has a meaning, that of transformers' Trainer."""
 LEFT_TO_TRAINING = ("stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save")
 """Keys of which "auto" is left out."""
+OF_STAGE_3 = (
+    "zero_hpz_partition_size",
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)
+"""Keys that DeepSpeed ignores in other stages."""
 HPZ_OFF = {"zero_hpz_partition_size": 1}
 ALIKE = 0.75  # difflib ratio from which a name counts as a misspelling
 WANTED = {
@@ -79,9 +86,12 @@ def _faults(user: Any) -> Iterator[Fault]:
 
 
 def is_off(value: Any) -> bool:
-    """Return whether a value switches its key off, or says nothing."""
+    """Return whether a value switches its key off, leaves that to training, or says nothing."""
     if isinstance(value, dict):
-        return not value or value.get("enabled") is False or all(each in (None, False) for each in value.values())
+        enabled = value.get("enabled")
+        return (
+            not value or enabled is False or enabled == "auto" or all(each in (None, False) for each in value.values())
+        )
     return value in (None, False, 0, [], "")
 
 
@@ -100,7 +110,7 @@ def _top(user: dict[str, Any]) -> Iterator[Fault]:
         elif key not in TOP_LEVEL and not key.startswith("_"):  # _comment and alike are nobody's keys
             yield _unknown_top(key)
     for old, new in OLD_NAMES.items():
-        if old in user:
+        if old in user and not is_off(user[old]):
             yield Fault((old,), f"{old} is an old name; write {new}")
     for key, wanted in REDUCTIONS.items():
         if user.get(key, wanted) != wanted:
@@ -131,7 +141,8 @@ def _in_zero(zero: dict[str, Any]) -> Iterator[Fault]:
     for key, value in zero.items():
         at, name = (ZERO, key), f"{ZERO}.{key}"
         if key in ZERO_RENAMED:
-            yield Fault(at, f"{name} is deprecated; write {ZERO_RENAMED[key]}")
+            if not is_off(value):
+                yield Fault(at, f"{name} is deprecated; write {ZERO_RENAMED[key]}")
         elif key in ZERO_REFUSED:
             if not is_off(value):
                 yield Fault(at, f"{name} {ZERO_REFUSED[key]}")
@@ -230,10 +241,13 @@ def _contradictions(zero: dict[str, Any]) -> Iterator[Fault]:
         yield Fault((ZERO, "stage"), f"{ZERO}.stage is {stage!r}; write 0, 1, 2 or 3")
         return
     yield from _impossible_offload(zero, stage)
-    for key in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights"):
+    for key in OF_STAGE_3:
         if stage != 3 and zero.get(key) not in (None, False, 0) and zero[key] != HPZ_OFF.get(key):
             text = f"{ZERO}.{key} with stage {stage}, which DeepSpeed ignores; write stage 3 or remove it"
             yield Fault((ZERO, key), text)
+    if zero.get("zero_quantized_gradients") and zero.get("reduce_scatter") is False:
+        text = f"{ZERO}.reduce_scatter is false with zero_quantized_gradients, which needs it; write true"
+        yield Fault((ZERO, "reduce_scatter"), text)
     if zero.get("reduce_bucket_size") == 0:
         yield Fault((ZERO, "reduce_bucket_size"), f"{ZERO}.reduce_bucket_size is 0; write 1 or more")
     if zero.get("legacy_stage1"):
@@ -269,6 +283,11 @@ def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[Fault]:
     if devices["offload_optimizer"] != "gpu" and stage == 0:
         text = "offload_optimizer with stage 0, which DeepSpeed ignores; write stage 1 or more, or remove it"
         yield Fault((ZERO, "offload_optimizer"), text)
+    if (zero.get("offload_optimizer") or {}).get("super_offload"):
+        text = (
+            "offload_optimizer.super_offload is true, and DeepSpeed's CPU Adam would replace train.optimizer; remove it"
+        )
+        yield Fault((ZERO, "offload_optimizer", "super_offload"), text)
     if (zero.get("offload_optimizer") or {}).get("ratio", 1.0) != 1.0 and stage != 3:
         text = f"offload_optimizer.ratio with stage {stage}; write stage 3 or remove it"
         yield Fault((ZERO, "offload_optimizer", "ratio"), text)

@@ -55,6 +55,8 @@ PLUGINS = {
     "MoRAPlugin": "MoRA",
 }
 """By the name of its class: what it trains otherwise, empty if it changes no result."""
+WARMUP = 0.03
+"""The share of all steps in which the rate rises, where the file names none."""
 WHOLE = frozenset(
     {
         "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern", "device_map", "qat", "diffusion",
@@ -133,11 +135,6 @@ def _attention(value: Any, draft: Draft) -> str | None:
     if not isinstance(value, str) or value not in common.ATTENTION:
         raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto", NO_EFFECT)
     draft.set("train.attention", common.ATTENTION[value])
-    return None
-
-
-def _inputs(value: Any, draft: Draft) -> str | None:
-    draft.set("prepare.rows.loss", "everything" if flag(value) else "assistant")
     return None
 
 
@@ -250,7 +247,7 @@ def _finish(draft: Draft) -> list[str]:
         kind = "fsdp_hybrid" if facts.get("hybrid") else "fsdp"
         draft.set("render.strategy", f"{kind}_offload" if facts.get("offload") else kind)
     lines += common.set_strategy(draft, "deepspeed or fsdp")
-    lines += _schedule(draft)
+    lines += [*_schedule(draft), *_warmed_up(draft)]
     lines += axolotl_data.write_data(ours, draft)
     return lines + common.scaffold(draft)
 
@@ -275,28 +272,22 @@ def _schedule(draft: Draft) -> list[str]:
     return []
 
 
+def _warmed_up(draft: Draft) -> list[str]:
+    """Set the warm-up of a file that names none (axolotl's src/axolotl/core/builders/base.py)."""
+    if {"warmup_steps", "warmup_ratio"} & draft.config["train"].keys() or "warmup_share" in draft.facts:
+        return []
+    draft.key = ""
+    draft.set("train.warmup_ratio", WARMUP)
+    text = f"train.warmup_ratio: {WARMUP} is written, as axolotl warms up; there for 100 steps at most"
+    return [Remark(text)]
+
+
 FORMAT = Format(
     name="axolotl",
     title="axolotl",
     keys=AXOLOTL,
     needed="base_model",
-    whole=frozenset(
-        {
-            "deepspeed",
-            "lr_scheduler_kwargs",
-            "lora_rank_pattern",
-            "lora_alpha_pattern",
-            "device_map",
-            "qat",
-            "diffusion",
-            "hatchery",
-            "llmcompressor",
-            "mora",
-            "ebft",
-            "trl",
-            "vllm",
-        }
-    ),
+    whole=WHOLE,
     defaults={"sequence_len": 512, "num_epochs": 1, "lr_scheduler": "cosine", "max_grad_norm": 1.0},
     finish=_finish,
     rules={
@@ -439,7 +430,9 @@ FORMAT = Format(
             "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
         ),
         "chat_template_kwargs": lost("a template gets no options of its own"),
-        "default_system_message": same("prepare.rows.system", text),
+        "default_system_message": unless_off(
+            fact("system", "prepare.rows.system", text, "with chat_template chatml alone")
+        ),
         "eot_tokens": unless_off(Rule("prepare.rows.stop_tokens", _stop)),
         "special_tokens.pad_token": same("prepare.rows.pad_token", text),
         "special_tokens.eos_token": Rule("prepare.rows.stop_tokens", _eos),
@@ -452,7 +445,7 @@ FORMAT = Format(
         "fix_untrained_tokens": lost("rows of added tokens start as the mean of the others"),
         "resize_token_embeddings_to_32x": idle("added tokens get as many rows as they need"),
         "mean_resizing_embeddings": idle("rows of added tokens start as the mean of the others"),
-        "train_on_inputs": Rule("prepare.rows.loss", _inputs, "true → everything"),
+        "train_on_inputs": fact("inputs", "prepare.rows.loss", flag, "true → everything"),
         "sequence_len": same("prepare.rows.max_length", whole),
         "eval_sequence_len": lost("validation rows have the length of training rows"),
         "min_sample_len": lost("short rows are kept"),

@@ -5,6 +5,7 @@ As in axolotl's src/axolotl/prompt_strategies/ and src/axolotl/utils/data/.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from zerolora.imports.formats.base import (
     texts,
     unless_off,
 )
-from zerolora.imports.formats.sets import DATA_FILE, DataSet, unread, write_sets
+from zerolora.imports.formats.sets import DATA_FILE, REMOTE, DataSet, unread, write_sets
 
 TEMPLATES = {
     "tokenizer_default": "chat",
@@ -106,6 +107,8 @@ KINDS = {
         "alpaca", {"instruction": "question", "output": "response", "system": "system_prompt"}, "chatml"
     ),
 }
+BUILDERS = ("json", "csv", "parquet", "text", "arrow")
+"""Paths that name the kind of the files in data_files, which are anywhere (load_dataset of `datasets`)."""
 PREFERENCES = re.compile(
     r"bradley_terry|stepwise_supervised|ebft|rwd\.|(chat_template|chatml|llama3|zephyr)\.(argilla|ultra|intel|prompt_pairs|icr)"
     r"|user_defined\.|passthrough"
@@ -138,7 +141,7 @@ def rules(section: str) -> dict[str, Rule]:
         "message_property_mappings": none("no key of a turn that is read (docs/data.md)"),
         **{f"roles.{role}": role_names(role) for role in ROLES},
         "roles": none("turns have the roles system, user, assistant and tool"),
-        "roles_to_train": Rule("prepare.rows.loss", _trained),
+        "roles_to_train": Rule("prepare.rows.loss", _trained, "one loss for all data sets here"),
         "train_on_eos": Rule("", _eos, "turn is what happens here"),
         "train_on_eot": Rule("", _eos, "turn is what happens here"),
         "type.field_instruction": _of_set("instruction", text, columns),
@@ -204,7 +207,7 @@ def write_data(model: str, draft: Draft) -> list[str]:
         kind = values.get("kind") or _without_type(key, values)
         sets.append(_set(key, values, kind))
         kinds.append(kind)
-    lines += _prompt(kinds, draft)
+    lines += [*_loss(named, draft), *_prompt(kinds, draft)]
     trained = [one for one in sets if not one.held_out]
     if trained and all(one.form == "text" for one in trained):
         rows["too_long"] = facts.get("too_long", "split")
@@ -221,12 +224,45 @@ def _without_type(key: str, values: dict[str, Any]) -> Kind:
     return Kind("auto")
 
 
+def _loss(named: Mapping[str, dict[str, Any]], draft: Draft) -> list[str]:
+    """Set the loss: there a turn is trained with train_on_inputs, or by the roles of its data set."""
+    draft.key = "train_on_inputs"
+    inputs = draft.facts.get("inputs")
+    if inputs:
+        draft.set("prepare.rows.loss", "everything")
+        return []
+    if inputs is not None:
+        draft.set("prepare.rows.loss", "assistant")
+    trained = {key: _roles(values) for key, values in named.items()}
+    first = next(iter(trained.values()), ["assistant"])
+    if first != ["assistant"]:
+        draft.key = f"{next(iter(trained))}.roles_to_train"
+        draft.set("prepare.rows.loss", first)
+    if other := next((key for key, roles in trained.items() if set(roles) != set(first)), None):
+        theirs, ours = (", ".join(roles) for roles in (trained[other], first))
+        text = f"{other}.roles_to_train: trained are the roles {theirs} there, and {ours} in all data sets here; "
+        return [Remark(f"{text}correct prepare.rows.loss, or prepare the sets as data sets of their own")]
+    return []
+
+
+def _roles(values: Mapping[str, Any]) -> list[str]:
+    """Return the roles, by our names, whose turns of a data set are trained: those of types that write a prompt of
+    their own are the answers."""
+    kind = values.get("kind", KINDS["chat_template"])
+    if "trained" not in values or kind.template or kind.form == "text":
+        return ["assistant"]
+    ours = {name: role for role, names in ROLES.items() for name in names} | values.get("roles", {})
+    return list(dict.fromkeys(ours.get(name, name) for name in values["trained"]))
+
+
 def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     """Set the template: of the types that write a prompt of their own, else chat_template's."""
     facts, rows = draft.facts, draft.config["prepare"]["rows"]
     own = list(dict.fromkeys((kind.template, kind.system) for kind in kinds if kind.template))
     chosen = facts.get("template", "chat")
     lines: list[str] = []
+    if "system" in facts:
+        lines.append(_default_system(chosen if not own else "", draft))
     if not own:
         rows["template"] = chosen
         return lines
@@ -251,11 +287,23 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     return lines
 
 
+def _default_system(template: str, draft: Draft) -> str:
+    """Set the system prompt of rows that have none, if the template is the one that takes it there; return a line."""
+    if template != "chatml":
+        return Remark("default_system_message: read with chat_template chatml alone there; left out", NO_EFFECT)
+    draft.key = "default_system_message"
+    draft.set("prepare.rows.system", draft.facts["system"])
+    text = "before every row without a system prompt here; there only in versions whose chatml has one of its own"
+    return Remark(f"default_system_message: {text}")
+
+
 def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
     """Return a data set of the config."""
-    path = values.get("path", "")
-    local = (
-        path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)) or (path.count("/") > 1 and ":" not in path)
+    path, files = values.get("path", ""), values.get("files", [])
+    if path in BUILDERS and files:
+        path, files = _of_builder(files)
+    local = not REMOTE.match(path) and (
+        path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)) or path.count("/") > 1
     )
     form, columns = kind.form, dict(kind.columns)
     if form == "messages":
@@ -280,9 +328,18 @@ def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
         split=values.get("split"),
         subset=values.get("subset"),
         revision=values.get("revision"),
-        files=[Path(file).name if local and Path(file).is_absolute() else file for file in values.get("files", [])],
+        files=[Path(file).name if local and Path(file).is_absolute() else file for file in files],
         held_out=key.startswith("test_datasets"),
     )
+
+
+def _of_builder(files: list[str]) -> tuple[str, list[str]]:
+    """Return the path and files of a set whose path there is the kind of its files, as in json."""
+    if len(files) == 1:
+        return files[0], []
+    levels = zip(*(file.split("/")[:-1] for file in files), strict=False)
+    folder = "/".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+    return folder or ("/" if files[0].startswith("/") else "."), [file[len(folder) :].lstrip("/") for file in files]
 
 
 def _unread(form: str, read: Iterable[str]) -> list[str]:
@@ -347,10 +404,7 @@ def role_names(role: str) -> Rule:
 
 
 def _trained(value: Any, draft: Draft) -> str | None:
-    roles = {"gpt": "assistant", "human": "user"}
-    chosen = [roles.get(name, name) for name in texts(value)]
-    if chosen != ["assistant"]:
-        draft.set("prepare.rows.loss", chosen)
+    _values(draft)["trained"] = texts(value)
     return None
 
 

@@ -143,7 +143,7 @@ def warmup_rule() -> Rule:
 
     def translate(value: Any, draft: Draft) -> str | None:
         if isinstance(value, float) and 0 < value < 1:
-            draft.set("train.warmup_ratio", value)
+            draft.facts["warmup_share"] = value
         else:
             draft.set("train.warmup_steps", int(value) if isinstance(value, float) and value.is_integer() else value)
         return None
@@ -299,6 +299,10 @@ def scaffold(draft: Draft) -> list[str]:
     else:
         text = f"train.global_batch: left out, since {micro or 1} x {accumulation} is more than there can be"
         lines.append(Remark(text, CHANGES))
+    if "warmup_share" in facts:
+        draft.key = "warmup_steps"
+        draft.set("train.warmup_ratio", facts["warmup_share"])
+        draft.key = ""
     if "warmup_steps" in train and "warmup_ratio" in train:
         del train["warmup_ratio"]
         lines.append(Remark("train.warmup_ratio: left out, since warmup_steps wins there", NO_EFFECT))

@@ -17,6 +17,7 @@ from zerolora.imports.formats.base import (
     fact,
     flag,
     idle,
+    lost,
     named,
     none,
     number,
@@ -42,6 +43,8 @@ from zerolora.planner.deepspeed_keys import (
 OWN = "computed here, with its reason in render.json; keep yours with render.strategy: config/deepspeed/NAME.json"
 PART_OF = ("stage", "zero_hpz_partition_size", "zero_quantized_weights")
 SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+WARMUP_STEPS = 1000
+"""Of its schedules, where the file names none (deepspeed/runtime/lr_schedules.py)."""
 OPTIMIZERS = {"Adam": "adamw", "AdamW": "adamw", "Lion": "lion"}
 LOSS_SCALE = "the loss scale of fp16 is DeepSpeed's default"
 
@@ -86,8 +89,40 @@ def _betas(value: Any, draft: Draft) -> str | None:
     return None
 
 
+def _schedule() -> Rule:
+    rule = named("train.schedule", SCHEDULES)
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        remark = rule.translate(value, draft)
+        draft.facts["schedule"] = value
+        return remark
+
+    return Rule(rule.new, translate, rule.remark)
+
+
+def _warmup(value: Any, draft: Draft) -> str | None:
+    draft.facts["warmup"] = value
+    if value != "auto":
+        draft.set("train.warmup_steps", value)
+    return None
+
+
+def _warmup_shape(value: Any, draft: Draft) -> str | None:
+    draft.facts["linear"] = value == "linear"
+    if value not in ("linear", "log"):
+        raise NoEqual(f"{shown(value)} is none of linear, log")
+    return None
+
+
 def _finish(draft: Draft) -> list[str]:
     lines = ["fetch, prepare: the file names neither model nor rows; correct models/model and data/rows.json"]
+    if "schedule" in draft.facts:
+        if "warmup" not in draft.facts:
+            draft.key = "scheduler.type"
+            draft.set("train.warmup_steps", WARMUP_STEPS)
+        if not draft.facts.get("linear"):
+            text = "scheduler.type: there its warm-up rises by the logarithm of the step, unless warmup_type is linear"
+            lines.append(Remark(f"{text}; here in proportion to it"))
     draft.key = "zero_optimization"
     try:
         strategy, differs = common.strategy_of({"zero_optimization": draft.facts.get("zero", {})})
@@ -115,6 +150,8 @@ def _zero() -> dict[str, Rule]:
     for section in OFFLOADS:
         rules[f"{section}.device"] = _part(f"{section}.device")
         rules[f"{section}.nvme_path"] = unless_off(same("hardware.nvme", text))
+    rules["zero_quantized_gradients"] = lost("gradients are reduced in their own type, not as int4")
+    rules["offload_optimizer.super_offload"] = idle("train.optimizer runs, not DeepSpeed's CPU Adam")
     return {f"{ZERO}.{key}": rule for key, rule in rules.items()}
 
 
@@ -152,11 +189,12 @@ FORMAT = Format(
         "optimizer.params.torch_adam": idle("the same computation"),
         "optimizer.params.adam_w_mode": common.only(True, "weight decay is decoupled (AdamW)"),
         "optimizer.params": none("train.optimizer has no such option"),
-        "scheduler.type": named("train.schedule", SCHEDULES),
-        "scheduler.params.warmup_num_steps": _unless_auto(same("train.warmup_steps")),
+        "scheduler.type": _schedule(),
+        "scheduler.params.warmup_num_steps": Rule("train.warmup_steps", _warmup, f"{WARMUP_STEPS} if left out"),
         "scheduler.params.total_num_steps": _unless_auto(common.steps("train.max_steps")),
         "scheduler.params.warmup_max_lr": _unless_auto(same("train.learning_rate", number)),
         "scheduler.params.warmup_min_lr": _unless_auto(none("warm-up begins at 0")),
+        "scheduler.params.warmup_type": Rule("", _warmup_shape, "linear is what happens here"),
         "scheduler.params": none("train.schedule_options has those of transformers' schedules"),
         "aio": idle("render writes the options of NVMe (docs/rendering.md)"),
         **_left_out(),

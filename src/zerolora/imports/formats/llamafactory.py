@@ -3,6 +3,7 @@
 Keys as in LLaMA-Factory's examples/ and src/llamafactory/hparams/; the others are of transformers' TrainingArguments.
 """
 
+import math
 from typing import Any
 
 from zerolora.errors import shown
@@ -47,6 +48,21 @@ TEMPLATES = {
     "vicuna": "vicuna",
     "zephyr": "zephyr",
 }
+BOS = "BOS, where the tokenizer adds one, stands before a row here alone"
+DIFFERS = {
+    "alpaca": f"Stanford's prompts here: ### Input: where a row has one, no line break behind ### Response:, and {BOS}",
+    "deepseek": "a blank stands before an answer here (Assistant: Hello), none there",
+    "empty": f"an end-of-sequence token behind an answer is learnt here, none there; {BOS}",
+    "gemma": "blanks and line breaks around a text are left out here",
+    "gemma3": "blanks and line breaks around a text are left out here",
+    "llama2": "a blank stands before and behind an answer here ([/INST] Hello), none there",
+    "llama3": "blanks and line breaks around a text are left out here",
+    "vicuna": f"a blank stands behind the system prompt and before an answer here, none there; {BOS}",
+    "zephyr": "a line break stands behind each turn here, none there",
+}
+"""What the template of ours writes otherwise, by their name (LLaMA-Factory's src/llamafactory/data/template.py)."""
+SYSTEM = {"zephyr": "You are Zephyr, a helpful assistant."}
+"""The system prompt of rows without one there, where the template of ours has none."""
 TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard")
 STAGES = {"rm": "a reward model", "ppo": "rewards", "dpo": "preferences", "kto": "preferences"}
 RL_ONLY = "used with another stage alone"
@@ -106,12 +122,19 @@ def _folder(value: Any, draft: Draft) -> str | None:
 
 
 def _probabilities(value: Any, draft: Draft) -> str | None:
-    draft.facts["probabilities"] = [number(each) for each in ([value] if isinstance(value, float) else texts(value))]
+    entries = value if isinstance(value, list) else texts(value) if isinstance(value, str) else [value]
+    shares = [number(each) for each in entries]
+    if not all(0 < share < math.inf for share in shares):
+        raise NoEqual(
+            f"{shown(value)} has a share that is not above 0; write sources.NAME.weight, or leave out a source"
+        )
+    draft.facts["probabilities"] = shares
     return "shares of the training rows here, probabilities of the next row's set there"
 
 
 def _mixed(value: Any, draft: Draft) -> str | None:
     if value in ("concat", "interleave_under"):
+        draft.facts["mixed"] = value
         return None
     raise NoEqual(f"{shown(value)} repeats or alternates rows; sources.NAME.weight and rows say how many are used")
 
@@ -121,9 +144,9 @@ def _template(value: Any, draft: Draft) -> str | None:
         raise Unlike(f"{shown(value)}, a template for rows with images, video or audio")
     if isinstance(value, str) and value in TEMPLATES:
         draft.set("prepare.rows.template", TEMPLATES[value])
-        if value == "alpaca":
-            return "Stanford's prompts here: ### Input: where a row has one, and no line break behind ### Response:"
-        return None
+        if value in SYSTEM:
+            draft.facts["system"] = SYSTEM[value]
+        return DIFFERS.get(value)
     draft.set("prepare.rows.template", "chat")
     return f"{shown(value)} has no equal: chat, the model's own chat template, is written"
 
@@ -205,7 +228,10 @@ def _finish(draft: Draft) -> list[str]:
         draft.key = ""
         draft.set("train.lora.alpha", 2.0 * lora.get("r", 8))
         lines.append(Remark("train.lora.alpha: twice the rank, as LLaMA-Factory takes it", NO_EFFECT))
-    lines += _packed(draft)
+    lines += [*_packed(draft), *_warmed_up(draft)]
+    if "system" in facts and facts.get("stage") != "pt":
+        draft.key = "template"
+        draft.config.setdefault("prepare", {}).setdefault("rows", {}).setdefault("system", facts["system"])
     if common.set_precision(draft):
         text = "bf16: with fp16 off too, weights compute in the type of the model's files there; auto is written"
         lines.append(Remark(text, CHANGES))
@@ -229,6 +255,16 @@ def _packed(draft: Draft) -> list[str]:
         return []
     text = "rows of one packed row see each other there, unless neat_packing is on, and do not here"
     return [Remark(f"{draft.key or 'stage'}: {text}", CHANGES)]
+
+
+def _warmed_up(draft: Draft) -> list[str]:
+    """Leave out 0 warm-up steps beside a share, which transformers takes then."""
+    train = draft.config["train"]
+    if train.get("warmup_steps") != 0 or not train.get("warmup_ratio"):
+        return []
+    del train["warmup_steps"]
+    draft.came_from.pop(("train", "warmup_steps"), None)
+    return [Remark("warmup_steps: 0 left out, since warmup_ratio wins over it there", NO_EFFECT)]
 
 
 FORMAT = Format(

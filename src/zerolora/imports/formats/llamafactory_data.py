@@ -10,7 +10,7 @@ from typing import Any
 from zerolora.errors import UserError, shown
 from zerolora.imports.formats.base import CHANGES, FILL_IN, Draft, Remark
 from zerolora.imports.formats.common import LARGEST_FILE
-from zerolora.imports.formats.sets import DATA_FILE, DataSet, unread, write_sets
+from zerolora.imports.formats.sets import DATA_FILE, REMOTE, DataSet, unread, write_sets
 from zerolora.json_file import read_foreign
 
 INFO = "dataset_info.json"
@@ -49,17 +49,38 @@ def write_data(model: str, draft: Draft) -> list[str]:
     info, base, line = _info(draft)
     lines += line
     sets: list[DataSet] = []
-    probabilities = facts.get("probabilities")
+    shares, mixed = _shares(draft)
+    lines += mixed
     for key, held_out in (("dataset", False), ("eval_dataset", True)):
         names = facts.get(key, [])
         for number, name in enumerate(names):
             one, differs = _set(name, key, info, base, draft)
             one.held_out = held_out
-            if not held_out:
-                one.weight = probabilities[number] if probabilities and len(probabilities) == len(names) else None
+            if shares and not held_out:
+                one.weight = shares[number]
+            if one.rows and (one.weight or held_out):
+                one.at_most, one.rows = one.rows, None
+                text = (
+                    f"{key}: num_samples of {name} draws {one.at_most} rows there, and repeats some if it has fewer; "
+                )
+                lines.append(Remark(f"{text}the first {one.at_most} at most are used here"))
             sets.append(one)
             lines += differs
-    return lines + write_sets(sets, draft)
+    return lines + write_sets(sets, draft, base)
+
+
+def _shares(draft: Draft) -> tuple[list[float], list[str]]:
+    """Return the share of each training set, none if all their rows are used, and a line if these are others there."""
+    names, shares = draft.facts.get("dataset", []), draft.facts.get("probabilities", [])
+    if len(shares) == len(names):
+        return shares, []
+    if shares:
+        text = f"interleave_probs: {len(shares)} shares for {len(names)} data sets, so none is written"
+        return [], [Remark(f"{text}; correct the weights of prepare.rows.sources", FILL_IN)]
+    if draft.facts.get("mixed") == "interleave_under" and len(names) > 1:
+        text = "mix_strategy: rows of the sets alternate there until the shortest set ends, all rows are used here"
+        return [], [Remark(f"{text}; weight in prepare.rows.sources gives shares")]
+    return [], []
 
 
 def _info(draft: Draft) -> tuple[dict[str, Any] | None, Path, list[str]]:
@@ -140,6 +161,8 @@ def _where(name: str, key: str, entry: dict[str, Any], base: Path) -> tuple[Data
     if cloud := _text(entry, "cloud_file_name"):
         return DataSet(key, cloud, False, name=name), []
     file = _text(entry, "file_name")
+    if file and REMOTE.match(file):
+        return DataSet(key, file, False), []
     if file is None:
         return DataSet(key, str(base / name), True), [f"{key}: the entry of {name} in {INFO} names no file; correct it"]
     return DataSet(key, str(base / file), True), []

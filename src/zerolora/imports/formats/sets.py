@@ -11,8 +11,9 @@ from zerolora.imports.formats.base import FILL_IN, Draft, Remark
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-FILES = ("*.parquet", "*.jsonl", "*.json", "*.jsonl.gz", "*.json.gz", "*.jsonl.zst", "*.csv", "*.arrow")
-"""Patterns of a repository's data files, where the config names none."""
+FILES = "*.parquet"
+"""Pattern of a repository's data files, where the config names none: that of most."""
+REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 FOLDER = "data/imported"
 DATA_FILE = re.compile(r"\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.(gz|bz2|xz|zst))?$")
 SLICE = re.compile(r"([\w.-]+)(\[(.*)\])?")
@@ -52,15 +53,16 @@ class DataSet:
     """Its name below the folder of all data sets. Default: by its path."""
 
 
-def write_sets(sets: list[DataSet], draft: Draft) -> list[str]:
+def write_sets(sets: list[DataSet], draft: Draft, folder_there: Path | None = None) -> list[str]:
     """Set path, sources, form and columns of the data set `rows`; return a line for each thing left to do.
 
-    Every data set becomes a source of its own, also if two have the same name in different folders.
+    Every data set becomes a source of its own, also if two have the same name in different folders. `folder_there` is
+    the folder that the tool's config names for its data sets.
     """
     lines: list[str] = []
     rows = draft.config["prepare"]["rows"]
     for each in sets:
-        lines += _read_part(each)
+        lines += [*_read_part(each), *_read_files(each)]
     if not sets:
         rows["path"] = "data/rows.json"
         return ["prepare.rows.path: the file names no data set; write your file of rows"]
@@ -70,7 +72,7 @@ def write_sets(sets: list[DataSet], draft: Draft) -> list[str]:
         place, line = _place(only, draft)
         rows |= {"path": place, "format": only.form} | _names_in_rows(only)
         return [*lines, *line]
-    if all(each.local for each in sets) and (folder := _folder(sets)):
+    if all(each.local for each in sets) and (folder := _folder(sets, folder_there)):
         rows["path"] = folder
         places = {id(each): str(Path(each.path).relative_to(folder)) for each in sets}
     else:
@@ -88,11 +90,13 @@ def write_sets(sets: list[DataSet], draft: Draft) -> list[str]:
         entry |= {"split": "validation"} if each.held_out else {}
         place = places[id(each)]
         for name in [f"{place}/{file}" for file in each.files] or [place]:
-            sources[name] = entry
+            sources[name] = dict(entry)
+            draft.came_from |= {("prepare", "rows", "sources", name, key): each.key for key in entry}
         if rows["path"] == FOLDER:
             lines.append(f"prepare.rows.sources: bring {_described(each)} to {FOLDER}/{place} (or link it there)")
-    draft.key = sets[0].key
-    draft.set("prepare.rows.sources", sources)
+        else:
+            lines += _of_part(each)
+    rows["sources"] = sources
     return lines
 
 
@@ -118,26 +122,52 @@ def _read_part(each: DataSet) -> list[str]:
     return [Remark(f"{each.key}: {each.split} is a part of a split; bring those rows alone", FILL_IN)]
 
 
+def _read_files(each: DataSet) -> list[str]:
+    """Name the files below the data set's folder; return a line for those that are elsewhere, and for a cap of rows."""
+    lines: list[str] = []
+    elsewhere = [file for file in each.files if REMOTE.match(file) or file.startswith(("/", "~")) or ".." in file]
+    if elsewhere:
+        each.files = [_last(file) if file in elsewhere else file for file in each.files]
+        text = f"{each.key}: {', '.join(elsewhere)} is outside of {each.path}; bring it, and correct prepare.rows"
+        lines.append(Remark(text, FILL_IN))
+    if each.at_most and len(each.files) > 1:
+        text = f"{each.key}: the first {each.at_most} rows of all files there, of each file here"
+        lines.append(Remark(f"{text}; correct at_most of prepare.rows.sources"))
+    return lines
+
+
 def _place(each: DataSet, draft: Draft) -> tuple[str, list[str]]:
     """Return the path of the only data set, and a line if its rows are to be brought there."""
     if each.local:
-        return (f"{each.path.rstrip('/')}/{each.files[0]}" if each.files else each.path), []
+        return (f"{each.path.rstrip('/')}/{each.files[0]}" if each.files else each.path), _of_part(each)
     name = _names([each])[0]
     if each.revision and COMMIT.fullmatch(each.revision) and REPOSITORY.fullmatch(each.path):
         key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "rows"
         entry = {
             "repository": each.path,
             "revision": each.revision,
-            "files": each.files or list(FILES),
+            "files": each.files or [FILES],
             "license": "unknown",
         }
         draft.key = each.key
         draft.set(f"fetch.data.{key}", entry)
-        return f"data/hub/{key}", [f"fetch.data.{key}.license: the file does not name it; correct it"]
+        lines = [f"fetch.data.{key}.license: the file does not name it; correct it"]
+        if not each.files:
+            part = f", and only those of {_described(each)}" if each.subset or each.split else ""
+            lines.append(f"fetch.data.{key}.files: the file names none; {FILES} is written: write those to read{part}")
+        return f"data/hub/{key}", lines
     place = f"data/{name}" + (f"/{each.files[0]}" if each.files else "")
     return place, [
         f"prepare.rows.path: bring {_described(each)} to {place}, or name it in fetch.data with a commit of 40 digits"
     ]
+
+
+def _of_part(each: DataSet) -> list[str]:
+    """Return a line if the tool reads a part of a local data set, which no key of ours names."""
+    whole = each.subset is None and (each.split in (None, "train") or "[" in str(each.split))
+    if whole or DATA_FILE.search(each.path):
+        return []
+    return [f"{each.key}: {_described(each)} is read there; name the files of that part in prepare.rows"]
 
 
 def _described(each: DataSet) -> str:
@@ -153,8 +183,8 @@ def _described(each: DataSet) -> str:
 
 def _names(sets: list[DataSet]) -> list[str]:
     """Return a name for each data set: the last part of its path, more of it where two are equal."""
-    paths = [each.name or each.path.rstrip("/") for each in sets]
-    lasts = [Path(path).name or "rows.json" for path in paths]
+    paths = [each.name or _without_query(each.path).rstrip("/") for each in sets]
+    lasts = [_last(path) for path in paths]
     names: list[str] = []
     for path, last in zip(paths, lasts, strict=True):
         name = last
@@ -169,17 +199,33 @@ def _names(sets: list[DataSet]) -> list[str]:
     return names
 
 
+def _last(path: str) -> str:
+    """Return the last part of a path that can be a name below a folder."""
+    return last if (last := Path(path).name) not in ("", "..", "~") else "rows.json"
+
+
+def _without_query(path: str) -> str:
+    return path.partition("?")[0] if REMOTE.match(path) else path
+
+
 def _stem(name: str) -> tuple[str, str]:
     match = DATA_FILE.search(name)
     return (name[: match.start()], name[match.start() :]) if match else (name, "")
 
 
-def _folder(sets: list[DataSet]) -> str | None:
-    """Return the folder around all data sets, which are paths of this machine; None if there is none."""
+def _folder(sets: list[DataSet], folder_there: Path | None) -> str | None:
+    """Return the folder around all data sets, which are paths of this machine; None if there is none.
+
+    An absolute one holds each of them itself, or is in `folder_there`: one above may be / or a home directory, all of
+    which would be watched.
+    """
     paths = [Path(each.path) for each in sets]
     if len(set(paths)) < len(paths) or any(".." in path.parts for path in paths):
         return None
     for folder in paths[0].parents:
         if folder != Path() and all(folder in path.parents for path in paths):
-            return str(folder)
+            own = all(folder == path.parent for path in paths) and folder not in (Path("/"), Path("~"), Path.home())
+            named = folder_there is not None and folder.is_relative_to(folder_there)
+            relative = not folder.is_absolute() and folder.parts[0] != "~"
+            return str(folder) if relative or own or named else None
     return None
