@@ -440,7 +440,8 @@ def test_needed_gguf_names(tmp_path: Path) -> None:
     from zerolora.compat.transformers import gguf_names
 
     write_gguf(tmp_path / "model.gguf", **{"blk.0.attn_q.bias": [9.0] * 32})
-    model, report = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", output_loading_info=True)
+    model, report = loaded
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert not any("bias" in name for name in model.state_dict())
     assert {"blk.0.attn_q.weight", "output_norm.weight"} <= gguf_names(model)

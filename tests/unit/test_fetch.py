@@ -491,7 +491,10 @@ GGUF_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a norm missing": ({"missing": "output_norm"}, r"lacks 'model.norm.weight' of a LlamaForCausalLM, which would be"),
     "factors of RoPE": ({"rope_freqs.weight": [4.0] * 4}, r"has 'rope_freqs.weight', which transformers does not read"),
     "a bias": ({"blk.0.attn_q.bias": [9.0] * 32}, r"has 'blk.0.attn_q.bias', which transformers does not read into a"),
-    "scaled RoPE": ({"scaling": "linear"}, r"has 'llama.rope.scaling.type', which transformers does not read into a Ll"),
+    "scaled RoPE": (
+        {"scaling": "linear"},
+        r"has 'llama.rope.scaling.type', which transformers does not read into a Ll",
+    ),
 }
 
 

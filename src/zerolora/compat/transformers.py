@@ -92,11 +92,12 @@ def forget_gguf(model: Any) -> None:
     ),
 )
 def gguf_names(model: Any) -> set[str]:
-    """Return the names that the weights of a model have in a GGUF file: transformers reads no tensor of another name."""
+    """Return the names that the weights of a model have in a GGUF file, of which transformers reads no other tensor."""
     from transformers import modeling_gguf_pytorch_utils as reader
 
     processor = reader.TENSOR_PROCESSORS.get(model.config.model_type, reader.TensorProcessor)
-    return set(reader.get_gguf_hf_weights_map(model, processor(config=model.config.to_dict())))
+    options = processor(config=model.config.to_dict())  # type: ignore[no-untyped-call]  # transformers'
+    return set(reader.get_gguf_hf_weights_map(model, options))
 
 
 @patch(

@@ -100,9 +100,10 @@ def read_gguf(file: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model, report = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
     )
+    model, report = loaded
     family = type(model).__name__
     if missing := sorted(report["missing_keys"]):
         raise UserError(

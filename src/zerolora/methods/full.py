@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zerolora.architecture import other_parts
 from zerolora.errors import UserError
+from zerolora.methods.adapter_check import check_finite, check_whole
 from zerolora.methods.base import (
     WHOLE_WEIGHTS,
     TrainableMethod,
@@ -16,7 +17,7 @@ from zerolora.methods.base import (
     sizes,
 )
 from zerolora.methods.lora import Replacement
-from zerolora.tensor_file import read_header
+from zerolora.tensor_file import StoredTensor, equal, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -69,9 +70,13 @@ class FullMethod(TrainableMethod):
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
         """Return the trained weights in the place of the base model's. Raises UserError if they are not those of
-        `model`, each once."""
-        tensors = read_header(directory / WHOLE_WEIGHTS).tensors
-        _check(directory / WHOLE_WEIGHTS, {name: each.shape for name, each in tensors.items()}, model)
+        `model`, each once, or a number is not finite."""
+        path = directory / WHOLE_WEIGHTS
+        tensors = read_header(path).tensors
+        check_whole(path, tensors)
+        tensors = without_copies(path, tensors, model.all_tied_weights_keys)
+        _check(path, {name: each.shape for name, each in tensors.items()}, model)
+        check_finite(path, tensors)
         return FullMethod.updates_of(tensors, {}, model)
 
     @staticmethod
@@ -83,6 +88,18 @@ class FullMethod(TrainableMethod):
             if copy not in tensors and name in tensors:
                 result[copy] = Replacement(copy, tensors[name], optional=True)
         return result
+
+
+def without_copies(path: Path, tensors: Mapping[str, StoredTensor], tied: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """Return the tensors of the file `path` without second ones of a weight that the model shares, which other tools
+    store; `tied` has the weight's name by the copy's. Raises UserError if the two differ."""
+    for copy, name in tied.items():
+        if copy in tensors and name in tensors and not equal(tensors[copy], tensors[name]):
+            raise UserError(
+                f"{path}: {copy} and {name} differ, and the base shares one weight between them; save the weights with "
+                "one of them, or write a base with tie_word_embeddings: false"
+            )
+    return {name: each for name, each in tensors.items() if tied.get(name) not in tensors}
 
 
 def _check(path: Path, found: Mapping[str, tuple[int, ...]], model: Any) -> None:
