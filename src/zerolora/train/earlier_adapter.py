@@ -13,8 +13,8 @@ from zerolora.errors import UserError, shown
 from zerolora.files import sha256
 from zerolora.methods.adapter_config import SELECTING, WITHOUT_MEANING
 from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
-from zerolora.methods.full import without_copies
 from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX, is_copy, read_config
+from zerolora.methods.tied_weights import without_copies
 from zerolora.tensor_file import read_header
 from zerolora.train.engines.base import trained
 
