@@ -50,7 +50,7 @@ def check_adapter_files(directory: Path, names: Iterable[str]) -> None:
         path = directory / name
         if name in listed and not (path.is_file() and sha256(path) == listed[name]["sha256"]):
             raise UserError(
-                f"{path}: {'is not the file' if path.is_file() else 'is missing'} that {directory / MANIFEST} lists; "
+                f"{path}: {'is not' if path.is_file() else 'there is not'} the file that {directory / MANIFEST} lists; "
                 f"bring that file back, or remove {MANIFEST} if this is another adapter"
             )
 

@@ -3,6 +3,8 @@
 The ranks load it (earlier_adapter.py); what needs the base's files is compared here, once and before they start.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +34,10 @@ def check_beginning(directory: Path, method: type[TrainableMethod], stamp: Path)
 
 def check_identity(directory: Path, method: type[TrainableMethod], stamp: Path) -> None:
     """Raise UserError if the manifest of an adapter lists other files than are there, or names another base."""
-    try:
+    with _named():
         check_adapter_files(directory, OWN_FILES)
         if method.peft_type:
             check_same_base(directory, stamp)
-    except UserError as error:
-        raise UserError(f"{KEY}: {error}") from None
 
 
 def check_copies(directory: Path, method: type[TrainableMethod], base: Path) -> None:
@@ -45,8 +45,12 @@ def check_copies(directory: Path, method: type[TrainableMethod], base: Path) -> 
 
     peft saves them beside an adapter of the two, and would read them into the base; training starts from the base.
     """
-    if not method.peft_type or not (directory / ADAPTER).is_file():
-        return
+    if method.peft_type and (directory / ADAPTER).is_file():
+        with _named():
+            _compare_copies(directory, base)
+
+
+def _compare_copies(directory: Path, base: Path) -> None:
     tensors, config = read_adapter(directory)
     copies = {saved_name(name): each for name, each in tensors.items() if is_copy(name, config)}
     if not copies:
@@ -64,9 +68,18 @@ def check_copies(directory: Path, method: type[TrainableMethod], base: Path) -> 
         stored = stored_weight(weight, files, names) or stored_weight(tied.get(weight, weight), files, names)
         if stored is not None and not _is_copy_of(copy, stored):
             raise UserError(
-                f"{KEY}: {directory / ADAPTER}: {copy.name} differs from {weight} of the base, from which training "
+                f"{directory / ADAPTER}: {copy.name} differs from {weight} of the base, from which training "
                 "would start; merge the adapter into its base (`zerolora merge`), and train on that"
             )
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Begin errors with the key that names the adapter."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{KEY}: {error}") from None
 
 
 def _is_copy_of(copy: "StoredTensor", stored: "StoredTensor") -> bool:
