@@ -4,6 +4,7 @@ transformers draws at random what a checkpoint lacks and drops what the class do
 Only headers are read, and the two tensors of an embedding and its head where a model shares them.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ FLOATS = ("F32", "F16", "BF16")
 """Types of a weight that is not quantized, as safetensors writes them."""
 ROWS = 4096
 """Rows of two tensors that are compared at a time."""
+OLD_MASK = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$")
+"""The causal mask, and the value of what it hides, that GPT's classes once had as buffers and now compute."""
 
 
 def check_base(directory: Path) -> None:
@@ -102,7 +105,7 @@ def check_shared(files: list[TensorFile], names: StoredNames, shared: Mapping[st
     models. `shared` has the name of the weight by that of its copy; `where` is the model's config.json.
     """
     for copy, name in shared.items():
-        one, other = _stored(copy, files, names), _stored(name, files, names)
+        one, other = stored_weight(copy, files, names), stored_weight(name, files, names)
         if one is not None and other is not None and not _equal(one, other):
             raise UserError(
                 f"{where}: tie_word_embeddings is true, but {copy} and {name} differ in the files; "
@@ -186,12 +189,19 @@ def _compare(directory: Path, files: list[TensorFile]) -> None:
         raise UserError(
             f"{directory}: its files lack {few(report.missing)} of a {family}, which would be drawn at random; {again}"
         )
-    if report.surplus:
+    masks = {weights[each.name][0] for file in files for each in file.tensors.values() if _is_old_mask(each)}
+    if surplus := [name for name in report.surplus if name not in masks]:
         raise UserError(
-            f"{directory}: its files contain {few(report.surplus)}, and a {family} of this config.json has no such "
+            f"{directory}: its files contain {few(surplus)}, and a {family} of this config.json has no such "
             f"weights; {again}"
         )
     check_shared(files, names, shared, path)
+
+
+def _is_old_mask(tensor: StoredTensor) -> bool:
+    """Return whether a tensor is a mask by its name, and a number, or a square for all heads, by its shape."""
+    *others, rows, columns = (1, 1, *tensor.shape)
+    return bool(OLD_MASK.search(tensor.name)) and rows == columns and set(others) <= {1}
 
 
 def _check_once(directory: Path, weights: Mapping[str, tuple[str, bool]]) -> None:
@@ -213,7 +223,7 @@ def _check_types(stored: Iterable[StoredTensor]) -> None:
             )
 
 
-def _stored(weight: str, files: list[TensorFile], names: StoredNames) -> StoredTensor | None:
+def stored_weight(weight: str, files: list[TensorFile], names: StoredNames) -> StoredTensor | None:
     """Return a weight of the model as it is stored; None if it is not, by itself."""
     shape = names.shapes[weight]
     alike = (each for file in files for each in file.tensors.values() if each.shape == shape)

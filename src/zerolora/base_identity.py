@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from zerolora import foreign
-from zerolora.errors import UserError
-from zerolora.files import MANIFEST, canonical
+from zerolora.errors import UserError, shown
+from zerolora.files import MANIFEST, canonical, sha256
+from zerolora.log import LOGGER
 from zerolora.manifest import is_weight
+from zerolora.weight_files import weight_files
 
 KEY = "base_model"
 """Of an adapter's manifest."""
@@ -20,9 +22,14 @@ def base_identity(stamp: Path) -> dict[str, Any]:
     the same base.
     """
     record = foreign.manifest(stamp, "zerolora weights", "files", "source")
-    weights = {name: file["sha256"] for name, file in record["files"].items() if is_weight(name)}
     name, revision = hub_name(record["source"])
-    return {"name": name, "revision": revision, "weights": hashlib.sha256(canonical(weights).encode()).hexdigest()}
+    hashes = {name: file["sha256"] for name, file in record["files"].items() if is_weight(name)}
+    return {"name": name, "revision": revision, "weights": _hash(hashes)}
+
+
+def _hash(weights: dict[str, str]) -> str:
+    """Return the hash of the sha256 of weight files by name."""
+    return hashlib.sha256(canonical(weights).encode()).hexdigest()
 
 
 def hub_name(source: dict[str, Any]) -> tuple[str, str | None]:
@@ -45,15 +52,27 @@ def check_same_base(directory: Path, stamp: Path) -> None:
 
     An adapter without such a manifest, as those of the hub, may be of any.
     """
-    if not (directory / MANIFEST).exists():
-        return
-    theirs = foreign.manifest(directory / MANIFEST, "zerolora train").get(KEY)
-    ours = base_identity(stamp)
-    if theirs and theirs["weights"] != ours["weights"]:
+    theirs = foreign.adapter_manifest(directory).get(KEY)
+    if theirs and theirs["weights"] != (ours := base_identity(stamp))["weights"]:
         raise UserError(
-            f"train.from_adapter: {directory / MANIFEST}: {KEY} is {_shown(theirs)}, and this run's is {_shown(ours)}; "
-            "name an adapter of this run's base model, or a data set prepared for that one"
+            f"{directory / MANIFEST}: {KEY} is {_shown(theirs)}, and this base is {_shown(ours)}; write an adapter of "
+            "this base model, or that adapter's"
         )
+
+
+def check_base_directory(directory: Path, base: Path) -> None:
+    """Raise UserError if the manifest of the adapter in `directory` names other weights than those in directory
+    `base`, which are hashed for it; without such a manifest, log the name that the adapter's config has."""
+    if theirs := foreign.adapter_manifest(directory).get(KEY):
+        weights = _hash({path.name: sha256(path) for path in weight_files(base)})
+        if theirs["weights"] != weights:
+            raise UserError(
+                f"{directory / MANIFEST}: {KEY} is {_shown(theirs)}, and the weights in {base} are {weights[:12]}; "
+                f"write that base, or remove {KEY} from the manifest if these are the same numbers in other files"
+            )
+    elif (directory / foreign.ADAPTER_CONFIG).is_file():
+        name = foreign.adapter_config(directory).get("base_model_name_or_path")
+        LOGGER.info("%s: names %s as its base", directory, shown(name) if name else "nothing")
 
 
 def _shown(base: dict[str, Any]) -> str:

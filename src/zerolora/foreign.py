@@ -11,6 +11,7 @@ from typing import Any
 
 from zerolora import json_file
 from zerolora.errors import UserError
+from zerolora.files import MANIFEST
 from zerolora.json_kinds import (
     COUNT,
     FILE_NAME,
@@ -201,6 +202,20 @@ def manifest(path: Path, written_by: str, *required: str) -> dict[str, Any]:
     check(value, record(MANIFEST_KEYS, needed), path, remedy)
     found: dict[str, Any] = value
     return found
+
+
+def adapter_manifest(directory: Path) -> dict[str, Any]:
+    """Return the manifest that `zerolora train` wrote into an adapter's directory; {} if there is none, or another
+    tool's of the same name."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        return {}
+    remedy = "remove it if another tool wrote it; else run `zerolora train` again"
+    value = json_file.read_foreign(path, remedy, LARGE)
+    if not isinstance(value.get("files"), dict):
+        return {}
+    check(value, record(MANIFEST_KEYS, {"files": _FILES}), path, remedy)
+    return value
 
 
 def saved_files(directory: Path, written_by: str) -> list[str]:

@@ -18,7 +18,6 @@ from zerolora import devices, foreign
 from zerolora.added_tokens import AddedToken, add_rows, of_data
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.base_check import check_shared
-from zerolora.base_identity import check_same_base
 from zerolora.compat import bitsandbytes
 from zerolora.compat.transformers import StoredNames, stored_names
 from zerolora.config.settings import HardwareSettings, RenderSettings
@@ -34,6 +33,7 @@ from zerolora.planner.datasheets import GPUS
 from zerolora.planner.run_hardware import typical
 from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
+from zerolora.train.beginning import check_copies, check_identity
 from zerolora.train.earlier_adapter import check_start, weights_of
 from zerolora.train.engines.base import trained
 from zerolora.types import Attention
@@ -67,6 +67,8 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
         return
     built = built_on_meta(config)
     files, names = [read_header(path) for path in weight_files(directory)], stored_names(built)
+    if settings.from_adapter and data is not None:
+        check_copies(Path(settings.from_adapter), TRAINABLE[settings.method.name], directory)
     check_shared(files, names, built.all_tied_weights_keys, model / "config.json")
     _merge(files, names, updates, model)
 
@@ -137,17 +139,17 @@ def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path
         return
     method = TRAINABLE[settings.method.name]
     weights_of(start, method)
-    if method.peft_type:
-        check_same_base(start, model / MANIFEST)
+    check_identity(start, method, model / MANIFEST)
+    # First what is wrong with the adapter itself, then how the run differs from it.
+    try:
+        check_published(start, model)
+    except UserError as error:
+        raise UserError(f"train.from_adapter: {error}") from None
     built = built_on_meta(config)
     rows = add_rows(built, tokens)
     with torch.device("meta"):
         built = method.build(built, settings.sections, rows)
     check_start(built, start, method, tokens, method.published(built, trained(built)))
-    try:
-        check_published(start, model)
-    except UserError as error:
-        raise UserError(f"train.from_adapter: {error}") from None
 
 
 def _merge(files: list[TensorFile], names: StoredNames, updates: dict[str, Update], model: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from zerolora import foreign
@@ -38,6 +39,19 @@ def check_intact(directory: Path, written_by: str) -> None:
             raise UserError(
                 f"{path}: is not the file that {directory / MANIFEST} lists; "
                 f"run `{written_by}` again, or `dvc checkout`"
+            )
+
+
+def check_adapter_files(directory: Path, names: Iterable[str]) -> None:
+    """Raise UserError unless the files of `names` in an adapter's directory are those that its manifest lists, if it
+    has one of `zerolora train`; what else lies there may be edited."""
+    listed = foreign.adapter_manifest(directory).get("files", {})
+    for name in names:
+        path = directory / name
+        if name in listed and not (path.is_file() and sha256(path) == listed[name]["sha256"]):
+            raise UserError(
+                f"{path}: {'is not' if path.is_file() else 'there is not'} the file that {directory / MANIFEST} lists; "
+                f"bring that file back, or remove {MANIFEST} if this is another adapter"
             )
 
 

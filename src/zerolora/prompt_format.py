@@ -75,7 +75,7 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
     Raises UserError if a token would get another number than it was trained with.
     """
     path = model / TOKENIZER
-    tokenizer = _vocabulary(model)
+    tokenizer = vocabulary(model)
     settings = foreign.tokenizer_config(model)
     known = tokenizer.get_vocab()
     for each in tokens:
@@ -134,14 +134,12 @@ def _numbers(directory: Path, tokens: Iterable[str | None]) -> dict[str, int]:
     wanted = [token for token in tokens if token is not None]
     if not wanted:
         return {}
-    if (directory / TOKENIZER).is_file():
-        vocabulary = _vocabulary(directory).get_vocab()
-        return {token: vocabulary[token] for token in wanted}
-    vocab = tokenizer_of(directory).vocab  # transformers reads the vocabularies of older tokenizers
-    return {token: vocab[token] for token in wanted}
+    # transformers reads the vocabularies of older tokenizers.
+    known = vocabulary(directory).get_vocab() if (directory / TOKENIZER).is_file() else tokenizer_of(directory).vocab
+    return {token: known[token] for token in wanted}
 
 
-def _vocabulary(directory: Path) -> Tokenizer:
+def vocabulary(directory: Path) -> Tokenizer:
     """Return the tokenizer of a directory's tokenizer.json. Raises UserError if it is none."""
     with foreign.tokenizer_errors(directory):
         return Tokenizer.from_file(str(directory / TOKENIZER))

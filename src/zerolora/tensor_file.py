@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 8
 """Of the first tensor's offset: the header ends in blanks."""
+COMPARED = 4096
+"""Rows of two tensors that are compared at a time."""
 LONGEST_HEADER = 100_000_000
 """Bytes, as safetensors has it (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
 AGAIN = "bring the file here again"
@@ -222,6 +224,16 @@ def rows_of(tensor: "Factor", first: int = 0, last: int | None = None) -> "torch
 def whole(tensor: "Factor") -> "torch.Tensor":
     """Return a tensor, from memory or from its file."""
     return tensor.read() if isinstance(tensor, StoredTensor) else tensor
+
+
+def equal(one: "Factor", other: "Factor") -> bool:
+    """Return whether two tensors have the same shape and numbers, read a part at a time."""
+    if one is other:
+        return True
+    if tuple(one.shape) != tuple(other.shape):
+        return False
+    spans = ((first, first + COMPARED) for first in range(0, one.shape[0], COMPARED))
+    return all(bool((rows_of(one, *span) == rows_of(other, *span)).all()) for span in spans)
 
 
 def read_into(file: int, buffer: memoryview, offset: int, path: Path) -> None:

@@ -12,7 +12,7 @@ from bench import Bench, metrics
 from safetensors.torch import load_file, save_file
 from test_methods_train import RUNS, adapter_of, base_of, short_run, train_plainly
 
-from zerolora.files import sha256
+from zerolora.files import describe, sha256
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -106,6 +106,8 @@ def spoiled(origin: Path, folder: Path, what: str) -> None:
     match what:
         case "shape":
             tensors[name] = tensors[name][:, 1:].contiguous()
+        case "other":
+            tensors[name] = tensors[name] + 1
         case "missing":
             del tensors[name]
         case "scale":
@@ -122,19 +124,25 @@ def spoiled(origin: Path, folder: Path, what: str) -> None:
         weights.write_bytes(weights.read_bytes()[:-9])
     elif what != "gone":
         save_file(tensors, weights)
-    config.write_text(json.dumps(values))
+    if what == "scale":
+        config.write_text(json.dumps(values))
+    if what not in ("gone", "other"):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").unlink()
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"files": describe(folder)}))
 
 
 @pytest.mark.parametrize(
     ("what", "said"),
     [
         ("shape", "lora_A.weight is [4, 47], and this run's is [4, 48]; write the method, r and targets"),
+        ("other", "adapter_model.safetensors: is not the file that"),
         ("missing", "lora_A.weight is missing; write the method, r and targets of that adapter"),
         ("scale", "lora_alpha is 99, and this run's is 16.0; write train.lora.alpha as that adapter has it"),
-        ("gone", "adapter_model.safetensors: there is no such file; name a directory with an adapter"),
+        ("gone", "adapter_model.safetensors: there is not the file that"),
         ("tokens", "was trained with other tokens than the data adds; write '<note>' in add_special_tokens and"),
         ("truncated", "not a whole safetensors file"),
-        ("base", f"base_model is some/model at {'1' * 12} (weights {'2' * 12}), and this run's is /"),
+        ("base", f"base_model is some/model at {'1' * 12} (weights {'2' * 12}), and this base is /"),
     ],
 )
 def test_another_adapter_is_one_line(what: str, said: str, bench: Bench) -> None:
@@ -153,7 +161,8 @@ def test_a_scale_that_an_older_peft_did_not_write_is_the_plain_one(bench: Bench)
     values = json.loads((folder / "adapter_config.json").read_text())
     del values["use_rslora"]
     (folder / "adapter_config.json").write_text(json.dumps(values))
+    (folder / "manifest.json").unlink()
     stabilized = {"lora": {"r": 4, "rank_stabilized": True}}
     result = bench.start("refused-older", "zero0", **stabilized, from_adapter=str(folder))
     assert result.returncode == 2
-    assert "use_rslora is None, and this run's is True; write train.lora.rank_stabilized" in result.stderr
+    assert "use_rslora is False, and this run's is True; write train.lora.rank_stabilized" in result.stderr

@@ -21,6 +21,7 @@ from zerolora.evaluate.models import load as evaluate
 from zerolora.export.export import export
 from zerolora.export.targets import TARGETS
 from zerolora.export.targets.base import RunResult
+from zerolora.log import LOGGER
 from zerolora.merge.by_hand import merge_by_hand
 from zerolora.merge.listed import listed_model
 from zerolora.methods.adapter_config import check_expressions
@@ -307,6 +308,14 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
         tensors(A=lambda a: a.to(torch.int8)),
         r"lora_A\.weight is stored as I8, and a trained tensor is F64, F32",
     ),
+    "experts of transformers 4": (
+        added(FIRST.replace("self_attn.q_proj", "mlp.experts.0.q"), 2, 16),
+        "which the base lacks: its modules have other names, as of another architecture",
+    ),
+    "a prefix of transformers 4": (
+        renamed("model.model.layers", "model.language_model.model.layers"),
+        "which the base lacks: it has self_attn.q_proj under another name, as in transformers 4 or in another class of",
+    ),
     "added tokens": (
         added("base_model.model.model.embed_tokens.weight", 34, 16),
         r"\[34, 16\], and should be \[30, 16\]: the vocabulary has 34 rows in the adapter and 30 in the base, so token"
@@ -389,6 +398,28 @@ def test_the_default_of_peft_stands_for_a_missing_alpha(bases: dict[bool, tuple[
     assert float((logits(merged) - logits(wide)).abs().max()) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_copy_of_the_base_is_not_added_with_a_weight(
+    plain: Path, bases: dict[bool, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    base, model = bases[True]
+    adapter = write_adapter(model, tmp_path / "adapter", **KINDS["embedding, tied"])
+    with pytest.raises(UserError, match=r"adapter: has a copy of the base's \S+\.weight beside its factors, which can"):
+        merge_by_hand(base, [plain, adapter], [0.5, 0.5], tmp_path / "merged")
+
+
+def test_a_bias_that_the_base_lacks_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    adapter = write_adapter(model, tmp_path / "adapter", target_modules=Q, lora_bias=True)
+    check_published(adapter, tiny_model)  # beside the base it can be used
+    said = (
+        r"a model of its config\.json has no model\.layers\.0\.self_attn\.q_proj\.bias that the adapter could be added"
+    )
+    with pytest.raises(UserError, match=said):
+        merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
 def test_a_vocabulary_that_the_files_lack_is_not_invented(
     bases: dict[bool, tuple[Path, Any]], plain: Path, tmp_path: Path
 ) -> None:
@@ -428,6 +459,30 @@ def test_it_is_checked_before_every_use(
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.parametrize("case", ["B is zero", "alpha is zero", "trained"])
+def test_an_adapter_that_adds_nothing_is_said(
+    case: str,
+    bases: dict[bool, tuple[Path, Any]],
+    plain: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(LOGGER, "propagate", True)
+
+    def nothing(files: Files) -> None:
+        for name in files[0]:
+            files[0][name] = files[0][name] * ("lora_A" in name)
+
+    changes = {"B is zero": nothing, "alpha is zero": config(lora_alpha=0), "trained": config()}
+    check(changed(plain, tmp_path / "adapter", changes[case]), bases[True][0])
+    said = "what it adds is zero everywhere, so the model with it is the base: it was not trained"
+    assert (said in caplog.text) is (case != "trained")
+
+
+WHOLE = "model.layers.0.self_attn.q_proj.weight"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -443,6 +498,22 @@ def test_it_is_checked_before_every_use(
             lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}),
             r"model\.norm\.weight is \[3\], and \[16\] in the base",
         ),
+        (
+            lambda tensors: tensors.update({WHOLE: tensors[WHOLE] * float("nan")}),
+            r"q_proj\.weight holds numbers that are not finite, so the training that wrote it diverged",
+        ),
+        (
+            lambda tensors: tensors.update({WHOLE: tensors[WHOLE].to(torch.int8)}),
+            r"q_proj\.weight is stored as I8, and a trained tensor is F64, F32, F16, BF16",
+        ),
+        (
+            lambda tensors: tensors.update({WHOLE: tensors[WHOLE].to(torch.float8_e4m3fn)}),
+            r"q_proj\.weight is stored as F8_E4M3, and a trained tensor is F64",
+        ),
+        (
+            lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}),
+            r"lm_head\.weight and model\.embed_tokens\.weight differ, and the base shares one weight between them",
+        ),
     ],
 )
 def test_whole_weights_of_another_model_are_one_line(
@@ -455,6 +526,9 @@ def test_whole_weights_of_another_model_are_one_line(
     tensors = load_file(base / "model.safetensors")
     (tmp_path / "trained").mkdir()
     save_file(tensors, tmp_path / "trained/model.safetensors")
+    check_published(tmp_path / "trained", base)
+    both = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file(both, tmp_path / "trained/model.safetensors")  # a second one of the shared weight
     check_published(tmp_path / "trained", base)
     change(tensors)
     save_file(tensors, tmp_path / "trained/model.safetensors")

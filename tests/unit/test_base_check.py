@@ -108,6 +108,27 @@ def test_names_of_older_checkpoints_pass(tmp_path: Path) -> None:
     )
 
 
+GPT = {"vocab_size": 70, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "n_embd": 32, "n_layer": 2, "n_head": 4}
+MASKS: dict[str, dict[str, torch.Tensor]] = {
+    "gpt_neo": {"attn.attention.bias": torch.ones(1, 1, 8, 8), "attn.attention.masked_bias": torch.tensor(-1e9)},
+    "gptj": {"attn.bias": torch.ones(1, 1, 8, 8), "attn.masked_bias": torch.tensor(-1e9)},
+    "gpt2": {"attn.bias": torch.ones(1, 1, 8, 8), "attn.masked_bias": torch.tensor(-1e4)},
+    "gpt_bigcode": {"attn.bias": torch.ones(8, 8)},
+}
+
+
+@pytest.mark.parametrize("family", MASKS)
+def test_masks_that_a_class_has_no_more_pass(family: str, tmp_path: Path) -> None:
+    local = {"attention_types": [[["global", "local"], 1]]} if family == "gpt_neo" else {}
+    weights = saved({"model_type": family, **GPT, **({"rotary_dim": 4} if family == "gptj" else {}), **local}, tmp_path)
+    masks = {f"transformer.h.{n}.{name}": each.clone() for n in (0, 1) for name, each in MASKS[family].items()}
+    store(tmp_path, weights | masks)
+    check_weights(tmp_path)
+    for shape in ((3,), (8, 7), (2, 8, 8)):
+        store(tmp_path, weights | {"transformer.h.0.attn.masked_bias": torch.ones(shape)})
+        assert "contain 'transformer.h.0.attn.masked_bias', and a GPT" in refused(tmp_path, check_weights)
+
+
 def test_what_a_tied_model_may_have_of_embedding_and_head(tmp_path: Path) -> None:
     weights = saved(SMALL | {"model_type": "llama", "tie_word_embeddings": True}, tmp_path)
     embedding = weights.pop("model.embed_tokens.weight")

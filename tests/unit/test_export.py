@@ -365,6 +365,21 @@ def test_a_model_without_a_layer_that_fits_is_one_line(source: RunResult, tmp_pa
         linear_layers(source.merged_model, "k", takes=1024)
 
 
+def test_layers_that_are_stored_under_older_names_are_one_line(tmp_path: Path) -> None:
+    """As those of most vision-language models are by save_pretrained."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = Gemma3Config(
+        text_config=text | {"num_key_value_heads": 2, "vocab_size": 70}, vision_config=tower | {"image_size": 28}
+    )
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    said = r"k: .*model\.safetensors stores model\.language_model\.\S+ as language_model\.model\.layers\.0\.\S+, and"
+    with pytest.raises(UserError, match=said):
+        linear_layers(tmp_path, "k")
+
+
 @pytest.mark.skipif(find_spec("llmcompressor") is None, reason="llm-compressor is not in the lock")
 @pytest.mark.parametrize("type_", ["fp8", "int8", "int4"])
 def test_llm_compressor_writes_a_checkpoint_that_answers(type_: str, source: RunResult, tmp_path: Path) -> None:

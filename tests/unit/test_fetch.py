@@ -453,3 +453,56 @@ def test_a_package_that_has_not_what_is_asked(tmp_path: Path, change: dict[str, 
 
 def test_only_safe_files_are_asked_of_a_hub() -> None:
     assert not any(pattern.endswith((".py", ".bin", ".pt", ".pkl", ".ckpt")) for pattern in sources.HUB_FILES)
+
+
+def write_gguf(path: Path, missing: str = "", scaling: str = "", **more: list[float]) -> Path:
+    """Write a tiny Llama as a GGUF file."""
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_vocab_size(30)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    if scaling:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    shapes = {"token_embd": (30, 32), "output_norm": (32,), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,)}
+    shapes |= {"blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32)}
+    shapes |= {"blk.0.attn_output": (32, 32), "blk.0.ffn_up": (48, 32), "blk.0.ffn_gate": (48, 32)}
+    for name, shape in (shapes | {"blk.0.ffn_down": (32, 48)}).items():
+        if name != missing:
+            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+    for name, values in more.items():
+        writer.add_tensor(name, np.array(values, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+GGUF_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a weight missing": ({"missing": "blk.0.ffn_up"}, r"lacks 'model.layers.0.mlp.up_proj.weight' of a LlamaForCausal"),
+    "a norm missing": ({"missing": "output_norm"}, r"lacks 'model.norm.weight' of a LlamaForCausalLM, which would be"),
+    "factors of RoPE": ({"rope_freqs.weight": [4.0] * 4}, r"has 'rope_freqs.weight', which transformers does not read"),
+    "a bias": ({"blk.0.attn_q.bias": [9.0] * 32}, r"has 'blk.0.attn_q.bias', which transformers does not read into a"),
+    "scaled RoPE": (
+        {"scaling": "linear"},
+        r"has 'llama.rope.scaling.type', which transformers does not read into a Ll",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GGUF_FAULTS)
+def test_a_gguf_file_is_read_as_it_is_or_refused(case: str, tmp_path: Path) -> None:
+    model = sources.read_gguf(write_gguf(tmp_path / "model.gguf", scaling="none"))
+    assert model.config.tie_word_embeddings and float(model.model.norm.weight.detach().sum()) == 32
+    changes, said = GGUF_FAULTS[case]
+    with pytest.raises(UserError, match=f"^{said}") as raised:
+        sources.read_gguf(write_gguf(tmp_path / "model.gguf", **changes))
+    assert "\n" not in str(raised.value)

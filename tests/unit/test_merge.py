@@ -251,5 +251,5 @@ def test_an_odd_manifest_of_an_earlier_adapter_is_one_line(tmp_path: Path, tiny_
     """It is read when what was trained from it is published."""
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     (adapter / "manifest.json").write_text("[]")
-    with pytest.raises(UserError, match=r"manifest\.json: is \[\]; expected an object with files"):
+    with pytest.raises(UserError, match=r"manifest\.json: holds \[\]; expected a JSON object; remove it if another"):
         earlier_adapter.provenance(adapter, TRAINABLE["lora"])

@@ -21,6 +21,7 @@ from test_merge import make_adapter, shard
 
 from zerolora import cli
 from zerolora.errors import UserError, explained
+from zerolora.files import describe
 from zerolora.merge import merge as merging
 from zerolora.merge import stream
 from zerolora.merge.by_hand import merge_by_hand
@@ -459,6 +460,134 @@ def test_only_factors_are_added_with_a_weight(tmp_path: Path, tiny_model: Path, 
     dora = make_adapter(tiny_model, tmp_path / "adapter" / "dora", use_dora=True)
     with pytest.raises(UserError, match="dora: .* is not changed by LoRA factors alone, so it cannot be added"):
         merge_by_hand(tiny_model, [adapter, dora], [0.5, 0.5], tmp_path / "merged")
+
+
+@pytest.mark.parametrize("weight", [0.0, float("nan"), float("inf")])
+def test_a_weight_that_makes_no_model_is_one_line(
+    weight: float, tmp_path: Path, tiny_model: Path, adapter: Path
+) -> None:
+    with pytest.raises(UserError, match=f"--weight: {weight:g} times an adapter is no model, or the base itself; wri"):
+        merge_by_hand(tiny_model, [adapter], [weight], tmp_path / "merged")
+
+
+def test_adapters_of_differently_quantized_bases_are_one_line(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
+    other = make_adapter(tiny_model, tmp_path / "base" / "other")
+    both = [adapter, other]
+
+    def merged(first: str, second: str | None) -> None:
+        for folder, kind in zip(both, (first, second), strict=True):
+            manifest: dict[str, Any] = {"files": {}}
+            if kind:
+                manifest["quantization"] = {"type": kind, "double": True, "precision": "fp32"}
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+        merge_by_hand(tiny_model, both, [0.5, 0.5], tmp_path / "merged", dequantized=True)
+
+    said = "--dequantized: .*other was trained on a base quantized as type int8, double True, precision fp32, and .* as"
+    with pytest.raises(UserError, match=rf"{said} type nf4, double True, precision fp32; merge them into the original"):
+        merged("nf4", "int8")
+    with pytest.raises(UserError, match=r"other/manifest\.json: has no quantization, so nothing says"):
+        merged("nf4", None)
+    assert left_in(tmp_path) == set()
+    merged("nf4", "nf4")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "tokens.json", "README.md"])
+def test_a_file_that_the_manifest_of_an_adapter_does_not_list(
+    name: str, tmp_path: Path, tiny_model: Path, adapter: Path
+) -> None:
+    """Of those that decide what the tensors mean; a card may be edited on the hub."""
+    files = describe(adapter) | {name: {"sha256": "0" * 64, "bytes": 1}}
+    (adapter / "manifest.json").write_text(json.dumps({"files": files}))
+    if name == "README.md":
+        (adapter / name).write_text("edited")
+        merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
+        return
+    with pytest.raises(
+        UserError, match=rf"{name}: (is|there is) not the file that .*manifest\.json lists; bring that fi"
+    ):
+        merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
+    (adapter / "manifest.json").write_text('{"name": "x", "version": 1}')  # of another tool
+    merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
+
+
+@pytest.fixture
+def roomy(tmp_path: Path, tiny_model: Path) -> Path:
+    """Return a base with more rows than tokens."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = tmp_path / "base"
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model.resize_token_embeddings(300)
+    model.save_pretrained(base)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = "the base's"
+    tokenizer.save_pretrained(base)
+    return base
+
+
+TOOL = "<|tool|>"
+
+
+def with_tokenizer(base: Path, adapter: Path, template: str | None = "the adapter's") -> Path:
+    """Save a tokenizer with two more tokens into an adapter's directory, as trl, axolotl and unsloth do."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens([TOOL, "<|think|>"], special_tokens=True)
+    tokenizer.eos_token = TOOL
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(adapter)
+    return adapter
+
+
+@pytest.mark.parametrize("form", ["a file", "inside", "none"])
+def test_the_tokenizer_of_an_adapter_is_the_models(form: str, tmp_path: Path, roomy: Path) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    adapter = make_adapter(roomy, tmp_path / "adapter")
+    with_tokenizer(roomy, adapter, None if form == "none" else "the adapter's")
+    if form == "inside":
+        (adapter / "chat_template.jinja").unlink()
+        path = adapter / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": "the adapter's"}))
+    ends = GenerationConfig.from_pretrained(roomy).eos_token_id
+    merge_by_hand(roomy, [adapter], [], tmp_path / "merged")
+    merged, own = (AutoTokenizer.from_pretrained(path) for path in (tmp_path / "merged", adapter))
+    assert merged.get_vocab() == own.get_vocab() and merged.eos_token == TOOL
+    assert merged.chat_template == ("the base's" if form == "none" else "the adapter's")
+    stops = GenerationConfig.from_pretrained(tmp_path / "merged").eos_token_id
+    assert stops == [*([ends] if isinstance(ends, int) else ends), own.convert_tokens_to_ids(TOOL)]
+
+
+def test_template_and_stop_tokens_of_an_adapter_are_the_models(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
+    """As `zerolora train` writes them."""
+    (adapter / "chat_template.jinja").write_text("own")
+    (adapter / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
+    merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
+    for name in ("chat_template.jinja", "generation_config.json"):
+        assert (tmp_path / "merged" / name).read_bytes() == (adapter / name).read_bytes()
+    other = make_adapter(tiny_model, tmp_path / "base" / "other")
+    merge_by_hand(tiny_model, [adapter, other], [0.5, 0.5], tmp_path / "disk")
+    assert not (tmp_path / "disk/chat_template.jinja").exists() or (
+        (tmp_path / "disk/chat_template.jinja").read_text() != "own"
+    )
+
+
+def test_a_tokenizer_of_another_base_is_one_line(tmp_path: Path, tiny_model: Path, roomy: Path, adapter: Path) -> None:
+    with_tokenizer(roomy, adapter)
+    with pytest.raises(
+        UserError, match=r"tokenizer\.json: '<.*>' is token 2\d\d, and the base has 2\d\d rows of its embe"
+    ):
+        merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
+    path = adapter / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"]["vocab"]["a"], values["model"]["vocab"]["b"] = (values["model"]["vocab"][key] for key in ("b", "a"))
+    path.write_text(json.dumps(values))
+    with pytest.raises(
+        UserError, match=r"tokenizer\.json: '[ab]' is token \d+, and \d+ of the base's tokenizer; write t"
+    ):
+        merge_by_hand(roomy, [adapter], [], tmp_path / "merged")
+    assert left_in(tmp_path) == set()
 
 
 @pytest.mark.parametrize(

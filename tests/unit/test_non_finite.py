@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from zerolora.errors import UserError
 from zerolora.train.isolation import check_loss
+from zerolora.train.loop import Loop
 from zerolora.train.loss import make_chunked
 from zerolora.train.non_finite import check_finite, first_loss
 
@@ -79,6 +81,22 @@ def test_a_sound_model_has_its_own_reason(base: Any) -> None:
     check_finite(model, "fp32")
     assert "activations leave the range of fp16; write train.precision: bf16" in str(first_loss(math.nan, "fp16"))
     assert "learning_rate" not in str(first_loss(math.inf, "fp32"))
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_weight_of_the_base_that_is_met_late(base: Any, steps: int) -> None:
+    """As the embedding of a token that comes first in a later step; the adapter is NaN by then."""
+    spoil(base, "model.embed_tokens.weight", math.nan)
+    model: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["up_proj"]))
+    spoil(model, "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight", math.nan)
+    loop: Any = SimpleNamespace(
+        engine=SimpleNamespace(module=model), plan=SimpleNamespace(precision="fp32"), step=steps
+    )
+    with pytest.raises(UserError, match=r"'model.embed_tokens.weight' of the base model: NaN or infinite in its files"):
+        Loop._not_finite(loop, math.nan)
+    base.get_input_embeddings().weight.data.zero_()
+    said = "lower train.learning_rate" if steps else "loss is nan at step 1, before any update"
+    assert said in str(Loop._not_finite(loop, math.nan))
 
 
 @pytest.mark.parametrize("double", [False, True])

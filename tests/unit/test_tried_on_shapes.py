@@ -297,7 +297,42 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
     "no tensors": (
         {},
         lambda start: save_file({}, start / "adapter_model.safetensors"),
-        "lora_A.weight is missing (and 27 more such)",
+        "adapter_model.safetensors: holds no tensors; they were saved before they were gathered",
+    ),
+    "names with the adapter's": (
+        {},
+        lambda start: save_file(
+            {
+                name.replace("lora_A.", "lora_A.default."): tensor
+                for name, tensor in load_file(start / "adapter_model.safetensors").items()
+            },
+            start / "adapter_model.safetensors",
+        ),
+        "lora_A.weight is missing (and 13 more), which adapter_config.json implies for this base; save the adapter aga",
+    ),
+    "a larger vocabulary": (
+        {},
+        lambda start: save_file(
+            load_file(start / "adapter_model.safetensors")
+            | {"base_model.model.lm_head.weight": torch.zeros(72, TEXT["hidden_size"])},
+            start / "adapter_model.safetensors",
+        ),
+        "the vocabulary has 72 rows in the adapter and 64 in the base, so tokens were added before it was trained",
+    ),
+    "no r": (
+        {"r": 8},
+        lambda start: write_json(
+            start / "adapter_config.json",
+            {k: v for k, v in json.loads((start / "adapter_config.json").read_text()).items() if k != "r"},
+        ),
+        "adapter_config.json: r is 8, and this run's is 4; write train.lora.r as",
+    ),
+    "saved over by peft": (
+        {},
+        lambda start: write_json(
+            start / "manifest.json", {"files": {"adapter_model.safetensors": {"sha256": "0" * 64, "bytes": 1}}}
+        ),
+        "adapter_model.safetensors: is not the file that",
     ),
     "not a number": (
         {},
@@ -316,7 +351,7 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
             start / "manifest.json",
             {"base_model": {"name": "some/model", "revision": None, "weights": "2" * 64}, "files": {}},
         ),
-        "base_model is some/model (weights 222222222222), and this run's is",
+        "base_model is some/model (weights 222222222222), and this base is",
     ),
     "added tokens": (
         {},
@@ -337,13 +372,37 @@ def test_an_adapter_that_training_cannot_begin_with_is_refused_before_a_queue(
     write_json(folder / "data/manifest.json", {"added_tokens": [], "files": {}})
     start = starting_adapter(folder, **changed)
     change(start)
-    settings = run_of(folder)["render"] | {"from_adapter": str(start)}
-    folders = (folder / "models", folder / "weights", folder / "data")
-    rendered = RenderSettings.model_validate(settings)
     if case is None:
-        check(rendered, "flash", *folders)
+        begin(folder)
         return
     with pytest.raises(UserError, match=re.escape(said)) as raised:
-        check(rendered, "flash", *folders)
+        begin(folder)
     assert str(raised.value).startswith("train.from_adapter: ")
     assert "\n" not in str(raised.value)
+
+
+def begin(folder: Path, **train: Any) -> None:
+    """Check a run that begins with the adapter of `starting_adapter`."""
+    settings = run_of(folder, **train)["render"] | {"from_adapter": str(folder / "start")}
+    check(RenderSettings.model_validate(settings), "flash", folder / "models", folder / "weights", folder / "data")
+
+
+@pytest.mark.parametrize("name", ["embed_tokens", "lm_head"])
+def test_a_copy_of_the_base_in_an_adapter_is_the_bases_or_refused(name: str, model_of: Callable[[str], Path]) -> None:
+    """peft saves embedding and head beside an adapter of them."""
+    folder = model_of("llama")
+    source = {"source": "directory", "path": str(folder / "weights"), "license": "MIT"}
+    write_json(folder / "models/manifest.json", {"source": source, "files": {}})
+    write_json(folder / "data/manifest.json", {"added_tokens": [], "files": {}})
+    path = starting_adapter(folder, target_modules=["q_proj", name]) / "adapter_model.safetensors"
+    tensors = load_file(path)
+    (copy,) = (each for each in tensors if each.endswith(f"{name}.base_layer.weight"))
+    lora = {"lora": {"r": 4, "alpha": 16, "targets": ["q_proj", name]}}
+    begin(folder, **lora)
+    for kind in (torch.bfloat16, torch.float32):
+        save_file(tensors | {copy: tensors[copy].to(kind)}, path)
+        begin(folder, **lora)
+    save_file(tensors | {copy: tensors[copy] + 1}, path)
+    said = rf"train.from_adapter: .*{name}.base_layer.weight differs from .*{name}.weight of the base, from which train"
+    with pytest.raises(UserError, match=said):
+        begin(folder, **lora)

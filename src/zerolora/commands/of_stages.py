@@ -212,11 +212,11 @@ def train(
     keep_checkpoints: Annotated[int, typer.Option(min=1, help="Checkpoints to keep: the last N, and the best.")] = 2,
 ) -> None:
     """Train the adapter with one rank, several, or as a task of a Slurm job. Resumes from the last checkpoint."""
-    from zerolora.base_identity import check_same_base
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.manifest import check_intact
     from zerolora.methods.registry import TRAINABLE
+    from zerolora.train.beginning import check_beginning
     from zerolora.train.launch.canary import compare_first_steps
     from zerolora.train.launch.launcher import launch
     from zerolora.train.launch.topology import topology
@@ -228,8 +228,8 @@ def train(
     obey(checked.device, len(where.ranks))
     check_intact(data, "zerolora prepare")
     check_intact(packing, "zerolora pack")
-    if checked.from_adapter and TRAINABLE[checked.method].peft_type:
-        check_same_base(Path(checked.from_adapter), weights)
+    if checked.from_adapter:
+        check_beginning(Path(checked.from_adapter), TRAINABLE[checked.method], weights)
     paths = {
         "data": data,
         "packing": packing,
@@ -283,6 +283,7 @@ def merge(
         leave_out(output)
         return
     obey("cpu")
+    from zerolora.base_identity import check_same_base
     from zerolora.merge.by_hand import merge_by_hand
     from zerolora.merge.merge import merge as stage
 
@@ -292,6 +293,7 @@ def merge(
             return
         assert weights is not None
         check_intact(adapter[0], "zerolora train")
+        check_same_base(adapter[0], weights)
         stage(located(weights), adapter[0], output, place or output, data, dequantized)
 
 
@@ -354,6 +356,7 @@ def _let_threads_sleep() -> None:
 
 def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: Device) -> Any:
     """Return the model that --weights, --base and --adapter name, on a device."""
+    from zerolora.base_identity import check_same_base
     from zerolora.evaluate.models import EvaluatedModel
     from zerolora.manifest import check_intact, is_merged, located
 
@@ -362,6 +365,7 @@ def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: D
     if base is None or adapter is None:
         return EvaluatedModel(located(weights), device=device)
     check_intact(adapter, "zerolora train")
+    check_same_base(adapter, base)
     return EvaluatedModel(located(base), adapter, located(weights) if is_merged(weights) else None, device)
 
 
@@ -453,6 +457,7 @@ def export(
     ] = "cpu",
 ) -> None:
     """Write a run's result in another form, open it again, and let it answer three held-out rows."""
+    from zerolora.base_identity import check_same_base
     from zerolora.export.export import export as stage
     from zerolora.export.targets import TARGETS
     from zerolora.export.targets.base import RunResult
@@ -462,6 +467,7 @@ def export(
         raise UserError(f"--target: {target} is no target; write one of {', '.join(TARGETS)}")
     obey(device if vllm_python else "cpu")
     check_intact(adapter, "zerolora train")
+    check_same_base(adapter, weights)
     check_intact(data, "zerolora prepare")
     whole = located(merged) if is_merged(merged) else None
     source = RunResult(model, located(weights), adapter, data, whole, vllm_python, device)

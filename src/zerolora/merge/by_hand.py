@@ -1,14 +1,18 @@
 """Merge by hand: any base and adapters of peft's in directories of the user's, outside a pipeline."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from zerolora.base_check import check_weights
+from zerolora.base_identity import check_base_directory
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, staged_directory
+from zerolora.files import staged_directory
 from zerolora.log import result
-from zerolora.manifest import check_intact
+from zerolora.manifest import check_adapter_files
+from zerolora.merge.carried import carry, check_carried
 from zerolora.merge.merge import write_model
+from zerolora.methods.registry import OWN_FILES
 from zerolora.units import byte_size
 
 
@@ -26,10 +30,12 @@ def merge_by_hand(
     for adapter in adapters:
         if not adapter.is_dir():
             raise UserError(f"--adapter: {adapter}: there is no such directory; write that of an adapter")
-        if (adapter / MANIFEST).is_file():
-            check_intact(adapter, "zerolora train")
+        check_adapter_files(adapter, OWN_FILES)
+        check_base_directory(adapter, base)
+        check_carried(adapter, base)
     with staged_directory(output) as staged:
         write_model(base, list(zip(adapters, factors, strict=True)), staged, output, dequantized=dequantized)
+        carry(adapters, base, staged)
     result(byte_size(sum(path.stat().st_size for path in output.iterdir())))
 
 
@@ -41,6 +47,12 @@ def _factors(adapters: Sequence[Path], weights: Sequence[float]) -> list[float]:
             f"--weight is given {len(weights)} times, and --adapter {len(adapters)} times; write a weight for each "
             "adapter, in the same order"
         )
+    for weight in weights:
+        if not math.isfinite(weight) or not weight:
+            raise UserError(
+                f"--weight: {weight:g} times an adapter is no model, or the base itself; write another number, or "
+                "leave the adapter out"
+            )
     return list(weights)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.methods.base import Update
-from zerolora.methods.lora import ExpertProducts, Product, Then
+from zerolora.methods.lora import ExpertProducts, Product, Replacement, Then
 from zerolora.methods.registry import of_directory
 from zerolora.tensor_file import whole
 
@@ -33,6 +33,11 @@ def updates_of(adapters: Sequence[tuple[Path, float]], model: Any) -> dict[str, 
             plain = isinstance(update, ExpertProducts) or (
                 isinstance(update, Product) and "magnitude_vector" not in update.parts
             )
+            if isinstance(update, Then) and isinstance(update.updates[0], Replacement):
+                raise UserError(
+                    f"{directory}: has a copy of the base's {name} beside its factors, which cannot be added with a "
+                    "weight; save the adapter with save_embedding_layers=False, or merge it by itself"
+                )
             if not plain:
                 raise UserError(
                     f"{directory}: {name} is not changed by LoRA factors alone, so it cannot be added with a weight; "

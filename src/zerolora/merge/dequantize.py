@@ -3,11 +3,12 @@
 Added to the original weights, the adapter meets others than it was trained on (methods/quantized_base.py).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerolora.errors import UserError
 from zerolora.merge.stream import apply
 from zerolora.methods.base import Update
 from zerolora.methods.quantized_base import (
@@ -22,17 +23,28 @@ if TYPE_CHECKING:
     import torch
 
 
-def requantized(updates: Mapping[str, Update], adapter: Path, model: Any) -> dict[str, Update]:
+def requantized(updates: Mapping[str, Update], adapters: Sequence[Path], model: Any) -> dict[str, Update]:
     """Return updates that begin with the weights as training quantized them, of all modules that were quantized.
 
-    Raises UserError if the adapter does not say how, or bitsandbytes is not installed.
+    Raises UserError if an adapter does not say how, two say different things, or bitsandbytes is not installed.
     """
-    quantization = quantization_of(adapter)
+    first, *others = adapters
+    quantization = quantization_of(first)
+    for other in others:
+        if (its := quantization_of(other)) != quantization:
+            raise UserError(
+                f"--dequantized: {other} was trained on a base quantized as {_described(its)}, and {first} as "
+                f"{_described(quantization)}; merge them into the original base, or one by itself"
+            )
     load_library()
     return dict(updates) | {
         name: Requantized(quantization, updates.get(name), transposed)
         for name, transposed in quantized_weights(model).items()
     }
+
+
+def _described(quantization: BaseQuantization) -> str:
+    return ", ".join(f"{key} {value}" for key, value in asdict(quantization).items())
 
 
 @dataclass(frozen=True)

@@ -101,11 +101,16 @@ def write_model(
         if dequantized:
             from zerolora.merge.dequantize import requantized
 
-            updates = requantized(updates, adapters[0][0], model)
+            updates = requantized(updates, [path for path, _ in adapters], model)
     stored = {names.of_model(name)[0] for file in files for name in file.tensors} if tied else set()
     updates, untied = untied_copies(updates, tied, stored)
     plan = plan_merge(files, names, updates, staged, before, untied)
     if missing := plan.missing(updates):
+        if missing[0] not in names.shapes:
+            raise UserError(
+                f"{base}: a model of its config.json has no {missing[0]} that the adapter could be added to; use the "
+                "adapter beside its base, or train one without it"
+            )
         # The adapter's tensors are those of the model that config.json describes (methods/adapter_check.py).
         raise UserError(
             f"{base}: its files have no {missing[0]}, which its config.json describes and the adapter changes; fetch "

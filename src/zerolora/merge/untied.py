@@ -6,19 +6,13 @@ shared weight, the adapter would change both. Where it changes both alike (ensur
 
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zerolora.files import read_object, write_json
 from zerolora.methods.base import Update
 from zerolora.methods.lora import Product, Replacement, Then
-from zerolora.tensor_file import rows_of, whole
-
-if TYPE_CHECKING:
-    from zerolora.tensor_file import Factor
+from zerolora.tensor_file import equal, whole
 
 KEY = "tie_word_embeddings"
-COMPARED = 4096
-"""Rows of two tensors that are compared at a time."""
 
 
 def untied_copies(
@@ -54,21 +48,12 @@ def _alike(one: Update, other: Update) -> bool:
     if isinstance(one, Then) and isinstance(other, Then):
         return len(one.updates) == len(other.updates) and all(map(_alike, one.updates, other.updates))
     if isinstance(one, Replacement) and isinstance(other, Replacement):
-        return _equal(one.trained, other.trained)
+        return equal(one.trained, other.trained)
     if not (isinstance(one, Product) and isinstance(other, Product)) or one.scale != other.scale:
         return False
     if "magnitude_vector" in one.parts or "magnitude_vector" in other.parts:
         return False  # a norm for each column of the one, for each row of the other
     (left, right), (first, second) = one.factors, other.factors
     if one.turned == other.turned:
-        return _equal(left, first) and _equal(right, second)
-    return _equal(whole(left).T, second) and _equal(whole(right).T, first)
-
-
-def _equal(one: "Factor", other: "Factor") -> bool:
-    if one is other:
-        return True
-    if tuple(one.shape) != tuple(other.shape):
-        return False
-    spans = ((first, first + COMPARED) for first in range(0, one.shape[0], COMPARED))
-    return all(bool((rows_of(one, *span) == rows_of(other, *span)).all()) for span in spans)
+        return equal(left, first) and equal(right, second)
+    return equal(whole(left).T, second) and equal(whole(right).T, first)

@@ -7,6 +7,7 @@ computed for modules that config.json lists (ModelSpec); otherwise peft itself b
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
+from zerolora.log import LOGGER
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.methods.adapter_config import (
     WITHOUT_MEANING,
@@ -76,6 +78,27 @@ def check_adapter(directory: Path, tensors: Mapping[str, StoredTensor], config: 
     implied = _listed(config, model) if isinstance(model, ModelSpec) else _built(config, model, directory / CONFIG)
     _compare(path, {_canonical(name): each for name, each in tensors.items()}, implied, config)
     check_finite(path, tensors)
+    if _is_untrained(tensors, config):
+        LOGGER.warning(
+            "%s: what it adds is zero everywhere, so the model with it is the base: it was not trained", path
+        )
+
+
+def _is_untrained(tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> bool:
+    """Return whether an adapter has nothing but factors, and each product of two is zero."""
+    products: dict[str, list[StoredTensor]] = {}
+    for name, each in tensors.items():
+        module, mark, part = name.partition(".lora_")
+        if not mark or part.removesuffix(".weight") not in ("A", "B", "embedding_A", "embedding_B"):
+            return False
+        products.setdefault(module, []).append(each)
+    alpha = any(rank_and_alpha(config, module.removeprefix(PREFIX))[1] for module in products)
+    return not alpha or all(any(not _any(each) for each in reversed(pair)) for pair in products.values())
+
+
+def _any(tensor: StoredTensor) -> bool:
+    """Return whether a number of a tensor is not zero."""
+    return any(bool((part << 1).any()) for part in _parts(tensor))  # without its sign
 
 
 def _paths(model: Any) -> list[str]:
@@ -182,9 +205,27 @@ def _lacking(module: str, base: frozenset[str]) -> str:
     }
     if at < len(parts) and layers and int(parts[at]) > max(layers):
         said = f"it has {max(layers) + 1} layers in {'.'.join(parts[:at])}, and the adapter is of more"
+    elif _is_renamed(parts[:at], parts[at:], base):
+        own = ".".join(parts[at + 1 :])
+        return (
+            f"it has {own} under another name, as in transformers 4 or in another class of the same architecture; load "
+            "the adapter with today's peft and save it again if it works as before, or write the base that it was "
+            "trained on"
+        )
     else:
         said = "its modules have other names, as of another architecture or another class of the same"
     return f"{said}; write the base that the adapter was trained on"
+
+
+def _is_renamed(before: list[str], after: list[str], base: frozenset[str]) -> bool:
+    """Return whether a base has the module `after` of a layer behind other names than `before`, or one parameter for
+    the experts of a layer, of which the adapter names each."""
+    if not after:
+        return False
+    layer = ".".join([*before[-1:], *after])
+    if re.search(r"\.experts\.\d+\.", layer):
+        return any(".experts." in name for name in base)
+    return any(f".{layer}." in f".{name}" for name in base)
 
 
 def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, config: Mapping[str, Any]) -> str:

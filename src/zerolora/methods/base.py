@@ -244,12 +244,12 @@ def check_apart(key: str, paths: Iterable[str]) -> None:
 def check_untied(tied: bool, key: str, paths: list[str]) -> None:
     """Raise UserError if a tied model's embedding or head, `paths`, is to be trained by itself.
 
-    What is trained is then one of two uses of the same weight; merged into it, it would change the other one too.
+    What is trained is then one of two uses of the same weight; merged, the two would no longer be the same.
     """
     if tied and paths:
         raise UserError(
-            f"{key}: {paths[0]} shares its weight with another module of this model, which would change with it when "
-            "it is merged; leave it out"
+            f"{key}: {paths[0]} shares its weight with another module of this model, and `zerolora train` does not "
+            "train one of the two by itself; leave it out"
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zerolora.architecture import other_parts
 from zerolora.errors import UserError
+from zerolora.methods.adapter_check import check_finite, check_whole
 from zerolora.methods.base import (
     WHOLE_WEIGHTS,
     TrainableMethod,
@@ -16,6 +17,7 @@ from zerolora.methods.base import (
     sizes,
 )
 from zerolora.methods.lora import Replacement
+from zerolora.methods.tied_weights import without_copies
 from zerolora.tensor_file import read_header
 
 if TYPE_CHECKING:
@@ -69,9 +71,13 @@ class FullMethod(TrainableMethod):
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
         """Return the trained weights in the place of the base model's. Raises UserError if they are not those of
-        `model`, each once."""
-        tensors = read_header(directory / WHOLE_WEIGHTS).tensors
-        _check(directory / WHOLE_WEIGHTS, {name: each.shape for name, each in tensors.items()}, model)
+        `model`, each once, or a number is not finite."""
+        path = directory / WHOLE_WEIGHTS
+        tensors = read_header(path).tensors
+        check_whole(path, tensors)
+        tensors = without_copies(path, tensors, model.all_tied_weights_keys)
+        _check(path, {name: each.shape for name, each in tensors.items()}, model)
+        check_finite(path, tensors)
         return FullMethod.updates_of(tensors, {}, model)
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from zerolora import foreign
 from zerolora.architecture import other_parts
 from zerolora.errors import UserError, shown
 from zerolora.memory.model_spec import ModelSpec
+from zerolora.methods.adapter_config import is_saved
 from zerolora.methods.base import check_untied
 from zerolora.methods.experts import FAMILIES, ROUTER, check_expression, paths_named
 from zerolora.tensor_file import StoredTensor, read_header
@@ -21,6 +22,8 @@ ADAPTER = "adapter_model.safetensors"
 CONFIG = foreign.ADAPTER_CONFIG
 PREFIX = "base_model.model."
 """Of the name of every tensor of an adapter."""
+FACTORS = (".lora_", ".ia3_l", ".token_adapter.")
+"""In the name of every tensor that stands beside a weight of the base."""
 
 
 def peft_model(model: Any, config: Any, section: str, targets: str | list[str]) -> Any:
@@ -133,6 +136,14 @@ def _leaf_names(model: Any) -> list[str]:
 def saved_name(name: str) -> str:
     """Return the base model's name of a tensor of which an adapter holds a whole copy."""
     return name.removeprefix(PREFIX).replace(".base_layer.", ".")
+
+
+def is_copy(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a tensor of an adapter is a copy of a weight of the base, which was not trained: peft saves
+    embedding and head beside an adapter of them (peft/utils/save_and_load.py, save_embedding_layers)."""
+    if any(mark in name for mark in FACTORS):
+        return False
+    return ".base_layer." in name or not is_saved(config, saved_name(name))
 
 
 def conv1d_paths(model: Any) -> set[str]:

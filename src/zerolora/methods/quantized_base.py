@@ -57,7 +57,7 @@ def quantization_of(adapter: Path) -> BaseQuantization:
 
 
 def _written(manifest: Path) -> Any:
-    return foreign.manifest(manifest, "zerolora train").get("quantization") if manifest.is_file() else None
+    return foreign.adapter_manifest(manifest.parent).get("quantization")
 
 
 def load_library() -> None:

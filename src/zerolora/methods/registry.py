@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from zerolora import methods
+from zerolora.added_tokens import FILE as TOKENS
 from zerolora.added_tokens import add_rows
 from zerolora.added_tokens import of_directory as of_tokens
 from zerolora.errors import UserError, shown
 from zerolora.methods.base import WHOLE_WEIGHTS, Method, TrainableMethod
-from zerolora.methods.peft_format import CONFIG, read_config
+from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
 
 
 def _registered() -> dict[str, type[Method]]:
@@ -29,6 +30,10 @@ METHODS = _registered()
 
 TRAINABLE = {name: method for name, method in METHODS.items() if issubclass(method, TrainableMethod)}
 """Those that `train.method` may name."""
+
+
+OWN_FILES = (CONFIG, ADAPTER, WHOLE_WEIGHTS, TOKENS)
+"""Of a directory that training published: those that decide what its tensors mean."""
 
 
 def of_directory(directory: Path) -> type[TrainableMethod]:

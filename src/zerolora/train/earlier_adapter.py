@@ -10,13 +10,14 @@ from safetensors import SafetensorError, safe_open
 from zerolora import foreign
 from zerolora.added_tokens import AddedToken, of_directory
 from zerolora.errors import UserError, shown
-from zerolora.files import MANIFEST, sha256
+from zerolora.files import sha256
 from zerolora.methods.adapter_config import SELECTING, WITHOUT_MEANING
 from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
-from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
+from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX, is_copy, read_config
+from zerolora.methods.tied_weights import without_copies
+from zerolora.tensor_file import read_header
 from zerolora.train.engines.base import trained
 
-WRITTEN_BY = "zerolora train"
 # What of peft's config decides what the tensors mean, with the key of ours. (IA)³ has none but its targets.
 MEANING = {
     "peft_type": "method",
@@ -46,6 +47,8 @@ def load(
     """
     path, parameters = weights_of(directory, method), method.published(model, trained(model))
     check_start(model, directory, method, tokens, parameters)
+    if not method.peft_type:
+        without_copies(path, read_header(path).tensors, model.all_tied_weights_keys)
     try:
         with safe_open(path, "pt") as file:
             for name, parameter in parameters.items():
@@ -80,9 +83,24 @@ def check_start(
         check_meaning(directory, model.peft_config["default"])
     try:
         with safe_open(path, "pt") as file:
-            _check_tensors(path, {name: file.get_slice(name).get_shape() for name in file.keys()}, parameters)  # noqa: SIM118
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            copies = _copies(model, directory, method) - parameters.keys()
+            _check_tensors(path, {name: shape for name, shape in shapes.items() if name not in copies}, parameters)
     except (SafetensorError, OSError) as error:
         raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); write another") from None
+
+
+def _copies(model: Any, directory: Path, method: type[TrainableMethod]) -> set[str]:
+    """Return the names that copies of embedding and head have beside what was trained; others compare their numbers
+    (beginning.py, and without_copies)."""
+    base = model.get_base_model() if method.peft_type else model
+    if not method.peft_type:
+        return set(base.all_tied_weights_keys)
+    tables, config = (base.get_input_embeddings(), base.get_output_embeddings()), read_config(directory)
+    paths = [name for name, module in base.named_modules() if any(module is each for each in tables)]
+    infixes = (".base_layer.", ".")
+    names = {f"{PREFIX}{path}{infix}{part}" for path in paths for infix in infixes for part in ("weight", "bias")}
+    return {name for name in names if is_copy(name, config)}
 
 
 def weights_of(directory: Path, method: type[TrainableMethod]) -> Path:
@@ -97,7 +115,7 @@ def weights_of(directory: Path, method: type[TrainableMethod]) -> Path:
 def provenance(directory: Path, method: type[TrainableMethod]) -> dict[str, Any]:
     """Return what a directory holds: its path, the sha256 of the weights, and where they come from, if it says so."""
     path = weights_of(directory, method)
-    manifest = foreign.manifest(directory / MANIFEST, WRITTEN_BY) if (directory / MANIFEST).exists() else {}
+    manifest = foreign.adapter_manifest(directory)
     known = manifest.get("files", {}).get(path.name, {}).get("sha256")
     found = {"directory": str(directory), "sha256": known or sha256(path)}
     return found | {key: manifest[key] for key in ("source", "license", "from_adapter") if key in manifest}
@@ -114,16 +132,15 @@ def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type
 
 def check_meaning(directory: Path, config: Any) -> None:
     """Raise UserError if the tensors of an adapter mean something else than those of peft's `config`."""
-    ours, theirs = config.to_dict(), read_config(directory)
+    ours, theirs, plain = config.to_dict(), read_config(directory), type(config)().to_dict()
     for key, setting in MEANING.items():
         here = getattr(ours.get(key), "value", ours.get(key))
-        there = theirs.get(key)  # absent in files of an older peft, which had not the variant
+        there = theirs.get(key, getattr(plain.get(key), "value", plain.get(key)))  # peft's own default
         if key in ours and (there or None) != (here or None):
             raise UserError(
                 f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, and this run's is {shown(here)}; "
                 f"write train.{setting} as that adapter has it"
             )
-    plain = type(config)().to_dict()
     for key, there in theirs.items():
         if key in MEANING or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
             continue

@@ -192,10 +192,11 @@ class Loop:
 
     def _not_finite(self, loss: float) -> UserError:
         """Return the error for a loss that is not finite. Collective."""
+        # The step that gave it has made what is trained NaN, too. A weight of the base may be met only now, such as the
+        # embedding of a token.
+        check_finite(base_of(self.engine.module), self.plan.precision, trained=False)
         if self.step:
             return UserError(f"loss is {loss} at step {self.step + 1}; lower train.learning_rate")
-        # The step that gave it has made what is trained NaN, too.
-        check_finite(base_of(self.engine.module), self.plan.precision, trained=False)
         return first_loss(loss, self.plan.precision)
 
     def _learning_rate(self, step: int) -> float:

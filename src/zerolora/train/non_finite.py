@@ -1,4 +1,5 @@
-"""Why a loss is NaN or infinite before any update: a weight that is, or the range of the run's precision."""
+"""Why a loss is NaN or infinite: a weight that is, of the base or before any update of the adapter, or the range of the
+run's precision."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ RANGE = {"fp16": "65,504"}
 def check_finite(model: Any, precision: Precision, trained: bool = True) -> None:
     """Raise UserError, which names them, if weights of a model are NaN or infinite; without `trained`, of the base.
 
-    Collective: each rank looks at its own part of every weight. For a model that no update has changed.
+    Collective: each rank looks at its own part of every weight. What is trained is looked at before any update.
     """
     named = [(name, each) for name, each in model.named_parameters() if trained or not each.requires_grad]
     if not named:

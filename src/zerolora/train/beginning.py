@@ -1,0 +1,92 @@
+"""Whether the adapter that training begins with is the one that its manifest lists, and of the run's base.
+
+The ranks load it (earlier_adapter.py); what needs the base's files is compared here, once and before they start.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerolora.base_identity import check_same_base
+from zerolora.errors import UserError
+from zerolora.manifest import check_adapter_files, located
+from zerolora.methods.base import TrainableMethod
+from zerolora.methods.peft_format import ADAPTER, is_copy, read_adapter, saved_name
+from zerolora.methods.registry import OWN_FILES
+from zerolora.tensor_file import read_header
+from zerolora.weight_files import weight_files
+
+if TYPE_CHECKING:
+    from zerolora.tensor_file import StoredTensor
+
+KEY = "train.from_adapter"
+ROWS = 4096
+"""Rows of two tensors that are compared at a time."""
+
+
+def check_beginning(directory: Path, method: type[TrainableMethod], stamp: Path) -> None:
+    """Raise UserError if the adapter in `directory` is not what its manifest lists, or is of another base than the one
+    that the file `stamp` locates."""
+    check_identity(directory, method, stamp)
+    check_copies(directory, method, located(stamp))
+
+
+def check_identity(directory: Path, method: type[TrainableMethod], stamp: Path) -> None:
+    """Raise UserError if the manifest of an adapter lists other files than are there, or names another base."""
+    with _named():
+        check_adapter_files(directory, OWN_FILES)
+        if method.peft_type:
+            check_same_base(directory, stamp)
+
+
+def check_copies(directory: Path, method: type[TrainableMethod], base: Path) -> None:
+    """Raise UserError if the adapter in `directory` has copies of embedding or head that differ from those of `base`.
+
+    peft saves them beside an adapter of the two, and would read them into the base; training starts from the base.
+    """
+    if method.peft_type and (directory / ADAPTER).is_file():
+        with _named():
+            _compare_copies(directory, base)
+
+
+def _compare_copies(directory: Path, base: Path) -> None:
+    tensors, config = read_adapter(directory)
+    copies = {saved_name(name): each for name, each in tensors.items() if is_copy(name, config)}
+    if not copies:
+        return
+    from zerolora.architecture import built_on_meta, config_of
+    from zerolora.base_check import stored_weight
+    from zerolora.compat.transformers import stored_names
+
+    model = built_on_meta(config_of(base))
+    names, tied = stored_names(model), model.all_tied_weights_keys
+    files = [read_header(path) for path in weight_files(base)]
+    for weight, copy in copies.items():
+        if weight not in names.shapes:
+            continue  # of another base, as the check of its tensors says
+        stored = stored_weight(weight, files, names) or stored_weight(tied.get(weight, weight), files, names)
+        if stored is not None and not _is_copy_of(copy, stored):
+            raise UserError(
+                f"{directory / ADAPTER}: {copy.name} differs from {weight} of the base, from which training "
+                "would start; merge the adapter into its base (`zerolora merge`), and train on that"
+            )
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Begin errors with the key that names the adapter."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{KEY}: {error}") from None
+
+
+def _is_copy_of(copy: "StoredTensor", stored: "StoredTensor") -> bool:
+    """Return whether a tensor has the numbers of another, in its own type."""
+    import torch
+
+    if copy.shape != stored.shape:
+        return False
+    spans = ((at, at + ROWS) for at in range(0, copy.shape[0], ROWS))
+    return all(torch.equal(one, stored.read(*span).to(one.dtype)) for span in spans for one in (copy.read(*span),))
