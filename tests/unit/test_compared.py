@@ -8,7 +8,7 @@ from conftest import ROOT
 from pydantic import BaseModel
 
 from zerolora.config import compared as module
-from zerolora.config.compared import FILE, compared, neutral_values
+from zerolora.config.compared import FILE, compared, filled, neutral_values
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import Resolved
@@ -53,14 +53,14 @@ def test_keys_at_their_default_are_left_out(neutral: dict[str, Any]) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Outer(name="a"),
-        Outer(name="a", alpha=2.0, other=Inner(r=1), parts=[Inner(r=2)], named={"b": Inner(rates={"c": 1.0})}),
-        Outer(name="a", odd=Inner(), inner=Inner(r=4)),
-    ],
-)
+WRITTEN = [
+    Outer(name="a"),
+    Outer(name="a", alpha=2.0, other=Inner(r=1), parts=[Inner(r=2)], named={"b": Inner(rates={"c": 1.0})}),
+    Outer(name="a", odd=Inner(), inner=Inner(r=4)),
+]
+
+
+@pytest.mark.parametrize("settings", WRITTEN)
 def test_the_class_reads_them_as_the_whole(neutral: dict[str, Any], settings: Outer) -> None:
     assert Outer.model_validate(json.loads(json.dumps(compared(settings)))) == settings
 
@@ -73,6 +73,33 @@ def test_a_changed_default_counts(neutral: dict[str, Any]) -> None:
     assert found["inner"] == {"kind": "inner", "r": 8} and found["parts"] == [{"kind": "inner", "r": 8}]
     assert found["odd"] == {"kind": "inner", "r": 4}
     assert "alpha" not in found
+
+
+pytest.mark.parametrize("settings", WRITTEN)
+
+
+@pytest.mark.parametrize("settings", WRITTEN)
+def test_what_was_left_out_is_filled_in(neutral: dict[str, Any], settings: Outer) -> None:
+    """Whether this version compared the settings, or one that left nothing out."""
+    whole = settings.model_dump(mode="json")
+    assert filled(Outer, compared(settings)) == filled(Outer, whole) == whole
+    assert filled(Outer, {"name": "a", "old": [1]}) == {**Outer(name="a").model_dump(mode="json"), "old": [1]}
+
+
+@pytest.mark.parametrize("settings", WRITTEN)
+def test_the_neutral_value_is_filled_in_and_not_the_default_of_today(neutral: dict[str, Any], settings: Outer) -> None:
+    before = compared(settings)
+    neutral["Outer"], neutral["Inner"] = {"alpha": 8.0}, {"r": 8}
+    module._keys.cache_clear()
+    assert filled(Outer, {key: value for key, value in before.items() if key != "alpha"})["alpha"] == 8.0
+    assert filled(Outer, compared(settings)) == settings.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", [], [1], {"a": 1}])
+def test_what_is_no_section_is_left_as_it_is(neutral: dict[str, Any], value: Any) -> None:
+    for key in ("inner", "other", "parts", "named"):
+        found = filled(Outer, {key: value})[key]
+        assert found == value or (value == {"a": 1} and key in ("inner", "other") and found["a"] == 1)
 
 
 def test_the_settings_of_the_default_config_are_read_back_whole() -> None:
