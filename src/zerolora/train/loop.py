@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 
 from zerolora.data.plan import PackingPlan
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
 from zerolora.train import schedule
@@ -115,7 +115,7 @@ class Loop:
                 if asked:
                     self._stop()
         if self.step < steps and self.rank == 0:
-            why = ", which is above its bar (train.stop_above)" if self.validations.above_bar else ""
+            why = wording(", which is above its bar (train.stop_above)" if self.validations.above_bar else "")
             LOGGER.info(f"stops early: {self.validations}{why}")
 
     def _optimizer_step(self, due: bool) -> tuple[float, bool, bool]:
