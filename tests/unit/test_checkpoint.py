@@ -24,7 +24,15 @@ from zerolora.config.settings import TrainSettings
 from zerolora.errors import UserError
 from zerolora.train.checkpoint import format as format_of_checkpoints
 from zerolora.train.checkpoint import store
-from zerolora.train.checkpoint.format import CorruptCheckpoint, State, header, newest_first, read, write
+from zerolora.train.checkpoint.format import (
+    CorruptCheckpoint,
+    State,
+    header,
+    newest_first,
+    read,
+    read_chosen,
+    write,
+)
 from zerolora.train.checkpoint.resume_key import FREE
 from zerolora.train.checkpoint.store import Checkpoints, differences
 from zerolora.train.starting_factors import take_out
@@ -412,6 +420,16 @@ def test_what_cannot_be_read_in_the_folder_of_another_key_is_a_line(tmp_path: Pa
         assert found is None and line.startswith(f"{path} is not resumed: {why}")
         assert line.endswith("; training starts anew")
         assert path.is_symlink() or path.read_bytes() == b"torn"
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_rank_that_does_not_see_the_chosen_checkpoint_says_so(tmp_path: Path, torn: bool) -> None:
+    """As on a node to which work/ is another folder."""
+    path = tmp_path / "step-00000004.safetensors"
+    if torn:
+        path.write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"4.safetensors: rank 0 has chosen it, and rank 3 on .* that all nodes share"):
+        read_chosen(path, 3)
 
 
 def test_only_what_changes_no_loss_is_free() -> None:

@@ -15,7 +15,7 @@ from zerolora.log import LOGGER
 from zerolora.progress import Progress
 from zerolora.train import schedule
 from zerolora.train.adapter import base_of
-from zerolora.train.checkpoint.format import State, read
+from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.base import WEIGHT, Engine
 from zerolora.train.feed import Batches, collate, packed_row
@@ -74,7 +74,7 @@ class Loop:
         name = broadcast_json(chosen and str(chosen), self.device)
         if name is None:
             return
-        state, _ = read(Path(name))
+        state = read_chosen(Path(name), self.rank)
         self.engine.restore(state.parts, state.updates, state.loss_scale)
         self.step, self.resumes, self.seconds = state.step, state.resumes + 1, state.seconds
         self.losses, self.loss_by_source = state.loop["loss"].tolist(), state.loop["loss_by_source"]

@@ -8,6 +8,7 @@ file appears whole or not at all (written beside, fsync, rename).
 import hashlib
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -130,6 +131,18 @@ def read(path: Path) -> tuple[State, dict[str, Any]]:
     it, not after some seconds either.
     """
     return _patiently(_read, path)
+
+
+def read_chosen(path: Path, rank: int) -> State:
+    """Return a checkpoint that rank 0 has chosen or written. Raises UserError if this rank cannot read it."""
+    try:
+        return read(path)[0]
+    except CorruptCheckpoint as error:
+        here = f"rank {rank} on {socket.gethostname()}"
+        raise UserError(
+            f"{path}: rank 0 has chosen it, and {here} cannot use it: {error}; put work/ on a file system that all "
+            "nodes share, then run it again"
+        ) from None
 
 
 def header(path: Path, pauses: Sequence[float] | None = None) -> dict[str, Any]:
