@@ -1,6 +1,7 @@
 """Settings as they are compared: what a new key, a changed default and a value that is written out change."""
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -11,7 +12,11 @@ from zerolora.config import compared as module
 from zerolora.config.compared import FILE, compared, filled, neutral_values
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import Resolved
+from zerolora.config.settings import EvaluateSettings, Resolved, TrainSettings
+from zerolora.evaluate.kept import key_of
+from zerolora.evaluate.models import EvaluatedModel
+from zerolora.files import MANIFEST, write_json
+from zerolora.train.launch import canary
 
 
 class Inner(BaseModel):
@@ -110,3 +115,34 @@ def test_the_settings_of_the_default_config_are_read_back_whole() -> None:
 def test_every_key_has_a_neutral_value() -> None:
     module._keys.cache_clear()
     assert json.loads(FILE.read_text(encoding="utf-8")) == neutral_values(), "run `make schema`"
+
+
+class NewerEvaluation(EvaluateSettings):
+    spare: bool = False
+
+
+class NewerTraining(TrainSettings):
+    spare: bool = False
+
+
+def test_a_new_key_at_its_default_keeps_answers_and_canaries(tmp_path: Path) -> None:
+    write_json(tmp_path / MANIFEST, {"files": {}})
+    model = EvaluatedModel(tmp_path)
+    paths = {"data": tmp_path, "packing": tmp_path, "weights": tmp_path / MANIFEST}
+
+    def answers(settings: EvaluateSettings) -> str:
+        return key_of(settings, tmp_path, model, "transformers")
+
+    def first_steps(settings: TrainSettings) -> str:
+        return canary._key(settings, {}, paths)
+
+    evaluation: dict[str, Any] = {"check": "sum"}
+    known = answers(EvaluateSettings(**evaluation))
+    assert answers(NewerEvaluation(**evaluation)) == answers(EvaluateSettings(**evaluation, batch=3)) == known
+    assert answers(NewerEvaluation(**evaluation, spare=True)) != known
+    assert answers(EvaluateSettings(check="exact")) != known
+    trained = first_steps(TrainSettings(device="cpu"))
+    assert (
+        first_steps(NewerTraining(device="cpu")) == first_steps(TrainSettings(device="cpu", resume="never")) == trained
+    )
+    assert first_steps(NewerTraining(device="cpu", spare=True)) != trained

@@ -135,12 +135,11 @@ def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old
             "src/zerolora/data/formats/refused.py",
             '("label", "labels"',
             '("label", "the_labels"',
-            {"prepare", "task_rows"},
+            {"resolve", "prepare", "task_rows"},
         ),
-        ("src/zerolora/planner/deepspeed_keys.py", "data_efficiency=", "data_inefficiency=", {"render"}),
+        ("src/zerolora/planner/deepspeed_keys.py", "data_efficiency=", "data_inefficiency=", {"resolve", "render"}),
         ("src/zerolora/memory/estimate.py", " // settings.sequence_parallel", "", {"estimate", "render"}),
-        ("src/zerolora/data/prompt_formats/alpaca.py", "### Input", "### Inputs", {"prepare", "task_rows", *ANSWERING}),
-        ("src/zerolora/data/template.py", '"Template | None"', '"Template"', {"prepare"}),
+        ("src/zerolora/data/prompt_formats/alpaca.py", "### Input", "### Inputs", {"resolve", "prepare"}),
     ],
 )
 def test_code_that_computes_changes_exactly_its_stages(
