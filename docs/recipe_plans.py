@@ -16,6 +16,7 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import RunSettings
 from zerolora.errors import UserError
+from zerolora.memory.estimate import world_size
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.planner.candidates import Candidate, Planning
@@ -128,7 +129,7 @@ def _row(name: str, run: str, planned: Candidate | str) -> str:
         first = planned.splitlines()[0]
         return f"| `{run}` | does not fit: {first} | | | | | | | |"
     settings, choice = runs(name)[run], planned.choice
-    ranks = settings.render.world_size
+    ranks = world_size(settings.render)
     data = rows(ASSUMED[name], settings, settings.pack.capacity or ASSUMED[name].row)
     tokens_per_second = data.tokens / data.packed_rows * settings.render.global_batch / planned.seconds
     return (

@@ -15,11 +15,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 
 SECONDS = 5  # of CPU time for one conversation, which takes well under a millisecond
 MEMORY = 1 << 30  # bytes for one conversation, beyond what the process has
 LONGEST = 1 << 25  # characters that a template may make of a conversation
+RENDERING = wording("for one conversation; shorten its loops")
 PAGE = resource.getpagesize()
 MAIN = threading.main_thread()
 Result = TypeVar("Result")
@@ -40,7 +41,7 @@ class _Measured:
 
 
 @contextlib.contextmanager
-def bounded(name: str, task: str = "for one conversation; shorten its loops") -> Iterator[None]:
+def bounded(name: str, task: str = RENDERING) -> Iterator[None]:
     """Raise UserError, naming the template, if what compiles or renders it inside takes more than SECONDS or MEMORY.
 
     In other threads than the main one, which gets the signals, only memory is bounded.
@@ -58,7 +59,7 @@ def bounded(name: str, task: str = "for one conversation; shorten its loops") ->
 def bounded_matching(name: str) -> contextlib.AbstractContextManager[None]:
     """Raise UserError, naming them, if regular expressions take more than SECONDS for all names of a model."""
     return bounded(
-        name, "to match the model's modules; write expressions without a repeat inside a repeat, as in (a+)+"
+        name, wording("to match the model's modules; write expressions without a repeat inside a repeat, as in (a+)+")
     )
 
 
@@ -94,7 +95,7 @@ def within_bounds(name: str, render: Callable[[], Result]) -> Result:
     return result
 
 
-def too_long(name: str, task: str = "for one conversation; shorten its loops") -> UserError:
+def too_long(name: str, task: str = RENDERING) -> UserError:
     """Return the error of a template that takes too long."""
     return UserError(f"{name}: takes more than {SECONDS} s {task}")
 

@@ -36,6 +36,17 @@ class UserError(Exception):
         super().__init__("\n".join(printable(line) for line in message.split("\n")))
 
 
+def wording(text: str) -> str:
+    """Return a text that is only ever shown to the user. What is written out in a call of this function is no part of a
+    code fingerprint (fingerprint.py), so nothing may compute with it."""
+    return text
+
+
+def wordings(**texts: str) -> dict[str, str]:
+    """Return a table of such texts by name; the names are part of a fingerprint."""
+    return texts
+
+
 def printable(text: str) -> str:
     """Return a line with control characters, which a terminal would obey, escaped."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

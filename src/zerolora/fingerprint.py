@@ -62,6 +62,12 @@ LEFT_OUT: Mapping[str, str] = {
 """Modules and packages that cannot change a result, each with the reason. (Not the telemetry writer: a column that it
 adds must be in the file before the report can read it.)"""
 
+SCRIPTS_LEFT_OUT: Mapping[str, str] = {
+    "on_gpus": "says which GPUs a job runs on",
+    "record_slurm_step": "writes down where a job runs",
+}
+"""Scripts of workflow/scripts that a rule's command runs through, and that cannot change what it computes."""
+
 # What a rule says about where and when it runs, not about what it computes.
 DIRECTIVES_LEFT_OUT = frozenset(
     {"benchmark", "conda", "container", "group", "localrule", "log", "message", "priority", "resources", "retries"}
@@ -196,7 +202,7 @@ class _Modules:
             beside.replace(CACHE)
 
 
-FORMAT = 6
+FORMAT = 7
 """Of an entry of the cache."""
 
 
@@ -299,7 +305,7 @@ def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 def _dump(tree: ast.Module) -> str:
     """Return a syntax tree as text, without docstrings (bare strings do nothing, wherever they stand) and without the
-    texts of errors, assertions and log lines, which nothing computes with. The tree is changed."""
+    texts of errors, assertions, log lines and others for the user alone. The tree is changed."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             if _writes_message(node.func):
@@ -317,16 +323,17 @@ def _dump(tree: ast.Module) -> str:
 
 
 LOG_METHODS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
-ERRORS = frozenset({"BadRow", "CorruptCheckpoint"})
-"""Classes of errors whose names do not end in Error."""
+MESSAGES = frozenset({"BadRow", "CorruptCheckpoint", "Fault", "Refusal", "wording", "wordings"})
+"""Classes and functions whose texts are for the user alone: nothing computes with them, and of all results only
+dropped.jsonl, with its reasons, has some. (Classes of errors whose names end in Error need not be here.)"""
 
 
 def _writes_message(function: ast.expr) -> bool:
-    """Return whether a call of this function makes an error, or logs a line."""
+    """Return whether a call of this function makes an error, logs a line, or marks a text as one for the user alone."""
     name = _called(function)
     logs = name.startswith(("LOGGER.", "log.LOGGER.")) and name.rpartition(".")[2] in LOG_METHODS
     last = name.rpartition(".")[2]
-    return logs or name in ("warnings.warn", "log.result", "result") or last.endswith("Error") or last in ERRORS
+    return logs or name in ("warnings.warn", "log.result", "result") or last.endswith("Error") or last in MESSAGES
 
 
 def _called(function: ast.expr) -> str:
@@ -387,9 +394,8 @@ def _rule(path: Path, stage: str) -> str:
     """Return what a stage's rule does: its directives, less those about where and when, and the scripts it calls."""
     tokens = _rule_tokens(path.read_text(encoding="utf-8"), stage)
     assert tokens, f"{path}: has no rule {stage}"
-    scripts = sorted(set(re.findall(r"workflow/scripts/[\w.]+", " ".join(tokens))))
-    for script in scripts:
-        file = path.parents[2] / script
+    for script in sorted(set(re.findall(r"workflow/scripts/([\w.]+)", " ".join(tokens))) - SCRIPTS_LEFT_OUT.keys()):
+        file = path.parents[1] / "scripts" / script
         text = file.read_text(encoding="utf-8")
         tokens.append(_dump(ast.parse(text)) if file.suffix == ".py" else _without_remarks(text))
     return "\n".join(tokens)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from zerolora.errors import shown
+from zerolora.errors import shown, wording
 
 WARMUP_RATIO = 0.03
 """Default of train.warmup_ratio."""
@@ -48,12 +48,13 @@ class Schedule(BaseModel, ABC):
             key = str(first["loc"][0])
             if first["type"] == "extra_forbidden":
                 if not cls.model_fields:
-                    return f"{shown(key)}, but the schedule has no options; remove it"
-                return f"{shown(key)} is no option of the schedule; write some of {', '.join(cls.model_fields)}"
+                    return wording(f"{shown(key)}, but the schedule has no options; remove it")
+                known = ", ".join(cls.model_fields)
+                return wording(f"{shown(key)} is no option of the schedule; write some of {known}")
             if first["type"] == "missing":
-                return f"has no {key}, which the schedule needs; write {{{key}: …}}"
+                return wording(f"has no {key}, which the schedule needs; write {{{key}: …}}")
             message = first["msg"].removeprefix("Input should be ")
-            return f"{key}: {shown(first['input'])} is not valid; write {message}"
+            return wording(f"{key}: {shown(first['input'])} is not valid; write {message}")
         return schedule.impossible(peak)
 
     def impossible(self, peak: float) -> str | None:
@@ -121,7 +122,7 @@ class Polynomial(Schedule):
         """Return that lr_end is not below the peak."""
         if self.lr_end < peak:
             return None
-        return f"lr_end: {self.lr_end} is not below train.learning_rate, {peak}; write a lower one"
+        return wording(f"lr_end: {self.lr_end} is not below train.learning_rate, {peak}; write a lower one")
 
 
 class InverseSqrt(Schedule):
@@ -159,7 +160,9 @@ class CosineWithMinLr(Schedule):
     def impossible(self, peak: float) -> str | None:
         """Return that there is not one lowest rate."""
         if (self.min_lr is None) == (self.min_lr_rate is None):
-            return "needs one of min_lr and min_lr_rate; write {min_lr_rate: 0.1}, for a tenth of the learning rate"
+            return wording(
+                "needs one of min_lr and min_lr_rate; write {min_lr_rate: 0.1}, for a tenth of the learning rate"
+            )
         return None
 
 
@@ -219,7 +222,7 @@ class WarmupStableDecay(Schedule):
         left = steps - warmup
         if self.num_stable_steps is not None or self.num_decay_steps <= left:
             return None
-        return (
+        return wording(
             f"num_decay_steps: {self.num_decay_steps}, but {left} of {steps} steps are left after the warm-up; write "
             f"{left} or less"
         )
@@ -244,7 +247,9 @@ def too_short(
     if warmup > steps:
         return (
             "warmup_steps",
-            f"{warmup}, but the run has {steps} steps, so it never reaches its learning rate; write {steps} or less",
+            wording(
+                f"{warmup}, but the run has {steps} steps, so it never reaches its learning rate; write {steps} or less"
+            ),
         )
     fault = SCHEDULES[schedule].model_validate(options).too_long(warmup, steps)
     return ("schedule_options", fault) if fault else None

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,21 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from training_plan import training_plan
 
+from zerolora.config import compared as settings_module
+from zerolora.config.compared import compared
+from zerolora.config.settings import TrainSettings
 from zerolora.errors import UserError
 from zerolora.train.checkpoint import format as format_of_checkpoints
 from zerolora.train.checkpoint import store
-from zerolora.train.checkpoint.format import CorruptCheckpoint, State, header, newest_first, read, write
+from zerolora.train.checkpoint.format import (
+    CorruptCheckpoint,
+    State,
+    header,
+    newest_first,
+    read,
+    read_chosen,
+    write,
+)
 from zerolora.train.checkpoint.resume_key import FREE
 from zerolora.train.checkpoint.store import Checkpoints, differences
 from zerolora.train.starting_factors import take_out
@@ -296,6 +308,128 @@ def test_a_second_start_does_not_touch_the_factors_of_a_run_that_is_trained(
 def test_a_difference_is_named_by_its_key() -> None:
     changed = {**RESUME_KEY, "train.seed": 2, "data": "other", "train.new": None}
     assert differences(RESUME_KEY, changed) == ["the data is another", "train.seed was 1 and is 2"]
+
+
+def key_of(settings: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {**{f"train.{key}": value for key, value in settings.items() if key not in FREE}, "data": "abc", **others}
+
+
+def training(folder: Path, key: dict[str, Any], fingerprint: dict[str, Any] = FINGERPRINT) -> Checkpoints:
+    return Checkpoints(folder, key, fingerprint, every_minutes=10)
+
+
+PLAN = training_plan(lora={"r": 2}, schedule="cosine_with_restarts", schedule_options={"num_cycles": 1.5})
+# As this version writes them, and as one that left no key out.
+KEYS = {"compared": key_of(compared(PLAN)), "whole": key_of(PLAN.model_dump(mode="json"))}
+
+
+@pytest.mark.parametrize(("before", "now"), [("whole", "compared"), ("compared", "whole")])
+def test_an_upgrade_that_writes_the_same_key_otherwise_resumes(tmp_path: Path, before: str, now: str) -> None:
+    old = training(tmp_path, KEYS[before])
+    paths = [write(old.folder, state_of(step), KEYS[before], FINGERPRINT) for step in (4, 5)]
+    other = write(training(tmp_path, RESUME_KEY).folder, state_of(8), RESUME_KEY, FINGERPRINT)
+    os.utime(other, (0, 0))
+    del old
+    new = training(tmp_path, KEYS[now])
+    assert new.choose("auto") == (paths[-1], [])
+    new.write(dataclasses.replace(state_of(6), best_step=None))
+    new.wait()
+    del new
+    for name in (now, before):  # and back again
+        assert training(tmp_path, KEYS[name]).choose("auto") == (paths[-1].with_name("step-00000006.safetensors"), [])
+    assert training(tmp_path, KEYS[now]).choose("never") == (None, [])
+    assert (paths[-1].parent / f"earlier-{paths[-1].name}").exists()
+
+
+def test_a_finished_run_is_finished_after_such_an_upgrade(tmp_path: Path) -> None:
+    old = training(tmp_path, KEYS["whole"])
+    path = write(old.folder, state_of(9), KEYS["whole"], FINGERPRINT)
+    old.mark_finished()
+    del old
+    assert training(tmp_path, KEYS["compared"]).choose("auto") == (path, [])
+    lines = [f"{path} is of a finished run; training starts anew"]
+    assert training(tmp_path, KEYS["compared"], FINGERPRINT | {"code": "y"}).choose("auto") == (None, lines)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"seed": 9}, "train.seed was 1 and is 9"),
+        ({"lora": {"r": 4}}, "train.lora.r was 2 and is 4"),
+        ({"schedule_options": {}}, "train.schedule_options was {'num_cycles': 1.5} and is {}"),
+        ({"weight_decay": 0.5}, "train.weight_decay was 0.0 and is 0.5"),
+    ],
+)
+@pytest.mark.parametrize("before", ["whole", "compared"])
+def test_another_config_is_another_run_after_an_upgrade_too(
+    tmp_path: Path, before: str, changed: dict[str, Any], why: str
+) -> None:
+    seed = {"train.seed": 1}
+    old = write(training(tmp_path, KEYS[before] | seed).folder, state_of(4), KEYS[before] | seed, FINGERPRINT)
+    now = {**PLAN.model_dump(mode="json", exclude_unset=True), "seed": 1, **changed}
+    new = training(tmp_path, key_of(compared(training_plan(**now))))
+    assert new.choose("auto") == (None, [f"{old} is not resumed, since {why}; training starts anew"])
+    assert new.folder != old.parent
+
+
+def test_a_long_value_is_not_said_to_be_what_it_was() -> None:
+    long = ["a" * 80]
+    assert differences({"train.targets": [*long, "b"]}, {"train.targets": [*long, "c"]}) == ["train.targets is another"]
+
+
+@pytest.fixture
+def another_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let weight_decay have another default than its neutral value, 0.0."""
+    for section in (TrainSettings, type(PLAN)):
+        monkeypatch.setattr(section.model_fields["weight_decay"], "default", 0.3)
+    settings_module._keys.cache_clear()
+    yield
+    settings_module._keys.cache_clear()
+
+
+@pytest.mark.usefixtures("another_default")
+def test_a_changed_default_is_told_from_the_value_that_a_run_had(tmp_path: Path) -> None:
+    recorded = {"train.seed": 1}
+    old = write(training(tmp_path, recorded).folder, state_of(4), recorded, FINGERPRINT)
+    why = "train.weight_decay was 0.0 and is 0.3"
+    assert training(tmp_path, {**recorded, "train.weight_decay": 0.3}).choose("auto") == (
+        None,
+        [f"{old} is not resumed, since {why}; training starts anew"],
+    )
+    assert training(tmp_path, {**recorded, "train.weight_decay": 0.0}).choose("auto") == (old, [])
+
+
+def test_what_cannot_be_read_in_the_folder_of_another_key_is_a_line(tmp_path: Path) -> None:
+    version, unread, torn = (tmp_path / name for name in ("version", "unread", "torn"))
+    other = forged(training(version, {"data": "other"}).folder, format=2)
+    assert training(version, RESUME_KEY).choose("auto") == (
+        None,
+        [
+            f"{other} is not resumed: another version of zerolora wrote this checkpoint (format 2; this version reads "
+            "3); training starts anew"
+        ],
+    )
+    for folder, why in ((unread, "Input/output error"), (torn, "not a whole checkpoint")):
+        path = training(folder, {"data": "other"}).folder / "step-00000004.safetensors"
+        path.parent.mkdir(parents=True)
+        if folder == unread:
+            path.symlink_to("/proc/self/mem")
+        else:
+            path.write_bytes(b"torn")
+        found, [line] = training(folder, RESUME_KEY).choose("auto")
+        assert found is None and line.startswith(f"{path} is not resumed: {why}")
+        assert line.endswith("; training starts anew")
+        assert path.is_symlink() or path.read_bytes() == b"torn"
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_rank_that_does_not_see_the_chosen_checkpoint_says_so(tmp_path: Path, torn: bool) -> None:
+    """As on a node to which work/ is another folder."""
+    path = tmp_path / "step-00000004.safetensors"
+    if torn:
+        path.write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"4.safetensors: rank 0 has chosen it, and rank 3 on .* that all nodes share"):
+        read_chosen(path, 3)
 
 
 def test_only_what_changes_no_loss_is_free() -> None:

@@ -1,6 +1,7 @@
 """Settings as they are compared: what a new key, a changed default and a value that is written out change."""
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -8,10 +9,14 @@ from conftest import ROOT
 from pydantic import BaseModel
 
 from zerolora.config import compared as module
-from zerolora.config.compared import FILE, compared, neutral_values
+from zerolora.config.compared import FILE, compared, filled, neutral_values
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import Resolved
+from zerolora.config.settings import EvaluateSettings, Resolved, TrainSettings
+from zerolora.evaluate.kept import key_of
+from zerolora.evaluate.models import EvaluatedModel
+from zerolora.files import MANIFEST, write_json
+from zerolora.train.launch import canary
 
 
 class Inner(BaseModel):
@@ -53,14 +58,14 @@ def test_keys_at_their_default_are_left_out(neutral: dict[str, Any]) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Outer(name="a"),
-        Outer(name="a", alpha=2.0, other=Inner(r=1), parts=[Inner(r=2)], named={"b": Inner(rates={"c": 1.0})}),
-        Outer(name="a", odd=Inner(), inner=Inner(r=4)),
-    ],
-)
+WRITTEN = [
+    Outer(name="a"),
+    Outer(name="a", alpha=2.0, other=Inner(r=1), parts=[Inner(r=2)], named={"b": Inner(rates={"c": 1.0})}),
+    Outer(name="a", odd=Inner(), inner=Inner(r=4)),
+]
+
+
+@pytest.mark.parametrize("settings", WRITTEN)
 def test_the_class_reads_them_as_the_whole(neutral: dict[str, Any], settings: Outer) -> None:
     assert Outer.model_validate(json.loads(json.dumps(compared(settings)))) == settings
 
@@ -75,6 +80,33 @@ def test_a_changed_default_counts(neutral: dict[str, Any]) -> None:
     assert "alpha" not in found
 
 
+pytest.mark.parametrize("settings", WRITTEN)
+
+
+@pytest.mark.parametrize("settings", WRITTEN)
+def test_what_was_left_out_is_filled_in(neutral: dict[str, Any], settings: Outer) -> None:
+    """Whether this version compared the settings, or one that left nothing out."""
+    whole = settings.model_dump(mode="json")
+    assert filled(Outer, compared(settings)) == filled(Outer, whole) == whole
+    assert filled(Outer, {"name": "a", "old": [1]}) == {**Outer(name="a").model_dump(mode="json"), "old": [1]}
+
+
+@pytest.mark.parametrize("settings", WRITTEN)
+def test_the_neutral_value_is_filled_in_and_not_the_default_of_today(neutral: dict[str, Any], settings: Outer) -> None:
+    before = compared(settings)
+    neutral["Outer"], neutral["Inner"] = {"alpha": 8.0}, {"r": 8}
+    module._keys.cache_clear()
+    assert filled(Outer, {key: value for key, value in before.items() if key != "alpha"})["alpha"] == 8.0
+    assert filled(Outer, compared(settings)) == settings.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", [], [1], {"a": 1}])
+def test_what_is_no_section_is_left_as_it_is(neutral: dict[str, Any], value: Any) -> None:
+    for key in ("inner", "other", "parts", "named"):
+        found = filled(Outer, {key: value})[key]
+        assert found == value or (value == {"a": 1} and key in ("inner", "other") and found["a"] == 1)
+
+
 def test_the_settings_of_the_default_config_are_read_back_whole() -> None:
     resolved = resolve(load(ROOT / "config/config.yaml"))
     assert Resolved.model_validate(json.loads(json.dumps(compared(resolved)))) == resolved
@@ -83,3 +115,34 @@ def test_the_settings_of_the_default_config_are_read_back_whole() -> None:
 def test_every_key_has_a_neutral_value() -> None:
     module._keys.cache_clear()
     assert json.loads(FILE.read_text(encoding="utf-8")) == neutral_values(), "run `make schema`"
+
+
+class NewerEvaluation(EvaluateSettings):
+    spare: bool = False
+
+
+class NewerTraining(TrainSettings):
+    spare: bool = False
+
+
+def test_a_new_key_at_its_default_keeps_answers_and_canaries(tmp_path: Path) -> None:
+    write_json(tmp_path / MANIFEST, {"files": {}})
+    model = EvaluatedModel(tmp_path)
+    paths = {"data": tmp_path, "packing": tmp_path, "weights": tmp_path / MANIFEST}
+
+    def answers(settings: EvaluateSettings) -> str:
+        return key_of(settings, tmp_path, model, "transformers")
+
+    def first_steps(settings: TrainSettings) -> str:
+        return canary._key(settings, {}, paths)
+
+    evaluation: dict[str, Any] = {"check": "sum"}
+    known = answers(EvaluateSettings(**evaluation))
+    assert answers(NewerEvaluation(**evaluation)) == answers(EvaluateSettings(**evaluation, batch=3)) == known
+    assert answers(NewerEvaluation(**evaluation, spare=True)) != known
+    assert answers(EvaluateSettings(check="exact")) != known
+    trained = first_steps(TrainSettings(device="cpu"))
+    assert (
+        first_steps(NewerTraining(device="cpu")) == first_steps(TrainSettings(device="cpu", resume="never")) == trained
+    )
+    assert first_steps(NewerTraining(device="cpu", spare=True)) != trained

@@ -1,6 +1,7 @@
 """The code fingerprint: what changes it, what does not, and what it costs."""
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from pydantic import BaseModel
 
 from zerolora import fingerprint
+from zerolora.config import settings
 from zerolora.data.formats import FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.evaluate.tasks import TASKS
@@ -95,6 +98,22 @@ PLACE = '"""The learning rate of each step."""\n'
         ("src/zerolora/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
         ("src/zerolora/train/schedule.py", "UserError(", "UserError('Read this. '"),
         ("src/zerolora/train/loop.py", 'LOGGER.info(f"', 'LOGGER.info(f"Look: '),
+        ("src/zerolora/train/loop.py", "which is above its bar", "above its bar"),
+        ("src/zerolora/train/checkpoint/store.py", "is passed over: {error}", "is left out: {error}"),
+        ("src/zerolora/train/checkpoint/store.py", "is not resumed, since", "is left, since"),
+        ("src/zerolora/train/checkpoint/store.py", "the {key} is another", "another {key}"),
+        ("src/zerolora/train/adapter.py", "is as training starts with it", "is as it was"),
+        ("src/zerolora/train/isolation.py", ' attention"', ' attention layers"'),
+        ("src/zerolora/train/launch/processes.py", "exit code {code}", "code {code}"),
+        ("src/zerolora/data/formats/refused.py", "judges or compares answers", "compares answers"),
+        ("src/zerolora/data/formats/refused.py", "holds {kind}, which", "has {kind}, which"),
+        ("src/zerolora/planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
+        ("src/zerolora/planner/user_faults.py", "a whole number from", "an integer from"),
+        ("src/zerolora/planner/user_faults.py", "write it once", "write one"),
+        ("src/zerolora/schedules.py", "is no option of the schedule", "is no option"),
+        ("src/zerolora/data/tokenize.py", "shorten it, raise max_length", "raise max_length"),
+        ("workflow/scripts/on_gpus", "export", "echo no GPU >&2\nexport"),
+        ("workflow/scripts/record_slurm_step", "mkdir -p", "mkdir  -p"),
     ],
 )
 def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old: str, new: str) -> None:
@@ -112,6 +131,15 @@ def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old
         ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
         ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
         ("src/zerolora/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", *ANSWERING}),
+        (
+            "src/zerolora/data/formats/refused.py",
+            '("label", "labels"',
+            '("label", "the_labels"',
+            {"resolve", "prepare", "task_rows"},
+        ),
+        ("src/zerolora/planner/deepspeed_keys.py", "data_efficiency=", "data_inefficiency=", {"resolve", "render"}),
+        ("src/zerolora/memory/estimate.py", " // settings.sequence_parallel", "", {"estimate", "render"}),
+        ("src/zerolora/data/prompt_formats/alpaca.py", "### Input", "### Inputs", {"resolve", "prepare"}),
     ],
 )
 def test_code_that_computes_changes_exactly_its_stages(
@@ -182,6 +210,21 @@ def test_a_new_module_needs_no_list(copy: Copy) -> None:
     assert {stage for stage in before if imported[stage] != other[stage]} == {"train"}
 
 
+def test_every_script_left_out_is_there_and_is_run_by_a_rule() -> None:
+    rules = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "workflow/rules").glob("*.smk"))
+    for name, reason in fingerprint.SCRIPTS_LEFT_OUT.items():
+        assert (ROOT / "workflow/scripts" / name).is_file() and reason
+        assert f"workflow/scripts/{name} " in rules
+
+
+def test_stages_compute_nothing_that_only_the_settings_have() -> None:
+    """`config` is left out, since its values are compared: what settings compute is compared nowhere."""
+    for name, each in inspect.getmembers(settings, inspect.isclass):
+        if issubclass(each, BaseModel):
+            own = [key for key, value in vars(each).items() if isinstance(value, property | cached_property)]
+            assert not own, f"{name}: {own}: compute it in a module of the stages"
+
+
 def test_every_module_left_out_is_there_and_has_a_reason() -> None:
     for name, reason in fingerprint.LEFT_OUT.items():
         assert fingerprint.file_of(name), name
@@ -229,6 +272,14 @@ def test_every_stage_has_its_rule_and_its_modules() -> None:
         ('LOGGER.warning("a" + text)', 'LOGGER.warning("b" + text)', True),
         ('assert x, "a"', 'assert x, "b"', True),
         ('fault = ValueError("a {}".format(x))', 'fault = ValueError("b {}".format(x))', True),
+        ('return wording(f"{x} is a")', 'return wording(f"{x} is b")', True),
+        ('TEXTS = wordings(a="c", b="d")', 'TEXTS = wordings(a="e", b="d")', True),
+        ('TEXTS = wordings(a="c", b="d")', 'TEXTS = wordings(b="c", a="d")', False),
+        ('Refusal("a", "b", ("x",))', 'Refusal("c", "d", ("x",))', True),
+        ('Refusal("a", "b", ("x",))', 'Refusal("a", "b", ("y",))', False),
+        ('Fault((ZERO, "a"), "b")', 'Fault((ZERO, "a"), "c")', True),
+        ('return f"{x} is a"', 'return f"{x} is b"', False),
+        ('lines.append("a")', 'lines.append("b")', False),
         ("raise Stopped(1)", "raise Stopped(2)", False),
         ('raise UserError("a", code=1)', 'raise UserError("a", code=2)', False),
         ('text = "a"', 'text = "b"', False),

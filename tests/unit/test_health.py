@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zerolora.train.telemetry.health import QUIET, Health
-from zerolora.train.telemetry.writer import COLUMNS, read, text
+from zerolora.train.telemetry.writer import COLUMNS, MEASURED, read, text
 
 HEALTHY: dict[str, Any] = dict.fromkeys(COLUMNS) | {
     "loss": 1.0,
@@ -78,7 +78,8 @@ def test_a_run_that_is_slow_from_the_start_has_nothing_to_fall_from() -> None:
 
 
 def line(step: int) -> dict[str, Any]:
-    return HEALTHY | {"step": step, "loss": 1 / 3, "tokens": 10, "communication_bytes": 2**40 + step}
+    measured = {name: 0.5 for name in MEASURED if HEALTHY[name] is None}
+    return HEALTHY | measured | {"step": step, "loss": 1 / 3, "tokens": 10, "communication_bytes": 2**40 + step}
 
 
 def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -86,6 +87,26 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     path.write_text(text([line(1), line(2)]))
     assert read(path) == [line(1), line(2)]
     assert text(read(path)) == path.read_text()
+
+
+@pytest.mark.parametrize("name", [*MEASURED, "loss", "gradient_norm"])
+@pytest.mark.parametrize("damage", [b"\xff", b"1\xb55", b"", b"x", b"\x00", b"\n", b","])
+def test_a_damaged_number_costs_its_line_alone(tmp_path: Path, name: str, damage: bytes) -> None:
+    path = tmp_path / "telemetry.csv"
+    first, second, third = (text([line(step)], header=False).encode() for step in (1, 2, 3))
+    cells = second.split(b",")
+    cells[COLUMNS.index(name)] = damage
+    path.write_bytes(text([]).encode() + first + b",".join(cells) + third)
+    found = read(path)
+    assert [row for row in found if row["step"] != 2] == [line(1), line(3)]
+    assert all(row[each] is not None for row in found for each in MEASURED)
+
+
+def test_a_line_that_was_not_measured_is_read_as_none(tmp_path: Path) -> None:
+    """Of a step whose line was lost when its run resumed."""
+    path = tmp_path / "telemetry.csv"
+    path.write_text(text([dict.fromkeys(COLUMNS) | {"step": 1, "loss": 0.5}, line(2)]))
+    assert read(path) == [line(2)]
 
 
 def test_half_a_line_and_another_versions_file_are_no_lines(tmp_path: Path) -> None:

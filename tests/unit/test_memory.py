@@ -290,6 +290,8 @@ def test_one_host_holds_a_checkpoint_while_it_is_written(method: str) -> None:
     assert predicted.host["saving"] == (0 if predicted.host["peak_phase"] == "loading" else 12 * trained)
     assert predicted.host["peak_phase"] == ("step" if method == "full" else "loading")
     assert predicted.disk["checkpoints"] == 2 * 12 * trained
+    kept = predict(model, replace(spec, keep_checkpoints=10, keeps_best=True))
+    assert kept.disk["checkpoints"] == 11 * 16 * trained
     assert predicted.disk["adapter"] == 4 * trained
 
 

@@ -89,7 +89,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.keep": ("last", {T}),
     "train.checkpoint_steps": (1, {T}),
     "train.checkpoint_minutes": (5.0, {T}),
-    "train.keep_checkpoints": (3, set()),
+    "train.keep_checkpoints": (3, {E, R}),
     "train.resume": ("never", {T}),
     "train.tracker": ("tensorboard", {T}),
     "train.method": ("dora", {E, R, T, M}),  # merge runs the code of the method

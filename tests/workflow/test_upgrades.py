@@ -56,6 +56,18 @@ NEW_KEYS = {
     ),
     "methods/sections.py": (("class Lora(Section):", "    spare: int = 1\n    '''Spare.'''\n"),),
 }
+TEXTS = (
+    ("train/checkpoint/store.py", "is passed over: {error}", "is left out: {error}"),
+    ("train/checkpoint/store.py", "the {key} is another", "another {key}"),
+    ("train/adapter.py", "is as training starts with it", "is as it was"),
+    ("train/isolation.py", ' attention"', ' attention layers"'),
+    ("train/loop.py", "which is above its bar", "above its bar"),
+    ("train/launch/processes.py", "exit code {code}", "code {code}"),
+    ("data/formats/refused.py", "judges or compares answers", "compares answers"),
+    ("planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
+    ("schedules.py", "is no option of the schedule", "is no option"),
+)
+"""Texts for the user that stand outside of an error's call, and others for them."""
 REWORDED = ("train/feed.py", "data/records.py", "memory/read_spec.py", "merge/plan.py")
 
 
@@ -103,6 +115,8 @@ def neutral_upgrade(upgrade: Upgrade) -> None:
         reworded = re.sub(r'((?:UserError|BadRow)\(\s*f?")', r"\g<1>Reworded: ", text)
         assert reworded != text, path
         upgrade.write(path, reworded)
+    for path, old, new in TEXTS:
+        upgrade.replace(path, old, new)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +149,16 @@ def test_what_no_setting_chooses_runs_nothing_again(finished: Project, upgrade: 
     assert adapter.stat().st_mtime_ns == before
     upgrade.undo()
     assert snakemake_ran(finished) <= {"resolve"}
+    assert dvc_changed(finished) == set()
+
+
+def test_a_new_key_of_the_choice_trains_nothing_where_render_runs_again(finished: Project, upgrade: Upgrade) -> None:
+    neutral_upgrade(upgrade)
+    upgrade.replace("planner/choice.py", "\nfrom ", "\nSPARE = 1\nfrom ")
+    assert dvc_ran(finished) == {"resolve", "render@default"}
+    assert snakemake_would_run(finished) == set()
+    upgrade.undo()
+    snakemake_ran(finished)
     assert dvc_changed(finished) == set()
 
 

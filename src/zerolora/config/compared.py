@@ -12,7 +12,8 @@ import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
@@ -31,8 +32,8 @@ class Key(NamedTuple):
     """It has no default, is marked, or says which class a section is of."""
     default: Any
     """The default as JSON."""
-    neutral: bool
-    """The default is the key's neutral value."""
+    neutral: Any
+    """The neutral value as JSON."""
 
 
 def compared(settings: BaseModel) -> dict[str, Any]:
@@ -40,9 +41,35 @@ def compared(settings: BaseModel) -> dict[str, Any]:
     return _compared(settings, settings.model_dump(mode="json"))
 
 
-def value_left_out(section: type[BaseModel], name: str) -> Any:
-    """Return what `compared` leaves out of a section for a key, as JSON; None if it always has that key."""
-    return next((key.default for key in _keys(section) if key.name == name), None)
+def filled(section: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """Return what `compared` made of a section, in this version or an earlier one, with the neutral values that it left
+    out. Keys that the section does not have stay."""
+    left_out = {key.name: key.neutral for key in _keys(section) if not key.always}
+    fields = section.model_fields
+    return {
+        name: _filled(fields[name].annotation, value) if name in fields else value
+        for name, value in (left_out | values).items()
+    }
+
+
+def _filled(annotation: Any, value: Any) -> Any:
+    """Return a value of a field with what `compared` left out of the sections in it."""
+    inner = get_args(annotation)
+    match get_origin(annotation), value:
+        case None, dict() if _is_section(annotation):
+            return filled(annotation, value)
+        case origin, list() if origin is list:
+            return [_filled(inner[0], each) for each in value]
+        case origin, dict() if origin is dict:
+            return {name: _filled(inner[1], each) for name, each in value.items()}
+        case origin, _ if origin in (Union, UnionType):
+            sections = [each for each in inner if _is_section(each)]
+            return _filled(sections[0], value) if len(sections) == 1 else value
+    return value
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _compared(settings: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +77,7 @@ def _compared(settings: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
     for key in _keys(type(settings)):
         value = getattr(settings, key.name)
         kept, nested = _nested(value, values[key.name])
-        left_out = kept == {} and key.default == {} if nested else key.neutral and kept == key.default
+        left_out = kept == {} and key.default == {} if nested else kept == key.default == key.neutral
         if key.always or not left_out:
             found[key.name] = kept
     return found
@@ -75,11 +102,11 @@ def _keys(section: type[BaseModel]) -> tuple[Key, ...]:
     for name, field in section.model_fields.items():
         marked = any(isinstance(each, AlwaysCompared) for each in field.metadata)
         if field.is_required() or marked or _names_class(field.annotation):
-            found.append(Key(name, True, None, False))
+            found.append(Key(name, True, None, None))
             continue
         value = field.get_default(call_default_factory=True)
         default = _nested(value, to_jsonable_python(value))[0]
-        found.append(Key(name, False, default, neutral.get(_owner(section, name), {}).get(name, default) == default))
+        found.append(Key(name, False, default, neutral.get(_owner(section, name), {}).get(name, default)))
     return tuple(found)
 
 
@@ -111,7 +138,7 @@ def neutral_values() -> dict[str, dict[str, Any]]:
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if _is_section(annotation):
         yield annotation
         for field in annotation.model_fields.values():
             yield from _sections(field.annotation)

@@ -220,6 +220,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "precision": device_precision(hardware) if train.precision == "auto" else train.precision,
         "activation_checkpointing": _open(train.activation_checkpointing),
         "attention": _open(train.attention),
+        "keep_checkpoints": train.keep_checkpoints,
         "keeps_best": train.validation_steps is not None and train.keep == "best",
         "method": MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
         "optimizer": train.optimizer,

@@ -412,8 +412,8 @@ class Train(TrainSettings):
     whole packed rows, with a mask; eager = plain matrix products; auto = the fastest that the model supports."""
 
     keep_checkpoints: Positive = 2
-    """Checkpoints to keep of a run: the last N, and the one of the lowest validation loss. Changes no result, so a
-    change reruns nothing."""
+    """Checkpoints to keep of a run: the last N, and the one of the lowest validation loss. A change runs
+    `estimate` and `render` again, in seconds, and trains nothing."""
     canary: Literal["auto", "off"] | Positive = "auto"
     """Before a run under risky settings (overlap, quantization, a new kernel), make its first N steps twice, once under
     the nearest safe settings that fit, and stop if losses differ; auto = 5 steps, before runs of 100 steps or more."""

@@ -101,20 +101,12 @@ class EstimateSettings(Settings):
     attention: Attention | None
     keeps_best: bool
     """The best adapter so far is kept beside the one in training."""
+    keep_checkpoints: int = 2
+    """Checkpoints that are kept, beside that of the best step."""
     method: MethodSettings
     optimizer: OptimizerName = "adamw"
     added_tokens: int = 0
     """Tokens that the data set adds to the model's."""
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of ranks."""
-        return self.nodes * self.ranks_per_node
-
-    @property
-    def data_ranks(self) -> int:
-        """Return the number of ranks, or groups of ranks that share rows, among which a global batch is divided."""
-        return self.world_size // self.sequence_parallel
 
 
 class HardwareSettings(Settings):

@@ -19,7 +19,8 @@ ESTIMATE = (
         f"train.{key}"
         for key in (
             *("nodes", "ranks_per_node", "global_batch", "micro_batch", "sequence_parallel", "precision", "attention"),
-            *("activation_checkpointing", "activation_offload", "validation_steps", "keep", "method", "optimizer"),
+            *("activation_checkpointing", "activation_offload", "validation_steps", "keep", "keep_checkpoints"),
+            *("method", "optimizer"),
             *MethodSections.model_fields,
         )
     ),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from zerolora.data.example import BadRow
 from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records, end_of, reason_of
-from zerolora.errors import UserError, shown
+from zerolora.errors import UserError, shown, wording
 
 # Without a limit, a list or quote that is never closed would read the rest of the file into memory.
 LONGEST_ROW = 1 << 28
@@ -22,7 +22,7 @@ OPEN_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z', re.DOTALL)  # a JSO
 OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*")
 COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 EMPTY_LINES = re.compile(r"(?:\r?\n)*")
-MEND = "correct it, since the rows after it cannot be read otherwise"
+MEND = wording("correct it, since the rows after it cannot be read otherwise")
 # (text, position, whether it is the first record, whether the text is the whole rest of the file) -> the record's begin
 # and end; None if the text ends before the record does, or holds no more records.
 Find = Callable[[str, int, bool, bool], tuple[int, int] | None]

@@ -11,7 +11,7 @@ from zerolora.data.formats.reading import Reading, reading_of
 from zerolora.data.readers import chunks
 from zerolora.data.source_files import SourceFiles
 from zerolora.data.sources_block import block
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.log import LOGGER
 
 ROWS = 100  # of each file
@@ -82,9 +82,9 @@ def _mixed(source: SourceFiles, root: Path, samples: dict[Path, _Sample], forms:
     first: dict[str, Path] = {}
     for path, form in forms.items():
         first.setdefault(form, path)
-    kinds = [f"{samples[path].places[form]} is of the form {form}" for form, path in first.items()]
+    kinds = [wording(f"{samples[path].places[form]} is of the form {form}") for form, path in first.items()]
     settings = {path: f"format: {forms[path]}" if path in forms else "" for path in source.files}
-    return f"{source.name}: {kinds[0]}, but {kinds[1]}; write {block(root, settings)}"
+    return wording(f"{source.name}: {kinds[0]}, but {kinds[1]}; write {block(root, settings)}")
 
 
 def other_form(value: Any, form: str, reading: Reading) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.rows import SPLITS
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 
 BLOCK = 1 << 18  # rows
 
@@ -74,10 +74,11 @@ class _TooFewError(Exception):
         gone = [dropped] * bool(dropped)
         duplicates, leaked = counts["duplicate_rows"], counts.get("leaked_prompts", 0)
         if settings.duplicates == "drop" and duplicates:
-            gone.append(f"{duplicates:,} duplicates are dropped, as duplicates: drop says")
+            gone.append(wording(f"{duplicates:,} duplicates are dropped, as duplicates: drop says"))
         if settings.leakage == "drop" and (leaked := leaked + counts.get("leaked_validation_prompts", 0)):
-            gone.append(f"{leaked:,} rows are dropped whose prompt is in a later split too, as leakage: drop says")
-        first = ["correct the dropped rows, or " * bool(dropped) + self.remedy]
+            text = wording(f"{leaked:,} rows are dropped whose prompt is in a later split too, as leakage: drop says")
+            gone.append(text)
+        first = [wording("correct the dropped rows, or ") * bool(dropped) + self.remedy]
         return "; ".join([self.missing, *gone, *first])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from zerolora.config.compared import compared
 from zerolora.config.settings import PackSettings
 from zerolora.data.packing import pack
 from zerolora.data.packing_bound import lower_bound
@@ -27,7 +28,7 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
     Raises UserError if a row is longer than the capacity.
     """
     capacity = settings.capacity if settings.packing else None
-    stats: dict[str, Any] = settings.model_dump()
+    stats = compared(settings)
     with staged_directory(output) as staged:
         for split in ("train", "validation"):
             rows = open_split(data, split)

@@ -36,7 +36,7 @@ from zerolora.data.rows import SPLITS, schema
 from zerolora.data.source_files import SourceFiles, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
@@ -157,7 +157,7 @@ def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statis
     """Raise UserError if one of several sources gives no row."""
     for source, counts in zip(sources, statistics.by_source, strict=True):
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
-            gone = f"none of its {counts['read_rows']:,} rows is left; {drops.line()}; correct them, or"
+            gone = wording(f"none of its {counts['read_rows']:,} rows is left; {drops.line()}; correct them, or")
             raise UserError(
                 f"{Path(settings.path) / source.name}: {gone if counts['read_rows'] else 'holds no row;'} take it out "
                 "of sources"
@@ -198,10 +198,10 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
     refused = [row for row in dropped if getattr(settings, row.kind) == "fail"]
     lines = [f"{row.place}: {row.reason}" for row in refused[:SHOWN]]
     if len(refused) > SHOWN:
-        lines.append(f"and {len(refused) - SHOWN} more in the next lines of that file")
+        lines.append(wording(f"and {len(refused) - SHOWN} more in the next lines of that file"))
     if lines:
         if any(row.kind == "bad_row" for row in refused):
-            lines[-1] += "; or write bad_row: drop, which lists them in dropped.jsonl"
+            lines[-1] += wording("; or write bad_row: drop, which lists them in dropped.jsonl")
         raise UserError("\n".join(lines))
 
 

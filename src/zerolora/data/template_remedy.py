@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.prompt_formats import PROMPT_FORMATS
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 
 if TYPE_CHECKING:
     from zerolora.data.template import Template
@@ -24,11 +24,11 @@ def keeping(template: "Template", example: Example) -> str | None:
     """
     from_model = template.name != "chat" and template.own is None and bool(template.tokenizer.chat_template)
     if from_model and _keeps(template.named("chat"), example):
-        return "template: chat, which has a form for it"
+        return wording("template: chat, which has a form for it")
     for name in PROMPT_FORMATS:
         other = template.named(name) if name != template.name else None
         if other and any(_same(template, other, exchange) for exchange in EXCHANGES) and _keeps(other, example):
-            return f"template: {name}, which writes the same text, but keeps all of the row"
+            return wording(f"template: {name}, which writes the same text, but keeps all of the row")
     return None
 
 

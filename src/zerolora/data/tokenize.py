@@ -33,7 +33,7 @@ from zerolora.data.rows import FIELDS, IGNORED, schema
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
 from zerolora.data.truncation import Parts, fitted
-from zerolora.errors import UserError, shown
+from zerolora.errors import UserError, shown, wording
 from zerolora.files import canonical
 from zerolora.parents import end_at_parents_death
 
@@ -232,23 +232,29 @@ class ChunkTokenizer:
     def _too_long(self, tokens: Tokens, number: int) -> str:
         """Return why nothing of a row is left, and a remedy that is not set already."""
         length, policy = tokens.ids.lengths[number], self.too_long
-        has = f"has {length} tokens, max_length is {self.max_length}"
+        has = wording(f"has {length} tokens, max_length is {self.max_length}")
         if policy == "fail":
-            return (
+            return wording(
                 f"{has}; shorten it, raise max_length, or write too_long: drop, truncate_left, truncate_right or split"
             )
         if policy == "drop":
-            return f"{has}; shorten it, raise max_length, or write too_long: truncate_left, truncate_right or split"
+            return wording(
+                f"{has}; shorten it, raise max_length, or write too_long: truncate_left, truncate_right or split"
+            )
         roles = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
         first = int((roles != CONTEXT).argmax()) + 1
-        remedy = f"raise max_length to {max(first, self.max_length + 1)} or more"
+        remedy = wording(f"raise max_length to {max(first, self.max_length + 1)} or more")
         if policy == "truncate_right":
-            remedy = f"{remedy}, or write too_long: truncate_left or split"
-        return f"{has}, and {policy} leaves none of its supervised tokens, which begin at token {first}; {remedy}"
+            remedy = wording(f"{remedy}, or write too_long: truncate_left or split")
+        return wording(
+            f"{has}, and {policy} leaves none of its supervised tokens, which begin at token {first}; {remedy}"
+        )
 
     def _huge(self, length: int) -> tuple[str, str]:
         kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
-        return kind, f"has {length:,} characters, more than the {LONGEST_TEXT:,} that are read at once; split it up"
+        return kind, wording(
+            f"has {length:,} characters, more than the {LONGEST_TEXT:,} that are read at once; split it up"
+        )
 
     def _given(self, rows: list["_Row"]) -> Tokens:
         """Return rows that were given as tokens."""

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from zerolora import fingerprint
+from zerolora.config.code import chosen_by_check
+from zerolora.config.compared import compared
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate.models import EvaluatedModel
-from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.progress import Progress
 
@@ -147,11 +148,11 @@ def kept_in(folder: Path) -> dict[int, Answer]:
 def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine: str) -> str:
     """Return a fingerprint of what decides the answers: settings, rows, weights, engine and code."""
     decides = {
-        "settings": {key: value for key, value in settings.model_dump(mode="json").items() if key not in NO_ANSWER},
+        "settings": {key: value for key, value in compared(settings).items() if key not in NO_ANSWER},
         "rows": read_json(data / MANIFEST, "zerolora prepare"),
         "weights": [_files(path) for path in (model.base, model.adapter, model.merged) if path],
         "engine": engine,
-        "code": fingerprint.of_stage("evaluate", {"evaluate.tasks": {settings.check} & TASKS.keys()}),
+        "code": fingerprint.of_stage("evaluate", chosen_by_check(settings)),
         "device": model.device,
     }
     return hashlib.sha256(canonical(decides).encode()).hexdigest()[:16]

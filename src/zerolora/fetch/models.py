@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from zerolora import foreign
+from zerolora.config.compared import compared
 from zerolora.config.settings import FetchDirectory, FetchSettings
 from zerolora.errors import UserError
 from zerolora.fetch.sources import materialise
@@ -38,7 +39,7 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
         write_json(
             staged / MANIFEST,
             {
-                "source": settings.model_dump(mode="json"),
+                "source": compared(settings),
                 "license": settings.license,
                 "parameters": count_parameters(directory),
                 "files": files,

@@ -4,8 +4,6 @@ from zerolora.memory.gpu import PlannedRun
 from zerolora.memory.host import checkpoint_bytes
 from zerolora.memory.states import BYTES
 
-CHECKPOINTS = 2  # the last ones are kept; the best one is kept in addition
-
 
 def terms(run: PlannedRun) -> dict[str, int]:
     """Return the terms in bytes: base model, adapter, checkpoints, merged model, and what a node offloads to NVMe."""
@@ -13,7 +11,7 @@ def terms(run: PlannedRun) -> dict[str, int]:
     disk = {
         "model": model,
         "adapter": parameters.trained * BYTES["fp32"],
-        "checkpoints": int((CHECKPOINTS + run.spec.keeps_best) * checkpoint_bytes(run)),
+        "checkpoints": int((run.spec.keep_checkpoints + run.spec.keeps_best) * checkpoint_bytes(run)),
         "merged": model,
         "nvme": int(run.states.disk * run.spec.ranks_per_node),
     }

@@ -74,7 +74,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
     Settings left open get the value that takes the least memory. Raises UserError if ranks cannot share rows of the
     model.
     """
-    check_sharing(model, settings.sequence_parallel, settings.world_size, "train.sequence_parallel")
+    check_sharing(model, settings.sequence_parallel, world_size(settings), "train.sequence_parallel")
     micro_batch = settings.micro_batch or 1
     on_cpu = settings.device == "cpu"
     return TrainingSpec(
@@ -83,7 +83,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         nodes=settings.nodes,
         ranks_per_node=settings.ranks_per_node,
         micro_batch=micro_batch,
-        accumulation=settings.global_batch // (micro_batch * settings.data_ranks),
+        accumulation=settings.global_batch // (micro_batch * data_ranks(settings)),
         length=rows.longest_packed_row,
         activation_checkpointing=settings.activation_offload or settings.activation_checkpointing is not False,
         activation_offload=settings.activation_offload,
@@ -95,10 +95,21 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         logits=rows.most_supervised,
         on_cpu=on_cpu,
         keeps_best=settings.keeps_best,
+        keep_checkpoints=settings.keep_checkpoints,
         reserve=settings.reserve,
         sequence_parallel=settings.sequence_parallel,
         optimizer=OPTIMIZERS[settings.optimizer],
     )
+
+
+def world_size(settings: EstimateSettings) -> int:
+    """Return the number of ranks."""
+    return settings.nodes * settings.ranks_per_node
+
+
+def data_ranks(settings: EstimateSettings) -> int:
+    """Return the number of ranks, or groups of ranks that share rows, among which a global batch is divided."""
+    return world_size(settings) // settings.sequence_parallel
 
 
 def check_sharing(model: ModelSpec, shared: int, ranks: int, key: str) -> None:

@@ -41,6 +41,8 @@ class TrainingSpec:
     """Ranks compute on the CPU; what would be in GPU memory is in host memory."""
     keeps_best: bool = False
     """The adapter with the lowest validation loss is kept in addition to the one in training."""
+    keep_checkpoints: int = 2
+    """The last checkpoints that are kept; that of the lowest validation loss is kept in addition."""
     reserve: int | None = None
     """Bytes per GPU beside torch's tensors; None for those that reserve.py computes."""
     buckets: Buckets | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zerolora.architecture import other_parts
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.methods.adapter_check import check_finite, check_whole
 from zerolora.methods.base import (
     WHOLE_WEIGHTS,
@@ -95,13 +95,13 @@ def _check(path: Path, found: Mapping[str, tuple[int, ...]], model: Any) -> None
     """Raise UserError, which names the file `path`, unless these shapes are those of the trained weights of `model`."""
     parts = tuple(f"{part}." for part in other_parts(model))
     needed = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(parts)}
-    faults = [f"{name} is missing" for name in needed if name not in found]
-    faults += [f"{name} is no trained weight of the base" for name in found if name not in needed]
+    faults = [wording(f"{name} is missing") for name in needed if name not in found]
+    faults += [wording(f"{name} is no trained weight of the base") for name in found if name not in needed]
     faults += [
-        f"{name} is {list(found[name])}, and {list(shape)} in the base"
+        wording(f"{name} is {list(found[name])}, and {list(shape)} in the base")
         for name, shape in needed.items()
         if name in found and found[name] != shape
     ]
     if faults:
-        more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
+        more = wording(f" (and {len(faults) - 1} more such)" if len(faults) > 1 else "")
         raise UserError(f"{path}: {faults[0]}{more}; write the base that these weights were trained from")

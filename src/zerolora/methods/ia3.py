@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.methods.adapter_check import check_adapter
 from zerolora.methods.adapter_config import is_feedforward
 from zerolora.methods.base import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # peft/utils/constants.py, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING: keys, values, and the MLP's last module.
 TARGETS = ("k_proj", "v_proj", "query_key_value", "qkv_proj", "c_attn", "k", "v")
 SUFFIX = ".ia3_l"
-NO_DEFAULT = (
+NO_DEFAULT = wording(
     "train.ia3.targets: this model names its keys, values and MLP in another way; write a list of names of its linear "
     "modules"
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.bounded import bounded_matching
-from zerolora.errors import UserError, shown
+from zerolora.errors import UserError, shown, wording
 from zerolora.methods.adapter_check import check_adapter
 from zerolora.methods.adapter_config import is_saved, rank_and_alpha
 from zerolora.methods.base import (
@@ -152,9 +152,11 @@ class LowRank(Method):
             return
         smaller = min(module.inputs, module.outputs)
         if not smaller:
-            problem, remedy = "is an embedding, whose factors have no other start", "leave it out of train.lora.targets"
+            problem = wording("is an embedding, whose factors have no other start")
+            remedy = wording("leave it out of train.lora.targets")
         elif r > smaller:
-            problem, remedy = f"has {smaller} singular values, fewer than r {r}", f"write an r of at most {smaller}"
+            problem = wording(f"has {smaller} singular values, fewer than r {r}")
+            remedy = wording(f"write an r of at most {smaller}")
         else:
             return
         raise UserError(f"train.lora.init is {self.init}, and {path} {problem}; {remedy}, or init: {DEFAULT}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from zerolora.config.settings import RenderSettings
-from zerolora.memory.estimate import Capacity, impossible, masked, open_attentions, too_large, training_spec
+from zerolora.memory.estimate import Capacity, data_ranks, impossible, masked, open_attentions, too_large, training_spec
 from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.predict import predict, sized
 from zerolora.memory.row_statistics import RowStatistics
@@ -105,7 +105,7 @@ def open_specs(planning: Planning) -> Iterator[TrainingSpec]:
     """Yield every training spec that the settings leave open."""
     model, settings, user = planning.model, planning.settings, planning.user
     base = training_spec(model, settings, planning.rows)
-    per_rank = settings.global_batch // settings.data_ranks
+    per_rank = settings.global_batch // data_ranks(settings)
     saving = settings.activation_offload or settings.activation_checkpointing  # only checkpoints are offloaded
     for name, micro_batch, checkpointing, kind in itertools.product(
         _names(settings),

@@ -8,10 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any, TypedDict
 
+from zerolora.config.compared import compared
 from zerolora.config.settings import Canary, RenderSettings, TrainingChoice, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.files import read_json
-from zerolora.memory.estimate import training_spec
+from zerolora.memory.estimate import data_ranks, training_spec
 from zerolora.memory.model_spec import ModelSpec, from_json
 from zerolora.memory.predict import predict
 from zerolora.memory.row_statistics import RowStatistics
@@ -78,12 +79,12 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[JsonObject, Render
     work = step_work(planning.model, training_spec(planning.model, settings, planning.rows), planning.rows)
     flops = UsefulFlops(**useful_flops(work), peak=peak_of(settings))
     chosen = training_choice(choice, settings.precision, flops)
-    canary, compared = _canary(choice, options, chosen, planning)
+    canary, comparison = _canary(choice, options, chosen, planning)
     chosen = chosen.model_copy(update={"canary": canary})
-    return {**options, "zerolora": chosen.model_dump(mode="json")}, {
+    return {**options, "zerolora": compared(chosen)}, {
         "strategy": _described(choice, settings),
         "hardware": source,
-        "canary": compared,
+        "canary": comparison,
         "overrides": overrides,
         "reasons": [entry._asdict() for entry in reasons],
         "choice": summary(candidates, settings, planning.rows),
@@ -97,7 +98,7 @@ def _check_one_step(settings: RenderSettings, rows: RowStatistics) -> None:
     `render` is the first stage that reads both numbers of rows and epochs; `pack` is shared by runs that differ in
     them.
     """
-    available, share = rows.packed_rows * settings.epochs, settings.data_ranks * (settings.micro_batch or 1)
+    available, share = rows.packed_rows * settings.epochs, data_ranks(settings) * (settings.micro_batch or 1)
     if available >= settings.global_batch:
         return
     kind, packing = ("packed rows", ", or pack.packing: false") if rows.packing else ("rows", "")
@@ -122,9 +123,9 @@ def _canary(
         return None, f"none, as no safe setting fits: {'; '.join(reasons)}"
     safe_options, _ = rendered(safe, target_of(settings), settings.gradient_clipping)
     safe_chosen = training_choice(safe, settings.precision, chosen.flops)
-    zero = {**safe_options, "zerolora": safe_chosen.model_dump(mode="json")}
-    compared = f"{count} steps, compared with {safe.strategy} with {safe.attention} attention: {'; '.join(reasons)}"
-    return Canary(steps=count, reasons=reasons, zero=zero), compared
+    zero = {**safe_options, "zerolora": compared(safe_chosen)}
+    comparison = f"{count} steps, compared with {safe.strategy} with {safe.attention} attention: {'; '.join(reasons)}"
+    return Canary(steps=count, reasons=reasons, zero=zero), comparison
 
 
 def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str]:

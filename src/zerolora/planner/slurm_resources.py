@@ -15,7 +15,7 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
 from zerolora.logit_chunks import EVALUATION_TOKENS
 from zerolora.memory.decoder import evaluation
-from zerolora.memory.estimate import training_spec
+from zerolora.memory.estimate import training_spec, world_size
 from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
 from zerolora.memory.headroom import asked
 from zerolora.memory.inference import AUTO_ROWS, answering
@@ -98,7 +98,7 @@ def training(candidate: Candidate, planning: Planning, canary: int = 0) -> Train
     return {
         **_resources(seconds, candidate.host, gpus),
         "nodes": settings.nodes,
-        "ranks": settings.world_size,
+        "ranks": world_size(settings),
         "gpu_bytes": candidate.gpu - prediction.gpu["reserve"] if on_gpu else 0,
     }
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from zerolora.config.settings import RenderSettings
+from zerolora.memory.estimate import world_size
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.planner.candidates import Candidate
 from zerolora.units import GIB
@@ -56,7 +57,7 @@ def summary(candidates: Sequence[Candidate], settings: RenderSettings, rows: Row
                 "host_bytes": each.host,
                 "step_seconds": each.seconds,
                 "tokens_per_second": tokens / each.seconds,
-                "rank_hours": steps * each.seconds * settings.world_size / 3600,
+                "rank_hours": steps * each.seconds * world_size(settings) / 3600,
                 "rejected": each.fault,
             }
             for each in candidates

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from zerolora.errors import printable, shown
+from zerolora.errors import printable, shown, wording, wordings
 from zerolora.planner.deepspeed_keys import (
     DATA_TYPES,
     HONOURED,
@@ -40,14 +40,14 @@ OF_STAGE_3 = (
 """Keys that DeepSpeed ignores in other stages."""
 HPZ_OFF = {"zero_hpz_partition_size": 1}
 ALIKE = 0.75  # difflib ratio from which a name counts as a misspelling
-WANTED = {
-    "flag": "true or false",
-    "size": "a whole number from 0 to 2**63 - 1",
-    "number": "a number",
-    "share": "a number from 0 to 1",
-    "text": "text",
-    "texts": "a list of texts",
-}
+WANTED = wordings(
+    flag="true or false",
+    size="a whole number from 0 to 2**63 - 1",
+    number="a number",
+    share="a number from 0 to 1",
+    text="text",
+    texts="a list of texts",
+)
 
 
 class Fault(NamedTuple):
@@ -79,8 +79,10 @@ def _faults(user: Any) -> Iterator[Fault]:
     if all(
         isinstance(user.get(key, {}), dict) and user.get(key, {}).get("enabled") is True for key in ("bf16", "fp16")
     ):
-        text = "bf16.enabled and fp16.enabled are both true; write one, or none: training's precision wins"
-        yield Fault(("fp16", "enabled"), text)
+        yield Fault(
+            ("fp16", "enabled"),
+            "bf16.enabled and fp16.enabled are both true; write one, or none: training's precision wins",
+        )
     if not wrong:
         yield from _contradictions(zero)
 
@@ -166,8 +168,10 @@ def _devices_and_names(zero: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((ZERO, key, "device"), f"{ZERO}.{key}.device is {shown(device)}; write none, cpu or nvme")
     for key in STAGE_3:
         if key in zero and key.removeprefix("stage3_") in zero:
-            text = f"{ZERO}.{key} is given twice, once without its prefix; write it once"
-            yield Fault((ZERO, key.removeprefix("stage3_")), text)
+            yield Fault(
+                (ZERO, key.removeprefix("stage3_")),
+                f"{ZERO}.{key} is given twice, once without its prefix; write it once",
+            )
 
 
 def _unknown_in_zero(key: str) -> Fault:
@@ -224,7 +228,7 @@ def _value(at: tuple[str, ...], value: Any, key: JsonKey) -> Iterator[Fault]:
 
 def _nearest(key: str, known: set[str]) -> str:
     near = difflib.get_close_matches(key, sorted(known), 1)
-    return f"write {near[0]}" if near else "remove it"
+    return wording(f"write {near[0]}" if near else "remove it")
 
 
 def _number(value: Any) -> bool:
@@ -243,16 +247,18 @@ def _contradictions(zero: dict[str, Any]) -> Iterator[Fault]:
     yield from _impossible_offload(zero, stage)
     for key in OF_STAGE_3:
         if stage != 3 and zero.get(key) not in (None, False, 0) and zero[key] != HPZ_OFF.get(key):
-            text = f"{ZERO}.{key} with stage {stage}, which DeepSpeed ignores; write stage 3 or remove it"
-            yield Fault((ZERO, key), text)
+            yield Fault(
+                (ZERO, key), f"{ZERO}.{key} with stage {stage}, which DeepSpeed ignores; write stage 3 or remove it"
+            )
     if zero.get("zero_quantized_gradients") and zero.get("reduce_scatter") is False:
-        text = f"{ZERO}.reduce_scatter is false with zero_quantized_gradients, which needs it; write true"
-        yield Fault((ZERO, "reduce_scatter"), text)
+        yield Fault(
+            (ZERO, "reduce_scatter"),
+            f"{ZERO}.reduce_scatter is false with zero_quantized_gradients, which needs it; write true",
+        )
     if zero.get("reduce_bucket_size") == 0:
         yield Fault((ZERO, "reduce_bucket_size"), f"{ZERO}.reduce_bucket_size is 0; write 1 or more")
     if zero.get("legacy_stage1"):
-        text = f"{ZERO}.legacy_stage1 is true, which DeepSpeed no longer has; remove it"
-        yield Fault((ZERO, "legacy_stage1"), text)
+        yield Fault((ZERO, "legacy_stage1"), f"{ZERO}.legacy_stage1 is true, which DeepSpeed no longer has; remove it")
 
 
 def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[Fault]:
@@ -261,13 +267,14 @@ def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[Fault]:
         at = (ZERO, key, "device")
         if device == "nvme" and stage != 3:
             # stage_1_and_2.py: any device but none is cpu_offload.
-            text = (
-                f"{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; write stage 3 or device cpu"
+            yield Fault(
+                at,
+                f"{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; write stage 3 or device cpu",
             )
-            yield Fault(at, text)
         if device == "nvme" and not zero[key].get("nvme_path"):
-            text = f"{key}.device is nvme without nvme_path (DeepSpeed#5124); write the folder of a local disk"
-            yield Fault(at, text)
+            yield Fault(
+                at, f"{key}.device is nvme without nvme_path (DeepSpeed#5124); write the folder of a local disk"
+            )
     names = ("stage3_prefetch_bucket_size", "prefetch_bucket_size")
     prefetch = next((zero[key] for key in names if key in zero), "not 0")
     if devices["offload_param"] == "nvme" and stage == 3 and prefetch != 0:
@@ -278,19 +285,26 @@ def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[Fault]:
             "frozen weights twice and fails; write 0",
         )
     if devices["offload_param"] != "gpu" and stage != 3:
-        text = f"offload_param with stage {stage}, where parameters are not sharded; write stage 3 or remove it"
-        yield Fault((ZERO, "offload_param"), text)
-    if devices["offload_optimizer"] != "gpu" and stage == 0:
-        text = "offload_optimizer with stage 0, which DeepSpeed ignores; write stage 1 or more, or remove it"
-        yield Fault((ZERO, "offload_optimizer"), text)
-    if (zero.get("offload_optimizer") or {}).get("super_offload"):
-        text = (
-            "offload_optimizer.super_offload is true, and DeepSpeed's CPU Adam would replace train.optimizer; remove it"
+        yield Fault(
+            (ZERO, "offload_param"),
+            f"offload_param with stage {stage}, where parameters are not sharded; write stage 3 or remove it",
         )
-        yield Fault((ZERO, "offload_optimizer", "super_offload"), text)
+    if devices["offload_optimizer"] != "gpu" and stage == 0:
+        yield Fault(
+            (ZERO, "offload_optimizer"),
+            "offload_optimizer with stage 0, which DeepSpeed ignores; write stage 1 or more, or remove it",
+        )
+    if (zero.get("offload_optimizer") or {}).get("super_offload"):
+        yield Fault(
+            (ZERO, "offload_optimizer", "super_offload"),
+            "offload_optimizer.super_offload is true, and DeepSpeed's CPU Adam would replace train.optimizer; "
+            "remove it",
+        )
     if (zero.get("offload_optimizer") or {}).get("ratio", 1.0) != 1.0 and stage != 3:
-        text = f"offload_optimizer.ratio with stage {stage}; write stage 3 or remove it"
-        yield Fault((ZERO, "offload_optimizer", "ratio"), text)
+        yield Fault(
+            (ZERO, "offload_optimizer", "ratio"),
+            f"offload_optimizer.ratio with stage {stage}; write stage 3 or remove it",
+        )
 
 
 def placement(zero: dict[str, Any], key: str) -> Placement:

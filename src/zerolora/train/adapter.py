@@ -11,7 +11,7 @@ from zerolora.added_tokens import AddedToken, add_rows, write
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.base_identity import KEY as BASE
 from zerolora.config.schema import TrainSettings
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
 from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
@@ -165,15 +165,15 @@ def faults_of(
     found: dict[str, torch.Tensor], expected: dict[str, torch.Size], method: type[TrainableMethod]
 ) -> list[str]:
     """Return what is wrong with published tensors, one text a fault; empty if nothing is."""
-    faults = [f"{name} is missing" for name in expected if name not in found]
-    faults += [f"{name} does not belong there" for name in found if name not in expected]
+    faults = [wording(f"{name} is missing") for name in expected if name not in found]
+    faults += [wording(f"{name} does not belong there") for name in found if name not in expected]
     for name, tensor in found.items():
         if name in expected and tensor.shape != expected[name]:
-            faults.append(f"{name} has shape {list(tensor.shape)}, not {list(expected[name])}")
+            faults.append(wording(f"{name} has shape {list(tensor.shape)}, not {list(expected[name])}"))
         elif not bool(torch.isfinite(tensor).all()):
-            faults.append(f"{name} is not finite")
+            faults.append(wording(f"{name} is not finite"))
         elif method.is_untrained(name, tensor):
-            faults.append(f"{name} is as training starts with it, so it was never trained")
+            faults.append(wording(f"{name} is as training starts with it, so it was never trained"))
     return faults
 
 
@@ -181,7 +181,7 @@ def _check(path: Path, expected: dict[str, torch.Size], method: type[TrainableMe
     tensors = load_file(path)
     faults = faults_of(tensors, expected, method)
     if origin and not faults and earlier_adapter.is_unchanged(tensors, origin, method):
-        faults = [f"it is {origin} as training began with it"]
+        faults = [wording(f"it is {origin} as training began with it")]
     if faults:
-        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-        raise UserError(f"what was trained is not whole: {shown}; nothing was published")
+        more = wording(f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+        raise UserError(f"what was trained is not whole: {'; '.join(faults[:5])}{more}; nothing was published")

@@ -14,7 +14,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from zerolora.architecture import model_class, takes_own_attention
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.train import short_rows
 from zerolora.train.sequence_parallel import sequence
 
@@ -44,7 +44,8 @@ def check_attention(name: str, config: Any) -> None:
     """
     model = model_class(config)
     if name == "flash" and not takes_own_attention(model):
-        why = "needs a mask for its attention" if model._supports_attention_backend else "has its attention built in"
+        masked = model._supports_attention_backend
+        why = wording("needs a mask for its attention" if masked else "has its attention built in")
         others = "sdpa or eager" if model._supports_sdpa else "eager"
         raise UserError(
             f"train.attention is flash, but transformers' {model.__name__} {why}; write attention: {others}"

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from zerolora import foreign
 from zerolora.added_tokens import AddedToken, of_directory
-from zerolora.errors import UserError, shown
+from zerolora.errors import UserError, shown, wording
 from zerolora.files import sha256
 from zerolora.methods.adapter_config import SELECTING, WITHOUT_MEANING
 from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
@@ -154,15 +154,15 @@ def check_meaning(directory: Path, config: Any) -> None:
 
 def _check_tensors(path: Path, found: dict[str, list[int]], expected: dict[str, Any]) -> None:
     shapes = {name: list(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in expected.items()}
-    faults = [f"{name} is missing" for name in shapes if name not in found]
-    faults += [f"{name} is not trained by this run" for name in found if name not in shapes]
+    faults = [wording(f"{name} is missing") for name in shapes if name not in found]
+    faults += [wording(f"{name} is not trained by this run") for name in found if name not in shapes]
     faults += [
-        f"{name} is {found[name]}, and this run's is {shape}"
+        wording(f"{name} is {found[name]}, and this run's is {shape}")
         for name, shape in shapes.items()
         if name in found and found[name] != shape
     ]
     if faults:
-        more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
+        more = wording(f" (and {len(faults) - 1} more such)" if len(faults) > 1 else "")
         raise UserError(
             f"train.from_adapter: {path}: {faults[0]}{more}; write the method, r and targets of that adapter, and its "
             "base model"

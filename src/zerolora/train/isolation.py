@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from zerolora.data.rows import IGNORED
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import PackedRow, collate
 from zerolora.train.loss import logits_of, losses, make_whole
@@ -146,4 +146,4 @@ def _evaluating(model: Any, device: torch.device) -> Iterator[None]:
 def _name(config: Any) -> str:
     name = config._attn_implementation
     name = next((ours for ours, theirs in IMPLEMENTATIONS.items() if theirs == name), name)
-    return f"the {config.model_type} model with {name} attention"
+    return wording(f"the {config.model_type} model with {name} attention")

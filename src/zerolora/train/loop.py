@@ -10,12 +10,12 @@ import torch
 import torch.distributed
 
 from zerolora.data.plan import PackingPlan
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
 from zerolora.train import schedule
 from zerolora.train.adapter import base_of
-from zerolora.train.checkpoint.format import State, read
+from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.base import WEIGHT, Engine
 from zerolora.train.feed import Batches, collate, packed_row
@@ -74,7 +74,7 @@ class Loop:
         name = broadcast_json(chosen and str(chosen), self.device)
         if name is None:
             return
-        state, _ = read(Path(name))
+        state = read_chosen(Path(name), self.rank)
         self.engine.restore(state.parts, state.updates, state.loss_scale)
         self.step, self.resumes, self.seconds = state.step, state.resumes + 1, state.seconds
         self.losses, self.loss_by_source = state.loop["loss"].tolist(), state.loop["loss_by_source"]
@@ -115,7 +115,7 @@ class Loop:
                 if asked:
                     self._stop()
         if self.step < steps and self.rank == 0:
-            why = ", which is above its bar (train.stop_above)" if self.validations.above_bar else ""
+            why = wording(", which is above its bar (train.stop_above)" if self.validations.above_bar else "")
             LOGGER.info(f"stops early: {self.validations}{why}")
 
     def _optimizer_step(self, due: bool) -> tuple[float, bool, bool]:

@@ -16,7 +16,16 @@ from zerolora.errors import UserError
 from zerolora.log import LOGGER
 from zerolora.methods.lora_init import first_factors, residual
 from zerolora.methods.peft_format import PREFIX
-from zerolora.train.checkpoint.format import CorruptCheckpoint, OtherVersion, State, newest_first, path_of, read, write
+from zerolora.train.checkpoint.format import (
+    CorruptCheckpoint,
+    OtherVersion,
+    State,
+    newest_first,
+    path_of,
+    read,
+    read_chosen,
+    write,
+)
 from zerolora.train.checkpoint.store import DAMAGED, EARLIER, Checkpoints, set_aside
 from zerolora.train.engines.base import Tensors
 from zerolora.train.launch.rendezvous import broadcast_json
@@ -31,7 +40,7 @@ def take_out(model: Any, plan: TrainingPlan, checkpoints: Checkpoints, sharded: 
     and return them by their published names.
 
     `sharded` tells whether the weights are sharded by DeepSpeed. Collective. Raises UserError if another process trains
-    the run, or it has checkpoints, but what it started with is gone.
+    the run, it has checkpoints, but what it started with is gone, or a rank does not see the file.
     """
     folder = (checkpoints.folder if plan.resume in ("auto", "never") else Path(plan.resume).parent) / FOLDER
     path = path_of(folder, 0)
@@ -48,7 +57,7 @@ def take_out(model: Any, plan: TrainingPlan, checkpoints: Checkpoints, sharded: 
             write(folder, state, checkpoints.resume_key, checkpoints.run_fingerprint)
         path = path_of(checkpoints.folder / FOLDER, 0)
         torch.distributed.barrier()
-    start = read(path)[0].parts[FOLDER]
+    start = read_chosen(path, torch.distributed.get_rank()).parts[FOLDER]
     for name, layer in _layers(model):
         weight = layer.get_base_layer().weight
         with _gathered(weight, sharded, write=True):

@@ -5,6 +5,7 @@ import math
 import torch
 
 from zerolora.config.settings import TrainSettings
+from zerolora.errors import wording
 
 
 class Validations:
@@ -56,8 +57,8 @@ class Validations:
     def __str__(self) -> str:
         (step, loss), (best_step, lowest) = self.losses[-1], self.lowest
         if step == best_step:
-            return f"validation loss {loss:.4f}, the lowest so far"
-        return f"validation loss {loss:.4f}, the lowest was {lowest:.4f} at step {best_step}"
+            return wording(f"validation loss {loss:.4f}, the lowest so far")
+        return wording(f"validation loss {loss:.4f}, the lowest was {lowest:.4f} at step {best_step}")
 
     def state(self) -> torch.Tensor:
         """Return the losses for a checkpoint: [validations, 2], fp64."""

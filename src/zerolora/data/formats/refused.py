@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from zerolora.data.formats.reading import FACTORS, MODES, SWITCHES, Where
 from zerolora.data.formats.values import factor_of
+from zerolora.errors import wording
 
 
 class Refusal(NamedTuple):
@@ -36,7 +37,9 @@ JUDGED = (
 """Columns and keys of preference data, as TRL, LLaMA-Factory, ms-swift and axolotl name them."""
 WEIGHTS = (*FACTORS, *SWITCHES, "sample_weight")
 """Of a whole row; those of a message are read."""
-_JUDGES = "judges or compares answers, and every answer would be learnt: only supervised fine-tuning is supported"
+_JUDGES = wording(
+    "judges or compares answers, and every answer would be learnt: only supervised fine-tuning is supported"
+)
 _COMPARED = Refusal(_JUDGES, "name the answers to learn, as in columns: {completion: chosen}")
 _WEIGHS = Refusal("weighs a whole row, and rows have no weight", "remove rows of weight 0, weigh files by sources")
 _PARTS = Refusal(

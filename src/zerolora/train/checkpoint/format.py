@@ -8,6 +8,7 @@ file appears whole or not at all (written beside, fsync, rename).
 import hashlib
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,15 @@ class CorruptCheckpoint(Exception):
     """A file that is no whole checkpoint; the message says why."""
 
 
-class OtherVersion(UserError):
+class UnreadCheckpoint(UserError):
+    """A checkpoint that cannot be read, and may be whole."""
+
+    def __init__(self, path: Path, why: str, remedy: str) -> None:
+        super().__init__(f"{path}: {why}; {remedy}")
+        self.why = why
+
+
+class OtherVersion(UnreadCheckpoint):
     """A whole checkpoint that another version of zerolora wrote."""
 
 
@@ -118,10 +127,22 @@ def write(folder: Path, state: State, resume_key: dict[str, Any], run_fingerprin
 def read(path: Path) -> tuple[State, dict[str, Any]]:
     """Return a checkpoint and its manifest, every byte of it checked.
 
-    Raises CorruptCheckpoint if it is damaged, OtherVersion, and UserError if the operating system cannot read it, not
-    after some seconds either.
+    Raises CorruptCheckpoint if it is damaged, OtherVersion, and UnreadCheckpoint if the operating system cannot read
+    it, not after some seconds either.
     """
     return _patiently(_read, path)
+
+
+def read_chosen(path: Path, rank: int) -> State:
+    """Return a checkpoint that rank 0 has chosen or written. Raises UserError if this rank cannot read it."""
+    try:
+        return read(path)[0]
+    except CorruptCheckpoint as error:
+        here = f"rank {rank} on {socket.gethostname()}"
+        raise UserError(
+            f"{path}: rank 0 has chosen it, and {here} cannot use it: {error}; put work/ on a file system that all "
+            "nodes share, then run it again"
+        ) from None
 
 
 def header(path: Path, pauses: Sequence[float] | None = None) -> dict[str, Any]:
@@ -168,9 +189,11 @@ def _header(path: Path) -> dict[str, Any]:
         raise CorruptCheckpoint(f"not a whole checkpoint ({error})") from None
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if isinstance(version, int) and version != VERSION:
+        formats = f"format {shown(version)}; this version reads {VERSION}"
         raise OtherVersion(
-            f"{path}: another version of zerolora wrote this checkpoint (format {shown(version)}; this version reads "
-            f"{VERSION}); finish the run with that version, or write train.resume: never to train from the beginning"
+            path,
+            f"another version of zerolora wrote this checkpoint ({formats})",
+            "finish the run with that version, or write train.resume: never to train from the beginning",
         )
     if version != VERSION:
         raise CorruptCheckpoint(f"its format is {shown(version)}")
@@ -194,9 +217,8 @@ def _patiently(action: Callable[[Path], Read], path: Path, pauses: Sequence[floa
         except OSError as error:
             if pause is None:
                 remedy = REMEDIES.get(error.errno or 0, "look at that file, and run it again")
-                raise UserError(
-                    f"{path}: {error.strerror or error}; {remedy}; train.resume: never trains from the beginning"
-                ) from None
+                why = error.strerror or str(error)
+                raise UnreadCheckpoint(path, why, f"{remedy}; train.resume: never trains from the beginning") from None
             time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
 

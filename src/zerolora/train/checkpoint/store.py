@@ -3,7 +3,8 @@
     work/checkpoints/<run>/<key>/step-00000060.safetensors
 
 `key` is a hash of the resume key (resume_key.py), everything that the losses depend on, so any checkpoint of a folder
-may be resumed. Checkpoints are written by a thread while training goes on.
+may be resumed. Another version may write the same key otherwise: a folder of another name is this run's own, too, if
+the key in its checkpoints says the same. Checkpoints are written by a thread while training goes on.
 
 Only whole checkpoints that are older than the kept ones are deleted. A damaged one is renamed to `damaged-step-…`, and
 those that a run does not resume, as it starts again from the beginning, to `earlier-step-…` until it has as many of its
@@ -16,32 +17,36 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
 
-from zerolora.config.compared import value_left_out
-from zerolora.config.settings import TrainSettings
-from zerolora.errors import UserError, shown
+from zerolora.config.compared import filled
+from zerolora.errors import UserError, shown, wording
 from zerolora.files import canonical
 from zerolora.train.checkpoint.format import (
     SUFFIX,
     CorruptCheckpoint,
     State,
+    UnreadCheckpoint,
     header,
     newest_first,
     path_of,
     read,
     write,
 )
+from zerolora.train.plan import TrainingPlan
 
 LOCK_SECONDS = 10
 """How long a predecessor may take to die: Slurm starts a requeued job while the old one's last task is being killed."""
 DAMAGED, EARLIER = "damaged", "earlier"
 """What is put before the names of checkpoints that are set aside."""
+SETTING = "train."
+"""What the keys of settings begin with in a resume key."""
 FINISHED = "finished"
 """File beside the checkpoints of a run whose adapter is published."""
 
@@ -64,7 +69,7 @@ class Checkpoints:
         self.of_run, self.resume_key, self.run_fingerprint = of_run, resume_key, run_fingerprint
         self.every_steps, self.every_seconds, self.keep = every_steps, 60 * every_minutes, keep
         self._last = time.monotonic()
-        self.folder = of_run / hashlib.sha256(canonical(resume_key).encode()).hexdigest()[:16]
+        self.folder = self._folder()
         self._finished = self.folder / FINISHED
         self._named: Path | None = None
         self._lock: IO[str] | None = None
@@ -72,6 +77,22 @@ class Checkpoints:
         self._failure: BaseException | None = None
         self.size = 0
         """Bytes of the last checkpoint that this process wrote; 0 before."""
+
+    def _folder(self) -> Path:
+        """Return the folder of this run and key: the one of its name, unless only another one has its checkpoints.
+
+        Every rank decides for itself, before any of them writes.
+        """
+        own = self.of_run / hashlib.sha256(canonical(self.resume_key).encode()).hexdigest()[:16]
+        if newest_first(own):
+            return own
+        for path in self._newest_of_each(folder for folder in self.of_run.glob("*/") if folder != own):
+            for each in newest_first(path.parent):
+                with suppress(CorruptCheckpoint, UnreadCheckpoint):
+                    if not differences(header(each, pauses=())["resume_key"], self.resume_key):
+                        return path.parent
+                    break
+        return own
 
     def choose(self, resume: str) -> tuple[Path | None, list[str]]:
         """Return the checkpoint to resume, None to start anew, and lines about others that are not resumed.
@@ -136,7 +157,7 @@ class Checkpoints:
         lines: list[str] = []
         for path, _, manifest in self._whole(lines):
             if self._of_other_finished(manifest):
-                return None, [*lines, f"{path} is of a finished run; training starts anew"]
+                return None, [*lines, wording(f"{path} is of a finished run; training starts anew")]
             return path, lines
         return None, [*lines, *self._of_other_configs()]
 
@@ -151,7 +172,7 @@ class Checkpoints:
         lines: list[str] = []
         for path, state, manifest in self._whole(lines, after=begin.step):
             if self._of_other_finished(manifest):
-                lines.append(f"{path} is of a finished run; training starts anew from {named}")
+                lines.append(wording(f"{path} is of a finished run; training starts anew from {named}"))
                 self._finished.unlink()
                 for newer in newest_first(self.folder):
                     if newer > path_of(self.folder, begin.step):
@@ -159,9 +180,10 @@ class Checkpoints:
                 break
             # Their losses tell: all checkpoints of a folder have one resume key, but not one line of steps.
             if torch.equal(state.loop["loss"][: begin.step], begin.loop["loss"]):
-                return path, [*lines, f"{path} goes on from {named}, which train.resume names"]
-            why = f"it does not go on from {named}, which train.resume names"
-            lines.append(f"{path} is passed over: {why}; it is now {set_aside(path, EARLIER).name}")
+                return path, [*lines, wording(f"{path} goes on from {named}, which train.resume names")]
+            aside = set_aside(path, EARLIER).name
+            why = wording(f"it does not go on from {named}, which train.resume names")
+            lines.append(wording(f"{path} is passed over: {why}; it is now {aside}"))
         return named, lines
 
     def _whole(self, lines: list[str], after: int = 0) -> Iterator[tuple[Path, State, dict[str, Any]]]:
@@ -173,7 +195,8 @@ class Checkpoints:
             try:
                 yield path, *read(path)
             except CorruptCheckpoint as error:
-                lines.append(f"{path} is passed over: {error}; it is now {set_aside(path, DAMAGED).name}")
+                aside = set_aside(path, DAMAGED).name
+                lines.append(wording(f"{path} is passed over: {error}; it is now {aside}"))
 
     def _of_other_finished(self, manifest: dict[str, Any]) -> bool:
         """Tell whether this run is finished, and something has changed since the checkpoint of this manifest."""
@@ -229,16 +252,27 @@ class Checkpoints:
 
     def _of_other_configs(self) -> Iterator[str]:
         """Say why the newest unfinished checkpoint of another config is not resumed, if there is one."""
-        folders = [folder for folder in self.of_run.glob("*/") if not (folder / FINISHED).exists()]
-        others = [path for folder in folders if folder != self.folder for path in folder.glob(f"step-*{SUFFIX}")]
-        for path in sorted(others, key=lambda path: path.lstat().st_mtime, reverse=True)[:1]:
+        others = [each for each in self.of_run.glob("*/") if each != self.folder and not (each / FINISHED).exists()]
+        for path in self._newest_of_each(others)[:1]:
             try:
                 manifest = header(path, pauses=())
-            except (CorruptCheckpoint, UserError):
-                return
-            if manifest["step"] < manifest["steps"]:
-                why = "; ".join(differences(manifest["resume_key"], self.resume_key))
-                yield f"{path} is not resumed, since {why}; training starts anew"
+            except CorruptCheckpoint as error:
+                yield wording(f"{path} is not resumed: {error}; training starts anew")
+            except UnreadCheckpoint as error:
+                yield wording(f"{path} is not resumed: {error.why}; training starts anew")
+            else:
+                if manifest["step"] < manifest["steps"]:
+                    why = "; ".join(differences(manifest["resume_key"], self.resume_key))
+                    yield wording(f"{path} is not resumed, since {why}; training starts anew")
+
+    def _newest_of_each(self, folders: Iterable[Path]) -> list[Path]:
+        """Return the checkpoint that was written last in each of some folders, the newest first."""
+        written = [
+            max(paths, key=lambda path: path.lstat().st_mtime)
+            for folder in folders
+            if (paths := [*folder.glob(f"step-*{SUFFIX}")])
+        ]
+        return sorted(written, key=lambda path: path.lstat().st_mtime, reverse=True)
 
 
 def set_aside(path: Path, why: str) -> Path:
@@ -259,15 +293,32 @@ def _is_whole(path: Path) -> bool:
 
 
 def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Return one text for each key in which two resume keys differ, as in `train.seed was 1 and is 2`."""
+    """Return one text for each key in which two resume keys differ, as in `train.seed was 1 and is 2`.
 
-    def value(settings: dict[str, Any], key: str) -> str:
-        return shown(settings[key] if key in settings else value_left_out(TrainSettings, key.removeprefix("train.")))
+    A key that one of them leaves out has its neutral value.
+    """
+    return [_difference(*each) for each in _differing(_whole(recorded), _whole(wanted))]
 
-    return [
-        f"{key} was {value(recorded, key)} and is {value(wanted, key)}"
-        if key.startswith("train.")
-        else f"the {key} is another"
-        for key in sorted(recorded.keys() | wanted.keys())
-        if recorded.get(key) != wanted.get(key)
-    ]
+
+def _whole(resume_key: dict[str, Any]) -> dict[str, Any]:
+    """Return a resume key with the settings that it leaves out."""
+    settings = {key.removeprefix(SETTING): value for key, value in resume_key.items() if key.startswith(SETTING)}
+    others = {key: value for key, value in resume_key.items() if not key.startswith(SETTING)}
+    return others | {f"{SETTING}{key}": value for key, value in filled(TrainingPlan, settings).items()}
+
+
+def _differing(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, value, other value) of what differs in two objects, down to the keys of their sections."""
+    if isinstance(before, dict) and isinstance(now, dict) and before and now:
+        for inner in sorted(before.keys() | now.keys()):
+            yield from _differing(before.get(inner), now.get(inner), f"{key}.{inner}" if key else inner)
+    elif before != now:
+        yield key, before, now
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    if not key.startswith(SETTING):
+        return wording(f"the {key} is another")
+    if shown(before) == shown(now):  # both are cut
+        return wording(f"{key} is another")
+    return wording(f"{key} was {shown(before)} and is {shown(now)}")

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.compared import compared
 from zerolora.config.settings import Canary, TrainSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json, write_json
@@ -132,5 +133,6 @@ def _agree(risky: list[float], safe: list[float], tolerance: float) -> bool:
 def _key(settings: TrainSettings, zero: dict[str, Any], paths: dict[str, Path]) -> str:
     inputs = [read_json(paths[name] / MANIFEST, "zerolora prepare")["files"] for name in ("data", "packing")]
     inputs.append(read_json(paths["weights"], "zerolora weights")["files"])
-    what = {"settings": settings.model_dump(mode="json", exclude={"resume", "tracker"}), "zero": zero, "inputs": inputs}
+    decides = {key: value for key, value in compared(settings).items() if key not in ("resume", "tracker")}
+    what = {"settings": decides, "zero": zero, "inputs": inputs}
     return hashlib.sha256(canonical(what).encode()).hexdigest()[:16]

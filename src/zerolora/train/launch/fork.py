@@ -16,6 +16,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from zerolora.errors import wording
+
 REQUEST = "ZEROLORA_FORK"
 """What to fork, as JSON of Request; not set in the environment of a process that is a rank itself."""
 FORKABLE_THREADS = {"jemalloc_bg_thd"}
@@ -66,7 +68,7 @@ def _fork(request: Request) -> None:
     sys.stderr.flush()
     hindrance = _hindrance()
     if hindrance:
-        _say_slower(f"a fork would lack {hindrance}")
+        _say_slower(wording(f"a fork would lack {hindrance}"))
     for rank in request.environments:
         pid = os.fork()
         if not pid:
@@ -91,14 +93,14 @@ def _start(request: Request, rank: str, *, forkable: bool) -> None:
     os.close(request.start)
     called = forkable and _cuda_was_called()
     if called and rank == next(iter(request.environments)):
-        _say_slower("a library has called CUDA before the fork")
+        _say_slower(wording("a library has called CUDA before the fork"))
     if called or not forkable:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (this same command)
     _draw_anew()
 
 
 def _say_slower(why: str) -> None:
-    said = f"each rank loads its libraries itself, which takes longer: {why}"
+    said = wording(f"each rank loads its libraries itself, which takes longer: {why}")
     print(f"{PREFIX}{said}", file=sys.stderr, flush=True)
 
 
@@ -108,9 +110,9 @@ def _hindrance() -> str | None:
     names = [(task / "comm").read_text().strip() for task in tasks.iterdir() if task.name != str(os.getpid())]
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
-        return "the CUDA context that a library has made"
+        return wording("the CUDA context that a library has made")
     others = sorted(set(names) - FORKABLE_THREADS)
-    return f"threads that a library has started ({', '.join(others)})" if others else None
+    return wording(f"threads that a library has started ({', '.join(others)})") if others else None
 
 
 def _cuda_was_called() -> bool:

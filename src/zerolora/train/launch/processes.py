@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, wording
 from zerolora.log import PREFIX
 from zerolora.train.launch.fork import REQUEST, Request
 from zerolora.train.launch.stop_signals import STOPPED
@@ -174,12 +174,12 @@ def check(codes: Codes, logs: Logs, what: str = "rank") -> None:
     last lines."""
     for rank in failed(codes)[:1]:
         code, log = codes[rank] or 0, logs(rank)
-        reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        reason = wording(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
         lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log and log.is_file() else []
         mistake = list(itertools.takewhile(lambda line: line.startswith(PREFIX), reversed(lines)))
         if code == MISTAKE and mistake:
             raise UserError("\n".join(line.removeprefix(PREFIX) for line in reversed(mistake)))
-        first = f"{what} {rank} failed with {reason}" + ("; its last lines:" if lines else "")
+        first = wording(f"{what} {rank} failed with {reason}{'; its last lines:' if lines else ''}")
         raise UserError("\n".join([first, *lines]))
 
 

@@ -46,6 +46,11 @@ COLUMNS = (
     "gpu_memory_bytes",
     "gpu_energy_joules",
 )
+MEASURED = (
+    *("step", "tokens_per_second", "tflops_per_second", "seconds", "between_seconds"),
+    *(f"{part}_seconds" for part in PARTS),
+)
+"""The columns that are empty in no line of a step that was measured."""
 ROUTED = ((), LOAD, (*LOAD, AUXILIARY))
 """The further columns of a mixture of experts."""
 FILE = "telemetry.csv"
@@ -212,9 +217,12 @@ def text(rows: list[Row], columns: tuple[str, ...] = COLUMNS, header: bool = Tru
 
 
 def read(path: Path) -> list[Row]:
-    """Return the whole lines of a telemetry file; none if there is no such file, or it has other columns."""
+    """Return the whole lines of a telemetry file; none if there is no such file, or it has other columns.
+
+    A line that is damaged, so that it lacks a number, counts as one that is not there.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     except OSError:
         return []
     columns = tuple(lines[0].strip().split(",")) if lines else ()
@@ -222,7 +230,8 @@ def read(path: Path) -> list[Row]:
         return []
     # A process that was killed may have left half a line.
     whole = [line.rstrip("\n").split(",") for line in lines[1:] if line.endswith("\n")]
-    return [dict(zip(columns, map(_value, cells), strict=True)) for cells in whole if len(cells) == len(columns)]
+    rows = [dict(zip(columns, map(_value, cells), strict=True)) for cells in whole if len(cells) == len(columns)]
+    return [row for row in rows if None not in [row[name] for name in MEASURED]]
 
 
 def _cell(name: str, value: Any) -> Any:
