@@ -69,8 +69,12 @@ def check_user_config(path: str, user: Any, target: Target, key: str = "render.s
         mistakes += _partition_faults(zero, strategy, target.ranks)
         if zero.get("zero_quantized_gradients") and target.device == "cpu":
             # deepspeed/runtime/comm/coalesced_collectives.py, all_to_all_quant_reduce
-            text = f"{ZERO}.zero_quantized_gradients: hardware.device is cpu, which has no kernels for it; remove it"
-            mistakes.append(Fault((ZERO, "zero_quantized_gradients"), text))
+            mistakes.append(
+                Fault(
+                    (ZERO, "zero_quantized_gradients"),
+                    f"{ZERO}.zero_quantized_gradients: hardware.device is cpu, which has no kernels for it; remove it",
+                )
+            )
     if mistakes:
         lines = lines_of(Path(path))
         where = [(path if (line := line_at(lines, each.at)) is None else f"{path}:{line}") for each in mistakes]
