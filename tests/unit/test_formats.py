@@ -496,6 +496,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         _calls({"function": {"name": "f", "arguments": {"a": ["\ud800"]}}}),
         "messages[1].tool_calls[0].function.arguments.a[0] holds half a character",
     ),
+    (
+        "messages",
+        _calls({"function": {"name": "f", "arguments": '{"a": {"b": 1, "b": 2}}'}}),
+        "messages[1].tool_calls[0].function.arguments has the key 'b' twice in one object, of which one value would",
+    ),
     ("messages", _calls({"id": 5, **CALL}), "messages[1].tool_calls[0].id is 5; write a text"),
     ("messages", _chat({"role": "assistant", "function_call": "f"}), "messages[1].function_call is 'f'; write"),
     ("messages", _chat({"role": "tool", "content": "x", "name": 1}), "messages[1].name is 1; write a text"),

@@ -658,6 +658,24 @@ def test_null_of_json_is_kept_and_what_a_table_fills_in_is_not(tmp_path: Path) -
     assert [_arguments(example) for example in _read(tmp_path / "rows.parquet")] == [{"a": 1}, {"b": 2}]
 
 
+def test_objects_that_a_table_holds_as_json_keep_their_nulls(tmp_path: Path) -> None:
+    """As `datasets` writes those whose keys differ between rows: turns, arguments, and properties of tools."""
+    row = _calling(NULLS)
+    text = pyarrow.array([json.dumps(turn) for turn in row["messages"]], pyarrow.json_())
+    schema = pyarrow.StructArray.from_arrays(
+        [pyarrow.array([json.dumps({"default": None})], pyarrow.json_()), pyarrow.nulls(1, pyarrow.string())],
+        ["parameters", "strict"],
+    )
+    tool = pyarrow.StructArray.from_arrays([schema, pyarrow.array(["function"])], ["function", "type"])
+    table = pyarrow.table(
+        {"messages": pyarrow.ListArray.from_arrays([0, 2], text), "tools": pyarrow.ListArray.from_arrays([0, 1], tool)}
+    )
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    (example,) = _read(tmp_path / "rows.parquet")
+    assert _arguments(example) == NULLS
+    assert example.tools == [{"function": {"parameters": {"default": None}}, "type": "function"}]
+
+
 # Stanford Alpaca's prompts
 
 BELOW = "<s>Below is an instruction that describes a task"

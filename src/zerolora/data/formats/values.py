@@ -1,12 +1,12 @@
 """Checks of a row's values: each returns the value, or raises BadRow with the name, the value and what to write."""
 
-import json
 import operator
 from collections.abc import Iterator
 from math import isnan
 from typing import Any
 
 from zerolora.data.example import BadRow
+from zerolora.data.records import STRICT, TwiceError, Written
 from zerolora.errors import shown
 
 
@@ -23,7 +23,9 @@ def json_of(value: Any, name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return STRICT.decode(value)
+    except TwiceError as error:
+        raise BadRow(f"{name} {error}") from None
     except (ValueError, RecursionError) as error:
         raise BadRow(f"{name} is {shown(value)}, which is not JSON ({error}); correct it") from None
 
@@ -90,7 +92,10 @@ def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a nested value without the keys that are null: a table fills them in where another row has a value."""
+    """Return a nested value without the keys that are null: a table fills them in where another row has a value. Those
+    of an object that the table holds as JSON are its own."""
+    if isinstance(value, Written):
+        return value
     if isinstance(value, dict):
         return {key: without_nulls(held) for key, held in value.items() if held is not None}
     if isinstance(value, list):
