@@ -195,9 +195,19 @@ def test_a_completion_needs_an_answer() -> None:
 def test_thoughts_reach_the_template_or_are_refused(key: str, row: Any) -> None:
     expected = f"{U}Hi<|im_end|>\n{A}«<think>\nTwo and two.\n</think>\n\n4<|im_end|>»"
     assert learnt(row(key), template="qwen3") == expected
-    text = refused(row(key))
-    assert f"leaves out {key} of the assistant message" in text and f"ignore: [{key}]" in text
+    for template in ("smollm2", "gemma-4", "command-r7b"):
+        text = refused(row(key), template=template)
+        assert f"leaves out {key} of the assistant message" in text and f"ignore: [{key}]" in text
     assert taught(row(key), reading=Reading(ignored=frozenset({key}))) == ["4"]
+
+
+@pytest.mark.parametrize("template", ["gemma-4", "command-r7b"])
+def test_thoughts_of_the_last_answer_are_not_lost_behind_an_empty_thought(template: str) -> None:
+    """Such templates ask for an answer with a thought that is closed already."""
+    row = {"messages": [HI, said("1"), AGAIN, said("2", reasoning_content="Two.")]}
+    assert "leaves out reasoning_content of the assistant message 4" in refused(row, template=template, loss="last")
+    del row["messages"][-1]["reasoning_content"]
+    assert taught(row, template=template, loss="last")[0].startswith("2")
 
 
 def test_thoughts_of_an_earlier_turn_that_the_template_drops() -> None:
