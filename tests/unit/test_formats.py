@@ -1,6 +1,8 @@
 """Every form of row becomes the same Example, and every bad row says what to write."""
 
 import copy
+import datetime
+import decimal
 import json
 from pathlib import Path
 from typing import Any
@@ -501,6 +503,40 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         _calls({"function": {"name": "f", "arguments": '{"a": {"b": 1, "b": 2}}'}}),
         "messages[1].tool_calls[0].function.arguments has the key 'b' twice in one object, of which one value would",
     ),
+    *(
+        (
+            "messages",
+            _calls({"function": {"name": "f", key: {"a": 1}}}),
+            f"messages[1].tool_calls[0].function.{key} is {{'a': 1}}, and a call has a name and arguments alone; write "
+            f'{{"name": ..., "arguments": {{...}}}}, or ignore: [{key}] to leave it out',
+        )
+        for key in ("parameters", "args", "input", "kwargs", "Arguments")
+    ),
+    (
+        "messages",
+        _calls({**CALL, "result": "5"}),
+        "messages[1].tool_calls[0].result is '5', and a call has a name and arguments alone",
+    ),
+    (
+        "sharegpt",
+        _share({"from": "function_call", "value": '{"name": "f", "parameters": {"a": 1}}'}),
+        "conversations[1].value.parameters is {'a': 1}, and a call has a name and arguments alone",
+    ),
+    (
+        "messages",
+        _chat({**CALLING, "function_call": {"name": "add", "arguments": "{}"}}),
+        "messages[1].function_call and messages[1].tool_calls are not the same calls; keep one",
+    ),
+    *(
+        ("messages", _calls({"function": {"name": "f", "arguments": {"a": [held]}}}), f"{path}.a[0] is {held!r}, which")
+        for path in ["messages[1].tool_calls[0].function.arguments"]
+        for held in (datetime.time(10, 30), b"x", decimal.Decimal("1.5"), ("a", 1))
+    ),
+    (
+        "messages",
+        {**_chat(ANSWER), "tools": [{"name": "f", "since": datetime.date(2024, 5, 1)}]},
+        "tools[0].since is datetime.date(2024, 5, 1), which JSON cannot hold; write it as text",
+    ),
     ("messages", _calls({"id": 5, **CALL}), "messages[1].tool_calls[0].id is 5; write a text"),
     ("messages", _chat({"role": "assistant", "function_call": "f"}), "messages[1].function_call is 'f'; write"),
     ("messages", _chat({"role": "tool", "content": "x", "name": 1}), "messages[1].name is 1; write a text"),
@@ -587,6 +623,22 @@ def test_numbers_of_numpy_become_pythons() -> None:
     tokens = parse({"input_ids": [np.int64(5), np.uint16(6)], "labels": [np.int64(-100), 6]}, "tokens", Reading())
     assert tokens == Example(tokens=[5, 6], labels=[-100, 6])
     assert {type(token) for token in [*(tokens.tokens or []), *(tokens.labels or [])]} == {int}
+
+
+def test_what_a_call_holds_beside_its_arguments() -> None:
+    called = {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}
+    for message in (
+        {"function_call": called, "tool_calls": [{"id": "x", "index": 0, **CALL}]},
+        {"function_call": "", "tool_calls": [{"id": "x", **CALL, "result": None}]},
+        {"function_call": {}, "tool_calls": [{"id": "x", "function": {**CALL["function"], "parsed_arguments": {}}}]},
+    ):
+        row = _chat({"role": "assistant", **message})
+        assert (parse(row, "messages", Reading()).messages or [])[1]["tool_calls"] == [{"id": "x", **CALL}]
+    row = _calls({"function": {**CALL["function"], "parameters": {"a": 1}}, "result": "5"})
+    reading = Reading(ignored=frozenset({"parameters", "result"}))
+    assert (parse(row, "messages", reading).messages or [])[1]["tool_calls"] == [CALL]
+    turn = {"from": "function_call", "value": json.dumps({**CALL["function"], "parameters": {"a": 1}})}
+    assert (parse(_share(turn), "sharegpt", reading).messages or [])[1]["tool_calls"] == [CALL]
 
 
 def test_arguments_written_as_json_keep_their_nulls() -> None:

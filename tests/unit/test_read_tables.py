@@ -271,7 +271,11 @@ def _nested(texts: list[bytes | None]) -> dict[str, Any]:
 @pytest.mark.parametrize(("form", "name"), FORMS)
 def test_json_in_a_table_is_what_was_written(tmp_path: Path, form: str, name: str) -> None:
     """As `datasets` writes objects whose keys differ between rows."""
-    for text, value in ((b'{"a": {"b": null}, "c": [1]}', {"a": {"b": None}, "c": [1]}), (b'"x"', "x"), (b"null", None)):
+    for text, value in (
+        (b'{"a": {"b": null}, "c": [1]}', {"a": {"b": None}, "c": [1]}),
+        (b'"x"', "x"),
+        (b"null", None),
+    ):
         _write_table(tmp_path / name, pyarrow.table(_nested([text, None])), form, 2)
         both = [
             {

@@ -34,6 +34,8 @@ ROLES = {
 NAMED = ("system", "user", "assistant", "tool")
 OURS = frozenset({"system", "user", "assistant", "tool"})
 CALL = '{"name": ..., "arguments": {...}}'
+OF_CALL = ("id", "type", "index")
+"""What a call may have beside what it calls, and with which arguments."""
 CONVERSATION = ("system", "system_prompt", "tools", "functions")
 """The fields of every form of conversations, beside the conversation itself."""
 _CONVERSATION, _REASONING = frozenset(CONVERSATION), frozenset(REASONING)
@@ -217,22 +219,29 @@ def _learnt(turn: Row) -> bool | None:
 
 
 def _calls(turn: Row, filled_in: bool) -> list[dict[str, Any]]:
-    if (called := turn.get("function_call")) is not None:  # OpenAI's form from before a message could hold several
-        return [call_of(called, turn.name("function_call"), filled_in)]
-    calls, name = [], turn.name("tool_calls")
+    calls, name, ignored = [], turn.name("tool_calls"), turn.reading.ignored
     listed = turn.get("tool_calls")
     found = [] if is_blank(listed) else objects_of(listed, name)
     for number, call in enumerate(found):
         where = f"{name}[{number}]"
         kept = {"id": text_of(call["id"], f"{where}.id")} if call.get("id") is not None else {}
-        calls.append({**kept, **call_of(call.get("function"), f"{where}.function", filled_in and found is listed)})
-    return calls
+        function = call_of(call.get("function"), f"{where}.function", filled_in and found is listed, ignored)
+        _check_keys(call, ("function", *OF_CALL), where, ignored)
+        calls.append({**kept, **function})
+    # OpenAI's form from before a message could hold several.
+    if is_blank(called := turn.get("function_call")):
+        return calls
+    single = call_of(called, turn.name("function_call"), filled_in, ignored)
+    if calls and [call["function"] for call in calls] != [single["function"]]:
+        raise BadRow(f"{turn.name('function_call')} and {name} are not the same calls; keep one")
+    return calls or [single]
 
 
-def call_of(value: Any, name: str, filled_in: bool = False) -> dict[str, Any]:
+def call_of(value: Any, name: str, filled_in: bool = False, ignored: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return a tool call as chat templates expect it: its arguments are an object, not JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise BadRow(f"{name} is {shown(value)}; write {CALL}")
+    _check_keys(value, ("name", "arguments", *OF_CALL), name, ignored)
     given = value.get("arguments")
     arguments = {} if given is None or given == "" else json_of(given, f"{name}.arguments")
     if not isinstance(arguments, dict):
@@ -240,6 +249,17 @@ def call_of(value: Any, name: str, filled_in: bool = False) -> dict[str, Any]:
     if filled_in and arguments is given:
         arguments = without_nulls(arguments)
     return {"type": "function", "function": encodable({"name": value["name"], "arguments": arguments}, name)}
+
+
+def _check_keys(call: dict[str, Any], known: tuple[str, ...], name: str, ignored: frozenset[str]) -> None:
+    """Raise BadRow for a key of a call that would be lost, as arguments of another name."""
+    for key, held in call.items():
+        if key not in known and key not in ignored and not is_blank(held):
+            word = shown(key)[1:-1]
+            raise BadRow(
+                f"{name}.{word} is {shown(held)}, and a call has a name and arguments alone; write {CALL}, or ignore: "
+                f"[{word}] to leave it out"
+            )
 
 
 def _content(value: Any, name: str, optional: bool) -> str:

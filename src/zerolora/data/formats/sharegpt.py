@@ -37,19 +37,19 @@ def _sharegpt(row: Row) -> Example:
 def _turn(turn: Row, filled_in: bool) -> Turn:
     role, value, name = role_of(turn, "from", SPEAKERS), turn.get("value"), turn.name("value")
     if role == CALLING:
-        return finished(turn, _calling(value, name))
+        return finished(turn, _calling(value, name, turn.reading.ignored))
     text = text_of(value, name)
     return finished(turn, message_of(role, filled(text, name) if role == "assistant" else text))
 
 
-def _calling(value: Any, name: str) -> dict[str, Any]:
+def _calling(value: Any, name: str, ignored: frozenset[str]) -> dict[str, Any]:
     """Return a turn that calls tools: one call or a list of them, as JSON, behind a thought or not."""
     thought = THOUGHT.match(value) if isinstance(value, str) else None
     called = json_of(value[thought.end() :] if thought else value, name)
     if isinstance(called, list) and called:
-        calls = [call_of(call, f"{name}[{number}]") for number, call in enumerate(called)]
+        calls = [call_of(call, f"{name}[{number}]", ignored=ignored) for number, call in enumerate(called)]
     else:
-        calls = [call_of(called, name)]
+        calls = [call_of(called, name, ignored=ignored)]
     return {**message_of("assistant", text_of(thought[0], name) if thought else ""), "tool_calls": calls}
 
 

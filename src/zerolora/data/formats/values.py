@@ -64,22 +64,25 @@ def filled(text: str, name: str) -> str:
 
 
 def encodable(value: Any, name: str) -> Any:
-    """Return a nested value after checking that all texts in it can be encoded."""
-    for path, text in _texts(value, name):
-        text_of(text, path)
+    """Return a nested value after checking that JSON can hold it: a table may have dates in it, and bytes."""
+    for path, leaf in _leaves(value, name):
+        if isinstance(leaf, str):
+            text_of(leaf, path)
+        elif leaf is not None and not isinstance(leaf, (int, float)):
+            raise BadRow(f"{path} is {shown(leaf)}, which JSON cannot hold; write it as text")
     return value
 
 
-def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield name, value
-    elif isinstance(value, dict):
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
         for key, held in value.items():
             yield f"a key of {name}", key
-            yield from _texts(held, f"{name}.{shown(key)[1:-1]}")
+            yield from _leaves(held, f"{name}.{shown(key)[1:-1]}")
     elif isinstance(value, list):
         for number, held in enumerate(value):
-            yield from _texts(held, f"{name}[{number}]")
+            yield from _leaves(held, f"{name}[{number}]")
+    else:
+        yield name, value
 
 
 def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
