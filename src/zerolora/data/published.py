@@ -1,8 +1,6 @@
 """Splits and configs that a data set was published with, recognized by the names of its files and by its README.md.
 
-The names are those of the Hugging Face hub (`datasets`, data_files.py), and usual ones beside: a word of KEYWORDS in a
-file's or folder's name, between characters that are no letters or in testData. The README.md of a hub data set may say
-the same in its `configs`.
+The README.md of a hub data set may say in its `configs` what the names do not (split_names.py).
 """
 
 import re
@@ -14,18 +12,9 @@ import yaml
 
 from zerolora.config.schema import Split
 from zerolora.data.sources_block import LEFT_OUT, block
+from zerolora.data.split_names import split_of
 from zerolora.errors import UserError
 
-KEYWORDS = {
-    **dict.fromkeys(("train", "training", "trainset", "trn"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "validset", "valset", "devset"), "validation"),
-    **dict.fromkeys(("test", "testing", "testset", "tst", "devtest", "testdev"), "test"),
-    **dict.fromkeys(
-        ("eval", "evaluation", "evalset", "heldout", "held_out", "held-out", "holdout", "hold-out"), "eval"
-    ),
-}
-HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-WORD = re.compile(rf"(?<![^\W\d_])({'|'.join(sorted(KEYWORDS, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE)
 LONGEST_README = 1 << 20  # characters
 FRONT = re.compile(r"\A\ufeff?---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", re.DOTALL)
 Key = TypeVar("Key")
@@ -99,12 +88,6 @@ def _named(path: Path) -> tuple[str, str]:
     split = next((each for each in reversed(found) if each), "")
     above = next((number for number, each in enumerate(found) if each), len(found) - 1)
     return "/".join(path.parts[:above]) or ".", split
-
-
-def split_of(name: str) -> str:
-    """Return the split that a name contains; "" if none, or more than one."""
-    splits = {KEYWORDS[word.lower()] for word in WORD.findall(HUMP.sub("_", name))}
-    return splits.pop() if len(splits) == 1 else ""
 
 
 def setting_of(split: str) -> str:
