@@ -25,7 +25,7 @@ USER = {"role": "user", "content": "Add 1 and 4."}
 ANSWER = {"role": "assistant", "content": "5"}
 SYSTEM = {"role": "system", "content": "You add."}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [4]}}}
+CALL: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [4]}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "5"}
 
@@ -159,8 +159,6 @@ def test_each_form_is_detected_and_read(form: str, row: dict[str, Any], example:
 @pytest.mark.parametrize(("form", "row", "example"), EXAMPLES)
 def test_lists_may_be_json_as_in_cells_of_csv(form: str, row: dict[str, Any], example: Example) -> None:
     cells = {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
-    if form == "prompt" and isinstance(row["prompt"], list):
-        return  # there a text is a text
     assert detect(cells, Reading()) == form
     assert parse(cells, form, Reading()) == example
 
@@ -559,6 +557,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("prompt", {"prompt": [USER], "completion": [USER]}, "completion has no message of the assistant"),
     ("prompt", {"prompt": [{"role": "x"}], "completion": [ANSWER]}, "prompt[0].role is 'x'; write one of"),
+    (
+        "prompt",
+        {"prompt": str([USER]), "completion": str([ANSWER])},
+        "prompt is \"[{'role': 'user', 'content': 'Add 1 and 4.'}]\", a list as Python writes it; write it as JSON",
+    ),
+    ("prompt", {"prompt": json.dumps([USER])[:-1], "completion": json.dumps([ANSWER])}, 'prompt is \'[{"role": '),
+    ("prompt", {"prompt": json.dumps([USER]), "completion": "5"}, 'prompt is \'[{"role": '),
     ("prompt", {"prompt": "\ud800", "completion": "x"}, "prompt holds half a character"),
     # text
     ("text", {"text": ""}, "text is empty; fill it in or remove the row"),
@@ -591,6 +596,30 @@ def test_bad_rows(form: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRow) as caught:
         parse(row, form, Reading())
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "[1, 2]", "completion": "[2]"},
+        {"prompt": '[{"name": "a"}]', "completion": '[{"name": "b"}]'},
+        {"prompt": '[{"name": "the role"}, {"role": "x"}]', "completion": "a"},
+        {"prompt": "[{role", "completion": "a"},
+        {"prompt": "Write a chat.", "completion": json.dumps([USER, ANSWER])},
+    ],
+)
+def test_a_text_that_is_no_list_of_messages_is_a_text(row: dict[str, Any]) -> None:
+    messages = parse(row, "prompt", Reading()).messages or []
+    assert [message["content"] for message in messages] == [row["prompt"], row["completion"]]
+
+
+def test_keys_of_messages_as_json_may_have_other_names() -> None:
+    row = {name: json.dumps([{"who": role, "content": "x"}]) for name, role in PARTS.items()}
+    example = parse(row, "prompt", Reading({"role": "who"}))
+    assert example.prompt == 1 and [message["role"] for message in example.messages or []] == [*PARTS.values()]
+
+
+PARTS = {"prompt": "user", "completion": "assistant"}
 
 
 def test_reasons_name_the_columns_of_the_file() -> None:
