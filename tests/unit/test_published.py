@@ -184,7 +184,7 @@ def test_a_source_folder_is_checked_by_its_own_name(tmp_path: Path, name: str) -
     line, pasted = refusal(tmp_path, sources={"train": {}, name: {}})
     split = "test" if "test" in name or name == "eval" else "validation"
     assert f"/{name}: holds the published split {split}, which would be trained on" in line
-    assert pasted["sources"] == {name: {"split": split}}
+    assert pasted["sources"] == {name: {"split": split}} and line.endswith("; the other entries of sources stay")
     for chosen in ("train", split):
         assert (
             len(sources_of(prepare_settings(path=str(tmp_path), sources={"train": {}, name: {"split": chosen}}))) == 2

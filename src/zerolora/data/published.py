@@ -59,6 +59,7 @@ def check_not_pooled(
     raise UserError(
         f"{folder}: holds {' and '.join(holds)}, which {why}; write {block(root, settings)} and split: {{{numbers}}}"
         f"{f', which is {first} alone' if several else ''}; an entry without split is divided as split says"
+        f"{'; the other entries of sources stay' * (folder != root)}"
     )
 
 

@@ -19,12 +19,11 @@ OBJECTS = re.compile(r"""\s*\[\s*\{\s*(["'])""")
 
 
 def _prompt(row: Row) -> Example:
-    parts = {row.name(field): row.needed(field) for field in ("prompt", "completion")}
-    listed = [_are_messages(row, value, name) for name, value in parts.items()]
-    if not listed[0] and all(isinstance(value, str) for value in parts.values()):
-        answer = with_thoughts(row, message_of("assistant", row.text("completion")))
-        return conversation([Turn(message_of("user", row.text("prompt"))), answer], row, "completion")
-    if all(listed):
+    question, answer = row.needed("prompt"), row.needed("completion")
+    if isinstance(question, str) and isinstance(answer, str) and not _are_messages(row, "prompt", question):
+        learnt = with_thoughts(row, message_of("assistant", row.text("completion")))
+        return conversation([Turn(message_of("user", row.text("prompt"))), learnt], row, "completion")
+    if _are_messages(row, "prompt", question) and _are_messages(row, "completion", answer):
         prompt, completion = chat(row, "prompt"), chat(row, "completion")
         for field in REASONING:
             if row.get(field):
@@ -32,16 +31,16 @@ def _prompt(row: Row) -> Example:
                     f"{row.name(field)} stands beside lists of messages; move it into the answer it belongs to"
                 )
         return conversation([*prompt, *completion], row, "completion", prompt=len(prompt))
-    seen = " and ".join(f"{name} is {shown(value)}" for name, value in parts.items())
+    seen = f"{row.name('prompt')} is {shown(question)} and {row.name('completion')} is {shown(answer)}"
     raise BadRow(f"{seen}; write two texts, or two lists of messages")
 
 
-def _are_messages(row: Row, value: Any, name: str) -> bool:
+def _are_messages(row: Row, field: str, value: Any) -> bool:
     """Return whether a value is a list of messages, which may be given as JSON text, as in a cell of CSV. Raises BadRow
     if it is one as Python writes it, as pandas' to_csv does."""
     if not isinstance(value, str) or not (begin := OBJECTS.match(value)):
         return isinstance(value, list)
-    role, quote = row.reading.keys.get("role", "role"), begin[1]
+    role, quote, name = row.reading.keys.get("role", "role"), begin[1], row.name(field)
     if f"{quote}{role}{quote}" not in value:
         return False
     if quote == "'":
