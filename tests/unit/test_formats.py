@@ -533,7 +533,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "messages",
         {**_chat(ANSWER), "tools": [{"name": "f", "since": datetime.date(2024, 5, 1)}]},
-        "tools[0].since is datetime.date(2024, 5, 1), which JSON cannot hold; write it as text",
+        "tools[0].since is datetime.date(2024, 5, 1), which JSON has no form for; write it as text",
     ),
     ("messages", _calls({"id": 5, **CALL}), "messages[1].tool_calls[0].id is 5; write a text"),
     ("messages", _chat({"role": "assistant", "function_call": "f"}), "messages[1].function_call is 'f'; write"),

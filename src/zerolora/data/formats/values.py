@@ -64,12 +64,12 @@ def filled(text: str, name: str) -> str:
 
 
 def encodable(value: Any, name: str) -> Any:
-    """Return a nested value after checking that JSON can hold it: a table may have dates in it, and bytes."""
+    """Return a nested value after checking that JSON has a form for it: a table may have dates in it, and bytes."""
     for path, leaf in _leaves(value, name):
         if isinstance(leaf, str):
             text_of(leaf, path)
         elif leaf is not None and not isinstance(leaf, (int, float)):
-            raise BadRow(f"{path} is {shown(leaf)}, which JSON cannot hold; write it as text")
+            raise BadRow(f"{path} is {shown(leaf)}, which JSON has no form for; write it as text")
     return value
 
 
