@@ -243,6 +243,23 @@ def test_a_prompt_is_bounded_in_time_and_size(
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_conversation_that_is_more_than_texts_is_not_asked_without_the_rest(tmp_path: Path, whole: bool) -> None:
+    asks, tool = {"role": "user", "content": "Oslo?"}, {"type": "function", "function": {"name": "weather"}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}
+    said = {"role": "assistant", "content": "3"}
+    for row, text, ignore in (
+        ({"messages": [asks, call]}, "calls tools, which a task does not ask for", None),
+        ({"messages": [asks, call, {"role": "tool", "content": "3"}, said]}, "calls tools", None),
+        ({"messages": [asks, said], "functions": [tool]}, "has tools, which a task does not pass on", "functions"),
+        ({"messages": [asks, {**said, "thinking": "T"}]}, "has thinking, which a task does not pass on", "thinking"),
+    ):
+        with pytest.raises(UserError, match=rf"rows.jsonl:1: {text}.*; (write prompt and answer|name their column in)"):
+            prompts([row], tmp_path, whole=whole)
+        if ignore:
+            assert len(prompts([row], tmp_path, whole=whole, ignore=[ignore])) == 1
+
+
 def test_an_unknown_task_of_the_harness_and_a_missing_network_are_one_line(model: Path, here: Path) -> None:
     with pytest.raises(UserError, match="lm-evaluation-harness has no such task or group.*capitals") as error:
         harness(model, here, "capitls")

@@ -1,6 +1,8 @@
 """Every form of row becomes the same Example, and every bad row says what to write."""
 
 import copy
+import datetime
+import decimal
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ USER = {"role": "user", "content": "Add 1 and 4."}
 ANSWER = {"role": "assistant", "content": "5"}
 SYSTEM = {"role": "system", "content": "You add."}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [4]}}}
+CALL: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [4]}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "5"}
 
@@ -157,8 +159,6 @@ def test_each_form_is_detected_and_read(form: str, row: dict[str, Any], example:
 @pytest.mark.parametrize(("form", "row", "example"), EXAMPLES)
 def test_lists_may_be_json_as_in_cells_of_csv(form: str, row: dict[str, Any], example: Example) -> None:
     cells = {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
-    if form == "prompt" and isinstance(row["prompt"], list):
-        return  # there a text is a text
     assert detect(cells, Reading()) == form
     assert parse(cells, form, Reading()) == example
 
@@ -496,6 +496,45 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         _calls({"function": {"name": "f", "arguments": {"a": ["\ud800"]}}}),
         "messages[1].tool_calls[0].function.arguments.a[0] holds half a character",
     ),
+    (
+        "messages",
+        _calls({"function": {"name": "f", "arguments": '{"a": {"b": 1, "b": 2}}'}}),
+        "messages[1].tool_calls[0].function.arguments has the key 'b' twice in one object, of which one value would",
+    ),
+    *(
+        (
+            "messages",
+            _calls({"function": {"name": "f", key: {"a": 1}}}),
+            f"messages[1].tool_calls[0].function.{key} is {{'a': 1}}, and a call has a name and arguments alone; write "
+            f'{{"name": ..., "arguments": {{...}}}}, or ignore: [{key}] to leave it out',
+        )
+        for key in ("parameters", "args", "input", "kwargs", "Arguments")
+    ),
+    (
+        "messages",
+        _calls({**CALL, "result": "5"}),
+        "messages[1].tool_calls[0].result is '5', and a call has a name and arguments alone",
+    ),
+    (
+        "sharegpt",
+        _share({"from": "function_call", "value": '{"name": "f", "parameters": {"a": 1}}'}),
+        "conversations[1].value.parameters is {'a': 1}, and a call has a name and arguments alone",
+    ),
+    (
+        "messages",
+        _chat({**CALLING, "function_call": {"name": "add", "arguments": "{}"}}),
+        "messages[1].function_call and messages[1].tool_calls are not the same calls; keep one",
+    ),
+    *(
+        ("messages", _calls({"function": {"name": "f", "arguments": {"a": [held]}}}), f"{path}.a[0] is {held!r}, which")
+        for path in ["messages[1].tool_calls[0].function.arguments"]
+        for held in (datetime.time(10, 30), b"x", decimal.Decimal("1.5"), ("a", 1))
+    ),
+    (
+        "messages",
+        {**_chat(ANSWER), "tools": [{"name": "f", "since": datetime.date(2024, 5, 1)}]},
+        "tools[0].since is datetime.date(2024, 5, 1), which JSON has no form for; write it as text",
+    ),
     ("messages", _calls({"id": 5, **CALL}), "messages[1].tool_calls[0].id is 5; write a text"),
     ("messages", _chat({"role": "assistant", "function_call": "f"}), "messages[1].function_call is 'f'; write"),
     ("messages", _chat({"role": "tool", "content": "x", "name": 1}), "messages[1].name is 1; write a text"),
@@ -518,6 +557,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("prompt", {"prompt": [USER], "completion": [USER]}, "completion has no message of the assistant"),
     ("prompt", {"prompt": [{"role": "x"}], "completion": [ANSWER]}, "prompt[0].role is 'x'; write one of"),
+    (
+        "prompt",
+        {"prompt": str([USER]), "completion": str([ANSWER])},
+        "prompt is \"[{'role': 'user', 'content': 'Add 1 and 4.'}]\", a list as Python writes it; write it as JSON",
+    ),
+    ("prompt", {"prompt": json.dumps([USER])[:-1], "completion": json.dumps([ANSWER])}, 'prompt is \'[{"role": '),
+    ("prompt", {"prompt": json.dumps([USER]), "completion": "5"}, 'prompt is \'[{"role": '),
     ("prompt", {"prompt": "\ud800", "completion": "x"}, "prompt holds half a character"),
     # text
     ("text", {"text": ""}, "text is empty; fill it in or remove the row"),
@@ -552,6 +598,30 @@ def test_bad_rows(form: str, row: dict[str, Any], message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "[1, 2]", "completion": "[2]"},
+        {"prompt": '[{"name": "a"}]', "completion": '[{"name": "b"}]'},
+        {"prompt": '[{"name": "the role"}, {"role": "x"}]', "completion": "a"},
+        {"prompt": "[{role", "completion": "a"},
+        {"prompt": "Write a chat.", "completion": json.dumps([USER, ANSWER])},
+    ],
+)
+def test_a_text_that_is_no_list_of_messages_is_a_text(row: dict[str, Any]) -> None:
+    messages = parse(row, "prompt", Reading()).messages or []
+    assert [message["content"] for message in messages] == [row["prompt"], row["completion"]]
+
+
+def test_keys_of_messages_as_json_may_have_other_names() -> None:
+    row = {name: json.dumps([{"who": role, "content": "x"}]) for name, role in PARTS.items()}
+    example = parse(row, "prompt", Reading({"role": "who"}))
+    assert example.prompt == 1 and [message["role"] for message in example.messages or []] == [*PARTS.values()]
+
+
+PARTS = {"prompt": "user", "completion": "assistant"}
+
+
 def test_reasons_name_the_columns_of_the_file() -> None:
     with pytest.raises(BadRow, match="^answer is empty"):
         parse({"q": "a", "answer": ""}, "alpaca", Reading({"instruction": "q", "output": "answer"}))
@@ -582,6 +652,22 @@ def test_numbers_of_numpy_become_pythons() -> None:
     tokens = parse({"input_ids": [np.int64(5), np.uint16(6)], "labels": [np.int64(-100), 6]}, "tokens", Reading())
     assert tokens == Example(tokens=[5, 6], labels=[-100, 6])
     assert {type(token) for token in [*(tokens.tokens or []), *(tokens.labels or [])]} == {int}
+
+
+def test_what_a_call_holds_beside_its_arguments() -> None:
+    called = {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}
+    for message in (
+        {"function_call": called, "tool_calls": [{"id": "x", "index": 0, **CALL}]},
+        {"function_call": "", "tool_calls": [{"id": "x", **CALL, "result": None}]},
+        {"function_call": {}, "tool_calls": [{"id": "x", "function": {**CALL["function"], "parsed_arguments": {}}}]},
+    ):
+        row = _chat({"role": "assistant", **message})
+        assert (parse(row, "messages", Reading()).messages or [])[1]["tool_calls"] == [{"id": "x", **CALL}]
+    row = _calls({"function": {**CALL["function"], "parameters": {"a": 1}}, "result": "5"})
+    reading = Reading(ignored=frozenset({"parameters", "result"}))
+    assert (parse(row, "messages", reading).messages or [])[1]["tool_calls"] == [CALL]
+    turn = {"from": "function_call", "value": json.dumps({**CALL["function"], "parameters": {"a": 1}})}
+    assert (parse(_share(turn), "sharegpt", reading).messages or [])[1]["tool_calls"] == [CALL]
 
 
 def test_arguments_written_as_json_keep_their_nulls() -> None:

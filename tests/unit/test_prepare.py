@@ -164,7 +164,7 @@ def test_columns_are_mapped(folder: Folder) -> None:
     rows = [{"q": row["instruction"], "answer": {"text": row["output"]}} for row in ROWS]
     folder.prepare(rows, format="alpaca", columns={"instruction": "q", "output": "answer.text"})
     assert {row["question"] for row in open_split(folder.output, "test")} <= {row["q"] for row in rows}
-    with pytest.raises(UserError, match=r"columns of rows\.json: no row has a column contxt for input"):
+    with pytest.raises(UserError, match=r"columns of rows\.json: no row holds anything in contxt, for input"):
         folder.prepare(format="alpaca", columns={"instruction": "q", "output": "answer.text", "input": "contxt"})
     with pytest.raises(UserError, match=r"columns of rows\.json: messages is no field of format alpaca; write some of"):
         folder.prepare(format="alpaca", columns={"messages": "q"})
@@ -310,6 +310,43 @@ def test_dropped_lines_leave_one_row_and_the_remedy_is_to_correct_them(folder: F
     assert re.search(r"the first \S*rows\.jsonl:1: ", line)
     assert "; correct the dropped rows, or lower split" in line
     assert len((folder.path / LIST).read_text().splitlines()) == 9
+
+
+@pytest.mark.parametrize("labels", [[IGNORED, 6, 7], [IGNORED, 6, 7, *[IGNORED] * 40, 48]])
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_row_that_truncate_left_empties_says_what_is_enough(
+    folder: Folder, tokenizer: Any, labels: list[int], bos: bool
+) -> None:
+    ids = [tokenizer.bos_token_id if bos else 5, *range(6, 65)]
+    rows = [
+        {"input_ids": [*ids, 100 + number], "labels": labels + [IGNORED] * (61 - len(labels))} for number in range(9)
+    ]
+    folder.write("rows.jsonl", rows)
+    line = failure(folder, path="rows.jsonl", max_length=8, too_long="truncate_left", split=ONE_EACH)
+    end = len(labels)
+    assert f"and truncate_left leaves none of its supervised tokens, which end at token {end}; raise" in line
+    needed = int(re.search(r"raise max_length to (\d+) or more, or write too_long: truncate_right or split", line)[1])  # type: ignore[index]
+    failure(folder, path="rows.jsonl", max_length=needed - 1, too_long="truncate_left", split=ONE_EACH)
+    folder.prepare(path="rows.jsonl", max_length=needed, too_long="truncate_left", split=ONE_EACH)
+
+
+def test_rows_that_learn_other_turns_of_the_same_text_are_no_duplicates(folder: Folder) -> None:
+    said = {"role": "assistant", "content": "x"}
+
+    def row(number: int, weight: int) -> dict[str, Any]:
+        asked = [{"role": "user", "content": content} for content in (f"Hi {number}", "Again")]
+        return {"messages": [asked[0], {**said, "weight": weight}, asked[1], said]}
+
+    def parted(number: int, end: int) -> dict[str, Any]:
+        messages = row(number, 1)["messages"]
+        return {"prompt": messages[:end], "completion": messages[end:]}
+
+    for make, several in ((row, (0, 1)), (parted, (1, 3))):
+        rows = [make(number, how) for number in range(10) for how in several]
+        folder.write("rows.jsonl", [*rows, *rows[:4]])
+        folder.prepare(path="rows.jsonl", duplicates="drop")
+        assert folder.stats()["duplicate_rows"] == 4
+        assert len(folder.all_rows()) == 20
 
 
 def test_duplicates_and_leaks_that_empty_a_set_are_in_the_line(folder: Folder) -> None:

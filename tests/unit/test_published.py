@@ -13,6 +13,7 @@ from goldens import prepare_settings
 from zerolora.config.settings import TaskRowsSettings
 from zerolora.data.published import published
 from zerolora.data.source_files import sources_of
+from zerolora.data.sources_block import of_entries
 from zerolora.data.task_rows import task_rows
 from zerolora.errors import UserError
 
@@ -85,6 +86,9 @@ FOLDERS: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
         },
         (2, 0),
     ),
+    ("dev.jsonl devtest.jsonl", {"dev.jsonl": {"split": "validation"}, "devtest.jsonl": {"split": "test"}}, (0, 0)),
+    # What YAML would read as a number is quoted.
+    ("2023/train.jsonl 2023/test.jsonl", {"2023/train.jsonl": {}, "2023/test.jsonl": {"split": "test"}}, (2, 0)),
     # What no split is named for is divided.
     ("more.jsonl test.jsonl", {"more.jsonl": {}, "test.jsonl": {"split": "test"}}, (2, 0)),
     ("test.jsonl", {"test.jsonl": {"split": "test"}}, (2, 0)),
@@ -168,6 +172,27 @@ def test_a_source_that_is_such_a_folder_is_refused_too(tmp_path: Path, split: st
     assert "holds the published splits test, train, which would be pooled" in line
 
 
+@pytest.mark.parametrize("name", ["2023", "no", "null", "1e5", "On", "a b", "-", "1.5", "~"])
+def test_a_name_that_yaml_misreads_is_quoted(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, "a.jsonl test.jsonl")
+    assert refusal(tmp_path)[1]["sources"] == {f"{name}/a.jsonl": {}, f"{name}/test.jsonl": {"split": "test"}}
+    assert of_entries([(name, "")]) == f'sources: {{"{name}": {{}}}}'
+    assert of_entries([("north/no.jsonl", "")]) == "sources: {north/no.jsonl: {}}"
+
+
+@pytest.mark.parametrize("name", ["test", "dev", "test_sft", "validation_matched", "eval"])
+def test_a_source_folder_is_checked_by_its_own_name(tmp_path: Path, name: str) -> None:
+    write(tmp_path, f"train/a.jsonl train/b.jsonl {name}/a.jsonl {name}/b.jsonl")
+    line, pasted = refusal(tmp_path, sources={"train": {}, name: {}})
+    split = "test" if "test" in name or name == "eval" else "validation"
+    assert f"/{name}: holds the published split {split}, which would be trained on" in line
+    assert pasted["sources"] == {name: {"split": split}} and line.endswith("; the other entries of sources stay")
+    for chosen in ("train", split):
+        assert (
+            len(sources_of(prepare_settings(path=str(tmp_path), sources={"train": {}, name: {"split": chosen}}))) == 2
+        )
+
+
 def test_a_folder_of_a_held_out_split_needs_a_split(tmp_path: Path) -> None:
     write(tmp_path, "a/test/1.jsonl b.jsonl")
     line, pasted = refusal(tmp_path, sources={"a": {}, "b.jsonl": {}})
@@ -204,6 +229,32 @@ def test_a_readme_says_what_the_names_of_files_do_not(tmp_path: Path) -> None:
         "split": pasted["split"],
     }
     assert set(files_by_split(tmp_path, pasted)) == {None, "test"}
+
+
+def test_the_readme_of_the_data_set_counts_for_a_source_that_is_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, "s/1.jsonl b/1.jsonl b/2.jsonl b/exam.jsonl c/1.jsonl c/d/2.jsonl")
+    (tmp_path / "README.md").write_text(README)
+    line, pasted = refusal(tmp_path, sources={"b": {}, "s": {}})
+    assert "/b: holds the published splits test, train, which would be pooled" in line
+    assert pasted["sources"] == {"b/1.jsonl": {}, "b/2.jsonl": {}, "b/exam.jsonl": {"split": "test"}}
+    assert len(sources_of(prepare_settings(path=str(tmp_path), sources={"s": {}, "c": {}}))) == 2
+    (tmp_path / "README.md").rename(tmp_path / "b/README.md")
+    (tmp_path / "b/README.md").write_text(README.replace("b/", ""))
+    line, pasted = refusal(tmp_path, sources={"b": {}})
+    assert pasted["sources"] == {"b/1.jsonl": {}, "b/2.jsonl": {}, "b/exam.jsonl": {"split": "test"}}
+
+
+@pytest.mark.parametrize("entry", ["data_dir: {}", "data_dir: ./{}/", "data_dir: {}, data_files: '*.jsonl'"])
+def test_configs_that_are_folders(tmp_path: Path, entry: str) -> None:
+    write(tmp_path, "a/1.jsonl b/1.jsonl")
+    configs = [f"{{config_name: {name}, {entry.format(name)}}}" for name in "ba"]
+    (tmp_path / "README.md").write_text(f"---\nconfigs: [{', '.join(configs)}]\n---\n")
+    line, pasted = refusal(tmp_path)
+    assert "holds the configs a, b, which would be pooled" in line and "which is b alone" in line
+    assert pasted["sources"] == {"b": {}}
+    if "data_files" not in entry:
+        write(tmp_path, "b/test.jsonl")
+        assert refusal(tmp_path)[1]["sources"] == {"b/1.jsonl": {}, "b/test.jsonl": {"split": "test"}}
 
 
 @pytest.mark.parametrize(
@@ -260,12 +311,21 @@ def test_a_pattern_without_files_is_named(tmp_path: Path) -> None:
     assert [path.name for path in source.files] == ["a.jsonl"]
 
 
-def test_a_saved_dict_of_splits_is_refused_with_its_sources(tmp_path: Path) -> None:
-    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
-    with pytest.raises(
-        UserError, match=r"splits train, test; write path: .* with sources: {train: {}, test: {split: test}}"
-    ):
+@pytest.mark.parametrize(
+    ("splits", "block"),
+    [
+        (["train", "test"], "{train: {}, test: {split: test}}"),
+        (["train_sft", "test_sft"], "{train_sft: {}, test_sft: {split: test}}"),
+        (["train", "dev", "eval"], "{train: {}, dev: {split: validation}, eval: {split: test}}"),
+        (["train", "valid", "eval", "test"], "{train: {}, valid: {split: validation}, eval: {split: validation}, "),
+        (["en", "no"], '{en: {}, "no": {}}'),
+    ],
+)
+def test_a_saved_dict_of_splits_is_refused_with_its_sources(tmp_path: Path, splits: list[str], block: str) -> None:
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
+    with pytest.raises(UserError) as caught:
         sources_of(prepare_settings(path=str(tmp_path)))
+    assert f"splits {', '.join(splits)}; write path: {tmp_path} with sources: {block}" in str(caught.value)
 
 
 def test_an_evaluation_task_pools_no_splits_either(tmp_path: Path) -> None:

@@ -248,3 +248,63 @@ def test_a_column_that_is_nan_is_absent(tmp_path: Path) -> None:
     table = pyarrow.table({"a": pyarrow.array([float("nan"), 1.5]), "b": ["x", "y"]})
     parquet.write_table(table, tmp_path / "rows.parquet")
     assert values_of(tmp_path / "rows.parquet") == [{"a": None, "b": "x"}, {"a": 1.5, "b": "y"}]
+
+
+JSON = pyarrow.json_()
+
+
+def _nested(texts: list[bytes | None]) -> dict[str, Any]:
+    """Return JSON as a column, in a struct, in a list of structs and in a map."""
+    raw = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), pyarrow.array(texts, pyarrow.binary()).buffers())
+    given = pyarrow.ExtensionArray.from_storage(JSON, raw)
+    struct = pyarrow.StructArray.from_arrays([given, pyarrow.array(["x"] * len(texts))], ["a", "b"])
+    offsets = list(range(len(texts) + 1))
+    keys = pyarrow.array(["k"] * len(texts))
+    return {
+        "column": given,
+        "struct": struct,
+        "list": pyarrow.ListArray.from_arrays(offsets, struct),
+        "map": pyarrow.MapArray.from_arrays(offsets, keys, given),
+    }
+
+
+@pytest.mark.parametrize(("form", "name"), FORMS)
+def test_json_in_a_table_is_what_was_written(tmp_path: Path, form: str, name: str) -> None:
+    """As `datasets` writes objects whose keys differ between rows."""
+    for text, value in (
+        (b'{"a": {"b": null}, "c": [1]}', {"a": {"b": None}, "c": [1]}),
+        (b'"x"', "x"),
+        (b"null", None),
+    ):
+        _write_table(tmp_path / name, pyarrow.table(_nested([text, None])), form, 2)
+        both = [
+            {
+                "column": held,
+                "struct": {"a": held, "b": "x"},
+                "list": [{"a": held, "b": "x"}],
+                "map": [("k", held)],
+            }
+            for held in (value, None)
+        ]
+        assert values_of(tmp_path / name) == both
+
+
+@pytest.mark.parametrize(("form", "name"), FORMS)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{", "holds '{' as JSON, which it is not: Expecting property name enclosed in double quotes at character 2"),
+        (b'{"a": 1, "a": 2}', "has the key 'a' twice in one object, of which one value would be lost; remove one"),
+        (b"[" * 100_000, "holds JSON that cannot be read: "),
+        (b'"\xff"', "can't decode byte 0xff"),
+    ],
+    ids=["no JSON", "twice", "deep", "UTF-8"],
+)
+def test_json_in_a_table_that_is_broken_spoils_its_row_only(
+    tmp_path: Path, form: str, name: str, text: bytes, said: str
+) -> None:
+    for column, array in _nested([text, b"1"]).items():
+        _write_table(tmp_path / name, pyarrow.table({column: array}), form, 2)
+        bad, good = values_of(tmp_path / name)
+        assert isinstance(bad, BadRow) and said in str(bad) and "\n" not in str(bad)
+        assert isinstance(good, dict)

@@ -195,9 +195,19 @@ def test_a_completion_needs_an_answer() -> None:
 def test_thoughts_reach_the_template_or_are_refused(key: str, row: Any) -> None:
     expected = f"{U}Hi<|im_end|>\n{A}«<think>\nTwo and two.\n</think>\n\n4<|im_end|>»"
     assert learnt(row(key), template="qwen3") == expected
-    text = refused(row(key))
-    assert f"leaves out {key} of the assistant message" in text and f"ignore: [{key}]" in text
+    for template in ("smollm2", "gemma-4", "command-r7b"):
+        text = refused(row(key), template=template)
+        assert f"leaves out {key} of the assistant message" in text and f"ignore: [{key}]" in text
     assert taught(row(key), reading=Reading(ignored=frozenset({key}))) == ["4"]
+
+
+@pytest.mark.parametrize("template", ["gemma-4", "command-r7b"])
+def test_thoughts_of_the_last_answer_are_not_lost_behind_an_empty_thought(template: str) -> None:
+    """Such templates ask for an answer with a thought that is closed already."""
+    row = {"messages": [HI, said("1"), AGAIN, said("2", reasoning_content="Two.")]}
+    assert "leaves out reasoning_content of the assistant message 4" in refused(row, template=template, loss="last")
+    del row["messages"][-1]["reasoning_content"]
+    assert taught(row, template=template, loss="last")[0].startswith("2")
 
 
 def test_thoughts_of_an_earlier_turn_that_the_template_drops() -> None:
@@ -291,8 +301,30 @@ def test_context_is_the_input_of_an_instruction_and_nothing_else() -> None:
             assert text.startswith(
                 f"{key} changes what is asked, and this form does not read it; put it into the question"
             )
+            assert ("write format: alpaca, with columns for instruction and output and input: " in text) == (
+                "prompt" in row
+            )
     assert "put it into the prompt" in refused({"prompt": "Add.", "input": "1 + 4", "completion": "5"})
     assert parse({"text": "x", "context": "y"}, "text", Reading()).text == "x"
+
+
+def test_what_a_question_is_about_is_read_or_refused() -> None:
+    row, how = {"q": "Add.", "a": "5"}, {"prompt": "q", "completion": "a"}
+    for name, held in {"passage": "A text.", "options": ["a", "b"], "choices": "a or b"}.items():
+        assert refused({**row, name: held}, reading=Reading(how)).startswith(f"{name} changes what is asked")
+    history = [["Hi", "Hello"]]
+    text = refused({**row, "history": history}, reading=Reading(how))
+    assert "or write format: alpaca, with columns for instruction and output and history: history" in text
+    how = {"instruction": "q", "output": "a"}
+    assert taught({**row, "history": history}, reading=Reading(how)) == ["Hello", "5"]
+    text = refused({**row, "chat_history": history, "passage": ""}, reading=Reading(how))
+    assert "; write columns: {history: chat_history}, or put it into the question" in text
+    assert taught({**row, "talk": history}, reading=Reading({**how, "history": "talk"})) == ["Hello", "5"]
+    text = refused({**row, "passage": "A text."}, reading=Reading(how))
+    assert "; write columns: {input: passage}, or put it into the question" in text
+    assert "A text." in learnt({**row, "passage": "A text."}, reading=Reading({**how, "input": "passage"}))
+    text = refused({**row, "passage": "A text.", "input": "1 + 4"}, reading=Reading({**how, "input": "passage"}))
+    assert text.startswith("input changes what is asked")
 
 
 # Judged rows, media, and other keys that change what is learnt
@@ -390,6 +422,16 @@ def test_other_names_of_what_changes_what_is_learnt(form: str, key: str) -> None
         assert f"leaves out {key}" in refused(row, reading=Reading({"thinking": key}))
 
 
+SOME_THOUGHTS = (
+    *("Complex_CoT", "deepseek_reasoning", "model_reasoning", "inner_thoughts", "ModelCoT", "expert_rationale"),
+    *("reasoning_path", "thinking_trajectory", "cot_response", "rationales", "CoT"),
+)
+SWITCHED_OFF = [
+    *((name, True) for name in ("ignore_loss", "skip_train", "do_not_train", "exclude_from_training", "loss_masked")),
+    *(("no_loss", 1), ("skip_training", "yes"), ("train", "no"), ("training", "Off"), ("is_trained", "no")),
+]
+
+
 @pytest.mark.parametrize(
     ("column", "held", "said"),
     [
@@ -407,7 +449,11 @@ def test_other_names_of_what_changes_what_is_learnt(form: str, key: str) -> None
             "is a system prompt, and no column that is read; write columns: {system: system_m",
         ),
         ("sysPrompt", "Be kind.", "is a system prompt"),
-        ("available_tools", [{"name": "f"}], "is a list of tools"),
+        (
+            "available_tools",
+            [{"name": "f"}],
+            "is a list of tools, and no column that is read; write columns: {tools: av",
+        ),
         ("tool_list", '[{"name": "f"}]', "is a list of tools"),
         ("documents", ["a"], "changes what is asked"),
         ("preferred_answer", "x", COMPARES),
@@ -417,6 +463,17 @@ def test_other_names_of_what_changes_what_is_learnt(form: str, key: str) -> None
             f"{COMPARES}: only supervised fine-tuning is supported; keep the rows of good answers alone",
         ),
         ("image_paths", ["a.jpg"], "holds images"),
+        *((name, "Two and two.", "holds thoughts, which belong to one of the answers") for name in SOME_THOUGHTS),
+        ("thinking_trajectories", ["First, two."], "holds thoughts"),
+        ("instructions", "Be brief.", "is a system prompt, and no column that is read; write columns: {system: ins"),
+        ("preamble", "Be brief.", "is a system prompt"),
+        ("chat_history", [["a", "b"]], "changes what is asked"),
+        ("conversation_history", "User: Hi", "changes what is asked"),
+        ("retrieved_context", "A text.", "changes what is asked"),
+        *((name, held, "weighs a whole row") for name, held in SWITCHED_OFF),
+        ("loss_mask", "[0, 1]", PARTS),
+        ("label", "bad", COMPARES),
+        ("labels", "[0, 1]", COMPARES),
     ],
 )
 def test_other_names_of_columns_that_change_what_is_learnt(column: str, held: Any, said: str) -> None:
@@ -443,6 +500,16 @@ def test_columns_that_only_sound_like_it_are_counted() -> None:
             "system_fingerprint": "a",
         },
         **{"split": "train", "audio": None, "images": [], "tools_used": ["f"], "model": "m", "channel": "analysis"},
+        **{"reasoning_model": "DeepSeek R1", "reasoning_type": "of two steps", "requires_reasoning": "yes"},
+        **{"model_reasoning": "deepseek-r1", "ignore_loss": False, "no_train": 0, "loss_masked": "no", "train_on": 1},
+        **{
+            "document": "a b",
+            "options": ["a"],
+            "context_id": "a b",
+            "browser_history": ["a"],
+            "instructions": "ifeval",
+        },
+        **{"label": {"ability": ["math"]}, "labels": ["math", "art"], "kto_tag": "a tag", "dataset.label": "math"},
     }
     seen = Seen()
     parse({"messages": [HI, said("x")], **names}, "messages", Reading(), seen)
@@ -453,9 +520,9 @@ def test_columns_that_only_sound_like_it_are_counted() -> None:
 @pytest.mark.parametrize("column", ["split", "Split", "data_split"])
 def test_a_row_of_a_published_split_is_not_trained_on(column: str) -> None:
     row = {"messages": [HI, said("x")]}
-    for split in ("test", "Validation", "dev"):
+    for split in ("test", "Validation", "dev", "test_sft", "validation_matched", "held_out", "devtest"):
         assert refused({**row, column: split}).startswith(f"{column} says that a row is held out of training; put rows")
-    for other in ("train", "all", 3, ""):
+    for other in ("train", "all", 3, "", "train_sft", "contest"):
         assert taught({**row, column: other}) == ["x"]
     assert taught({**row, column: "test"}, reading=Reading(ignored=frozenset({column}))) == ["x"]
 
@@ -477,6 +544,10 @@ def test_a_row_of_a_published_split_is_not_trained_on(column: str) -> None:
 def test_parts_of_a_content(part: dict[str, Any], said: str) -> None:
     row = {"messages": [HI, {"role": "assistant", "content": [{"type": "text", "text": "x", **part}]}]}
     assert said in refused(row) if said else taught(row) == ["x"]
+    if "of a part" in said:
+        (key,) = part
+        assert refused(row).endswith(f"write it beside content, or ignore: [{key}]")
+        assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
 
 
 @pytest.mark.parametrize(("one", "other"), [("human", "gpt"), ("human", "model"), ("user", "chatgpt")])
@@ -495,6 +566,51 @@ def test_tokens_that_say_more_than_labels_are_refused() -> None:
     ):
         parse({"input_ids": [1, 2], "cu_seqlens": [0, 1, 2]}, "tokens", Reading())
     assert parse({"input_ids": [1, 2], "length": 2, "weight": 1}, "tokens", Reading()).tokens == [1, 2]
+
+
+def test_what_is_inside_a_column_is_judged_by_its_own_name() -> None:
+    reading = Reading({"prompt": "data.q", "completion": "data.a"})
+    for name, held in (
+        *{
+            "label": False,
+            "kto_tag": True,
+            "margin": 0.5,
+            "rejected": "x",
+            "context": "c",
+            "history": [["a", "b"]],
+        }.items(),
+        *{"input": "1", "split": "test", "documents": ["a"], "weight": 0, "images": ["a.jpg"], "cot": "Two."}.items(),
+    ):
+        row = {"data": {"q": "Hi", "a": "x", name: held}}
+        text = refused(row, reading=reading)
+        assert text.startswith(f"data.{name} ") and f"ignore: [data.{name}]" in text
+        assert taught(row, reading=Reading(dict(reading.columns), ignored=frozenset({f"data.{name}"}))) == ["x"]
+
+
+def test_thoughts_belong_to_answers() -> None:
+    for key in ("reasoning", "thinking"):
+        row = {"messages": [{**HI, key: "Why?"}, said("x")]}
+        text = refused(row)
+        assert text == (
+            f"messages[0].{key} stands in a message of user, and thoughts belong to an answer; move it there, or write "
+            f"ignore: [{key}]"
+        )
+        assert refused(row, reading=Reading({"reasoning_content": key})) == text
+        assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
+        assert taught({"messages": [{**HI, key: "off"}, said("x")]}) == ["x"]
+    text = refused({"conversations": [{"from": "human", "value": "Hi", "reasoning": "Why?"}]})
+    assert text.startswith("conversations[0].reasoning stands in a message of user")
+
+
+@pytest.mark.parametrize("begin", ["<think>", "\n<thinking>", "<thought>"])
+def test_thoughts_beside_thoughts_are_not_learnt_twice(begin: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"messages": [HI, said(f"{begin}T</think>4", reasoning_content="T")]},
+        {"prompt": "Hi", "completion": f"{begin}T</think>4", "reasoning_content": "T"},
+    ]
+    for row, path in zip(rows, ("messages[1].", ""), strict=True):
+        said_of = f"{path}reasoning_content stands beside a content that begins with {begin.strip()}"
+        assert refused(row, template="qwen3") == f"{said_of}; keep one of the thoughts"
 
 
 def test_a_mode_of_thinking_is_no_thought() -> None:
@@ -603,6 +719,30 @@ def test_sharegpt_calls_several_tools_behind_a_thought(name: str) -> None:
     assert calls(json.dumps({"name": "add", "arguments": '{"a": 1}'})) == ("", ["add"])
 
 
+@pytest.mark.parametrize("role", ["tool_call", "function_call", "Tool_Call"])
+def test_calls_that_are_turns_of_their_own_in_messages(role: str) -> None:
+    """As ms-swift writes them."""
+    row: dict[str, Any] = {
+        "messages": [
+            HI,
+            {"role": role, "content": json.dumps(FIRST)},
+            {"role": "tool_response", "content": "3"},
+            {"role": role, "content": f"<think>T</think>{json.dumps([FIRST, SECOND])}", "loss": False},
+            {"role": "tool", "content": "4"},
+            said("y"),
+        ],
+        "tools": [TOOL],
+    }
+    example = parse(row, detect(row, Reading()), Reading())
+    (_, first, _, second, *_) = example.messages or []
+    assert first == {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": FIRST}]}
+    assert [call["function"] for call in second["tool_calls"]] == [FIRST, SECOND]
+    assert example.learnt == [None, None, None, False, None, None]
+    assert "<tool_call>" in taught(row, template="qwen3")[0]
+    row["messages"][1]["content"] = "add(1)"
+    assert refused(row).startswith("messages[1].content is 'add(1)', which is not JSON")
+
+
 def test_a_thought_before_a_call_is_learnt() -> None:
     row = {
         "conversations": [
@@ -656,6 +796,24 @@ def test_null_of_json_is_kept_and_what_a_table_fills_in_is_not(tmp_path: Path) -
         tmp_path / "rows.parquet",
     )
     assert [_arguments(example) for example in _read(tmp_path / "rows.parquet")] == [{"a": 1}, {"b": 2}]
+
+
+def test_objects_that_a_table_holds_as_json_keep_their_nulls(tmp_path: Path) -> None:
+    """As `datasets` writes those whose keys differ between rows: turns, arguments, and properties of tools."""
+    row = _calling(NULLS)
+    text = pyarrow.array([json.dumps(turn) for turn in row["messages"]], pyarrow.json_())
+    schema = pyarrow.StructArray.from_arrays(
+        [pyarrow.array([json.dumps({"default": None})], pyarrow.json_()), pyarrow.nulls(1, pyarrow.string())],
+        ["parameters", "strict"],
+    )
+    tool = pyarrow.StructArray.from_arrays([schema, pyarrow.array(["function"])], ["function", "type"])
+    table = pyarrow.table(
+        {"messages": pyarrow.ListArray.from_arrays([0, 2], text), "tools": pyarrow.ListArray.from_arrays([0, 1], tool)}
+    )
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    (example,) = _read(tmp_path / "rows.parquet")
+    assert _arguments(example) == NULLS
+    assert example.tools == [{"function": {"parameters": {"default": None}}, "type": "function"}]
 
 
 # Stanford Alpaca's prompts

@@ -75,7 +75,8 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
             for field, column in source.settings.columns.items():
                 if statistics.read and not seen[f"column.{field}"] and not statistics.has_key(number, column):
                     raise UserError(
-                        f"prepare: columns of {source.name}: no row has a column {column} for {field}; correct its name"
+                        f"prepare: columns of {source.name}: no row holds anything in {column}, for {field}; correct "
+                        "its name, or take it out of columns"
                     )
         mixture = mix(index, settings, [source.settings for source in sources], drops.line())
         statistics.counts |= mixture.counts

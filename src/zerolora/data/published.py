@@ -1,34 +1,24 @@
 """Splits and configs that a data set was published with, recognized by the names of its files and by its README.md.
 
-The names are those of the Hugging Face hub (`datasets`, data_files.py), and usual ones beside: a word of KEYWORDS in a
-file's or folder's name, between characters that are no letters or in testData. The README.md of a hub data set may say
-the same in its `configs`.
+The README.md of a hub data set may say in its `configs` what the names do not (split_names.py).
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from zerolora.config.file import value_of
 from zerolora.config.schema import Split
 from zerolora.data.sources_block import LEFT_OUT, block
+from zerolora.data.split_names import split_of
 from zerolora.errors import UserError
 from zerolora.json_file import read_bytes
 
-KEYWORDS = {
-    **dict.fromkeys(("train", "training", "trainset", "trn"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "validset", "valset", "devset"), "validation"),
-    **dict.fromkeys(("test", "testing", "testset", "tst"), "test"),
-    **dict.fromkeys(
-        ("eval", "evaluation", "evalset", "heldout", "held_out", "held-out", "holdout", "hold-out"), "eval"
-    ),
-}
-HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-WORD = re.compile(rf"(?<![^\W\d_])({'|'.join(sorted(KEYWORDS, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE)
 LONGEST_README = 1 << 20  # characters
 MOST_PATTERNS = 10_000
 FRONT = re.compile(r"\A\ufeff?---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", re.DOTALL)
+Key = TypeVar("Key")
 
 
 class Published(NamedTuple):
@@ -48,7 +38,7 @@ def check_not_pooled(
     root: the data set's path. folder: the part of it that is the source. chosen: the split that its entry names.
     named: the entry is a file or a pattern, not a folder.
     """
-    found = published(folder, files)
+    found = published(root, files, folder)
     splits = set(found.splits.values())
     held_out = splits - {"", "train"}
     configs = sorted({found.configs[path] for path in files if found.splits[path] or found.declared})
@@ -57,50 +47,53 @@ def check_not_pooled(
         return
     first = next((name for name in ("default", *found.declared, *several) if name in several), "")
     settings = {
-        path: LEFT_OUT if several and found.configs[path] != first else _settings(found.splits[path]) for path in files
+        path: LEFT_OUT if several and found.configs[path] != first else setting_of(found.splits[path]) for path in files
     }
     used = {found.splits[path] for path in files if settings[path] != LEFT_OUT}
     numbers = ", ".join(f"{name}: {0 if name in used else getattr(split, name)}" for name in ("validation", "test"))
     names = sorted(splits - {""})
-    holds = [f"the published splits {', '.join(names)}"] * (len(names) > 1)
-    holds += [f"the published split {names[0]}"] * (len(names) == 1 and bool(held_out))
+    holds = []
+    if len(names) > 1 or held_out:
+        holds.append(f"the published split{'s' * (len(names) > 1)} {', '.join(names)}")
     holds += [f"the configs {', '.join(several)}"] * bool(several)
     why = "would be pooled" if several or len(splits) > 1 else "would be trained on"
     raise UserError(
         f"{folder}: holds {' and '.join(holds)}, which {why}; write {block(root, settings)} and split: {{{numbers}}}"
         f"{f', which is {first} alone' if several else ''}; an entry without split is divided as split says"
+        f"{'; the other entries of sources stay' * (folder != root)}"
     )
 
 
-def published(folder: Path, files: Sequence[Path]) -> Published:
-    """Return the splits and configs of the files of a folder."""
+def published(root: Path, files: Sequence[Path], folder: Path | None = None) -> Published:
+    """Return the splits and configs of files below `root`, by their names there and by what the README.md of `root`
+    says, and that of the source's `folder`."""
     splits, configs = {}, {}
-    declared = _declared(folder)
+    declared = {**_declared(root), **_declared(folder or root)}
     for path in files:
-        name, split = declared.get(path) or _named(path.relative_to(folder) if path != folder else Path(path.name))
+        name, split = declared.get(path) or _named(path.relative_to(root) if path != root else Path(path.name))
         configs[path], splits[path] = name, split
-    # `datasets` takes eval for test; beside a test split it can only be for validation.
+    listed = dict.fromkeys(name for path, (name, _) in declared.items() if path in splits)
+    return Published(settled(splits), configs, list(listed))
+
+
+def settled(splits: Mapping[Key, str]) -> dict[Key, str]:
+    """Return splits with another name for eval: `datasets` takes it for test; beside a test split it can only be for
+    validation."""
     as_eval = "validation" if "test" in splits.values() else "test"
-    splits = {path: as_eval if split == "eval" else split for path, split in splits.items()}
-    return Published(splits, configs, list(dict.fromkeys(name for name, _ in declared.values())))
+    return {key: as_eval if split == "eval" else split for key, split in splits.items()}
 
 
 def _named(path: Path) -> tuple[str, str]:
     """Return the config and split that a file's path names: the split by its last part that names one, the config by
     the folders above all that do."""
-    found = [_split_of(part) for part in path.parts]
+    found = [split_of(part) for part in path.parts]
     split = next((each for each in reversed(found) if each), "")
     above = next((number for number, each in enumerate(found) if each), len(found) - 1)
     return "/".join(path.parts[:above]) or ".", split
 
 
-def _split_of(name: str) -> str:
-    """Return the split that a name contains; "" if none, or more than one."""
-    splits = {KEYWORDS[word.lower()] for word in WORD.findall(HUMP.sub("_", name))}
-    return splits.pop() if len(splits) == 1 else ""
-
-
-def _settings(split: str) -> str:
+def setting_of(split: str) -> str:
+    """Return what the entry in `sources` of files of a split says."""
     return f"split: {split}" if split in ("validation", "test") else ""
 
 
@@ -111,13 +104,17 @@ def _declared(folder: Path) -> Mapping[Path, tuple[str, str]]:
     for config in _configs_of(folder / "README.md"):
         if not isinstance(config, dict):
             continue
-        name, entries = str(config.get("config_name", "default")), config.get("data_files")
+        name, entries, inside = str(config.get("config_name", "default")), config.get("data_files"), folder
+        if directory := config.get("data_dir"):
+            inside = next(iter(_globbed(folder, directory)), folder)
+            for path in _matching(folder, directory) if entries is None else ():
+                result.setdefault(path, (name, _named(path.relative_to(folder))[1]))  # the files' names say the splits
         for entry in entries if isinstance(entries, list) else [entries]:
             split, patterns = "train", entry
             if isinstance(entry, dict):
-                split, patterns = _split_of(str(entry.get("split", "train"))), entry.get("path")
+                split, patterns = split_of(str(entry.get("split", "train"))), entry.get("path")
             for pattern in patterns if isinstance(patterns, list) else [patterns]:
-                for path in _matching(folder, pattern):
+                for path in _matching(inside, pattern):
                     result.setdefault(path, (name, split))
     return result
 
@@ -151,10 +148,14 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _matching(folder: Path, pattern: Any) -> list[Path]:
+    found = _globbed(folder, pattern)
+    return sorted(inner for path in found for inner in ([path] if path.is_file() else path.rglob("*")))
+
+
+def _globbed(folder: Path, pattern: Any) -> list[Path]:
     if not isinstance(pattern, str) or not pattern or ".." in pattern or pattern.startswith("/"):
         return []
     try:
-        found = list(folder.glob(pattern))
+        return list(folder.glob(pattern))
     except (ValueError, NotImplementedError, OSError):
         return []
-    return sorted(inner for path in found for inner in ([path] if path.is_file() else path.rglob("*")))

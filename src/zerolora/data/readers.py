@@ -15,7 +15,10 @@ from typing import Any
 
 from zerolora.data.chunking import CUTS
 from zerolora.data.kinds import COMPRESSIONS, ENDINGS, TABLES, TEXTS
+from zerolora.data.published import setting_of, settled
 from zerolora.data.records import Chunk
+from zerolora.data.sources_block import of_entries
+from zerolora.data.split_names import split_of
 from zerolora.data.tables import tables
 from zerolora.errors import UserError
 from zerolora.files import checked_name
@@ -90,9 +93,11 @@ def chunks(path: Path, rows: int = 1000, size: int = 1 << 20) -> Iterator[Chunk]
 def _below(directory: Path) -> Iterator[Path]:
     if (directory / "dataset_dict.json").is_file():
         splits = saved_splits(directory, SAVED_BY)
-        block = ", ".join(f"{name}: {{{f'split: {name}' * (name in ('validation', 'test'))}}}" for name in splits)
+        block = of_entries(
+            [(name, setting_of(split)) for name, split in settled({name: split_of(name) for name in splits}).items()]
+        )
         raise UserError(
-            f"{directory}: holds the splits {', '.join(splits)}; write path: {directory} with sources: {{{block}}}, or "
+            f"{directory}: holds the splits {', '.join(splits)}; write path: {directory} with {block}, or "
             f"path: {directory / splits[0]} for that one alone"
         )
     if (directory / "state.json").is_file() and any(directory.glob("data-*.arrow")):

@@ -18,19 +18,29 @@ BETWEEN = re.compile(r"[ \t\r\n,]*")
 DECODE = json.JSONDecoder().raw_decode
 
 
-class _TwiceError(Exception):
-    """A key that an object has twice. Not a ValueError, which the decoder would take for its own."""
+class TwiceError(Exception):
+    """What is wrong with an object that has a key twice. Not a ValueError, which the decoder would take for its own."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"has the key {shown(key)} twice in one object, of which one value would be lost; remove one")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these pairs, none of which may hide another."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _TwiceError(repeated(name for name, _ in pairs))
+        raise TwiceError(repeated(name for name, _ in pairs))
     return found
 
 
 STRICT = json.JSONDecoder(object_pairs_hook=_once)
+
+
+class Written(dict[str, Any]):
+    """An object that a table holds as JSON: its nulls were written, where those of a struct may be filled in."""
+
+
+WRITTEN = json.JSONDecoder(object_pairs_hook=lambda pairs: Written(_once(pairs)))
 
 
 class Chunk(NamedTuple):
@@ -62,8 +72,8 @@ def _json_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
             yield place, _object(STRICT.decode(text), text)
         except json.JSONDecodeError as error:
             yield place, _no_json(error, text)
-        except _TwiceError as error:
-            yield place, _twice(error)
+        except TwiceError as error:
+            yield place, BadRow(str(error))
         except (ValueError, RecursionError) as error:
             yield place, BadRow(f"is not JSON that can be read: {error}; mend or remove it")
 
@@ -82,12 +92,6 @@ def reason_of(error: json.JSONDecodeError) -> str:
     return error.msg.removesuffix(" at").removesuffix(" starting")
 
 
-def _twice(error: _TwiceError) -> BadRow:
-    return BadRow(
-        f"has the key {shown(error.args[0])} twice in one object, of which one value would be lost; remove one"
-    )
-
-
 def _decode(text: str, begin: int) -> tuple[Any, int]:
     """Decode a value that was decoded before to find its end, however much deeper the stack is now. Return it, or a
     BadRow for a key that is there twice, and where it ends."""
@@ -95,8 +99,8 @@ def _decode(text: str, begin: int) -> tuple[Any, int]:
     sys.setrecursionlimit(limit + 1000)
     try:
         return STRICT.raw_decode(text, begin)
-    except _TwiceError as error:
-        return _twice(error), DECODE(text, begin)[1]
+    except TwiceError as error:
+        return BadRow(str(error)), DECODE(text, begin)[1]
     finally:
         sys.setrecursionlimit(limit)
 
@@ -183,6 +187,8 @@ def _table_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         values = [_table_row(batch.slice(number, 1)) for number in range(batch.num_rows)]
     if any(pyarrow.types.is_floating(kind) for kind in batch.schema.types):
         values = [_without_nans(value) if isinstance(value, dict) else value for value in values]
+    if decoders := {field.name: decode for field in batch.schema if (decode := _json_in(field.type))}:
+        values = [_decoded_json(value, decoders) if isinstance(value, dict) else value for value in values]
     for row, value in enumerate(values, chunk.first):
         yield f"{chunk.file}: row {row}", value
 
@@ -192,6 +198,43 @@ def _table_row(batch: Any) -> Any:
         return batch.to_pylist()[0]
     except (ValueError, OverflowError) as error:
         return BadRow(f"cannot be read: {error}; write it again, with texts as UTF-8")
+
+
+def _json_in(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what decodes the JSON inside a value of an Arrow type, None if it has none. `datasets` writes objects so
+    whose keys differ between rows."""
+    from pyarrow import types
+
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return lambda value: None if value is None else WRITTEN.decode(value)
+    if types.is_struct(kind):
+        inner = {field.name: decode for field in kind if (decode := _json_in(field.type))}
+        return (lambda value: value and {**value, **_each(value, inner)}) if inner else None
+    if types.is_map(kind):
+        of_item = _json_in(kind.item_type)
+        return (lambda value: value and [(key, of_item(held)) for key, held in value]) if of_item else None
+    of_value = _json_in(kind.value_type) if hasattr(kind, "value_type") else None
+    if types.is_dictionary(kind):
+        return of_value
+    return (lambda value: value and [of_value(each) for each in value]) if of_value else None
+
+
+def _each(value: dict[str, Any], decoders: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    return {name: decode(value[name]) for name, decode in decoders.items()}
+
+
+def _decoded_json(row: dict[str, Any], decoders: dict[str, Callable[[Any], Any]]) -> Any:
+    try:
+        return {**row, **_each(row, decoders)}
+    except json.JSONDecodeError as error:
+        return BadRow(
+            f"holds {shown(error.doc)} as JSON, which it is not: {reason_of(error)} at character {error.pos + 1}; "
+            "write the table again"
+        )
+    except TwiceError as error:
+        return BadRow(str(error))
+    except (ValueError, RecursionError) as error:
+        return BadRow(f"holds JSON that cannot be read: {error}; write the table again")
 
 
 def _lines(chunk: Chunk) -> Iterator[tuple[int, str | BadRow]]:

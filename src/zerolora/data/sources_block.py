@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import yaml
+
 SHOWN = 20  # sources that a line names
 LEFT_OUT = "left out"
-PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
+PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 
 
 def block(root: Path, settings: Mapping[Path, str]) -> str:
@@ -17,11 +19,17 @@ def block(root: Path, settings: Mapping[Path, str]) -> str:
     Files with the same settings are joined to their folder or, if their names differ in numbers only, to a pattern.
     Those with the settings LEFT_OUT are in none.
     """
-    entries = [
-        f"{key if PLAIN.fullmatch(key) else json.dumps(key, ensure_ascii=False)}: {{{value}}}"
-        for key, value in _entries(root, root, settings)
+    return of_entries(_entries(root, root, settings))
+
+
+def of_entries(entries: Sequence[tuple[str, str]]) -> str:
+    """Return `sources: {...}` of entries: names and settings. A name that YAML would not read as text is quoted."""
+    shown = [
+        f"{name if PLAIN.fullmatch(name) and yaml.safe_load(name) == name else json.dumps(name, ensure_ascii=False)}: "
+        f"{{{setting}}}"
+        for name, setting in entries[:SHOWN]
     ]
-    return f"sources: {{{', '.join(entries[:SHOWN])}{', ...' * (len(entries) > SHOWN)}}}"
+    return f"sources: {{{', '.join(shown)}{', ...' * (len(entries) > SHOWN)}}}"
 
 
 def _entries(root: Path, folder: Path, settings: Mapping[Path, str]) -> list[tuple[str, str]]:

@@ -104,10 +104,12 @@ def _as_binary(array: Any) -> Any:
 
 
 def _binary(kind: Any) -> Any:
-    """Return an Arrow type with strings replaced by binary, which has the same layout."""
+    """Return an Arrow type with strings replaced by binary, which has the same layout, also where they are JSON."""
     import pyarrow
     from pyarrow import types
 
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return _binary(kind.storage_type)
     texts = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
     if types.is_struct(kind):
         kind = pyarrow.struct([field.with_type(_binary(field.type)) for field in kind])

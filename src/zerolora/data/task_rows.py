@@ -136,6 +136,7 @@ def _of_example(place: str, example: Example, whole: bool) -> Question:
         return Question(place, [], example.text, [], "")
     if example.messages is None or any(not isinstance(turn.get("content"), str) for turn in example.messages):
         raise BadRow("is neither a text nor a conversation of texts, which can be asked; write prompt and answer")
+    _check_texts_alone(example)
     turns = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in example.messages]
     if whole:
         return Question(place, [], BETWEEN.join(turn["content"] for turn in turns), [], "")
@@ -147,6 +148,15 @@ def _of_example(place: str, example: Example, whole: bool) -> Question:
         )
     *asked, answer = turns
     return Question(place, asked, BETWEEN.join(turn["content"] for turn in asked), [], answer["content"])
+
+
+def _check_texts_alone(example: Example) -> None:
+    """Raise BadRow if a conversation has more than texts, which would be left out of the question or the answer."""
+    if any("tool_calls" in turn for turn in example.messages or ()):
+        raise BadRow("calls tools, which a task does not ask for; write prompt and answer, or remove it")
+    if example.tools or example.thoughts:
+        name = "tools" if example.tools else example.thoughts
+        raise BadRow(f"has {name}, which a task does not pass on; name their column in ignore to ask without them")
 
 
 def _by_template(settings: TaskRowsSettings) -> Read:

@@ -381,6 +381,9 @@ class Template:
         name, calls, answers = _name(row.messages, number), message.get("tool_calls"), message["role"] == "assistant"
         start = self._start(row, number, begin, places[number - 1][1] if number else None)
         following = places[number + 1][0] if number + 1 < len(row.messages) else len(row.text)
+        thoughts = next((message[key] for key in REASONING if key in message), "")
+        if answers and not _has(row.text[:following], thoughts):
+            return _without_thoughts(self.called, row, name)
         if begin is not None and start is None and not calls:
             asked = self._writes(row.messages[:number], row.tools, True) or ""
             words = shown(asked[len(_common(asked, row.text)) :])
@@ -391,13 +394,9 @@ class Template:
         found = self.stop.search(row.text, end, following) if calls else self.ending.match(row.text, end)
         end = found.end() if found else len(row.text.rstrip()) if calls else end
         written = row.text[min(start, begin or start) : end]
-        thoughts = next((message[key] for key in REASONING if key in message), "")
-        if answers and "".join(thoughts.split()) not in "".join(written.split()):
-            return _Turn(
-                wrong=f"{self.called} leaves out {row.thoughts} of {name}",
-                remedy=f"ignore: [{row.thoughts}] to learn the answer without it, or put it into the text",
-            )
-        if answers and "".join(message["content"].split()) not in "".join(written.split()):
+        if answers and not _has(written, thoughts):
+            return _without_thoughts(self.called, row, name)
+        if answers and not _has(written, message["content"]):
             return _Turn(wrong=f"{self.called} leaves out part of {name}; remove that part")
         return _Turn(start, end, found is not None)
 
@@ -428,9 +427,11 @@ class Template:
 
     def _by_prompt(self, row: "_Row", turns: "dict[int, _Turn]") -> "tuple[_Row, dict[int, _Turn]] | None":
         """Return the row as continued from its last generation prompt, if that opens a thought that the template drops
-        from finished conversations."""
+        from finished conversations. An answer with thoughts or calls of its own would lose them."""
         number, content = len(row.messages) - 1, row.messages[-1]["content"]
-        if turns.keys() != {number} or not turns[number].wrong or row.messages[-1].get("tool_calls"):
+        if turns.keys() != {number} or not turns[number].wrong:
+            return None
+        if not row.messages[-1].keys().isdisjoint((*REASONING, "tool_calls")):
             return None
         prompt, off, on = (self._writes(row.messages[:-1], row.tools, True, **how) or "" for how in THOUGHTS)
         opened = prompt[len(_common(prompt, row.text)) :]
@@ -497,6 +498,18 @@ class _Turn(NamedTuple):
     stopped: bool = False
     wrong: str = ""
     remedy: str = ""
+
+
+def _has(text: str, part: str) -> bool:
+    """Return whether a text has a part, apart from blanks."""
+    return not part or "".join(part.split()) in "".join(text.split())
+
+
+def _without_thoughts(template: str, row: _Row, name: str) -> _Turn:
+    return _Turn(
+        wrong=f"{template} leaves out {row.thoughts} of {name}",
+        remedy=f"ignore: [{row.thoughts}] to learn the answer without it, or put it into the text",
+    )
 
 
 def _open(text: str) -> list[Any]:

@@ -242,13 +242,16 @@ class ChunkTokenizer:
                 f"{has}; shorten it, raise max_length, or write too_long: truncate_left, truncate_right or split"
             )
         roles = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
-        first = int((roles != CONTEXT).argmax()) + 1
-        remedy = wording(f"raise max_length to {max(first, self.max_length + 1)} or more")
-        if policy == "truncate_right":
-            remedy = wording(f"{remedy}, or write too_long: truncate_left or split")
-        return wording(
-            f"{has}, and {policy} leaves none of its supervised tokens, which begin at token {first}; {remedy}"
-        )
+        taught = np.flatnonzero(roles != CONTEXT) + 1
+        first, last = int(taught[0]), int(taught[-1])
+        # The first token of what is left is never supervised.
+        needed = length - last + 2 if policy == "truncate_left" else max(first, self.max_length + 1)
+        remedy = wording(f"raise max_length to {needed} or more")
+        if policy != "split":
+            other = "truncate_right" if policy == "truncate_left" else "truncate_left"
+            remedy = wording(f"{remedy}, or write too_long: {other} or split")
+        stand = wording(f"end at token {last}" if policy == "truncate_left" else f"begin at token {first}")
+        return wording(f"{has}, and {policy} leaves none of its supervised tokens, which {stand}; {remedy}")
 
     def _huge(self, length: int) -> tuple[str, str]:
         kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
@@ -377,6 +380,8 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
             last = max((place for place, piece in enumerate(pieces) if piece.role == "assistant"), default=0)
             before = "".join([piece.text for piece in pieces[:last]]).encode()
             behind = "".join([piece.text for piece in pieces[last:]]).encode()
+            if rows[number].example.learnt or rows[number].example.prompt:  # the text alone does not say what is learnt
+                behind += repr(_taught(pieces)).encode()
         else:
             ids, prompt = tokens.ids[number], tokens.prompt[number]
             supervised = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
@@ -392,6 +397,19 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
     place = np.arange(len(parts.row)) - np.searchsorted(parts.row, parts.row)
     result += place.astype(np.uint64)[:, None]
     return result
+
+
+def _taught(pieces: list[Piece]) -> list[tuple[int, int]]:
+    """Return where the supervised parts of a row's text begin and end."""
+    found: list[tuple[int, int]] = []
+    position = 0
+    for piece in pieces:
+        begin, position = position, position + len(piece.text)
+        if piece.supervised and found and found[-1][1] == begin:
+            begin = found.pop()[0]
+        if piece.supervised:
+            found.append((begin, position))
+    return found
 
 
 def _batch(parts: Parts, texts: list[tuple[str, str]], source: int) -> Any:

@@ -1,5 +1,6 @@
 """Messages and tool calls, as several forms have them."""
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,11 @@ from zerolora.data.formats.values import (
 )
 from zerolora.errors import shown
 
+CALLING = "function_call"
+"""Not a role of ours: the answer is calls, as JSON."""
+THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+OPENING = re.compile(r"\s*(<think(ing)?>|<thought>|<reasoning>)")
+"""How a content begins that has its thoughts in it."""
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -29,11 +35,14 @@ ROLES = {
     **dict.fromkeys(("observation", "tool_response", "function_response", "ipython"), "tool"),
     "human": "user",
     **dict.fromkeys(("gpt", "chatgpt", "model"), "assistant"),
+    **dict.fromkeys((CALLING, "tool_call"), CALLING),
 }
 """By the names that OpenAI's form has, and those that other data have in it."""
 NAMED = ("system", "user", "assistant", "tool")
 OURS = frozenset({"system", "user", "assistant", "tool"})
 CALL = '{"name": ..., "arguments": {...}}'
+OF_CALL = ("id", "type", "index")
+"""What a call may have beside what it calls, and with which arguments."""
 CONVERSATION = ("system", "system_prompt", "tools", "functions")
 """The fields of every form of conversations, beside the conversation itself."""
 _CONVERSATION, _REASONING = frozenset(CONVERSATION), frozenset(REASONING)
@@ -163,11 +172,13 @@ def _is_encodable(text: str) -> bool:
 
 def _checked(turn: Row, filled_in: bool) -> Turn:
     role = role_of(turn, "role", ROLES)
+    if role == CALLING:
+        return finished(turn, calling_of(turn, "content"))
     calls = _calls(turn, filled_in)
     if calls and role != "assistant":
         who = shown(turn.get("role"))
         raise BadRow(f"{turn.name('tool_calls')} stands in a message of {who}; only the assistant calls tools")
-    text = _content(turn.get("content"), turn.name("content"), optional=bool(calls))
+    text = _content(turn.get("content"), turn.name("content"), bool(calls), turn.reading.ignored)
     if role == "assistant" and not calls:
         filled(text, turn.name("content"))
     message = {**message_of(role, text), **({"tool_calls": calls} if calls else {})}
@@ -181,7 +192,10 @@ def finished(turn: Row, message: dict[str, Any]) -> Turn:
     """Return a message with what the keys of every form add to it: thoughts, weight and tools."""
     if len(turn.value) == len(turn.read):
         return Turn(message)
-    result = with_thoughts(turn, message) if message["role"] == "assistant" else Turn(message)
+    answers = message["role"] == "assistant"
+    if not answers:
+        _check_no_thoughts(turn, message["role"])
+    result = with_thoughts(turn, message) if answers else Turn(message)
     return result._replace(learnt=_learnt(turn), tools=_tools(turn) if message["role"] == "system" else None)
 
 
@@ -192,7 +206,23 @@ def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
     name = next(row.columns.get(name, name) for name in REASONING if row.get(name) == reasoning)
     if reasoning.strip().lower() in MODES:
         raise BadRow(f"{name} is {shown(reasoning)}, which is no thought; write ignore: [{name}]")
+    if begin := OPENING.match(message["content"]):
+        path = f"{row.path}.{name}" if row.path else name
+        raise BadRow(f"{path} stands beside a content that begins with {begin[1]}; keep one of the thoughts")
     return Turn({**message, "reasoning_content": reasoning}, thoughts=name)
+
+
+def _check_no_thoughts(turn: Row, role: str) -> None:
+    """Raise BadRow if a message that is no answer has thoughts, which would be left out."""
+    for field in () if turn.lacks(_REASONING) else REASONING:
+        key = turn.columns.get(field, field)
+        held = turn.value.get(key)
+        says = isinstance(held, str) and held.strip() and held.strip().lower() not in MODES
+        if says and factor_of(held) is None and key not in turn.reading.ignored:
+            raise BadRow(
+                f"{turn.path}.{key} stands in a message of {role}, and thoughts belong to an answer; move it there, or "
+                f"write ignore: [{key}]"
+            )
 
 
 def _learnt(turn: Row) -> bool | None:
@@ -217,22 +247,41 @@ def _learnt(turn: Row) -> bool | None:
 
 
 def _calls(turn: Row, filled_in: bool) -> list[dict[str, Any]]:
-    if (called := turn.get("function_call")) is not None:  # OpenAI's form from before a message could hold several
-        return [call_of(called, turn.name("function_call"), filled_in)]
-    calls, name = [], turn.name("tool_calls")
+    calls, name, ignored = [], turn.name("tool_calls"), turn.reading.ignored
     listed = turn.get("tool_calls")
     found = [] if is_blank(listed) else objects_of(listed, name)
     for number, call in enumerate(found):
         where = f"{name}[{number}]"
         kept = {"id": text_of(call["id"], f"{where}.id")} if call.get("id") is not None else {}
-        calls.append({**kept, **call_of(call.get("function"), f"{where}.function", filled_in and found is listed)})
-    return calls
+        function = call_of(call.get("function"), f"{where}.function", filled_in and found is listed, ignored)
+        _check_keys(call, ("function", *OF_CALL), where, ignored)
+        calls.append({**kept, **function})
+    # OpenAI's form from before a message could hold several.
+    if is_blank(called := turn.get("function_call")):
+        return calls
+    single = call_of(called, turn.name("function_call"), filled_in, ignored)
+    if calls and [call["function"] for call in calls] != [single["function"]]:
+        raise BadRow(f"{turn.name('function_call')} and {name} are not the same calls; keep one")
+    return calls or [single]
 
 
-def call_of(value: Any, name: str, filled_in: bool = False) -> dict[str, Any]:
+def calling_of(turn: Row, field: str) -> dict[str, Any]:
+    """Return a turn that calls tools: one call or a list of them, as JSON, behind a thought or not."""
+    value, name, ignored = turn.get(field), turn.name(field), turn.reading.ignored
+    thought = THOUGHT.match(value) if isinstance(value, str) else None
+    called = json_of(value[thought.end() :] if thought else value, name)
+    if isinstance(called, list) and called:
+        calls = [call_of(call, f"{name}[{number}]", ignored=ignored) for number, call in enumerate(called)]
+    else:
+        calls = [call_of(called, name, ignored=ignored)]
+    return {**message_of("assistant", text_of(thought[0], name) if thought else ""), "tool_calls": calls}
+
+
+def call_of(value: Any, name: str, filled_in: bool = False, ignored: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return a tool call as chat templates expect it: its arguments are an object, not JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise BadRow(f"{name} is {shown(value)}; write {CALL}")
+    _check_keys(value, ("name", "arguments", *OF_CALL), name, ignored)
     given = value.get("arguments")
     arguments = {} if given is None or given == "" else json_of(given, f"{name}.arguments")
     if not isinstance(arguments, dict):
@@ -242,7 +291,18 @@ def call_of(value: Any, name: str, filled_in: bool = False) -> dict[str, Any]:
     return {"type": "function", "function": encodable({"name": value["name"], "arguments": arguments}, name)}
 
 
-def _content(value: Any, name: str, optional: bool) -> str:
+def _check_keys(call: dict[str, Any], known: tuple[str, ...], name: str, ignored: frozenset[str]) -> None:
+    """Raise BadRow for a key of a call that would be lost, as arguments of another name."""
+    for key, held in call.items():
+        if key not in known and key not in ignored and not is_blank(held):
+            word = shown(key)[1:-1]
+            raise BadRow(
+                f"{name}.{word} is {shown(held)}, and a call has a name and arguments alone; write {CALL}, or ignore: "
+                f"[{word}] to leave it out"
+            )
+
+
+def _content(value: Any, name: str, optional: bool, ignored: frozenset[str]) -> str:
     if value is None and optional:
         return ""
     if not isinstance(value, list):
@@ -261,10 +321,11 @@ def _content(value: Any, name: str, optional: bool) -> str:
             raise BadRow(
                 f'{name}[{number}] is {shown(part)}; only text can be trained on: write {{"type": "text", "text": ...}}'
             )
-        for key, held in part.items():
-            if len(part) > 2 and not is_blank(held) and refusal_of(key, held, "key", "messages"):
+        for key, held in part.items() if len(part) > 2 else ():
+            if key not in ignored and not is_blank(held) and refusal_of(key, held, "key", "messages"):
                 raise BadRow(
-                    f"{name}[{number}].{key} is of a part, and a turn is learnt as a whole; write it beside content"
+                    f"{name}[{number}].{key} is of a part, and a turn is learnt as a whole; write it beside content, "
+                    f"or ignore: [{key}]"
                 )
         texts.append(text_of(part.get("text"), f"{name}[{number}].text"))
     return "".join(texts)

@@ -3,20 +3,27 @@
 Of lists, the answers in the completion are learnt; those in the prompt belong to the question.
 """
 
+import re
+from typing import Any
+
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.base import Form, Row
 from zerolora.data.formats.chat import CONVERSATION, Turn, chat, conversation, message_of, with_thoughts
 from zerolora.data.formats.messages import MESSAGE
 from zerolora.data.formats.reading import REASONING
+from zerolora.data.formats.values import objects_of
 from zerolora.errors import shown
+
+OBJECTS = re.compile(r"""\s*\[\s*\{\s*(["'])""")
+"""Matches the beginning of a list of objects as text; its group is the first quote."""
 
 
 def _prompt(row: Row) -> Example:
-    parts = {row.name(field): row.needed(field) for field in ("prompt", "completion")}
-    if all(isinstance(value, str) for value in parts.values()):
-        answer = with_thoughts(row, message_of("assistant", row.text("completion")))
-        return conversation([Turn(message_of("user", row.text("prompt"))), answer], row, "completion")
-    if all(isinstance(value, list) for value in parts.values()):
+    question, answer = row.needed("prompt"), row.needed("completion")
+    if isinstance(question, str) and isinstance(answer, str) and not _are_messages(row, "prompt", question):
+        learnt = with_thoughts(row, message_of("assistant", row.text("completion")))
+        return conversation([Turn(message_of("user", row.text("prompt"))), learnt], row, "completion")
+    if _are_messages(row, "prompt", question) and _are_messages(row, "completion", answer):
         prompt, completion = chat(row, "prompt"), chat(row, "completion")
         for field in REASONING:
             if row.get(field):
@@ -24,8 +31,21 @@ def _prompt(row: Row) -> Example:
                     f"{row.name(field)} stands beside lists of messages; move it into the answer it belongs to"
                 )
         return conversation([*prompt, *completion], row, "completion", prompt=len(prompt))
-    seen = " and ".join(f"{name} is {shown(value)}" for name, value in parts.items())
+    seen = f"{row.name('prompt')} is {shown(question)} and {row.name('completion')} is {shown(answer)}"
     raise BadRow(f"{seen}; write two texts, or two lists of messages")
+
+
+def _are_messages(row: Row, field: str, value: Any) -> bool:
+    """Return whether a value is a list of messages, which may be given as JSON text, as in a cell of CSV. Raises BadRow
+    if it is one as Python writes it, as pandas' to_csv does."""
+    if not isinstance(value, str) or not (begin := OBJECTS.match(value)):
+        return isinstance(value, list)
+    role, quote, name = row.reading.keys.get("role", "role"), begin[1], row.name(field)
+    if f"{quote}{role}{quote}" not in value:
+        return False
+    if quote == "'":
+        raise BadRow(f"{name} is {shown(value)}, a list as Python writes it; write it as JSON, as json.dumps does")
+    return all(role in message for message in objects_of(value, name))
 
 
 FORM = Form(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from zerolora.data.formats.reading import FACTORS, MODES, SWITCHES, Where
 from zerolora.data.formats.values import factor_of
+from zerolora.data.split_names import split_of
 from zerolora.errors import wording
 
 
@@ -37,6 +38,7 @@ JUDGED = (
 """Columns and keys of preference data, as TRL, LLaMA-Factory, ms-swift and axolotl name them."""
 WEIGHTS = (*FACTORS, *SWITCHES, "sample_weight")
 """Of a whole row; those of a message are read."""
+_ASKED = wording("changes what is asked, and this form does not read it")
 _JUDGES = wording(
     "judges or compares answers, and every answer would be learnt: only supervised fine-tuning is supported"
 )
@@ -60,7 +62,8 @@ _THOUGHTS_BESIDE = Refusal(
     "holds thoughts, which belong to one of the answers", "move it into that turn, as reasoning_content", CONVERSATIONS
 )
 _SYSTEM = Refusal("is a system prompt, and no column that is read", "write columns: {system: NAME}", CONVERSATIONS)
-_TOOLS = Refusal(
+_TOOLS = Refusal("is a list of tools, and no column that is read", "write columns: {tools: NAME}", CONVERSATIONS)
+_TOOLS_OF_TURN = Refusal(
     "is a list of tools, which only a row or its system message can have", "move it there, as tools", CONVERSATIONS
 )
 _CHANNEL = Refusal(
@@ -92,10 +95,9 @@ REFUSED: dict[str, Refusal] = {
     ),
     **dict.fromkeys(
         ("context", "history", "contexts", "documents"),
-        Refusal("changes what is asked, and this form does not read it", "put it into the question", CONVERSATIONS),
+        Refusal(_ASKED, "put it into the question", CONVERSATIONS),
     ),
-    **dict.fromkeys(("tools", "functions"), _TOOLS),
-    "input": Refusal("changes what is asked, and this form does not read it", "put it into the prompt", ("prompt",)),
+    "input": Refusal(_ASKED, "put it into the prompt", ("alpaca", "prompt")),
     **dict.fromkeys(("mask", "masked", "weights"), _PARTS),
     **dict.fromkeys(WEIGHTS, _WEIGHS),
 }
@@ -106,7 +108,6 @@ _HELD_OUT = Refusal(
     "put rows of each split into a file of their own, and name it in sources with its split",
 )
 SPLIT_COLUMNS = ("split", "splits", "dataset_split", "data_split", "partition")
-HELD_OUT = ("test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation", "heldout", "held_out")
 
 
 class _Words(NamedTuple):
@@ -127,13 +128,24 @@ KINDS = {
         "learned learnt",
         "on turn turns token tokens row sample example message messages assistant user answer response output input "
         "inputs prompt completion is do should compute calculate calc with no not step scale factor this in use apply "
-        "skip ignore include exclude flag",
+        "skip skipped ignore ignored include exclude excluded from flag",
     ),
     "thoughts": _words(
-        "thought thoughts think thinking reasoning cot rationale scratchpad",
-        "chain of content text details blocks steps trace process",
+        "thought thoughts think thinking reasoning cot rationale rationales scratchpad",
+        "chain of content text details blocks steps trace traces process path paths trajectory trajectories response",
     ),
-    "system": _words("system sys", "prompt message msg instruction instructions content text"),
+    "system": _words("system sys preamble", "prompt message msg instruction instructions content text"),
+    "instructions": _words("instructions", ""),
+    "history": _words(
+        "history", "chat conversation conversations dialog dialogue message messages turn turns previous past full"
+    ),
+    "context": _words(
+        "context contexts", "retrieved retrieval rag reference gold supporting source background knowledge text"
+    ),
+    "passage": _words(
+        "passage passages document documents", "retrieved retrieval reference source supporting text texts content gold"
+    ),
+    "choices": _words("choices options", "answer answers multiple"),
     "tools": _words(
         "tools functions apis", "tool function api available list schema schemas definition definitions specs json"
     ),
@@ -147,53 +159,127 @@ KINDS = {
         "response responses answer message messages conversations text output completion score scores rating tag is",
     ),
 }
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_WORD = re.compile(r"CoTs?(?![a-z])|[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+NUMBERS = re.compile(r"\s*\[\s*-?\d")
+"""Matches a list of numbers as JSON."""
+_NEGATIVE = frozenset(["no", "not", "skip", "skipped", "ignore", "ignored", "exclude", "excluded", "masked"])
+_ANSWERED = {"yes": 1.0, "on": 1.0, "no": 0.0, "off": 0.0}
+_VERDICTS = ("good", "bad", "chosen", "rejected", "desirable", "undesirable")
 
 
 OF_KIND = {
     "learnt": _PARTS,
-    "thoughts": _THOUGHTS,
-    "system": _SYSTEM,
+    **dict.fromkeys(("thoughts", "some thoughts"), _THOUGHTS),
+    **dict.fromkeys(("system", "instructions"), _SYSTEM),
     **dict.fromkeys(("tools", "one tool"), _TOOLS),
     **{kind: REFUSED[kind] for kind in ("images", "videos", "audio")},
+    **dict.fromkeys(("history", "context"), REFUSED["context"]),
+    # Of forms of one question; a conversation is whole without what was asked about.
+    **dict.fromkeys(("passage", "choices"), REFUSED["context"]._replace(forms=("alpaca", "prompt"))),
 }
+OF_KEY: dict[str, Refusal | None] = {
+    **dict.fromkeys(("tools", "one tool"), _TOOLS_OF_TURN),
+    **dict.fromkeys(("system", "instructions", "choices", "history", "context", "passage")),
+}
+"""The same of a key of a message."""
+
+
+def _words_of(name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(name)]
 
 
 @functools.lru_cache(4096)
 def _kind_of(name: str) -> str:
     """Return the kind of a column or key by its words, "" for none."""
-    words = frozenset(word.lower() for word in _WORD.findall(name.rpartition(".")[2]))
+    listed = _words_of(name)
+    words = frozenset(listed)
     for kind, (first, others) in KINDS.items():
         if words & first and words <= first | others and (kind != "one tool" or words & others):
             return kind
-    return ""
+    # In model_reasoning the last word says what it is, as in reasoning_effort and reasoning_model.
+    return "some thoughts" if listed and listed[-1] in KINDS["thoughts"].first else ""
 
 
 def refusal_of(name: str, held: object, where: Where, format: str) -> Refusal | None:
     """Return why a column or key that holds something and that `format` does not read may not be left unread; None if
     it may."""
+    name = name.rpartition(".")[2]
+    if name in LABELS and not _is_verdict(held):
+        return None
     refusal = REFUSED.get(name) or _by_words(name, held, where, format)
-    if refusal == _WEIGHS and where == "column" and not isinstance(held, (list, dict)):
+    if refusal == _WEIGHS and where == "column" and not _is_list(held):
         # 1 changes nothing, and a text is something else, as a weight in kilograms.
-        return refusal if factor_of(held) not in (None, 1.0) else None
+        harmless = 0.0 if _NEGATIVE.intersection(_words_of(name)) else 1.0
+        return refusal if _factor(held) not in (None, harmless) else None
     if refusal in (_WEIGHS, _PARTS):
         refusal = _TOKENS if format == "tokens" else _PARTS if where == "column" else _SWITCH
-    if where == "column" and name.lower() in SPLIT_COLUMNS and str(held).strip().lower() in HELD_OUT:
+    if where == "column" and name.lower() in SPLIT_COLUMNS and split_of(str(held)) not in ("", "train"):
         refusal = _HELD_OUT
     if where == "key" and name == "channel" and held == "analysis":
         refusal = _CHANNEL
+    if refusal and refusal.what == _ASKED and where == "column":
+        refusal = _in_alpaca(refusal, name, held, format)
     return refusal if refusal and (not refusal.forms or format in refusal.forms or not format) else None
 
 
+def _in_alpaca(refusal: Refusal, name: str, held: object, format: str) -> Refusal:
+    """Return the refusal of what is asked, whose remedy is alpaca's field for it if it has one."""
+    field = "history" if "history" in name.lower() and _is_list(held) else "input" if isinstance(held, str) else ""
+    if field and format == "alpaca":
+        return refusal._replace(remedy=f"write columns: {{{field}: NAME}}, or {refusal.remedy}")
+    if field and format == "prompt":
+        how = f"write format: alpaca, with columns for instruction and output and {field}: NAME"
+        return refusal._replace(remedy=f"{refusal.remedy}, or {how}")
+    return refusal
+
+
 def _by_words(name: str, held: object, where: Where, format: str) -> Refusal | None:
-    kind, number = _kind_of(name), factor_of(held)
-    if kind == "learnt" and not isinstance(held, list):
-        return None if number is None else _SWITCH if where == "key" else _WEIGHS
+    kind = _kind_of(name)
+    if kind == "learnt" and not _is_list(held):
+        return None if _factor(held) is None else _SWITCH if where == "key" else _WEIGHS
     if kind == "judged":
         return _COMPARED
-    if number is not None or (kind == "system" and where == "key"):
+    if factor_of(held) is not None or _says_nothing(kind, held):
         return None  # how many there are, or whether there are some
-    if kind == "thoughts" and isinstance(held, str) and held.strip().lower() in MODES:
-        return None
+    if where == "key" and kind in OF_KEY:
+        return OF_KEY[kind]
     beside = where == "column" and format in ("messages", "sharegpt")
-    return _THOUGHTS_BESIDE if kind == "thoughts" and beside else OF_KIND.get(kind)
+    return _THOUGHTS_BESIDE if "thoughts" in kind and beside else OF_KIND.get(kind)
+
+
+def _says_nothing(kind: str, held: object) -> bool:
+    """Return whether a value only names something of a kind, as a document, or says how much was thought."""
+    if "thoughts" in kind and isinstance(held, str) and held.strip().lower() in MODES:
+        return True
+    if kind in ("some thoughts", "instructions", "context", "passage"):
+        return not _is_prose(held)
+    return kind in ("choices", "history") and not (isinstance(held, list) or _is_prose(held))
+
+
+def _is_list(held: object) -> bool:
+    """Return whether a value is a list or object, which may be given as JSON text."""
+    return isinstance(held, (list, dict)) or (isinstance(held, str) and held.lstrip()[:1] in ("[", "{"))
+
+
+def _is_prose(held: object) -> bool:
+    """Return whether a value has a text of several words."""
+    if isinstance(held, dict):
+        held = list(held.values())
+    return (
+        any(map(_is_prose, held)) if isinstance(held, list) else isinstance(held, str) and len(held.split(None, 2)) > 1
+    )
+
+
+def _is_verdict(held: object) -> bool:
+    """Return whether a label says that an answer is good or bad, or is of tokens, and no class of rows."""
+    if isinstance(held, list):
+        return any(isinstance(each, (int, float)) for each in held)
+    if isinstance(held, str) and (held.strip().lower() in _VERDICTS or NUMBERS.match(held)):
+        return True
+    return factor_of(held) in (0.0, 1.0, -1.0)
+
+
+def _factor(held: object) -> float | None:
+    """Return a factor of the loss, which may be given as a word."""
+    word = held.strip().lower() if isinstance(held, str) else ""
+    return _ANSWERED[word] if word in _ANSWERED else factor_of(held)

@@ -1,12 +1,12 @@
 """Checks of a row's values: each returns the value, or raises BadRow with the name, the value and what to write."""
 
-import json
 import operator
 from collections.abc import Iterator
 from math import isnan
 from typing import Any
 
 from zerolora.data.example import BadRow
+from zerolora.data.records import STRICT, TwiceError, Written
 from zerolora.errors import shown
 
 
@@ -23,7 +23,9 @@ def json_of(value: Any, name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return STRICT.decode(value)
+    except TwiceError as error:
+        raise BadRow(f"{name} {error}") from None
     except (ValueError, RecursionError) as error:
         raise BadRow(f"{name} is {shown(value)}, which is not JSON ({error}); correct it") from None
 
@@ -62,22 +64,25 @@ def filled(text: str, name: str) -> str:
 
 
 def encodable(value: Any, name: str) -> Any:
-    """Return a nested value after checking that all texts in it can be encoded."""
-    for path, text in _texts(value, name):
-        text_of(text, path)
+    """Return a nested value after checking that JSON has a form for it: a table may have dates in it, and bytes."""
+    for path, leaf in _leaves(value, name):
+        if isinstance(leaf, str):
+            text_of(leaf, path)
+        elif leaf is not None and not isinstance(leaf, (int, float)):
+            raise BadRow(f"{path} is {shown(leaf)}, which JSON has no form for; write it as text")
     return value
 
 
-def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield name, value
-    elif isinstance(value, dict):
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
         for key, held in value.items():
             yield f"a key of {name}", key
-            yield from _texts(held, f"{name}.{shown(key)[1:-1]}")
+            yield from _leaves(held, f"{name}.{shown(key)[1:-1]}")
     elif isinstance(value, list):
         for number, held in enumerate(value):
-            yield from _texts(held, f"{name}[{number}]")
+            yield from _leaves(held, f"{name}[{number}]")
+    else:
+        yield name, value
 
 
 def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
@@ -90,7 +95,10 @@ def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a nested value without the keys that are null: a table fills them in where another row has a value."""
+    """Return a nested value without the keys that are null: a table fills them in where another row has a value. Those
+    of an object that the table holds as JSON are its own."""
+    if isinstance(value, Written):
+        return value
     if isinstance(value, dict):
         return {key: without_nulls(held) for key, held in value.items() if held is not None}
     if isinstance(value, list):
