@@ -57,13 +57,17 @@ def end_with_parent() -> None:
     end_with([(int(pid), started) for pid, _, started in watched], at_once=True)
 
 
-def end_at_parents_death() -> None:
-    """Let the kernel kill this process when its parent has died: for a fork of a command, which has no use alone."""
+def end_at_parents_death(parent: int | None = None) -> None:
+    """Let the kernel kill this process when its parent has died: for a part of a command, which has no use alone.
+
+    `parent` is the parent's process id, which a fork by multiprocessing knows itself.
+    """
     if sys.platform != "linux":
         return
-    parent = multiprocessing.parent_process()
+    if parent is None and (forked_by := multiprocessing.parent_process()):
+        parent = forked_by.pid
     ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent.pid:  # it died before
+    if parent is not None and os.getppid() != parent:  # it died before
         os.kill(os.getpid(), signal.SIGKILL)
 
 
