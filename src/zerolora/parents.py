@@ -22,7 +22,9 @@ ENGINE = "ZEROLORA_ENGINE"
 """The engine of a job: machine and process namespace, process id, time of its start."""
 SHELL = "ZEROLORA_JOB_SHELL"
 """The process id of the shell of a job, which the shell itself sets."""
-SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "rule")
+DVC = "ZEROLORA_DVC"
+"""The processes from the parent of an engine up to the DVC that it runs inside, each with the time of its start, as
+workflow/scripts/rule has them; with 0 if that DVC had ended."""
 PDEATHSIG = 1  # PR_SET_PDEATHSIG (man 2 prctl)
 GRACE_SECONDS = 30
 """From SIGTERM to SIGKILL, for what saves its state first (train/launch/launcher.py)."""
@@ -48,24 +50,24 @@ def end_with_engine() -> None:
 
 
 def end_with_parent() -> None:
-    """The same of what started this process, past shells and scripts, by SIGKILL: for an engine inside another."""
-    watched, pid = [], os.getppid()
-    while pid > 1:
-        watched.append((pid, _started(pid)))
-        fields = _fields(pid)
-        if not fields or _name(pid) not in SHELLS:
-            break
-        pid = int(fields[1])
-    end_with(watched, at_once=True)
+    """The same of the DVC that started this process, and of the shells between, by SIGKILL: for an engine inside it."""
+    watched = [each.partition(":") for each in os.environ.get(DVC, "").split()]
+    if any(pid == "0" for pid, _, _ in watched):
+        _end(at_once=True)
+    end_with([(int(pid), started) for pid, _, started in watched], at_once=True)
 
 
-def end_at_parents_death() -> None:
-    """Let the kernel kill this process when its parent has died: for a fork of a command, which has no use alone."""
+def end_at_parents_death(parent: int | None = None) -> None:
+    """Let the kernel kill this process when its parent has died: for a part of a command, which has no use alone.
+
+    `parent` is the parent's process id, which a fork by multiprocessing knows itself.
+    """
     if sys.platform != "linux":
         return
-    parent = multiprocessing.parent_process()
+    if parent is None and (forked_by := multiprocessing.parent_process()):
+        parent = forked_by.pid
     ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent.pid:  # it died before
+    if parent is not None and os.getppid() != parent:  # it died before
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -151,13 +153,6 @@ def _started(pid: int) -> str:
     """Return when a process started, in ticks since the machine's start; empty if it is not there any more."""
     fields = _fields(pid)
     return fields[19] if fields else ""
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _fields(pid: int) -> list[str]:

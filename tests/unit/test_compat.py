@@ -614,6 +614,37 @@ def test_needed_without_metadata(files_of_nobody: Callable[[], list[str]], tmp_p
     assert "without" in files_of_nobody(), "it ran, and Snakemake knows its job"
 
 
+@pytest.mark.parametrize("patched", [False, True])
+def test_needed_count_as_done(tmp_path: Path, patched: bool) -> None:
+    """Without it a dry run plans a job whatever else is known of its outputs."""
+    (tmp_path / "Snakefile").write_text(
+        "from zerolora.compat.snakemake import around_planning, count_as_done\n"
+        f"around_planning(workflow, lambda: count_as_done(workflow, ['one'] if {patched} else []), lambda: "
+        "print('planned', *workflow.dag.needrun_jobs()))\n"
+        "rule two:\n    input: 'one'\n    output: 'two'\n    shell: 'touch {output}'\n"
+        "rule one:\n    input: 'source'\n    output: 'one'\n    shell: 'touch {output}'\n"
+    )
+    for age, name in enumerate(("source", "two", "one")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    os.utime(tmp_path / "two", (1e9 + 1, 1e9 + 1))
+    said = served("snakemake", "--cores", "1", "--quiet", "all", "--dry-run", "--", "two", directory=tmp_path).stdout
+    assert ("planned\n" in said) is patched
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_needed_ignore_broken_metadata(tmp_path: Path, patched: bool) -> None:
+    """Without the patch Snakemake ends with the error of the codec."""
+    patch = "from zerolora.compat.snakemake import ignore_broken_metadata as patch; patch()" if patched else ""
+    rule = "rule one:\n    output: 'one'\n    shell: 'touch {output}'\n"
+    (tmp_path / "Snakefile").write_text(f"{patch}\n{rule}")
+    command = ["snakemake", "--cores", "1", "--quiet", "all", "--", "one"]
+    served(*command, directory=tmp_path).check_returncode()
+    (record,) = (tmp_path / ".snakemake/metadata").iterdir()
+    record.write_bytes(b"\xff")
+    assert (served(*command, directory=tmp_path).returncode == 0) is patched
+
+
 def _snakemake_says(directory: Path, *options: str) -> list[str]:
     (directory / "Snakefile").write_text(HOOKS)
     command = ["snakemake", "--cores", "1", "--quiet", "all", *options, "--", "two"]

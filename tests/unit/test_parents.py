@@ -1,6 +1,7 @@
 """A command ends with the engine and the shell that started it. Real processes, killed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,49 @@ def test_a_command_of_nobody_here_watches_nobody(variables: dict[str, str]) -> N
     os.kill(int(lines[0][1]), signal.SIGKILL)
     process.kill()
     process.communicate()
+
+
+@pytest.mark.parametrize("killed_before", [True, False], ids=["before Snakemake is loaded", "later"])
+def test_an_engine_ends_with_the_dvc_above_it(tmp_path: Path, killed_before: bool) -> None:
+    """Past a shell of any name, and whoever has adopted its chain since."""
+    scripts = tmp_path / "workflow/scripts"
+    scripts.mkdir(parents=True)
+    shutil.copy(ROOT / "workflow/scripts/rule", scripts)
+    # It takes the time that Snakemake does to be loaded, until the file `loaded` is there.
+    text = (
+        "import os, time\n"
+        "print(os.getpid(), flush=True)\n"
+        "while not os.path.exists('loaded'): time.sleep(0.01)\n"
+        "from zerolora import parents\n"
+        "parents.end_with_parent()\n"
+        "print('watches', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    (scripts / "engine.py").write_text(text)
+    (scripts / "snakemake").write_text(f'#!/bin/sh\nexec "{sys.executable}" workflow/scripts/engine.py\n')
+    (scripts / "fish").write_text('#!/bin/sh\n"$@"; true\n')
+    for name in ("snakemake", "fish"):
+        (scripts / name).chmod(0o755)
+    environment = project_environment(ROOT)
+    command = ["workflow/scripts/fish", "workflow/scripts/rule", "report"]
+    dvc = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess; subprocess.run({command})"],
+        cwd=tmp_path,
+        env=environment | {"PATH": f"{scripts}{os.pathsep}{environment['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert dvc.stdout
+    engine = psutil.Process(int(dvc.stdout.readline()))
+    if killed_before:
+        dvc.kill()
+        dvc.wait()
+    (tmp_path / "loaded").touch()
+    if not killed_before:
+        assert dvc.stdout.readline() == "watches\n"
+        dvc.kill()
+    assert psutil.wait_procs([engine], timeout=20)[1] == []
+    assert dvc.communicate()[0] == ""
 
 
 def test_workers_of_a_command_end_with_it() -> None:

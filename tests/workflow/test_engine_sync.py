@@ -15,9 +15,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def assert_both_clean(project: Project) -> None:
     assert dvc_changed(project) == set()
+    written = stamps(project)
     assert snakemake_would_run(project) == set()
+    assert stamps(project) == written, "a dry run writes nothing"
     result = project.snakemake("all")
     assert "Nothing to be done" in result.stdout + result.stderr
+
+
+def stamps(project: Project) -> dict[Path, int]:
+    """Return the times of all results, and of what the engines note of them."""
+    files = [project.directory / "dvc.lock", *project.directory.glob(".snakemake/agreed*")]
+    files += [*(project.directory / "results").rglob("*"), *project.directory.glob(".snakemake/metadata/*")]
+    return {file: file.stat().st_mtime_ns for file in files}
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ import pytest
 from conftest import Project, project_environment
 from engines import dvc_changed, edit_config, snakemake_ran, snakemake_would_run
 
+from zerolora.config.resolve import PLANNED
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SNAKEMAKE = ("snakemake", "--profile", "profiles/local", "all")
@@ -212,6 +214,97 @@ def test_what_is_damaged_before_the_run_ends_is_not_recorded(project: Project) -
     _, said = run(project)
     assert f"not recorded in DVC: {written} is not what train@default wrote" in said
     assert "train@default" in dvc_changed(project)
+
+
+def after(project: Project, stage: str, command: str) -> None:
+    """Have the job of a stage end with a command."""
+    rule = project.directory / f"workflow/rules/{stage}.smk"
+    head, last, tail = rule.read_text().rpartition('"\n')
+    assert last and not tail
+    rule.write_text(f"{head} && {command}{last}")
+
+
+@pytest.mark.parametrize(
+    ("command", "said_of_it", "stages"),
+    [
+        (
+            "sed -i 's/ examples: 1/ examples: 0/' config/config.yaml",
+            "config/config.yaml was edited during",
+            {"resolve"},
+        ),
+        ("echo >> src/zerolora/units.py", "src/zerolora/units.py was edited during", {"resolve"}),
+        (
+            "echo >> envs/requirements.lock",
+            "envs/requirements.lock has changed while report@default read",
+            {"report@default"},
+        ),
+    ],
+    ids=["config", "code", "input"],
+)
+def test_what_is_edited_during_a_run_is_not_recorded(
+    project: Project, command: str, said_of_it: str, stages: set[str]
+) -> None:
+    """By the job of report, at its end. (Ten seconds each: a run of four stages.)"""
+    edit_config(project, **{"report.examples": 1})
+    after(project, "report", command)
+    code, said = run(project)
+    assert code == 0, said
+    assert f"not recorded in DVC: {said_of_it}" in said
+    assert "run the same command again" in said
+    assert stages <= dvc_changed(project)
+    if "config" in command:
+        project.write_config()
+        rule = project.directory / "workflow/rules/report.smk"
+        rule.write_text(rule.read_text().replace(f" && {command}", ""))
+        run(project)
+        assert dvc_changed(project) == set()
+
+
+def test_dvc_records_nothing_of_a_config_that_is_edited_meanwhile(project: Project) -> None:
+    """By the job of resolve; then a stage after it sees other settings than resolve has written."""
+    edit_config(project, **{"report.examples": 1})
+    after(project, "resolve", "sed -i 's/ examples: 1/ examples: 0/' config/config.yaml")
+    result = project.run("dvc", "repro", "resolve", check=False)
+    assert "config/config.yaml was edited during the run; run `dvc repro` again" in result.stdout + result.stderr
+    assert "resolve" in dvc_changed(project)
+    report = ("workflow/scripts/rule", "report", "results/default/report.html")
+    result = project.run(*report, DVC_STAGE="report@default", check=False)
+    assert result.returncode != 0
+    assert "was edited since resolve ran; run `dvc repro` again" in result.stdout + result.stderr
+    result = project.run(
+        *("zerolora", "resolve", "--config", "config/config.yaml", "--output", "work/config.json"),
+        **{PLANNED: "other"},
+        check=False,
+    )
+    assert "was edited since this run planned its jobs; run the same command again" in result.stderr
+    assert not (project.directory / "work/config.json").exists()
+
+
+def test_broken_records_count_as_none_and_a_lost_cache_entry_comes_back(project: Project) -> None:
+    adapter = (project.directory / ADAPTER).read_bytes()
+    for entry in (project.directory / ".dvc/cache/files/md5").rglob("*"):
+        if entry.is_file() and entry.read_bytes() == adapter:
+            entry.unlink()
+    records = project.directory / ".snakemake"
+    for name in ("agreed-dvc-lock.sha256", "agreed-dvc-cache.txt", "agreed-sources.sha256"):
+        (records / name).write_bytes(b"\xff")
+    first, second, third, *_ = sorted((records / "metadata").iterdir())
+    first.write_bytes(b"\xff")
+    second.write_bytes(b"[1]")
+    third.write_bytes(third.read_bytes()[:-9])
+    lines = (records / "outputs.jsonl").read_text().replace('"files"', '"filfs"', 1)
+    (records / "outputs.jsonl").write_text(f'{lines}["train@default", "x"]\n')
+    code, said = run(project)
+    assert code == 0, said
+    assert "Traceback" not in said
+    assert "DVC's cache had lost it, and has it again" in said
+    assert "Nothing to be done" in said
+    assert dvc_changed(project) == set()
+    lock = project.directory / "dvc.lock"
+    lock.write_text(f"<<<<<<< HEAD\n{lock.read_text()}=======\n>>>>>>> other\n")
+    code, said = run(project)
+    assert code == 1, said
+    assert "dvc.lock: has the conflict markers of a merge; `git checkout --ours dvc.lock` takes" in said
 
 
 def test_a_lock_whose_owner_was_killed_is_taken_over(project: Project, tmp_path: Path) -> None:

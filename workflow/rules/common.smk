@@ -19,6 +19,7 @@ from zerolora.compat.slurm_executor import patch_slurm_executor
 from zerolora.compat.snakemake import (
     around_planning,
     explain_system_errors,
+    ignore_broken_metadata,
     replace_write_protected_outputs,
     reset_job_reasons,
     undetermined,
@@ -33,7 +34,15 @@ from zerolora.errors import UserError, explained
 from zerolora.files import canonical
 from zerolora.fingerprint import Fingerprints
 from zerolora.long_argument import argument_of
-from zerolora.config.resolve import resolve, run_sections, shared_settings
+from zerolora.config.resolve import (
+    check_planned,
+    check_resolved,
+    digest,
+    resolve,
+    run_sections,
+    shared_settings,
+    texts,
+)
 from zerolora.config.sharing import STAGES as SHARED_STAGES
 from zerolora.export.targets import TARGETS
 from zerolora.config.limits import hardware_limits
@@ -61,6 +70,7 @@ try:
     explain_system_errors()
     reset_job_reasons()
     replace_write_protected_outputs()
+    ignore_broken_metadata()
     patch_slurm_executor()
     CONFIG = load(Path(CONFIG_FILE))
     if workflow.is_main_process:
@@ -73,6 +83,14 @@ try:
     COMPARED = compared(STAGE_SETTINGS)
     CODE = codes(STAGE_SETTINGS, FINGERPRINTS)
     SHARED_SETTINGS = shared_settings(STAGE_SETTINGS.runs)
+    if workflow.remote_exec:  # after the plan, by another process
+        check_planned(digest(*texts(COMPARED, SHARED_SETTINGS, CODE)))
+    elif os.environ.get("DVC_STAGE", "resolve") != "resolve":
+        check_resolved(
+            *texts(COMPARED, SHARED_SETTINGS, CODE),
+            Path(RESOLVED),
+            Path("results/settings"),
+        )
 except UserError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
@@ -208,6 +226,11 @@ def every_output():
         for path in paths
         if not path.startswith("results/tasks/")
     ] + expand("results/tasks/{task}.jsonl", task=SETTINGS["task_rows"])
+
+
+def planned():
+    """What resolve has to write."""
+    return texts(COMPARED, SHARED_SETTINGS, CODE)
 
 
 def flattened(paths):

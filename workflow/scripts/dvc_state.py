@@ -69,7 +69,7 @@ def write_cache_list(stages: Iterable[Any], path: Path) -> None:
 def changed_in_cache(path: Path) -> set[str]:
     """Return the stages with files in DVC's cache that are not as such a list has them; none without a list."""
     found = set()
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         stage, _, rest = line.partition("\t")
         size, _, rest = rest.partition("\t")
         time, _, file = rest.partition("\t")
@@ -86,15 +86,15 @@ def changed_in_cache(path: Path) -> set[str]:
 def remove_broken_rwlock() -> None:
     """Remove DVC's list of readers and writers if a kill cut it short.
 
-    DVC clears the entries of dead processes from that list itself, but every command fails if it is not valid JSON.
+    DVC clears the entries of dead processes from that list itself, but every command fails if it is no JSON object.
     """
-    if _is_json(RWLOCK):
+    if _is_whole(RWLOCK):
         return
     from dvc.lock import LockError, make_lock
 
     # Another DVC may be writing the list at this moment; it holds this lock while it does.
     with suppress(LockError), make_lock(f"{RWLOCK}.lock", tmp_dir=str(RWLOCK.parent)):
-        if not _is_json(RWLOCK):
+        if not _is_whole(RWLOCK):
             print(f"{RWLOCK} was cut short by a kill and is removed", file=sys.stderr)
             RWLOCK.unlink(missing_ok=True)
 
@@ -105,8 +105,9 @@ class DvcStages:
     Raises DvcException if either file is broken.
     """
 
-    def __init__(self, repo: Any) -> None:
-        self._repo = repo
+    def __init__(self, repo: Any, writes: bool) -> None:
+        """`writes` lets it remove wrong entries of the cache."""
+        self._repo, self._writes = repo, writes
         self._graph = repo.index.graph
         self._stages = {stage.addressing: stage for stage in self._graph}
         recorded = yaml.safe_load(LOCK.read_text(encoding="utf-8")) or {}  # DVC has read it, so it is whole
@@ -140,6 +141,10 @@ class DvcStages:
             if stage not in dirty and not descendants(self._graph, stage) & dirty
         }
 
+    def take_for_clean(self, stage: str) -> None:
+        """Leave out what DVC says of the changes of a stage itself."""
+        self._changes().pop(stage, None)
+
     def output_of(self, stage: str, path: str) -> str | None:
         """Return the output of `stage` in dvc.lock that is `path` or holds it, None if there is none."""
         for output in self._outputs(stage):
@@ -154,12 +159,12 @@ class DvcStages:
         removed, or DVC would go on to take it for what its name says.
         """
         out = self._outputs(stage)[output]
-        if not out.hash_info or not _is_intact(out.cache, out.hash_info.value):
+        if not out.hash_info or not self._is_intact(out.cache, out.hash_info.value):
             return False
         oids = [out.hash_info.value]
         if out.hash_info.isdir:
             oids = [info.value for _, _, info in out.get_obj()]
-        lacking = [oid for oid in oids if not _is_intact(out.cache, oid)]
+        lacking = [oid for oid in oids if not self._is_intact(out.cache, oid)]
         return not lacking
 
     def restore(self, missing: dict[str, list[str]], leave: Iterable[str]) -> dict[str, list[str]]:
@@ -181,9 +186,20 @@ class DvcStages:
             self._status = None
         return restored
 
+    def lost(self) -> set[str]:
+        """Return the stages with outputs that are those of dvc.lock, but not in the cache."""
+        return {
+            name
+            for name, changes in self._changes().items()
+            for change in changes
+            if name in self.recorded and isinstance(change, dict)
+            for path, kind in change.get("changed outs", {}).items()
+            if kind == "not in cache" and not self._is_modified(name, path)
+        }
+
     def fill_cache(self, stages: Iterable[str]) -> list[str]:
-        """Put those outputs of stages into DVC's cache that it lacks or holds damaged, and return them. They are known
-        to be what their job wrote."""
+        """Put those outputs of stages into DVC's cache that it lacks or holds damaged, and return them: those that are
+        what dvc.lock says. Of others its record would be untrue."""
         from dvc.repo import lock_repo
 
         lacking: dict[str, list[str]] = {}
@@ -193,17 +209,33 @@ class DvcStages:
                     output
                     for output, out in self._outputs(stage).items()
                     if out.use_cache and out.hash_info and not self.is_cached(stage, output)
+                    if not self._is_modified(stage, output)
                 ]
         filled = [stage for stage, outputs in lacking.items() if outputs]
         if filled:
             with lock_repo(self._repo):
-                record([self._stages[stage] for stage in filled])
+                for stage in filled:
+                    for output in lacking[stage]:
+                        self._outputs(stage)[output].commit()
             self._status = None
         return [output for stage in filled for output in lacking[stage]]
 
     def write_cache_list(self, path: Path) -> None:
         """Write which files of DVC's cache hold the outputs of the stages (write_cache_list)."""
         write_cache_list([self._stages[stage] for stage in self.recorded], path)
+
+    def _is_intact(self, cache: Any, oid: str) -> bool:
+        path = Path(cache.oid_to_path(oid))
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        except OSError:
+            return False
+        if digest == oid.removesuffix(".dir"):
+            return True
+        if self._writes:
+            path.unlink()
+        return False
 
     def _is_modified(self, stage: str, output: str) -> bool:
         out = self._outputs(stage)[os.path.normpath(output)]
@@ -229,24 +261,10 @@ def remove(paths: Iterable[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _is_json(path: Path) -> bool:
+def _is_whole(path: Path) -> bool:
     try:
-        json.loads(path.read_text(encoding="utf-8"))
+        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
     except FileNotFoundError:
         return True
     except ValueError:
         return False
-    return True
-
-
-def _is_intact(cache: Any, oid: str) -> bool:
-    path = Path(cache.oid_to_path(oid))
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    except OSError:
-        return False
-    if digest == oid.removesuffix(".dir"):
-        return True
-    path.unlink()
-    return False

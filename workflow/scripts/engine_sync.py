@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,14 @@ from dvc_state import (
 )
 from snakemake.exceptions import WorkflowError
 
-from zerolora.compat.snakemake import after_each_job, before_each_job, run_again, without_metadata
+from zerolora.compat.snakemake import after_each_job, before_each_job, count_as_done, run_again, without_metadata
 from zerolora.config.expanded import EXPANDED, expand, is_expanded
+from zerolora.config.file import read_values
+from zerolora.config.resolve import PLANNED, digest
 from zerolora.config.schema import Config
 from zerolora.config.sharing import Shared
 from zerolora.errors import UserError
+from zerolora.files import sha256
 
 PIPELINE = Path("dvc.yaml")
 # The hash of the dvc.lock that Snakemake's metadata was last synchronised with.
@@ -52,6 +56,7 @@ AGREED_CACHE = Path(".snakemake/agreed-dvc-cache.txt")
 # Sizes and dates of the source files at that time.
 AGREED_SOURCES = Path(".snakemake/agreed-sources.sha256")
 SOURCES = (Path("src/zerolora"), Path("workflow/rules"))  # of the stage resolve in dvc.yaml
+CONFIG_FILE = Path("config/config.yaml")
 RESOLVED = Path("results/config.json")
 UNFINISHED = Path("work/compare")  # of neither engine
 IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # set for the Snakemake that import_dvc_state starts
@@ -71,6 +76,23 @@ TARGET_RULES = ("all", "default", "judge_all", "export", "export_target")
 HARNESS = "_harness"  # of the DVC stages of tasks of lm-evaluation-harness
 # Of the DVC stages of runs that go on from an adapter, of runs of grids and searches, and of what those share.
 CONTINUED, EXPANDED_RUN, SHARED = "_continued", "_expanded", "_shared"
+Stamp = tuple[int, int]  # size and time of a file
+
+
+@dataclass
+class _Read:
+    """What this run has read of the files that a user edits, and its jobs of their inputs."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Stamp | None] = field(default_factory=dict)
+    """Of the stage resolve, but for the config."""
+    inputs: dict[str, dict[str, Stamp | None]] = field(default_factory=dict)
+    """By stage, as its job began."""
+    meanwhile: dict[str, str] = field(default_factory=dict)
+    """By stage, an input that has changed while its job ran."""
+
+
+_read = _Read()
 
 
 def put_commands_on_path() -> None:
@@ -85,25 +107,35 @@ def user_files() -> list[str]:
 
 
 def before_planning(
-    workflow: Any, config: Config, every_output: Sequence[str], read_files: Callable[[], Iterable[str]]
+    workflow: Any,
+    config: Config,
+    values: dict[str, Any],
+    every_output: Sequence[str],
+    read_files: Callable[[], Iterable[str]],
+    planned: Callable[[], tuple[str, dict[str, str]]],
 ) -> None:
     """Bring files, DVC and Snakemake into line before Snakemake plans its jobs.
 
     Takes the run lock, writes the runs of grids and searches for DVC, stops if an output is damaged, restores missing
     outputs from DVC's cache, marks as done what DVC knows to be up to date, and has Snakemake run again what was begun
     and not ended, and what nobody knows to be right, of `every_output` of the workflow. Inside `dvc repro` DVC has done
-    all but the first. A dry run takes no lock, writes, restores and deletes nothing.
+    all but the first. A dry run takes no lock, restores and deletes nothing, and writes no record, only caches of what
+    was hashed: what DVC knows to be up to date, it leaves out of its plan.
+
+    `values` are those of the config file that the workflow was made of, `planned` what resolve has to write.
 
     Raises WorkflowError if another run has the lock, an output is damaged, --until names a stage that Snakemake would
     not reach, or an output or one of `read_files` is dated in the future: Snakemake would run a job, find its outputs
     older than that file, and delete them.
     """
     executing = workflow.execution_settings is not None and not workflow.dryrun
+    _read.values = values
     check_until(workflow)
     if executing:
         interrupts.calm()
-        before_each_job(workflow, functools.partial(_begin_job, workflow))
+        before_each_job(workflow, functools.partial(_begin_job, workflow, planned))
         after_each_job(workflow, functools.partial(_record_job, workflow))
+        _read.files = {path: _stamp(path) for path in _files_of_resolve()}
     if IMPORTING in os.environ:
         return
     if executing and workflow.execution_settings.lock:
@@ -122,10 +154,10 @@ def before_planning(
     unknown = _unknown(workflow, every_output)
     # What DVC would say of the runs of an edited grid is not known before a run that is no dry run.
     if _has_dvc() and is_expanded(config):
-        make_site_cache_private()
-        remove_broken_rwlock()
-        if _synchronise(workflow, config, executing, unknown):
-            unknown = _unknown(workflow, every_output)
+        if executing:
+            make_site_cache_private()
+            remove_broken_rwlock()
+        unknown = _synchronise(workflow, config, executing, every_output, unknown)
         # Snakemake made it on starting, and the one that marked jobs as done has removed it on ending.
         run_lock.SNAKEMAKE_LOCKS.mkdir(exist_ok=True)
     _run_unknown_again(workflow, unknown)
@@ -202,16 +234,22 @@ def commit_dvc_state(workflow: Any) -> None:
     Only stages of this DAG count: they are up to date, which nobody knows of other results that lie around. Of these,
     only those are recorded whose files are, byte for byte, what their job wrote.
     """
+    if "DVC_STAGE" in os.environ:
+        _check_before_dvc_records()
     if not _has_dvc() or workflow.touch:
         return
     from dvc.exceptions import DvcException
 
+    if not _is_config_as_read():  # dvc.yaml has paths of it, and so would the record
+        _say_unrecorded([f"{CONFIG_FILE} was edited during the run"])
+        return
     logging.getLogger("dvc").setLevel(logging.ERROR)  # it tells of each entry of dvc.lock that it updates
     names = {_stage_of(job) for job in workflow.dag.jobs if job.rule.name not in TARGET_RULES}
     try:
         with repository() as repo, locked_stages(repo) as known:
             changed = [name for name in sorted(names & known.keys()) if known[name].status()]
-            intact = [name for name in changed if _is_as_written(name)]
+            edited = _edited(workflow, changed)
+            intact = [name for name in changed if name not in edited and _is_as_written(name)]
             record([known[name] for name in intact])
             for name in intact:
                 outputs.restat(name)
@@ -219,7 +257,14 @@ def commit_dvc_state(workflow: Any) -> None:
     except DvcException as error:
         print(f"not recorded in DVC: {error}; run `dvc commit` when that is mended", file=sys.stderr)
         return
-    _agree()
+    _say_unrecorded(edited.values())
+    if not edited:
+        _agree()
+
+
+def _say_unrecorded(reasons: Iterable[str]) -> None:
+    for reason in reasons:
+        print(f"not recorded in DVC: {reason}; run the same command again", file=sys.stderr)
 
 
 def compare_what_is_there(workflow: Any, config: Config) -> None:
@@ -259,16 +304,90 @@ def _is_as_written(stage: str) -> bool:
     return False
 
 
+def _edited(workflow: Any, stages: Iterable[str]) -> dict[str, str]:
+    """Return those of these stages that were not made of what DVC would now record as their source, with the reason.
+
+    DVC hashes what a stage reads when it records the stage, which may be long after its job has read it.
+    """
+    jobs = {_stage_of(job): job for job in workflow.dag.jobs if job.rule.name not in TARGET_RULES}
+    hashes = outputs.hashes()
+    found = {stage: _edited_input(workflow, stage, jobs[stage], hashes) for stage in stages}
+    if "resolve" in found:
+        found["resolve"] = _edited_file() or found["resolve"]
+    return {stage: reason for stage, reason in found.items() if reason}
+
+
+def _check_before_dvc_records() -> None:
+    """End this process, a job of `dvc repro`, with an error if what its stage read has been edited meanwhile: DVC would
+    take the edited files for what the stage was made of."""
+    reason = next((f"{path} has changed while {stage} read it" for stage, path in _read.meanwhile.items()), "")
+    if os.environ["DVC_STAGE"] == "resolve":
+        reason = _edited_file() if _is_config_as_read() else f"{CONFIG_FILE} was edited during the run"
+    if reason:
+        print(f"{reason}; run `dvc repro` again", file=sys.stderr)
+        sys.exit(1)
+
+
+def _is_config_as_read() -> bool:
+    try:
+        return read_values(CONFIG_FILE) == _read.values
+    except UserError:
+        return False
+
+
+def _edited_file() -> str:
+    """Say which of the files that resolve reads beside the config is not what this run read; empty if each is."""
+    paths = sorted({*_read.files, *_files_of_resolve()})
+    edited = [path for path in paths if _stamp(path) != _read.files.get(path)]
+    others = f" and {len(edited) - 1} others" if len(edited) > 1 else ""
+    return f"{edited[0]}{others} was edited during the run" if edited else ""
+
+
+def _edited_input(workflow: Any, stage: str, job: Any, hashes: dict[str, tuple[Stamp, str]]) -> str:
+    """Say which input is not what the last job of a stage read; empty if each is. `hashes` are those of files that
+    stages wrote, with the stamps that they had then."""
+    if stage in _read.meanwhile:
+        return f"{_read.meanwhile[stage]} has changed while {stage} read it"
+    began = _read.inputs.get(stage, {})
+    for path in map(str, job.input):
+        now = _stamp(path)
+        if now and now == began.get(path):
+            continue
+        known = workflow.persistence.input_checksums(job, path) - {None}
+        if not known:  # of a file that is larger than the profile has Snakemake hash; it has decided by time
+            continue
+        then, digest = hashes.get(path, (None, ""))
+        if now is None or f"sha256:{digest if now == then else sha256(Path(path))}" not in known:
+            return f"{path} has changed since {stage} read it"
+    return ""
+
+
+def _files_of_resolve() -> list[str]:
+    """Return the files that the stage resolve reads beside the config."""
+    return [*user_files(), *map(str, _source_files())]
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 (hundreds of them, at each start)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
 def begin_run() -> None:
     """Forget the agreement when jobs begin to run: until they end well, Snakemake's metadata may be ahead of DVC's."""
     if IMPORTING not in os.environ:
         AGREED.unlink(missing_ok=True)
 
 
-def _begin_job(workflow: Any, job: Any) -> None:
-    """Record that a job starts. With `--touch` none does."""
+def _begin_job(workflow: Any, planned: Callable[[], tuple[str, dict[str, str]]], job: Any) -> None:
+    """Record that a job starts, and what it reads. With `--touch` none does."""
     if job.rule.name not in TARGET_RULES and not workflow.touch:
+        if not _read.inputs:
+            os.environ[PLANNED] = digest(*planned())  # for jobs that read the config again
         outputs.begin(_stage_of(job), [str(path) for path in job.output])
+        _read.inputs[_stage_of(job)] = {str(path): _stamp(str(path)) for path in job.input}
 
 
 def _unknown(workflow: Any, every_output: Sequence[str]) -> list[str]:
@@ -290,54 +409,79 @@ def _run_unknown_again(workflow: Any, unknown: list[str]) -> None:
 
 
 def _record_job(workflow: Any, job: Any) -> None:
-    """Record what a job wrote. After `--touch` that is known only if DVC has said that the files are right."""
-    if job.rule.name not in TARGET_RULES and (not workflow.touch or IMPORTING in os.environ):
-        outputs.record(_stage_of(job), [str(path) for path in job.output])
+    """Record what a job wrote. After `--touch` that is known only if DVC has said that the files are right.
+
+    What an input was at the job's start is not known if it has changed meanwhile: without a record the job runs again.
+    """
+    if job.rule.name in TARGET_RULES or (workflow.touch and IMPORTING not in os.environ):
+        return
+    stage = _stage_of(job)
+    changed = [path for path, stamp in _read.inputs.get(stage, {}).items() if stamp not in (None, _stamp(path))]
+    if changed:
+        _read.meanwhile[stage] = changed[0]
+    else:
+        outputs.record(stage, [str(path) for path in job.output])
 
 
-def _synchronise(workflow: Any, config: Config, executing: bool, unknown: list[str]) -> bool:
+def _synchronise(
+    workflow: Any, config: Config, executing: bool, every_output: Sequence[str], unknown: list[str]
+) -> list[str]:
     """Compare the outputs with their record; where that or dvc.lock has changed, or one has no record, ask DVC. Return
-    whether DVC was asked."""
+    those that are still unknown."""
     settings = workflow.dag_settings
     found = _without_forced(outputs.check(), settings)
-    if LOCK.exists() and "resolve" not in found.stages:
-        _commit_comments(config)
+    comments = LOCK.exists() and "resolve" not in found.stages and _commit_comments(config, executing)
     lost, dvc = changed_in_cache(AGREED_CACHE), None
     if LOCK.exists() and (found or lost or not _agreed() or unknown):
         from dvc.exceptions import DvcException
 
         try:
             with repository() as repo:
-                dvc = DvcStages(repo)
-                _fill_cache(dvc, lost - found.stages, executing)
-                targets = _settle(dvc, found, settings, executing)
-                if executing or not lost:
+                dvc = DvcStages(repo, executing)
+                if comments:
+                    dvc.take_for_clean("resolve")
+                _fill_cache(dvc, (lost | dvc.lost()) - found.stages, executing)
+                up_to_date = _settle(dvc, found, settings, executing)
+                if executing:
                     dvc.write_cache_list(AGREED_CACHE)
         except DvcException as error:
             _check_dvc_lock()
             if not (found.changed or found.added):  # which may be why
                 print(f"not taken over from DVC: {error}", file=sys.stderr)
         else:
-            lacking = (outputs.recorded() & dvc.names) - {*dvc.recorded}  # after_planning, or the run's end, records it
+            targets = [*up_to_date.values()]
+            if not executing:
+                count_as_done(workflow, targets)
+                if targets:
+                    print(f"up to date in DVC: {len(targets)} stages; a run takes them over", file=sys.stderr)
+                return [path for path in unknown if not any(dvc.output_of(stage, path) for stage in up_to_date)]
+            # after_planning, or the run's end, records them.
+            lacking = (outputs.recorded() & dvc.names) - up_to_date.keys()
             taken_over = not targets or import_dvc_state(targets)
             if lacking:
                 AGREED.unlink(missing_ok=True)
             elif taken_over:
                 _agree()
-            return True
+            return _unknown(workflow, every_output)
     if found.changed or found.added:
         raise _damage_error(found, dvc)
     if executing:
         _run_again(found.missing)
-    return False
+    return unknown
 
 
 def _check_dvc_lock() -> None:
     """Raise WorkflowError if dvc.lock is damaged: what is recorded there is lost, and nothing more could be."""
+    text = _text(LOCK)
     try:
-        whole = isinstance(yaml.safe_load(LOCK.read_text(encoding="utf-8")), dict)
-    except (OSError, ValueError, yaml.YAMLError):
+        whole = isinstance(yaml.safe_load(text), dict)
+    except (ValueError, yaml.YAMLError):
         whole = False
+    if not whole and re.search(r"^<<<<<<< ", text, re.MULTILINE):
+        raise WorkflowError(
+            f"{LOCK}: has the conflict markers of a merge; `git checkout --ours {LOCK}` takes your side's, "
+            f"`git checkout --theirs {LOCK}` the other's"
+        )
     if not whole:
         raise WorkflowError(f"{LOCK}: is not what DVC wrote; `git checkout {LOCK}` restores it, or delete it")
 
@@ -355,53 +499,61 @@ def _fill_cache(dvc: DvcStages, lost: set[str], executing: bool) -> None:
         print(f"{filled[0]}{others}: DVC's cache had lost it, and has it again", file=sys.stderr)
 
 
-def _commit_comments(config: Config) -> None:
+def _commit_comments(config: Config, executing: bool) -> bool:
     """Record in DVC edits of the source that leave every code fingerprint as it was: comments, docstrings, layout.
+    Return whether a dry run leaves such a change unrecorded.
 
     DVC compares the files of the stage resolve, Snakemake the fingerprints, so only DVC takes these for a change.
     """
-    if AGREED_SOURCES.is_file() and AGREED_SOURCES.read_text(encoding="utf-8") == _stamp_of_sources():
-        return
+    if _text(AGREED_SOURCES) == _stamp_of_sources():
+        return False
     from zerolora.config.code import codes
     from zerolora.config.resolve import resolve
 
     try:
         known = json.loads(RESOLVED.read_text(encoding="utf-8"))["code"]
     except (OSError, ValueError, KeyError):
-        return
+        return False
     if known != codes(resolve(config)).named:
-        return
+        return False
     from dvc.exceptions import DvcException
 
     agreed = _agreed()
     try:
         with repository() as repo:
             changes = repo.status(["resolve"]).get("resolve", [])
-            if changes and all(
+            comments = bool(changes) and all(
                 isinstance(change, dict) and set(change.get("changed deps", {None})) <= {str(path) for path in SOURCES}
                 for change in changes
-            ):
+            )
+            if not executing:
+                return comments
+            if comments:
                 repo.commit("resolve", force=True)
     except DvcException as error:
         print(f"the edited source files are not recorded in DVC: {error}", file=sys.stderr)
-        return
+        return False
     if agreed:
         _agree()
     else:
         AGREED_SOURCES.parent.mkdir(exist_ok=True)
         AGREED_SOURCES.write_text(_stamp_of_sources(), encoding="utf-8")
+    return False
 
 
 def _stamp_of_sources() -> str:
-    files = sorted(
-        path for folder in SOURCES for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
-    )
-    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in _source_files()]
     return hashlib.sha256(repr(stats).encode()).hexdigest()
 
 
-def _settle(dvc: DvcStages, found: outputs.Findings, settings: Any, executing: bool) -> list[str]:
-    """Restore what is missing; return Snakemake's targets of the stages that are up to date for DVC.
+def _source_files() -> list[Path]:
+    return sorted(
+        path for folder in SOURCES for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
+    )
+
+
+def _settle(dvc: DvcStages, found: outputs.Findings, settings: Any, executing: bool) -> dict[str, str]:
+    """Restore what is missing; return the stages that are up to date for DVC, with Snakemake's targets of them.
 
     Raises WorkflowError if an output is neither what its job wrote nor what dvc.lock has.
     """
@@ -410,7 +562,8 @@ def _settle(dvc: DvcStages, found: outputs.Findings, settings: Any, executing: b
         found = _without_forced(outputs.check(), settings)
     damaged, up_to_date = dvc.damaged(), dvc.up_to_date()
     for stage in found.stages - dvc.names:
-        outputs.forget(stage)
+        if executing:
+            outputs.forget(stage)
         found.drop(stage)
     known = outputs.recorded() | outputs.begun().keys()
     unknown = {stage: paths for stage, paths in damaged.items() if stage not in known}
@@ -432,7 +585,7 @@ def _settle(dvc: DvcStages, found: outputs.Findings, settings: Any, executing: b
         print(f"restored from DVC's cache: {listed}", file=sys.stderr)
     if executing:
         _run_again(found.missing)
-    return list(up_to_date.values())
+    return up_to_date
 
 
 def _run_again(missing: dict[str, list[str]]) -> None:
@@ -498,7 +651,7 @@ def _stage_of(job: Any) -> str:
     value = "-".join(str(wildcards[name]) for name in ("run", "dataset", "task") if name in wildcards) or next(
         iter(wildcards.values())
     )
-    rule, config, grids = str(job.rule.name), _config(), _grid_runs()
+    rule, config, grids = str(job.rule.name), _read.values, _grid_runs()
     if rule in ("task", "task_base") and wildcards["task"] in ((config.get("tasks") or {}).get("harness") or {}):
         rule += HARNESS
     if rule == "fetch":
@@ -513,24 +666,27 @@ def _stage_of(job: Any) -> str:
 
 
 @functools.cache
-def _config() -> Any:
-    return yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))
-
-
-@functools.cache
 def _grid_runs() -> Any:
     return yaml.safe_load(EXPANDED.read_text(encoding="utf-8"))
 
 
 def _agreed() -> bool:
     whole = all(file.is_file() for file in (outputs.RECORD, AGREED, LOCK))
-    return whole and AGREED.read_text(encoding="utf-8") == _digest()
+    return whole and _text(AGREED) == _digest()
 
 
 def _agree() -> None:
     AGREED.parent.mkdir(exist_ok=True)
     AGREED.write_text(_digest(), encoding="utf-8")
     AGREED_SOURCES.write_text(_stamp_of_sources(), encoding="utf-8")
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file, whatever its bytes are; empty if it is not there."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _digest() -> str:

