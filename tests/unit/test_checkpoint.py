@@ -223,7 +223,7 @@ def test_what_can_be_read_a_moment_later_is_resumed(tmp_path: Path, monkeypatch:
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(format_of_checkpoints, "PAUSES", ())
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(UserError, match="loop: Too many levels of symbolic links; remove the link"):
+    with pytest.raises(UserError, match="loop: Too many levels of symbolic links; remove that link"):
         newest_first(tmp_path / "loop")
     assert newest_first(tmp_path / "none") == []
 

@@ -1,6 +1,5 @@
 """Reads config/config.yaml and reports each mistake in one line, with file, line, key, value and remedy."""
 
-import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -19,14 +18,10 @@ from zerolora.config.values import HUB_ADAPTERS
 from zerolora.errors import LONGEST as LONGEST_SHOWN
 from zerolora.errors import UserError, explained, shown
 from zerolora.json_file import read_bytes
+from zerolora.yaml_file import DEEPEST, check_size, composed
 
-MOST, DEEPEST = 1_000_000, 50  # values and levels of a config: far more than one needs, and read in seconds
 LONGEST = 500_000  # characters of a config, which are read in a second
-SLOW = (
-    20_000  # characters from which on libyaml reads, in C; its errors have less to say, so the slow reader repeats them
-)
 SHOWN = 20  # mistakes that are printed
-AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]*[0-9]|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as snakemake.io has it
 
 
@@ -113,84 +108,14 @@ def read_values(path: Path, expected: str = SECTIONS, longest: int = LONGEST) ->
     return _parse(path, expected, longest)[0]
 
 
-def value_of(text: str, key: str) -> Any:
-    """Return the value of a key at the top of YAML, of bounded size; None if it is not there. Other keys are not read.
-
-    Raises UserError if the text is no YAML, or the value none that can be read.
-    """
-    try:
-        loader, node = _composed(text)
-        for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            if isinstance(name, yaml.ScalarNode) and name.value == key:
-                _check_size(value, {}, set())
-                return loader.construct_document(value)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"cannot be read as YAML ({' '.join(str(error).split())})") from None
-    return None
-
-
-class _Constructor(yaml.constructor.SafeConstructor):
-    """SafeConstructor that also reads 2e-4 as a number, as YAML 1.2 (and DVC) does, and refuses a key given twice.
-
-    What YAML calls a number or date and Python cannot hold is an error with its line, and so is a number that YAML 1.1
-    and 1.2 read differently: 12:30 is 750 in the older one, and 010 is 8.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        if not isinstance(node, yaml.MappingNode):
-            raise yaml.constructor.ConstructorError(None, None, "this is no map of key: value", node.start_mark)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key is no plain text", key.start_mark)
-            kind = key.tag.rpartition(":")[2]
-            if kind not in ("str", "merge"):
-                problem = f"the key {key.value} is read as {kind}, not as text: put it in quotes, or correct it"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        kind = node.tag.rpartition(":")[2]
-        if kind in ("int", "float") and isinstance(node, yaml.ScalarNode) and AMBIGUOUS.fullmatch(node.value):
-            problem = (
-                f"{shown(node.value)} would be read as a number of another base; put it in quotes, or write a plain one"
-            )
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        try:
-            value = super().construct_object(node, deep)
-            if isinstance(value, str):
-                value.encode()  # half a character, as in "\ud800", is in no file
-            return value
-        except (ValueError, TypeError, OverflowError, LookupError, AttributeError):  # whatever a tag makes PyYAML read
-            problem = f"{shown(node.value)} is no {kind}" if isinstance(node, yaml.ScalarNode) else f"this is no {kind}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
-
-
-class _Loader(_Constructor, yaml.SafeLoader):
-    """The reader that says best what is wrong."""
-
-
-class _FastLoader(_Constructor, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same in C, where libyaml is there."""
-
-
-for _each in (_Loader, _FastLoader):
-    _each.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-    )
-
-
 def _parse(
     path: Path, expected: str = SECTIONS, longest: int = LONGEST
 ) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     """Return the file's values and the line of each key."""
     text = _read(path, longest)
     try:
-        loader, node = _composed(text)
-        _check_size(node, {}, set())
+        loader, node = composed(text)
+        check_size(node)
         value = None if node is None else loader.construct_document(node)
         lines = _lines(node)
     except RecursionError:
@@ -209,42 +134,6 @@ def _parse(
         held = "is empty" if node is None else f"holds {shown(value)}"
         raise UserError(f"{path}: {held} where {expected}")
     return value, lines
-
-
-def _check_size(node: yaml.Node | None, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
-    """Return values and levels of a node with its aliases written out; `known` are those of nodes seen, by id.
-
-    Raises ConstructorError for an alias inside what it stands for, and if there are more than MOST values or DEEPEST
-    levels: a few lines of aliases could fill the memory.
-    """
-    if not isinstance(node, yaml.CollectionNode):
-        return 1, 0
-    if id(node) not in known:
-        problem = ""
-        if id(node) in above:
-            raise yaml.constructor.ConstructorError(None, None, "an alias stands inside itself", node.start_mark)
-        pairs = isinstance(node, yaml.MappingNode)
-        inner = [part for entry in node.value for part in entry] if pairs else node.value
-        sizes = [_check_size(each, known, above | {id(node)}) for each in inner]
-        values, levels = 1 + sum(size for size, _ in sizes), 1 + max((level for _, level in sizes), default=0)
-        if values > MOST:
-            problem = f"more than {MOST:,} values with all aliases written out"
-        if levels > DEEPEST:
-            problem = f"more than {DEEPEST} levels"
-        if problem:
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        known[id(node)] = values, levels
-    return known[id(node)]
-
-
-def _composed(text: str) -> tuple[Any, yaml.Node | None]:
-    """Return a loader of the text of a file, and its one node."""
-    if len(text) > SLOW:
-        loader = _FastLoader(text)  # type: ignore[call-arg]
-        with contextlib.suppress(yaml.YAMLError):
-            return loader, loader.get_single_node()
-    slow = _Loader(text)
-    return slow, slow.get_single_node()
 
 
 def _read(path: Path, longest: int) -> str:

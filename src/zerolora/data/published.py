@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from zerolora.config.file import value_of
 from zerolora.config.schema import Split
 from zerolora.data.sources_block import LEFT_OUT, block
 from zerolora.data.split_names import split_of
 from zerolora.errors import UserError
 from zerolora.json_file import read_bytes
+from zerolora.yaml_file import value_of
 
 LONGEST_README = 1 << 20  # characters
 MOST_PATTERNS = 10_000

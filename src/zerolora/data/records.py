@@ -36,11 +36,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 STRICT = json.JSONDecoder(object_pairs_hook=_once)
 
 
-class Written(dict[str, Any]):
+class WrittenObject(dict[str, Any]):
     """An object that a table holds as JSON: its nulls were written, where those of a struct may be filled in."""
 
 
-WRITTEN = json.JSONDecoder(object_pairs_hook=lambda pairs: Written(_once(pairs)))
+WRITTEN = json.JSONDecoder(object_pairs_hook=lambda pairs: WrittenObject(_once(pairs)))
 
 
 class Chunk(NamedTuple):

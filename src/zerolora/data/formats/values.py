@@ -6,7 +6,7 @@ from math import isnan
 from typing import Any
 
 from zerolora.data.example import BadRow
-from zerolora.data.records import STRICT, TwiceError, Written
+from zerolora.data.records import STRICT, TwiceError, WrittenObject
 from zerolora.errors import shown
 
 
@@ -97,7 +97,7 @@ def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
 def without_nulls(value: Any) -> Any:
     """Return a nested value without the keys that are null: a table fills them in where another row has a value. Those
     of an object that the table holds as JSON are its own."""
-    if isinstance(value, Written):
+    if isinstance(value, WrittenObject):
         return value
     if isinstance(value, dict):
         return {key: without_nulls(held) for key, held in value.items() if held is not None}

@@ -1,0 +1,123 @@
+"""YAML from outside: bounded, without a key given twice, and with numbers as YAML 1.2 reads them."""
+
+import contextlib
+import re
+from typing import Any
+
+import yaml
+
+from zerolora.errors import UserError, shown
+
+MOST, DEEPEST = 1_000_000, 50  # values and levels of a file: far more than one needs, and read in seconds
+SLOW = (
+    20_000  # characters from which on libyaml reads, in C; its errors have less to say, so the slow reader repeats them
+)
+AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]*[0-9]|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+
+
+def value_of(text: str, key: str) -> Any:
+    """Return the value of a key at the top of YAML, of bounded size; None if it is not there. Other keys are not read.
+
+    Raises UserError if the text is no YAML, or the value none that can be read.
+    """
+    try:
+        loader, node = composed(text)
+        for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(name, yaml.ScalarNode) and name.value == key:
+                check_size(value)
+                return loader.construct_document(value)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"cannot be read as YAML ({' '.join(str(error).split())})") from None
+    return None
+
+
+def composed(text: str) -> tuple[Any, yaml.Node | None]:
+    """Return a loader of the text of a file, and its one node."""
+    if len(text) > SLOW:
+        loader = _FastLoader(text)  # type: ignore[call-arg]
+        with contextlib.suppress(yaml.YAMLError):
+            return loader, loader.get_single_node()
+    slow = _Loader(text)
+    return slow, slow.get_single_node()
+
+
+def check_size(node: yaml.Node | None) -> None:
+    """Raise ConstructorError for an alias inside what it stands for, and if there are more than MOST values or DEEPEST
+    levels with all aliases written out: a few lines of them could fill the memory."""
+    _size(node, {}, set())
+
+
+def _size(node: yaml.Node | None, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
+    """Return values and levels of a node with its aliases written out; `known` are those of nodes seen, by id."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1, 0
+    if id(node) not in known:
+        problem = ""
+        if id(node) in above:
+            raise yaml.constructor.ConstructorError(None, None, "an alias stands inside itself", node.start_mark)
+        pairs = isinstance(node, yaml.MappingNode)
+        inner = [part for entry in node.value for part in entry] if pairs else node.value
+        sizes = [_size(each, known, above | {id(node)}) for each in inner]
+        values, levels = 1 + sum(size for size, _ in sizes), 1 + max((level for _, level in sizes), default=0)
+        if values > MOST:
+            problem = f"more than {MOST:,} values with all aliases written out"
+        if levels > DEEPEST:
+            problem = f"more than {DEEPEST} levels"
+        if problem:
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        known[id(node)] = values, levels
+    return known[id(node)]
+
+
+class _Constructor(yaml.constructor.SafeConstructor):
+    """SafeConstructor that also reads 2e-4 as a number, as YAML 1.2 (and DVC) does, and refuses a key given twice.
+
+    What YAML calls a number or date and Python cannot hold is an error with its line, and so is a number that YAML 1.1
+    and 1.2 read differently: 12:30 is 750 in the older one, and 010 is 8.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.constructor.ConstructorError(None, None, "this is no map of key: value", node.start_mark)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is no plain text", key.start_mark)
+            kind = key.tag.rpartition(":")[2]
+            if kind not in ("str", "merge"):
+                problem = f"the key {key.value} is read as {kind}, not as text: put it in quotes, or correct it"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = node.tag.rpartition(":")[2]
+        if kind in ("int", "float") and isinstance(node, yaml.ScalarNode) and AMBIGUOUS.fullmatch(node.value):
+            problem = (
+                f"{shown(node.value)} would be read as a number of another base; put it in quotes, or write a plain one"
+            )
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, str):
+                value.encode()  # half a character, as in "\ud800", is in no file
+            return value
+        except (ValueError, TypeError, OverflowError, LookupError, AttributeError):  # whatever a tag makes PyYAML read
+            problem = f"{shown(node.value)} is no {kind}" if isinstance(node, yaml.ScalarNode) else f"this is no {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+class _Loader(_Constructor, yaml.SafeLoader):
+    """The reader that says best what is wrong."""
+
+
+class _FastLoader(_Constructor, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The same in C, where libyaml is there."""
+
+
+for _each in (_Loader, _FastLoader):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
