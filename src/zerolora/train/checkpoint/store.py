@@ -84,7 +84,7 @@ class Checkpoints:
         Every rank decides for itself, before any of them writes.
         """
         own = self.of_run / hashlib.sha256(canonical(self.resume_key).encode()).hexdigest()[:16]
-        if newest_first(own):
+        if not self.of_run.is_dir() or newest_first(own):
             return own
         for path in self._newest_of_each(folder for folder in self.of_run.glob("*/") if folder != own):
             for each in newest_first(path.parent):
