@@ -182,7 +182,7 @@ class _Modules:
         stamp = [[str(each), (stat := each.stat()).st_size, stat.st_mtime_ns] for each in (path, *beside)]
         entry = self.entries.get(name)
         if entry is None or entry["stamp"] != stamp or entry["format"] != FORMAT:
-            content = _hash_of(path, beside)
+            content = _hash_of(path.read_bytes(), beside)
             if entry is None or entry["format"] != FORMAT or entry["content"] != content:
                 entry = _parsed(name, path, beside)
             # A checkout or a copy has other times than the files that were parsed, and the same content.
@@ -206,8 +206,9 @@ FORMAT = 7
 """Of an entry of the cache."""
 
 
-def _hash_of(path: Path, beside: list[Path]) -> str:
-    digest = hashlib.sha256(path.read_bytes())
+def _hash_of(code: bytes, beside: list[Path]) -> str:
+    """Return the hash of a module's code and of the data files beside it."""
+    digest = hashlib.sha256(code)
     for each in beside:
         digest.update(f"{each.name}\n".encode() + each.read_bytes())
     return digest.hexdigest()
@@ -217,10 +218,7 @@ def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
     """Return what counts of a module: the digest of its code and data files, its imports, the registries in it."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports, registered = imports_of(tree, name, path), registered_packages(tree, name, path)
-    digest = hashlib.sha256(_dump(tree).encode())
-    for each in beside:
-        digest.update(f"{each.name}\n".encode() + each.read_bytes())
-    return {"digest": digest.hexdigest(), "imports": imports, "registered": registered}
+    return {"digest": _hash_of(_dump(tree).encode(), beside), "imports": imports, "registered": registered}
 
 
 def file_of(module: str) -> Path | None:

@@ -206,6 +206,7 @@ def _is_metadata(path: Path) -> bool:
 
     try:
         value = json.loads(path.read_bytes())
-        return bool(value) and MetadataRecord.model_validate(value) is not None
+        MetadataRecord.model_validate(value)
     except (OSError, ValueError):
         return False
+    return bool(value)  # Snakemake takes {} for none

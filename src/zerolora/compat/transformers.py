@@ -84,7 +84,7 @@ def forget_gguf(model: Any) -> None:
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; from_pretrained drops tensors of a GGUF file that have no other name without a word",
+    upstream="none found; from_pretrained silently drops tensors of a GGUF file that it has no name for",
     untested=OLDER,
     features=(
         "transformers.modeling_gguf_pytorch_utils:TENSOR_PROCESSORS",
