@@ -33,7 +33,8 @@ class _TooLong(BaseException):
 class _Measured:
     """The address space of this process when it was last looked at: that takes longer than a conversation."""
 
-    process = 0
+    done = False
+    """Whether in this process."""
     limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     """Those of the process, to which it returns."""
     bounds = limits
@@ -66,7 +67,7 @@ def bounded_matching(name: str) -> contextlib.AbstractContextManager[None]:
 def within_bounds(name: str, render: Callable[[], Result]) -> Result:
     """Return what a function without side effects returns, in the bounds of `bounded`; a text, of at most LONGEST
     characters."""
-    if _Measured.process != os.getpid():
+    if not _Measured.done:
         _measure()
     timed = threading.get_ident() == MAIN.ident
     try:
@@ -137,7 +138,14 @@ def _measure() -> None:
     soft, hard = _Measured.limits = resource.getrlimit(resource.RLIMIT_AS)
     known = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
     _Measured.bounds = min([size + MEMORY, *known]), hard
-    _Measured.process = os.getpid()
+    _Measured.done = True
+
+
+def _forget() -> None:
+    _Measured.done = False
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _stop(signum: int, frame: Any) -> None:

@@ -87,7 +87,7 @@ class Encoder:
         ids = tokens.joined(map(len, rows))
         supervised = np.repeat(np.array(kinds, np.int8), tokens.lengths)
         supervised[ids.heads] = CONTEXT
-        answers = [start + _last_answer(row) for start, row in zip(first.tolist(), rows, strict=False)]
+        answers = [start + last_answer(row) for start, row in zip(first.tolist(), rows, strict=False)]
         prompt = tokens.offsets[np.array(answers, np.int64)] - ids.offsets[:-1]
         found = Tokens(ids, supervised, prompt, list(roles), {})
         for number in np.flatnonzero(found.supervised == 0).tolist():
@@ -202,9 +202,12 @@ class _Spelling:
         return spelt if spelt.decode(errors="replace") == decoded else b"\xff"
 
 
-def _last_answer(row: list[Piece]) -> int:
+def last_answer(row: list[Piece]) -> int:
     """Return the index of the last answer's piece, 0 if there is none."""
-    return next((place for place in range(len(row) - 1, 0, -1) if row[place].role == "assistant"), 0)
+    for place in range(len(row) - 1, 0, -1):
+        if row[place].role == "assistant":
+            return place
+    return 0
 
 
 def _same(text: str, piece: Piece) -> bool:

@@ -69,13 +69,22 @@ def _json_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
             yield place, text
             continue
         try:
-            yield place, _object(STRICT.decode(text), text)
+            yield place, _object(_loaded(text), text)
         except json.JSONDecodeError as error:
             yield place, _no_json(error, text)
         except TwiceError as error:
             yield place, BadRow(str(error))
         except (ValueError, RecursionError) as error:
             yield place, BadRow(f"is not JSON that can be read: {error}; mend or remove it")
+
+
+def _loaded(text: str) -> Any:
+    """As STRICT.decode, which takes half as long again where nothing stands around the object."""
+    if text[0] == "{":
+        value, end = STRICT.raw_decode(text)
+        if end == len(text):
+            return value
+    return STRICT.decode(text)
 
 
 def _no_json(error: json.JSONDecodeError, text: str) -> BadRow:

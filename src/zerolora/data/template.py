@@ -157,8 +157,10 @@ class Template:
         if there is none."""
         messages = example.messages or []
         if not example.learnt and isinstance(self.loss, str):  # by far the most rows: it is the last answer
-            numbers = range(len(messages) - 1, -1, -1)
-            return next((number for number in numbers if messages[number]["role"] == "assistant"), None)
+            for number in range(len(messages) - 1, -1, -1):
+                if messages[number]["role"] == "assistant":
+                    return number
+            return None
         how = self.supervision(example)
         answer = self._asked(how, self._supervised(how)[0])
         return None if answer is None else answer - len(how.roles) + len(messages)
@@ -179,8 +181,10 @@ class Template:
             program, known = self.programs[source]
             values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt, **others}
             # The same as Template.render, which copies the globals for each conversation and takes twice as long.
+            context, environment = program.environment.context_class, program.environment
             return within_bounds(
-                self.called, lambda: "".join(program.root_render_func(program.new_context(values, shared=True)))
+                self.called,
+                lambda: "".join(program.root_render_func(context(environment, values, program.name, program.blocks))),
             )
         except UserError:
             raise
@@ -309,9 +313,10 @@ class Template:
         if row.tools is not None or any(len(message) > 2 for message in row.messages):
             return None
         section = bool(row.input) and self.input != "\n"
-        if (how, section) not in self.frames:
-            self.frames[how, section] = self._frame(how, section)
-        frame = self.frames[how, section]
+        key = how, section
+        frame = self.frames.get(key)
+        if frame is None and key not in self.frames:
+            frame = self.frames[key] = self._frame(how, section)
         if frame is None:
             return None
         contents = [message["content"] for message in row.messages]
@@ -323,7 +328,10 @@ class Template:
             contents = [content.strip() for content in contents]
             if _filled(frame.text, contents) != row.text:
                 return None
-        return [Piece(_filled(text, contents), role, supervised) for text, role, supervised in frame.pieces]
+        return [
+            piece if holes is None else Piece(_filled(holes, contents), piece.role, piece.supervised)
+            for holes, piece in frame.pieces
+        ]
 
     def _frame(self, how: "Supervision", section: bool) -> "_Frame | None":
         """Return what the template writes around messages of these roles, None if it depends on their contents.
@@ -345,7 +353,8 @@ class Template:
             return None
         if any(turn.wrong for turn in turns.values()):
             return None
-        return _Frame(text, [(_open(piece.text), piece.role, piece.supervised) for piece in pieces])
+        opened = [(_open(piece.text), piece) for piece in pieces]
+        return _Frame(text, [(holes if len(holes) > 1 else None, piece) for holes, piece in opened])
 
     def _by_marks(self, row: "_Row", wanted: Iterable[int]) -> "dict[int, _Turn]":
         """Locate turns by what changes in the text when a marker replaces a message."""
@@ -483,10 +492,10 @@ class _Row(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """A conversation's text and pieces (text, role, supervised), with message indices in place of contents."""
+    """A conversation's text and pieces, with message indices in place of contents. None: the piece has none in it."""
 
     text: list[Any]
-    pieces: list[tuple[list[Any], str | None, bool]]
+    pieces: list[tuple[list[Any] | None, Piece]]
 
 
 class _Turn(NamedTuple):

@@ -23,7 +23,7 @@ from zerolora.added_tokens import extend
 from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.detection import other_form
-from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens
+from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens, last_answer
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
 from zerolora.data.formats.reading import Reading, Seen
@@ -198,10 +198,9 @@ class ChunkTokenizer:
         bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
         parts = fitted(tokens, self.max_length, self.too_long, self.bos)
         used = set(parts.row.tolist())
+        self._count(counts, [row for number, row in enumerate(rows) if number in used])
         for number, row in enumerate(rows):
-            if number in used:
-                self._count(counts, row)
-            elif number not in tokens.wrong:
+            if number not in used and number not in tokens.wrong:
                 bad[row.number] = "too_long", self._too_long(tokens, number)
         kinds = parts.tokens.supervised_role[parts.tokens.supervised_role != CONTEXT]
         for role, supervised in zip(
@@ -284,23 +283,29 @@ class ChunkTokenizer:
             wrong.setdefault(number, NOTHING)
         return found
 
-    def _count(self, counts: collections.Counter[str], row: "_Row") -> None:
-        """Count a row's turns, the supervised ones, and their stop tokens."""
-        for message in row.example.messages or ():
-            counts[f"turns.{message['role']}"] += 1
-        if row.example.learnt:
-            for message, learnt in zip(row.example.messages or (), row.example.learnt, strict=True):
-                if learnt is not None:
-                    counts[f"turns_{'put_in' if learnt else 'left_out'}.{message['role']}"] += 1
-        for message in (row.example.messages or ())[: row.example.prompt]:
-            counts[f"turns_of_prompts.{message['role']}"] += 1
-        for text, role, supervised in row.pieces:
-            if supervised and role:
-                counts[f"supervised_turns.{role}"] += 1
-                for stop in self.template.stops:
-                    if text.endswith(stop):
-                        counts[f"stop.{stop}"] += 1
-                        break
+    def _count(self, counts: collections.Counter[str], rows: list["_Row"]) -> None:
+        """Count the turns of rows, the supervised ones, and their stop tokens."""
+        turns: list[str] = []
+        answers: list[Piece] = []
+        for _, example, pieces in rows:
+            messages = example.messages or ()
+            turns += [message["role"] for message in messages]
+            answers += [piece for piece in pieces if piece.supervised and piece.role]
+            if example.learnt:
+                for message, learnt in zip(messages, example.learnt, strict=True):
+                    if learnt is not None:
+                        counts[f"turns_{'put_in' if learnt else 'left_out'}.{message['role']}"] += 1
+            if example.prompt:
+                counts.update(f"turns_of_prompts.{message['role']}" for message in messages[: example.prompt])
+        for role, number in collections.Counter(turns).items():
+            counts[f"turns.{role}"] += number
+        for role, number in collections.Counter(str(piece.role) for piece in answers).items():
+            counts[f"supervised_turns.{role}"] += number
+        for text, _, _ in answers:
+            for stop in self.template.stops:
+                if text.endswith(stop):
+                    counts[f"stop.{stop}"] += 1
+                    break
 
 
 class _Row(NamedTuple):
@@ -335,11 +340,12 @@ def _parsed(value: Any, job: Job, seen: Seen) -> Example:
 
 def _characters(example: Example) -> int:
     """Return about how many characters a row has, without looking into tool calls."""
-    messages = example.messages or ()
-    return len(example.text or "") + sum(
-        len(message["content"]) + (len(message) > 2 and len(message.get("reasoning_content", "")))
-        for message in messages
-    )
+    result = len(example.text or "")
+    for message in example.messages or ():
+        result += len(message["content"])
+        if len(message) > 2:
+            result += len(message.get("reasoning_content", ""))
+    return result
 
 
 def _as_text(value: Any) -> str:
@@ -366,9 +372,9 @@ def _texts(example: Example, asked: int | None) -> tuple[str, str]:
     messages = example.messages
     if messages is None or asked is None:
         return "", ""
-    questions = (message["content"] for message in reversed(messages[:asked]) if message["role"] == "user")
+    question = next((messages[at]["content"] for at in range(asked - 1, -1, -1) if messages[at]["role"] == "user"), "")
     answer = messages[asked]
-    return next(questions, ""), answer["content"] or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
+    return question, answer["content"] or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
 
 
 def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
@@ -377,7 +383,7 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
     for number in set(parts.row.tolist()):
         pieces = rows[number].pieces
         if pieces:
-            last = max((place for place, piece in enumerate(pieces) if piece.role == "assistant"), default=0)
+            last = last_answer(pieces)
             before = "".join([piece.text for piece in pieces[:last]]).encode()
             behind = "".join([piece.text for piece in pieces[last:]]).encode()
             if rows[number].example.learnt or rows[number].example.prompt:  # the text alone does not say what is learnt

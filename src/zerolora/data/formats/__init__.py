@@ -78,7 +78,9 @@ def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | Non
 def _names(row: Row, where: Where, format: str) -> list[tuple[Status, Where, str]]:
     """Return what became of the columns of a row, or of the keys of a message. Raises BadRow as `parse` does."""
     names: list[tuple[Status, Where, str]] = [
-        ("read", where, name) for name, held in row.read.items() if not is_blank(held)
+        ("read", where, name)
+        for name, held in row.read.items()
+        if (type(held) is str and held[:1].isalnum()) or not is_blank(held)  # is_blank begins with the same
     ]
     if len(row.read) == len(row.value) and not row.columns:
         return names

@@ -84,7 +84,8 @@ def conversation(turns: list[Turn], row: Row, field: str, prompt: int = 0, furth
                     f"the tools of the system message of {row.name(field)} are not the row's; keep one of the lists"
                 )
             tools = own
-    if "assistant" not in [message["role"] for message in (messages[prompt:] if prompt else messages)]:
+    answered = len(messages) > prompt and messages[-1]["role"] == "assistant"  # in most rows
+    if not answered and "assistant" not in [message["role"] for message in messages[prompt:]]:
         raise BadRow(
             f"{row.name(field)} has no message of the assistant, so nothing to learn; add one or remove the row"
         )
