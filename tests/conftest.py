@@ -16,9 +16,10 @@ import pytest
 import yaml
 from budget import Budget
 from cluster import Cluster, missing
-from fork_server import COMMANDS, SERVERS, Started, copy_parsed
+from fork_server import COMMANDS, SERVERS, Started, copy_kept
 
 from zerolora.fingerprint import fingerprints
+from zerolora.report.charts import javascript
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -94,10 +95,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count the CPU-seconds of each file; parse the code for its fingerprints once."""
+    """Count the CPU-seconds of each file; make once what the commands keep (fork_server.copy_kept)."""
     config.pluginmanager.register(Budget())
     if not hasattr(config, "workerinput"):
         fingerprints()
+        javascript()
 
 
 def pytest_unconfigure() -> None:
@@ -287,7 +289,7 @@ def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
             if (ROOT / path).is_file() and path != "dvc.lock":
                 (directory / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / path, directory / path)
-        copy_parsed(directory)
+        copy_kept(directory)
         shutil.copytree(tiny_model, directory / "model")
         write_rows(directory / "rows.json", 20)
         project = Project(directory)

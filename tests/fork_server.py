@@ -32,7 +32,9 @@ import psutil
 COMMANDS = ("zerolora", "snakemake", "dvc")
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
-PARSED = ROOT / "src/zerolora/__pycache__/fingerprints.json"
+SOURCE = ROOT / "src/zerolora"
+KEPT_FILES = ("__pycache__/fingerprints.json", "report/__pycache__/vega-*.js")
+"""What the commands keep of their own code: its parsed modules, and the script of its pages."""
 CODE = ("src", "workflow")
 """The commands' own code, and the rules that its fingerprints cover."""
 IMPORTED_WITH = {
@@ -72,11 +74,12 @@ sys.exit(code if code >= 0 else 128 - code)
 """
 
 
-def copy_parsed(root: Path) -> None:
-    """Hand what the code fingerprints know of this tree's modules to another tree, which parses those that differ."""
-    if PARSED.is_file():
-        (root / PARSED.relative_to(ROOT)).parent.mkdir(exist_ok=True)
-        shutil.copy2(PARSED, root / PARSED.relative_to(ROOT))
+def copy_kept(root: Path) -> None:
+    """Hand to another tree what this tree's commands have kept, so that it makes but what differs."""
+    for pattern in KEPT_FILES:
+        for path in SOURCE.glob(pattern):
+            (copy := root / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+            shutil.copy2(path, copy)
 
 
 class Libraries:
@@ -127,7 +130,7 @@ class ForkServer:
         self.stand_ins.mkdir(parents=True)
         for name in CODE:
             shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        copy_parsed(folder)
+        copy_kept(folder)
         self._address = str(folder / "socket")
         for name in (*COMMANDS, "python"):
             text = STAND_IN.format(

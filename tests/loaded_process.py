@@ -21,13 +21,17 @@ from pathlib import Path
 from typing import NoReturn
 
 LIBRARIES = (
-    *("accelerate.tracking", "datasets", "deepspeed", "peft", "torch", "torch.distributed.fsdp"),
+    *("accelerate.tracking", "datasets", "deepspeed", "deepspeed.runtime.superoffload.superoffload_stage3"),
+    *("peft", "torch", "torch._subclasses.schema_check_mode", "torch.distributed.fsdp"),
     *("transformers", "transformers.conversion_mapping", "transformers.models.llama.modeling_llama"),
     *("dvc.cli", "dvc.cli.parser", "dvc.dvcfile", "dvc.repo.reproduce", "dvc.repo.stage", "dvc.stage.cache"),
-    *("dvc.cachemgr", "dvc.data_cloud", "dvc.rwlock", "dvc.utils.strictyaml", "dvc_data.hashfile.status"),
-    *(f"dvc.repo.{name}" for name in ("artifacts", "datasets", "index", "metrics", "params", "plots")),
-    *("networkx", "scmrepo.git", "smart_open", "snakemake.cli", "snakemake.report.html_reporter"),
-    *("jinja2", "pydantic", "typer", "vl_convert"),
+    *("dvc.cachemgr", "dvc.data_cloud", "dvc.dirs", "dvc.rwlock", "dvc.scm", "dvc.utils.strictyaml"),
+    *(f"dvc.repo.{name}" for name in ("artifacts", "datasets", "graph", "index", "metrics", "open_repo", "params")),
+    *("dvc.repo.plots", "dvc.repo.trie", "dvc_data.hashfile.db.local", "dvc_data.hashfile.status"),
+    *("configobj", "dulwich.index", "dulwich.worktree", "fsspec.implementations.memory", "networkx", "pyparsing"),
+    *("rich.json", "ruamel.yaml", "scmrepo.git", "scmrepo.noscm", "smart_open", "snakemake.cli"),
+    *("snakemake.report.html_reporter", "snakemake.storage"),
+    *("jinja2", "peft.tuners.lora.bnb", "pydantic", "scipy.stats", "typer", "vl_convert"),
 )
 CODE = (
     "cli",

@@ -14,7 +14,8 @@ from finished_run import FinishedRun
 from zerolora.errors import UserError
 from zerolora.evaluate.intervals import bootstrap_mean, wilson
 from zerolora.files import read_json, write_json
-from zerolora.report.charts import POINTS, Chart, thinned
+from zerolora.report import charts
+from zerolora.report.charts import POINTS, Chart, javascript, thinned
 from zerolora.report.cost import duration
 from zerolora.report.html import render
 from zerolora.report.provenance import UNCOMMITTED, commands
@@ -260,3 +261,19 @@ def test_the_policy_names_both_scripts_and_no_other(tmp_path: Path) -> None:
     assert policy[1].count("sha256-") == page.count("<script>") == 2
     assert policy[1].startswith("default-src &#39;none&#39;; script-src &#39;sha256-")
     assert "unsafe-eval" not in policy[1]
+
+
+@pytest.mark.parametrize("kept", [b"", b"0\nalert(1)", b"\xff"], ids=["empty", "another_text", "no_text"])
+def test_a_kept_script_is_used_only_if_it_is_whole(
+    kept: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = javascript()
+    monkeypatch.setattr(charts, "BUNDLES", tmp_path)
+    javascript.cache_clear()
+    javascript()
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(kept)
+    javascript.cache_clear()
+    assert javascript() == script
+    assert path.read_bytes() == whole

@@ -172,6 +172,8 @@ class DvcStages:
 
         `missing` holds, by stage, files that are known to be missing inside outputs that are still there.
         """
+        from dvc.repo import lock_repo
+
         restored: dict[str, list[str]] = {}
         for stage in self.recorded:
             if stage in leave:
@@ -182,7 +184,11 @@ class DvcStages:
                 if self.is_cached(stage, output):
                     restored.setdefault(stage, []).append(output)
         if restored:
-            self._repo.checkout([path for paths in restored.values() for path in paths], force=True)
+            with lock_repo(self._repo):
+                for stage, outputs in restored.items():
+                    for output in outputs:
+                        # Repo.checkout would read dvc.yaml and dvc.lock again for each.
+                        self._outputs(stage)[output].checkout(force=True)
             self._status = None
         return restored
 
