@@ -448,6 +448,35 @@ def test_needed_gguf_names(tmp_path: Path) -> None:
     assert "blk.0.attn_q.bias" not in gguf_names(model)
 
 
+def test_needed_gguf_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf
+    from test_fetch import write_gguf
+    from transformers import AutoModelForCausalLM
+
+    from zerolora.compat.transformers import gguf_parsed_once
+
+    parsed: list[Any] = []
+    parse = gguf.GGUFReader
+
+    def counted(file: Any) -> Any:
+        parsed.append(file)
+        return parse(file)
+
+    write_gguf(tmp_path / "model.gguf")
+    monkeypatch.setattr(gguf, "GGUFReader", counted)
+
+    def read() -> Any:
+        return AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+
+    model = read()
+    times = len(parsed)
+    assert times > 1
+    with gguf_parsed_once():
+        other = read()
+    assert len(parsed) == times + 1
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+
+
 # --- Snakemake ---
 
 # `second` reads what a checkpoint writes; the checkpoint writes the same content again.

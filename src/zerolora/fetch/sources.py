@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from zerolora.base_check import check_base, check_settings
-from zerolora.compat.transformers import forget_gguf, gguf_names
+from zerolora.compat.transformers import forget_gguf, gguf_names, gguf_parsed_once
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
@@ -81,8 +81,9 @@ def _convert_gguf(file: Path, directory: Path) -> None:
     """Convert a GGUF model to fp32 safetensors, so that dequantized values are not rounded again."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    model = read_gguf(file)
+    with gguf_parsed_once():
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+        model = read_gguf(file)
     forget_gguf(model)
     model.config.name_or_path = ""
     model.save_pretrained(directory)
