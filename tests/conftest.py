@@ -14,7 +14,6 @@ import browser
 import hypothesis
 import pytest
 import yaml
-from budget import Budget
 from cluster import Cluster, missing
 from fork_server import COMMANDS, SERVERS, Started, copy_kept
 
@@ -89,14 +88,8 @@ LONG_FILES = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of budget.py."""
-    parser.addoption("--write-budget", action="store_true", help="write tests/budget.json for the files that ran")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Count the CPU-seconds of each file; make once what the commands keep (fork_server.copy_kept)."""
-    config.pluginmanager.register(Budget())
+    """Make once what the commands keep (fork_server.copy_kept)."""
     if not hasattr(config, "workerinput"):
         fingerprints()
         javascript()

@@ -143,8 +143,6 @@ class ForkServer:
             (self.stand_ins / name).write_text(text)
             (self.stand_ins / name).chmod(0o755)
         self._pid = libraries.fork(folder / "src", self._address, self.stand_ins)
-        self.start_seconds = self.cpu_seconds()
-        """CPU-seconds of its start."""
 
     def start(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str], before: str = ""
@@ -173,17 +171,10 @@ class ForkServer:
         code = started.wait()
         return subprocess.CompletedProcess(list(command), code, started.output(), started.errors())
 
-    def cpu_seconds(self) -> float:
-        """Return the CPU-seconds of the server and of the commands that have ended."""
-        times = psutil.Process(self._pid).cpu_times()
-        return float(times.user + times.system + times.children_user + times.children_system)
-
-    def stop(self) -> float:
-        """End the server, and return its CPU-seconds; what it has forked goes on."""
-        seconds = self.cpu_seconds()
+    def stop(self) -> None:
+        """End the server; what it has forked goes on."""
         os.kill(self._pid, signal.SIGKILL)
         self._home.cleanup()
-        return seconds
 
 
 class ForkServers:
@@ -192,8 +183,6 @@ class ForkServers:
     def __init__(self) -> None:
         self._libraries: Libraries | None = None
         self._servers: dict[str, ForkServer] = {}
-        self._ended_seconds = 0.0
-        """CPU-seconds of servers that have ended, less those of all servers' starts."""
 
     def of(self, root: Path, environment: Mapping[str, str]) -> ForkServer:
         """Return a server with the code that is in a tree now."""
@@ -208,16 +197,10 @@ class ForkServers:
             self._libraries = Libraries(environment)
         if server is None:
             server = ForkServer(self._libraries, root)
-            self._ended_seconds -= server.start_seconds
         self._servers[key] = server
         while len(self._servers) > KEPT:
-            self._ended_seconds += self._servers.pop(next(iter(self._servers))).stop()
+            self._servers.pop(next(iter(self._servers))).stop()
         return self._servers[key]
-
-    def cpu_seconds(self) -> float:
-        """Return the CPU-seconds that commands took. Servers' starts count for nothing: whichever test is the first to
-        need one has it."""
-        return sum((server.cpu_seconds() for server in self._servers.values()), self._ended_seconds)
 
     def stop(self) -> None:
         """End all servers."""
