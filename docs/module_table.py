@@ -1,4 +1,4 @@
-"""Write the lists of modules in docs/architecture.md from the modules' own first lines: python docs/module_table.py.
+"""Write the lists of modules in docs/modules.md from the modules' own first lines: python docs/module_table.py.
 
 With --check it writes nothing, and exits with 1 if the lists are out of date.
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs/architecture.md"
+DOCUMENT = ROOT / "docs/modules.md"
 PACKAGE = ROOT / "src/zerolora"
 MARK = re.compile(r"(<!-- modules of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

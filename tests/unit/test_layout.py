@@ -1,4 +1,4 @@
-"""The layout: imports run down, no two modules import each other, docs/architecture.md lists every module."""
+"""The layout: imports run down, no two modules import each other, docs/modules.md lists every module."""
 
 import ast
 import sys
