@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
+from typer.main import get_command_name
 
 from zerolora import log as messages
 from zerolora import parents
@@ -20,9 +22,25 @@ from zerolora.log import LOGGER
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+SENTENCE = 200
+"""Characters of a command's first sentence at most."""
+
+
+class TwoGroups(TyperGroup):
+    """Lists the commands for users before those of the pipeline's stages, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the two lists."""
+        for title, group in (("Commands", by_hand.app), ("Stages, run by Snakemake", of_stages.app)):
+            known = [(info.name, info.callback) for info in group.registered_commands]
+            names = [name or get_command_name(callback.__name__) for name, callback in known if callback]
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(SENTENCE)) for name in names])
+
 
 app = typer.Typer(
-    help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. Each command is one stage of the pipeline.",
+    help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. `snakemake all` runs the whole pipeline.",
+    cls=TwoGroups,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

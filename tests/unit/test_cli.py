@@ -1,6 +1,7 @@
 """The command line: what it never loads, and how it fails."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from conftest import BIN, ROOT, TINY_CONFIG, served
+from typer.main import get_command
 
+from zerolora.cli import app
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.long_argument import argument_of, settings_of
@@ -149,6 +152,15 @@ def test_estimate_and_render_never_load_torch(tmp_path: Path, tiny_model: Path) 
     result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "z.json").read_text())["zero_optimization"]["stage"] == 2
+
+
+def test_help_lists_every_command_once_with_its_whole_first_sentence() -> None:
+    text = zerolora("--help").stdout
+    _, for_users, of_stages = re.split(r"\nCommands:|\nStages, run by Snakemake:", text)
+    names = [re.findall(r"^  ([a-z-]+)  ", part, re.MULTILINE) for part in (for_users, of_stages)]
+    assert sorted(names[0] + names[1]) == sorted(get_command(app).commands)  # type: ignore[attr-defined]
+    assert {"init", "memory", "push"} <= set(names[0]) and {"train", "report"} <= set(names[1])
+    assert "..." not in text.partition("Commands:")[2]
 
 
 def test_the_reference_data_in_the_repository_is_what_the_command_writes(tmp_path: Path) -> None:

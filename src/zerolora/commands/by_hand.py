@@ -85,7 +85,7 @@ def search(
     ] = None,
     config: Annotated[Path, typer.Option(help="The config.")] = Path("config/config.yaml"),
 ) -> None:
-    """Run a search to its end: choose values, run the command, read the losses, again and again.
+    """Run a search to its end: choose values, run the command, read the losses, repeat.
 
     Without a command, choose the values of one round, which any of the engines can then run.
     """
