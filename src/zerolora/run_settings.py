@@ -15,7 +15,7 @@ def run_names(results: Path) -> list[str]:
     path = results / FOLDER / MANIFEST
     files = read_object(path, "zerolora resolve").get("files")
     if not isinstance(files, dict):
-        raise UserError(f"{path}: is of another version; run `zerolora resolve` again")
+        raise UserError(f"{path}: was written by another version; run `zerolora resolve` again")
     return sorted(Path(file).stem for file in files if Path(file).parent.name == "runs")
 
 
@@ -25,4 +25,4 @@ def settings_of_run(results: Path, name: str) -> dict[str, Any]:
     try:
         return dict(read_object(path, "zerolora resolve")["runs"][name])
     except (KeyError, TypeError):
-        raise UserError(f"{path}: is of another version; run `zerolora resolve` again") from None
+        raise UserError(f"{path}: was written by another version; run `zerolora resolve` again") from None

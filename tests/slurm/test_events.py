@@ -68,7 +68,7 @@ class Disturbed:
 
     def go_on(self, starts: int) -> None:
         """Wait until training has started more often than so many times, and goes on from a checkpoint."""
-        said = re.compile(r"goes on after step ([1-9]\d*) of")
+        said = re.compile(r"resuming at step ([1-9]\d*) of")
         self.cluster.wait(lambda: len(self.logs()) > starts and said.search(self.logs()[-1]), "training goes on", 240)
         found = said.search(self.logs()[-1])
         assert found
@@ -227,7 +227,7 @@ def network_cut(disturbed: Disturbed) -> None:
         disturbed.cluster.wait(lambda: disturbed.state() == "FAILED", "the job fails", 180)
     finally:
         disturbed.cluster.mend(one, other)
-    hangs = rf"zerolora: rank 1 on {other}, last in .*step \d+.*, has not been heard of for \d+ s; "
+    hangs = rf"zerolora: rank 1 on {other}, last in .*step \d+.*, has not responded for \d+ s; "
     waits = rf"rank 0 on {one} is in .*step \d+.*; run the same command to go on from its checkpoint"
     assert re.search(hangs + waits, disturbed.logs()[-1]), disturbed.logs()[-1]
 

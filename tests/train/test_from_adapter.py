@@ -72,7 +72,7 @@ def test_it_is_resumed_only_from_the_same_adapter(bench: Bench) -> None:
         (last.parent / "finished").unlink()
     shutil.copytree(origin, bench.folder / "elsewhere")
     settings = RUNS["saved"] | {"from_adapter": str(bench.folder / "elsewhere")}
-    assert "goes on after step 2 of 3" in bench.start("moved", "zero0", **settings).stderr
+    assert "resuming at step 2 of 3" in bench.start("moved", "zero0", **settings).stderr
     assert metrics(bench.folder / "moved")["losses"] == metrics(begun)["losses"]
 
     (bench.folder / "elsewhere/manifest.json").unlink()

@@ -87,14 +87,14 @@ def test_a_hung_rank_is_named_with_its_step_and_ends_the_run_which_goes_on(
     assert PATIENCE * 0.9 < time.monotonic() - began < PATIENCE + 60
     said = (bench.folder / name / "logs/rank1.log").read_text() if stopped == 0 else errors
     host = socket.gethostname()
-    hangs = rf"rank {stopped} on {host}, last in .*step \d+.*, has not been heard of for \d+ s; "
+    hangs = rf"rank {stopped} on {host}, last in .*step \d+.*, has not responded for \d+ s; "
     waits = rf"rank {1 - stopped} on {host} is in (?:step \d+, [\w ]+|the checkpoint of step \d+); "
     assert re.search(f"^zerolora: {hangs}{waits}training ends in [1-9] s if that goes on$", said, re.MULTILINE), said
     ends = f"^zerolora: {hangs}{waits}run the same command to go on from its checkpoint$"
     assert re.search(ends, said, re.MULTILINE), said
     result = bench.start(name, **LONG)
     assert result.returncode == 0, result.stderr
-    assert "goes on after step" in result.stderr
+    assert "resuming at step" in result.stderr
     for file in ("adapter/adapter_model.safetensors", "metrics/train.json", "metrics/loss.csv"):
         assert (bench.folder / name / file).read_bytes() == (undisturbed / file).read_bytes(), file
 
@@ -249,7 +249,7 @@ def test_a_datagram_that_is_sent_again_does_not_stand_for_a_silent_rank() -> Non
             time.sleep(0.2)
     assert first.wait() == 2
     errors = first.errors()
-    assert re.search(r"rank 1 on evil\\x1b\[31m, last in step 9evil\\x1b\[31m, has not been heard of for \d+ s", errors)
+    assert re.search(r"rank 1 on evil\\x1b\[31m, last in step 9evil\\x1b\[31m, has not responded for \d+ s", errors)
     assert "\x1b" not in errors
 
 

@@ -256,7 +256,7 @@ def test_it_resumes_under_another_engine(name: str, before: str, after: str, ben
         last.unlink()
         (last.parent / "finished").unlink(missing_ok=True)
     result = bench.start(resumed, after, **RUNS[name])
-    assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    assert "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
     expected = metrics(short_run(bench, name, "zero0"))["losses"]
     assert metrics(bench.folder / resumed)["losses"] == pytest.approx(expected, rel=1e-5)
 
@@ -272,7 +272,7 @@ def test_in_bf16_saved_modules_and_what_was_taken_out_are_published_and_resumed(
     last.unlink()
     (last.parent / "finished").unlink(missing_ok=True)
     result = bench.start("bf16-zero3", "zero3", **settings)
-    assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    assert "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
     found = metrics(run)
     for name in (run, bench.folder / "bf16-zero3"):
         assert metrics(name)["losses"] == pytest.approx(found["losses"], rel=2e-4)

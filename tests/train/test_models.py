@@ -152,7 +152,7 @@ def test_a_family_is_trained_resumed_merged_and_evaluated(
         last.unlink()
         (last.parent / "finished").unlink()
     result = bench.start("zero3", "zero3", **settings_of(family))
-    assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    assert "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
     third = bench.folder / "zero3"
     assert metrics(third)["losses"] == pytest.approx(metrics(first)["losses"], rel=1e-5)
     routed = [routed_of(run) for run in (first, third)]

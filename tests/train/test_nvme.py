@@ -89,7 +89,7 @@ def test_a_run_moves_to_disk_and_back(nvme: NvmeBench, whole: dict[str, Path], f
     for file in ("step-00000003.safetensors", FINISHED):
         next((checkpoints / name).glob(f"*/{file}")).unlink()
     result = nvme.start(name, then, **SETTINGS)
-    assert result.returncode == 0 and "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    assert result.returncode == 0 and "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
     assert_same(nvme.folder / name, whole["zero2"])
 
 

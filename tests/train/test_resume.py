@@ -45,7 +45,7 @@ def test_a_run_handed_from_stage_to_stage_and_ranks_to_ranks_is_the_undisturbed_
         code, errors = stopped(bench, "handed", strategy, ranks_per_node=ranks, **LONG)
         assert code == STOPPED, errors
         assert f"step {step} of {STEPS} is saved" in errors
-        assert f"goes on after step {step - 1} of {STEPS}" in errors or step == 1
+        assert f"resuming at step {step - 1} of {STEPS}" in errors or step == 1
     found = metrics(bench.run("handed", "zero1", ranks_per_node=3, **LONG))
     assert found["losses"] == pytest.approx(whole["losses"], rel=1e-5)
     assert found["loss_validation"] == pytest.approx(whole["loss_validation"], rel=1e-5)
@@ -134,7 +134,7 @@ def test_when_the_launcher_is_killed_its_ranks_save_and_go(bench: Bench) -> None
     step = header(checkpoints(bench, "orphaned")[-1])["step"]
     code, errors = stopped(bench, "orphaned", "zero2", **ENDLESS)
     assert code == STOPPED
-    assert f"goes on after step {step} of" in errors
+    assert f"resuming at step {step} of" in errors
 
 
 def test_a_run_is_trained_once_at_a_time(bench: Bench) -> None:
@@ -185,7 +185,7 @@ def test_a_torn_checkpoint_is_named_and_passed_over(bench: Bench, finished: Path
     result = bench.start(name, ranks_per_node=1)
     assert result.returncode == 0, result.stderr
     assert f"{torn} is passed over: " in result.stderr
-    assert "goes on after step 2 of 3" in result.stderr
+    assert "resuming at step 2 of 3" in result.stderr
     for file in ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json"):
         assert (bench.folder / name / file).read_bytes() == (finished / file).read_bytes(), file
 
@@ -223,7 +223,7 @@ def test_what_changes_no_loss_is_resumed(bench: Bench, finished: Path) -> None:
         "harmless", "zero3", ranks_per_node=2, checkpoint_minutes=1.0, activation_checkpointing=True, attention="eager"
     )
     assert result.returncode == 0, result.stderr
-    assert "goes on after step 2 of 3" in result.stderr
+    assert "resuming at step 2 of 3" in result.stderr
     assert metrics(bench.folder / "harmless")["losses"] == pytest.approx(metrics(finished)["losses"], rel=1e-5)
 
 
@@ -237,7 +237,7 @@ def test_never_starts_anew(bench: Bench, finished: Path) -> None:
 def test_a_finished_run_is_taken_up_only_if_nothing_has_changed(bench: Bench, finished: Path) -> None:
     shutil.copytree(bench.folder / "checkpoints/finished", bench.folder / "checkpoints/again")
     again = bench.start("again", ranks_per_node=1, checkpoint_minutes=5.0)  # changes nothing of what is trained
-    assert "goes on after step 3 of 3" in again.stderr
+    assert "resuming at step 3 of 3" in again.stderr
     assert (bench.folder / "again/metrics/train.json").read_bytes() == (finished / "metrics/train.json").read_bytes()
     other = bench.start("again", "zero1", ranks_per_node=1)
     assert other.returncode == 0, other.stderr

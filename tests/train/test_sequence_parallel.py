@@ -96,7 +96,7 @@ def test_a_run_goes_on_with_ranks_that_share_rows(four_heads: Bench, references:
     shared = {"ranks_per_node": 2, "sequence_parallel": 2, "activation_checkpointing": True}
     command = four_heads.command("handed", "zero2", packing="packed", **SETTINGS, **shared)
     result = four_heads.server.run(command, four_heads.folder, four_heads.environment)
-    assert result.returncode == 0 and "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    assert result.returncode == 0 and "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
     found, expected = metrics(four_heads.folder / "handed"), metrics(references["packed"])
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)

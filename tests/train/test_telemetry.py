@@ -191,7 +191,7 @@ def tracked(bench: Bench, name: str, kind: str) -> Path:
     train = LONG | {"tracker": kind, "checkpoint_steps": 2}
     bench.run(name, **train)
     next((bench.folder / "checkpoints" / name).glob("*/step-00000006.safetensors")).unlink()
-    assert "goes on after step 4" in bench.start(name, **train).stderr
+    assert "resuming at step 4" in bench.start(name, **train).stderr
     return bench.folder / "tracking" / name / kind
 
 

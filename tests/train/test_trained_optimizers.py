@@ -152,7 +152,7 @@ def test_a_run_resumes_under_another_strategy(bench: Bench, optimizer: str, befo
     handed_on(bench, whole, name)
     result = bench.start(name, after, optimizer=optimizer, **WIDE, max_steps=4)
     assert result.returncode == 0, result.stderr[-2000:]
-    assert "goes on after step 3 of 4" in result.stderr
+    assert "resuming at step 3 of 4" in result.stderr
     close = BLOCKS if optimizer == "adamw_8bit" and before != after else 1e-5
     found, expected = metrics(bench.folder / name), metrics(whole)
     assert found["losses"] == pytest.approx(expected["losses"], rel=close)
@@ -165,7 +165,7 @@ def test_the_number_of_ranks_changes_nothing_for_lion(bench: Bench) -> None:
     whole = bench.run("lion-four", "fsdp", ranks_per_node=4, **small)
     handed_on(bench, whole, "lion-one")
     result = bench.start("lion-one", "zero0", ranks_per_node=1, **small)
-    assert "goes on after step 3 of 4" in result.stderr, result.stderr[-2000:]
+    assert "resuming at step 3 of 4" in result.stderr, result.stderr[-2000:]
     assert metrics(bench.folder / "lion-one")["losses"] == pytest.approx(metrics(whole)["losses"], rel=1e-5)
 
 

@@ -78,7 +78,7 @@ def test_a_resumed_run_is_the_same_bytes(bench: Bench, strategy: str) -> None:
     shutil.copytree(bench.folder / "checkpoints" / strategy, bench.folder / "checkpoints" / name)
     next((bench.folder / "checkpoints" / name).glob("*/step-00000003.safetensors")).unlink()
     result = bench.start(name, strategy)
-    assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    assert "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
     for file in ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json"):
         assert (bench.folder / name / file).read_bytes() == (whole / file).read_bytes(), file
 
@@ -95,7 +95,7 @@ def test_a_run_moves_between_zero_and_offloaded_fsdp(
     for file in ("step-00000003.safetensors", FINISHED):
         next((checkpoints / name).glob(f"*/{file}")).unlink()
     result = bench.start(name, then)
-    assert "goes on after step 2 of 3" in result.stderr, result.stderr[-2000:]
+    assert "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
     assert_same(bench, bench.folder / name, reference)
 
 

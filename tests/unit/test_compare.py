@@ -149,7 +149,7 @@ def test_a_missing_row_is_one_line_and_stale_ones_go(tmp_path: Path) -> None:
 
 
 def test_a_refused_run_has_renders_line_as_its_reason(tmp_path: Path) -> None:
-    """The stages' own commands and logs: an estimate that is of another version, which render refuses."""
+    """The stages' own commands and logs: an estimate that another version wrote, which render refuses."""
     results = results_of(tmp_path / "results", {"good": row()}, ["good", "large", "later"])
     (tmp_path / "estimate.json").write_text("{}")
     log = results / "logs/render/large.log"
@@ -311,7 +311,7 @@ def test_results_of_an_older_version_are_one_line(tmp_path: Path) -> None:
     said = served("zerolora", "show", "--results", str(tmp_path))
     assert (said.returncode, said.stderr.splitlines()[-1]) == (
         2,
-        f"zerolora: {tmp_path}/config.json: is of another version; run `zerolora resolve` again",
+        f"zerolora: {tmp_path}/config.json: was written by another version; run `zerolora resolve` again",
     )
 
 

@@ -125,7 +125,7 @@ def test_a_probe_of_gpus_knows_the_way_to_the_host() -> None:
 @pytest.mark.parametrize("key", ["kernel_seconds", "memory_bytes_per_second", "matmul_fp32_flops_per_second"])
 def test_a_measurement_that_cannot_be_one_is_named(key: str, value: Any) -> None:
     values = {name: each for name, each in (PROBE["measured"] | {key: value}).items() if each is not ...}
-    with pytest.raises(UserError, match=rf"the probe is not whole \(measured.{key} is .*run `zerolora probe` again"):
+    with pytest.raises(UserError, match=rf"the probe is incomplete \(measured.{key} is .*run `zerolora probe` again"):
         measured(PROBE | {"measured": values}, "fp32")
 
 
@@ -143,9 +143,9 @@ def test_a_measurement_that_cannot_be_one_is_named(key: str, value: Any) -> None
     ],
 )
 def test_a_probe_with_a_wrong_value_is_one_line(key: str, value: Any) -> None:
-    with pytest.raises(UserError, match=rf"the probe is not whole \({key} is "):
+    with pytest.raises(UserError, match=rf"the probe is incomplete \({key} is "):
         checked(PROBE | {key: value})
-    with pytest.raises(UserError, match=rf"the probe is not whole \({key} is missing\)"):
+    with pytest.raises(UserError, match=rf"the probe is incomplete \({key} is missing\)"):
         checked({name: each for name, each in PROBE.items() if name != key})
 
 
@@ -159,5 +159,5 @@ def test_a_link_lacks_no_half() -> None:
 def test_a_probe_says_what_it_lacks() -> None:
     with pytest.raises(UserError, match="precision is fp16, but the probe measured bf16 and fp32"):
         measured(PROBE, "fp16")
-    with pytest.raises(UserError, match="the probe is not whole .*nodes.*run `zerolora probe` again"):
+    with pytest.raises(UserError, match="the probe is incomplete .*nodes.*run `zerolora probe` again"):
         measured({key: value for key, value in PROBE.items() if key != "nodes"}, "fp32")

@@ -428,7 +428,7 @@ def test_an_unknown_model_is_named(tmp_path: Path) -> None:
 
 def test_a_packing_plan_of_another_version_is_one_line(small: Path, tmp_path: Path) -> None:
     (tmp_path / "stats.json").write_text('{"longest_packed_row": 100}')
-    with pytest.raises(UserError, match=r"stats\.json: is of another version; run `zerolora pack` again"):
+    with pytest.raises(UserError, match=r"stats\.json: was written by another version; run `zerolora pack` again"):
         estimate(SETTINGS, small, tmp_path)
 
 

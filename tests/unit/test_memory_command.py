@@ -589,7 +589,9 @@ def test_a_damaged_plan_is_one_line(tmp_path: Path, stats: str) -> None:
     (tmp_path / "config.json").write_bytes(Path(SMALL_LLAMA).read_bytes())
     (tmp_path / "stats.json").write_text(stats)
     result = estimate_stage(tmp_path, SETTINGS)
-    assert result.stderr == f"zerolora: {tmp_path}/stats.json: is of another version; run `zerolora pack` again\n"
+    assert (
+        result.stderr == f"zerolora: {tmp_path}/stats.json: was written by another version; run `zerolora pack` again\n"
+    )
 
 
 def test_settings_of_another_stage_are_one_line(tmp_path: Path) -> None:

@@ -921,7 +921,9 @@ def test_render_writes_reasons_as_plain_json(predicted: Path) -> None:
 def test_an_estimate_of_another_version_is_one_line(tmp_path: Path, text: str) -> None:
     old = tmp_path / "estimate.json"
     old.write_text(text)
-    with pytest.raises(UserError, match=r"estimate\.json: is of another version; run `zerolora estimate` again"):
+    with pytest.raises(
+        UserError, match=r"estimate\.json: was written by another version; run `zerolora estimate` again"
+    ):
         render(settings_of(), old)
 
 

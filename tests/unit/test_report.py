@@ -87,7 +87,7 @@ def test_the_result_comes_first_then_the_cost_then_evidence_then_provenance(run:
         "Proof of the loss mask",
         "Answers that changed",
         "Provenance",
-        "How to have it again",
+        "How to reproduce it",
         ".venv/bin/snakemake --profile profiles/local results/default/report.html",
     ]
     places = [text.find(mark) for mark in marks]

@@ -96,7 +96,7 @@ def test_a_command_that_fails_by_itself_ends_the_search(project: tuple[Project, 
     tune, _ = project
     before = trials(tune)
     for command, expected in (
-        ([sys.executable, "-c", "raise SystemExit(3)"], "ended with exit code 3, and no trial of tune is why"),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "ended with exit code 3, but no trial of tune failed"),
         (["no-such-command"], "No such file or directory; write the command that runs all runs after --"),
     ):
         failed = tune.run("zerolora", "search", "tune", "--", *command, check=False)

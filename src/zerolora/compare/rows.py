@@ -77,7 +77,7 @@ def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> t
         overrides = dict(resolved["compare"]["runs"])
         named = {run: _names(results, run, resolved) for run in by_name(overrides)}
     except (KeyError, TypeError):
-        raise UserError(f"{path}: is of another version; run `zerolora resolve` again") from None
+        raise UserError(f"{path}: was written by another version; run `zerolora resolve` again") from None
     return [_row(names, outdated or {}) for names in named.values()], overrides
 
 

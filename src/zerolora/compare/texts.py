@@ -13,7 +13,7 @@ Overrides = Mapping[str, Mapping[str, Any]]
 
 
 def markdown(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> str:
-    """Return a table as Markdown. Texts of a run mean nothing in it but themselves."""
+    """Return a table as Markdown. Text is escaped."""
     lines = []
     for row in rows:
         cells = []

@@ -75,7 +75,7 @@ def _json_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         except TwiceError as error:
             yield place, BadRow(str(error))
         except (ValueError, RecursionError) as error:
-            yield place, BadRow(f"is not JSON that can be read: {error}; mend or remove it")
+            yield place, BadRow(f"is not JSON that can be read: {error}; fix or remove it")
 
 
 def _loaded(text: str) -> Any:

@@ -49,7 +49,9 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
     try:
         rows = row_statistics(read_json(packing / "stats.json", "zerolora pack"))
     except (KeyError, TypeError):
-        raise UserError(f"{packing / 'stats.json'}: is of another version; run `zerolora pack` again") from None
+        raise UserError(
+            f"{packing / 'stats.json'}: was written by another version; run `zerolora pack` again"
+        ) from None
     spec = training_spec(model_spec, settings, rows)
     parameters = spec.parameters(model_spec)
     capacity = Capacity(settings.gpu_memory, settings.host_memory)

@@ -60,7 +60,7 @@ def checked(probe: Mapping[str, Any]) -> Probe:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         value = "is missing" if first["type"] == "missing" else f"is {shown(first['input'])}, {first['msg']}"
-        raise UserError(f"the probe is not whole ({key} {value}); run `zerolora probe` again") from None
+        raise UserError(f"the probe is incomplete ({key} {value}); run `zerolora probe` again") from None
 
 
 def measured(probe: Mapping[str, Any], precision: Precision, disk: str = "nvme") -> HardwareRates:
@@ -75,7 +75,7 @@ def _from_probe(probe: Probe, precision: Precision, disk: Disk) -> HardwareRates
     values, cpu = probe.measured, probe.device == "cpu"
     if not cpu and None in (values.host_to_device_bytes_per_second, values.device_to_host_bytes_per_second):
         raise UserError(
-            "the probe is not whole (it has no rate between a GPU and its host); run `zerolora probe` again"
+            "the probe is incomplete (it has no rate between a GPU and its host); run `zerolora probe` again"
         )
     if precision not in ("fp32", probe.precision_16bit):
         raise UserError(
@@ -117,5 +117,7 @@ def _link(name: str, one: float | None, other: float | None, latency: float | No
     if one is None or other is None:
         return Link("none", math.inf, 0.0)
     if latency is None:
-        raise UserError(f"the probe is not whole (measured.{name}_latency_seconds is null); run `zerolora probe` again")
+        raise UserError(
+            f"the probe is incomplete (measured.{name}_latency_seconds is null); run `zerolora probe` again"
+        )
     return Link(name, min(one, other), latency)

@@ -137,7 +137,7 @@ def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str
     try:
         model, rows = from_json(predicted["shape"]), RowStatistics(**predicted["data"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{estimate}: is of another version; run `zerolora estimate` again") from None
+        raise UserError(f"{estimate}: was written by another version; run `zerolora estimate` again") from None
     hardware, source = hardware_of(settings)
     user: UserLayout | None = None
     if settings.user_config is not None:

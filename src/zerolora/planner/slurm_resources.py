@@ -107,7 +107,7 @@ def rendered(reasons: Path) -> TrainingResources:
     """Return the resources of training from render.json. Raises UserError if the file does not have them."""
     explained = read_json(reasons, "zerolora render")
     if "slurm_resources" not in explained:
-        raise UserError(f"{reasons}: is of another version; run `zerolora render` again")
+        raise UserError(f"{reasons}: was written by another version; run `zerolora render` again")
     resources: TrainingResources = explained["slurm_resources"]
     return resources
 

@@ -96,8 +96,8 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
     failed = {run: reason for run, reason in _reasons() if run in runs and not runs[run].failed}
     if not failed:
         raise UserError(
-            f"{text}: ended with exit code {code}, and no trial of {name} is why; mend what it says above, and run the "
-            "search again, which goes on from here"
+            f"{text}: ended with exit code {code}, but no trial of {name} failed; fix the error above and run the "
+            "search again to resume it"
         )
     for run, reason in failed.items():
         LOGGER.warning(f"{run}: failed, and is left out from here on: {reason}")

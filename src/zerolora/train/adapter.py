@@ -184,4 +184,4 @@ def _check(path: Path, expected: dict[str, torch.Size], method: type[TrainableMe
         faults = [wording(f"it is {origin} as training began with it")]
     if faults:
         more = wording(f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-        raise UserError(f"what was trained is not whole: {'; '.join(faults[:5])}{more}; nothing was published")
+        raise UserError(f"the trained adapter is faulty: {'; '.join(faults[:5])}{more}; it was not saved")

@@ -80,7 +80,7 @@ class Loop:
         self.losses, self.loss_by_source = state.loop["loss"].tolist(), state.loop["loss_by_source"]
         self.validations.restore(state.loop["validation"], state.best)
         if self.rank == 0:
-            LOGGER.info(f"goes on after step {self.step} of {self.batches.steps}, from {name}")
+            LOGGER.info(f"resuming at step {self.step} of {self.batches.steps} from {name}")
 
     def run(self, rows: Any, packing: PackingPlan) -> None:
         """Make all steps that are left, and validate on `rows`, packed by `packing`, in between if the config says so.

@@ -203,7 +203,7 @@ def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, dict[s
     try:
         choice = TrainingChoice.model_validate(config.pop("zerolora"))
     except (KeyError, ValidationError):
-        raise UserError(f"{zero}: is of another version; run `zerolora render` again") from None
+        raise UserError(f"{zero}: was written by another version; run `zerolora render` again") from None
     return TrainingPlan.of(settings, choice), config
 
 

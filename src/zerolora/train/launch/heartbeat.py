@@ -252,7 +252,7 @@ class _Thread:
         if not silent:
             return None
         longest = min(silent, key=lambda peer: peer.heard)
-        text = f"{longest.status.name}, last in {longest.status.where}, has not been heard of"
+        text = f"{longest.status.name}, last in {longest.status.where}, has not responded"
         return text, self.now - longest.heard, self.patience
 
     def _standstill(self) -> tuple[str, float, float] | None:
