@@ -259,16 +259,31 @@ def test_configs_that_are_folders(tmp_path: Path, entry: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "---\n", "---\n[\n---\n", "---\nconfigs: 3\n---\n", "---\nconfigs: [3, {data_files: {path: 3}}]\n---\n",
+    ["", "---\n", "---\n[\n---\n", "---\nconfigs: [3, {data_files: {path: 3}}]\n---\n", "---\nconfigs:\n---\n",
      "---\nconfigs: [{data_files: [{split: 3, path: /etc/*}]}, {data_files: ../*}, {data_files: '**a'}]\n---\n",
-     "---\nconfigs: !!python/name:os.system\n---\n", "---\nconfigs: [!!bool x]\n---\n",
-     "---\nconfigs: [!!float '']\n---\n", "---\nconfigs: [!!int '']\n---\n", "---\nconfigs: [!!timestamp x]\n---\n",
-     "---\nconfigs: &a [*a]\n---\n", "---\nlicense: [\n---\n", "---\n" + "[" * 5000 + "\n---\n", "\xff"],
+     "---\nlicense: [\n---\n", "---\n" + "[" * 5000 + "\n---\n", "\xff", "# configs: [\n", "---\nconfigs: [\n",
+     "---\nlicense: mit\n---\n" + "configs: [\n" * 200_000],
 )  # fmt: skip
-def test_a_readme_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
+def test_a_readme_without_configs_says_nothing(tmp_path: Path, text: str) -> None:
     write(tmp_path, "a.jsonl b.jsonl")
     (tmp_path / "README.md").write_text(text, encoding="latin-1")
     assert len(sources_of(prepare_settings(path=str(tmp_path)))) == 1
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["configs: 3", "configs: {data_files: b.jsonl}", "configs: !!python/name:os.system", "configs: [!!bool x]",
+     "configs: [!!float '']", "configs: [!!int '']", "configs: [!!timestamp x]", "configs: &a [*a]",
+     "license: [\nconfigs: [{data_files: [{split: test, path: b.jsonl}]}]", "configs: [{data_files: b\xff.jsonl}]",
+     "configs: [" + "{}, " * 300_000],
+)  # fmt: skip
+def test_configs_of_a_readme_that_cannot_be_read_are_one_line(tmp_path: Path, header: str) -> None:
+    """Their b.jsonl may be held out."""
+    write(tmp_path, "a.jsonl b.jsonl")
+    (tmp_path / "README.md").write_text(f"---\n{header}\n---\n", encoding="latin-1")
+    with pytest.raises(UserError, match=r"README\.md: its header .*; correct it, or remove configs from it") as raised:
+        sources_of(prepare_settings(path=str(tmp_path)))
+    assert len(str(raised.value).splitlines()) == 1 and len(str(raised.value)) < 600
 
 
 def test_a_readme_is_read_whatever_stands_beside_its_configs(tmp_path: Path) -> None:

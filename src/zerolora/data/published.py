@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 from zerolora.config.schema import Split
 from zerolora.data.sources_block import LEFT_OUT, block
 from zerolora.data.split_names import split_of
-from zerolora.errors import UserError
-from zerolora.json_file import read_bytes
+from zerolora.errors import UserError, shown
 from zerolora.yaml_file import value_of
 
-LONGEST_README = 1 << 20  # characters
+LONGEST_README = 1 << 20  # bytes of it that are read; its header stands first
 MOST_PATTERNS = 10_000
+CONFIGS = re.compile(r"""^["']?configs["']?\s*:""", re.MULTILINE)
 FRONT = re.compile(r"\A\ufeff?---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", re.DOTALL)
 Key = TypeVar("Key")
 
@@ -120,16 +120,29 @@ def _declared(folder: Path) -> Mapping[Path, tuple[str, str]]:
 
 
 def _configs_of(readme: Path) -> list[Any]:
-    """Return `configs` of a README.md's front matter; empty if there is none that can be read.
+    """Return `configs` of a README.md's front matter; empty if it has none.
 
-    Raises UserError if they list more than MOST_PATTERNS patterns, each of which is a look at the folder.
+    Raises UserError if they cannot be read, since files that they hold out would be trained on, or if they list more
+    than MOST_PATTERNS patterns, each of which is a look at the folder.
     """
-    try:
-        front = FRONT.match(read_bytes(readme).decode()[:LONGEST_README]) if readme.is_file() else None
-        configs = value_of(front[1], "configs") if front else None
-    except (OSError, ValueError, UserError):
+    if not readme.is_file():
         return []
-    if not isinstance(configs, list):
+    with readme.open("rb") as file:
+        text = file.read(LONGEST_README).decode(errors="surrogateescape")
+    front = FRONT.match(text)
+    header = front[1] if front else text if len(text) >= LONGEST_README and text.startswith("---") else ""
+    try:
+        configs = value_of(header, "configs")
+        if configs is not None and not isinstance(configs, list):
+            raise UserError(f"has configs: {shown(configs)}, which is no list")
+    except (ValueError, UserError) as error:
+        if not CONFIGS.search(header):
+            return []
+        raise UserError(
+            f"{readme}: its header {error}, and its configs may name files of other splits; correct it, or remove "
+            "configs from it"
+        ) from None
+    if configs is None:
         return []
     if sum(map(_patterns, configs)) > MOST_PATTERNS:
         raise UserError(f"{readme}: its `configs` list more than {MOST_PATTERNS:,} patterns of files; list fewer")
