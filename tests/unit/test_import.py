@@ -1066,6 +1066,17 @@ def test_a_mutated_file_is_imported_or_refused_in_a_line(
         load(folder / "out.yaml")
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "org/" + "x" * 300, "a\\0b"], ids=["long", "long_in_a_folder", "null"])
+def test_a_model_whose_name_no_path_can_be_is_one_line_or_a_line_to_look_at(tmp_path: Path, name: str) -> None:
+    text = f'model_name_or_path: "{name}"\nlora_rank: 16\nlearning_rate: 1.0e-4\nstage: sft\nfinetuning_type: lora\n'
+    try:
+        translation, _ = of(text, tmp_path, source="llamafactory", as_sft=True)
+    except UserError as error:
+        assert "\n" not in str(error)
+    else:
+        assert any("models/" in line.text for line in translation.lines)
+
+
 def test_a_named_format_has_a_line_for_what_it_does_not_know(tmp_path: Path) -> None:
     text = "model_name_or_path: m\nlora_r: 16\nlora_alpha: 16\nlearning_rate: 1.0e-4\nbf16: true\n"
     translation, _ = of(text, tmp_path, source="llamafactory", as_sft=True)

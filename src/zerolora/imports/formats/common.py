@@ -1,6 +1,7 @@
 """What the formats share: names of transformers' options, and the parts of a config that no tool's file names."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,7 @@ def model(key: str, draft: Draft) -> tuple[str, list[str]]:
         entry = {"repository": name, "revision": revision, "license": "unknown"}
         draft.set(f"fetch.hub.{ours}", entry)
         return ours, [*lines, f"fetch.hub.{ours}.license: the file does not name it; correct it"]
-    is_path = name.startswith((".", "/", "~")) or Path(name).is_dir()
+    is_path = name.startswith((".", "/", "~")) or _is_directory(Path(name))
     path = name if is_path else f"models/{Path(name).name or 'model'}"
     draft.set(f"fetch.directory.{ours}", {"path": path, "license": "unknown"})
     lines.append(
@@ -354,10 +355,15 @@ def _described_by(user: Any, draft: Draft) -> str | None:
 
 
 def _is_file(path: Path) -> bool:
-    try:
+    with suppress(OSError, ValueError):  # a name that is too long, or has a null character
         return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, or has a null character
-        return False
+    return False
+
+
+def _is_directory(path: Path) -> bool:
+    with suppress(OSError, ValueError):  # as above
+        return path.is_dir()
+    return False
 
 
 def strategy_of(user: Any) -> tuple[str, str]:
