@@ -27,7 +27,7 @@ import os, signal, subprocess, sys, time
 from zerolora import parents
 if "saves" in sys.argv:
     def stop(*_):
-        print("saved", flush=True)
+        os.write(1, b"saved\\n")  # print may be under way
         os._exit(75)
     signal.signal(signal.SIGTERM, stop)
 parents.end_with_engine()
