@@ -195,7 +195,7 @@ def test_without_a_whole_checkpoint_training_starts_anew(bench: Bench, finished:
         path.write_bytes(b"")
     result = bench.start("hopeless", ranks_per_node=1)
     assert result.returncode == 0, result.stderr
-    assert "goes on" not in result.stderr
+    assert "resuming at" not in result.stderr
     assert (bench.folder / "hopeless/metrics/loss.csv").read_bytes() == (finished / "metrics/loss.csv").read_bytes()
 
 
@@ -231,7 +231,7 @@ def test_never_starts_anew(bench: Bench, finished: Path) -> None:
     interrupted(bench, finished, "never")
     result = bench.start("never", ranks_per_node=1, resume="never")
     assert result.returncode == 0, result.stderr
-    assert "goes on" not in result.stderr
+    assert "resuming at" not in result.stderr
 
 
 def test_a_finished_run_is_taken_up_only_if_nothing_has_changed(bench: Bench, finished: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_finished_run_is_taken_up_only_if_nothing_has_changed(bench: Bench, fi
     other = bench.start("again", "zero1", ranks_per_node=1)
     assert other.returncode == 0, other.stderr
     assert "is of a finished run; training starts anew" in other.stderr
-    assert "goes on" not in other.stderr
+    assert "resuming at" not in other.stderr
 
 
 @pytest.mark.parametrize("precision", ["bf16"])
@@ -294,7 +294,7 @@ def test_a_disk_that_is_full_at_the_end_costs_no_step(bench: Bench) -> None:
         assert "Traceback" not in refused.stderr
         assert not [path for path in place.iterdir() if "adapter" in path.name]
         subprocess.run(["mount", "-o", "remount,size=8m", str(place)], check=True)
-        assert "after step 3 of 3" in bench.server.run(command, bench.folder, bench.environment).stderr
+        assert "resuming at step 3 of 3" in bench.server.run(command, bench.folder, bench.environment).stderr
         assert (place / "adapter/manifest.json").is_file()
     finally:
         subprocess.run(["umount", str(place)], check=True)

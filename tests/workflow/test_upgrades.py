@@ -237,6 +237,6 @@ def test_an_unfinished_run_resumes(finished: Project, upgrade: Upgrade) -> None:
     edit_config(finished, **{"train.max_steps": 200})
     assert "train@default" in snakemake_ran(finished)
     log = (finished.directory / "results/logs/train/default.log").read_text(encoding="utf-8")
-    assert re.search(r"after step \d+ of \d+", log), log
+    assert re.search(r"resuming at step \d+ of \d+", log), log
     finished.config = original
     finished.write_config()
