@@ -1,5 +1,4 @@
-"""A run that goes on from the adapter of another run of the config must be able to load it: what its settings say
-otherwise."""
+"""Checks that a run which continues from the adapter of another run of the config can load it."""
 
 from collections.abc import Iterable
 from typing import Any

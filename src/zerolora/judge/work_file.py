@@ -1,4 +1,4 @@
-"""A file of finished pieces of work, one JSON object a line, from which a killed command goes on."""
+"""A file of finished pieces of work, one JSON object a line, from which a killed command resumes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The weights that DeepSpeed's stage 3 holds gathered, found by running its coordinator on sizes alone.
+"""The weights that DeepSpeed's stage 3 keeps gathered, computed by running its coordinator on sizes alone.
 
 It gathers the weights of a module when the module is reached, and those of the modules that follow until a bucket is
 full or the limit of live weights is reached. The last weight of a bucket is taken whole, however large it is, and so

@@ -1,4 +1,4 @@
-"""Every method by name, found by its file."""
+"""Every method by name, discovered from its file."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""The user's own DeepSpeed JSON: checked before anything runs, mended, completed, and described as a strategy.
+"""The user's own DeepSpeed JSON: checked before anything runs, corrected, completed, and described as a strategy.
 
 DeepSpeed reads its config after the model is loaded, and ignores many mistakes. Here each mistake is reported in one
 line that names file, line and key, before a job is submitted, and every value that training does not take over is

@@ -1,4 +1,4 @@
-"""Training goes on from what an earlier one published: an adapter in peft's format, or all weights."""
+"""Training that continues from what an earlier one published: an adapter in peft's format, or all weights."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""PiSSA and OLoRA: the factors that are taken out of the base weights, the same ones whenever a run goes on.
+"""PiSSA and OLoRA: the factors that are taken out of the base weights, the same ones whenever a run resumes.
 
 A decomposition is not the same on another machine, so rank 0 makes it once, and what it found lies beside the run's
 checkpoints, in the form of one.

@@ -1,4 +1,4 @@
-"""The engines that train an adapted model, found by file: engines/NAME.py defines one subclass of `Engine`.
+"""The engines that train an adapted model, discovered by file: engines/NAME.py defines one subclass of `Engine`.
 
 Under each the gradient of a step is the same: the sum, over ranks and micro-batches, of what `backward` was given,
 divided by `divisor`. Compute is in the rendered precision; master weights, moments and clipping are fp32.

@@ -1,4 +1,4 @@
-"""Detection of ranks that hang, and the channel on which slow ranks are found.
+"""Detection of ranks that hang, and the channel that reports slow ranks.
 
 Ranks wait for each other in collectives, so one that stands still stops all of them without a message. A thread of each
 rank therefore sends its status to rank 0 by UDP, outside the collectives, and rank 0 answers with its own. When a rank
@@ -243,7 +243,7 @@ class _Thread:
         if seconds > limit * WARNING and self.reported != text:
             self.reported = text
             LOGGER.warning(
-                f"{text} for {seconds:.0f} s{self._rest()}; training ends in {limit - seconds:.0f} s if that goes on"
+                f"{text} for {seconds:.0f} s{self._rest()}; training ends in {limit - seconds:.0f} s unless it recovers"
             )
 
     def _silence(self) -> tuple[str, float, float] | None:
