@@ -47,7 +47,7 @@ CODE = (
     "memory.table",
     "merge.merge",
     "planner.render",
-    "probe.rank",
+    "probe.probe_rank",
     "report.report",
     "report.show",
     "train.__main__",

@@ -22,7 +22,7 @@ from benchmarks.gpu_kinds.drawn import config_of, write_model
 from zerolora.files import read_json
 
 if TYPE_CHECKING:
-    from zerolora.train.plan import TrainingPlan
+    from zerolora.train.training_plan import TrainingPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 Settings = dict[str, Any]
@@ -199,7 +199,7 @@ def speed(asked: Settings, where: Context) -> Result:
     from zerolora.planner.cost import useful_flops
     from zerolora.planner.datasheets import GPUS
     from zerolora.planner.run_hardware import hardware_of
-    from zerolora.train.plan import TrainingPlan
+    from zerolora.train.training_plan import TrainingPlan
 
     os.chdir(ROOT)  # choice.py reads config/config.yaml from there
     probed = probed_or_new(where)

@@ -32,7 +32,7 @@ from zerolora.methods.registry import create
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
-from zerolora.strategies.base import Target
+from zerolora.strategies.strategy import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"

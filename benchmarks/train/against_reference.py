@@ -38,8 +38,8 @@ from contest import (
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.data.reference import records
-from zerolora.data.rows import IGNORED, open_split
 from zerolora.files import read_json, write_json
 
 LORA = {"r": 8, "alpha": 64.0, "dropout": 0.01, "targets": "all-linear"}

@@ -16,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
 from zerolora import cpu_matmul
-from zerolora.data.rows import IGNORED, open_split
+from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.files import read_json, write_json
 from zerolora.peak_memory import PeakMemory
-from zerolora.train.engines.base import DTYPES
+from zerolora.train.engines.engine import DTYPES
 
 
 class Clock(TrainerCallback):

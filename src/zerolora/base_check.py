@@ -11,7 +11,7 @@ from typing import Any
 
 from zerolora import foreign
 from zerolora.architecture import auto_class, tokenizer_of
-from zerolora.compat.transformers import StoredNames, load_report, stored_names
+from zerolora.compat.transformers_patches import StoredNames, load_report, stored_names
 from zerolora.errors import UserError, shown
 from zerolora.manifest import check_loadable, check_needs_no_code, check_not_quantized
 from zerolora.memory.families import FAMILIES

@@ -18,16 +18,16 @@ from zerolora import devices, foreign
 from zerolora.added_tokens import AddedToken, add_rows, of_data
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.base_check import check_shared
-from zerolora.compat import bitsandbytes
-from zerolora.compat.transformers import StoredNames, stored_names
+from zerolora.compat import bitsandbytes_patches
+from zerolora.compat.transformers_patches import StoredNames, stored_names
 from zerolora.config.settings import HardwareSettings, RenderSettings
 from zerolora.errors import UserError
 from zerolora.export.early import TrainedShapes, check_targets
 from zerolora.files import MANIFEST
 from zerolora.log import LOGGER
 from zerolora.manifest import check_not_quantized
-from zerolora.merge.plan import plan_merge
-from zerolora.methods.base import Update
+from zerolora.merge.merge_plan import plan_merge
+from zerolora.methods.method import Update
 from zerolora.methods.registry import TRAINABLE, check_published
 from zerolora.planner.datasheets import GPUS
 from zerolora.planner.run_hardware import typical
@@ -35,7 +35,7 @@ from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.beginning import check_copies, check_identity
 from zerolora.train.earlier_adapter import check_start, weights_of
-from zerolora.train.engines.base import trained
+from zerolora.train.engines.engine import trained
 from zerolora.types import Attention
 from zerolora.weight_files import WEIGHTS, weight_files
 
@@ -53,7 +53,7 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     if settings.device == "cuda":
         check_gpu(settings.hardware)
     check_not_quantized(model)
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
     config = config_of(model)
     updates, published = _updates(_attending(config, attention), settings)
     if settings.from_adapter and data is not None:

@@ -128,7 +128,7 @@ STAGES = {
         Stage(
             "merge",
             "adds the adapter to the base weights",
-            ("merge.left_out", "merge.merge"),
+            ("merge.skipped_merge", "merge.merge"),
             "runs.{run}.merge",
             ("results/data/{dataset}", "results/{run}/adapter"),
             ("results/{run}/merged",),
@@ -136,7 +136,7 @@ STAGES = {
         Stage(
             "evaluate_base",
             "asks the base model the held-out rows",
-            ("evaluate.left_out", "evaluate.evaluate", "evaluate.rank"),
+            ("evaluate.skipped_evaluation", "evaluate.evaluate", "evaluate.evaluation_rank"),
             "evaluate.{dataset}",
             ("results/data/{dataset}",),
             ("results/base/{dataset}",),
@@ -145,7 +145,7 @@ STAGES = {
         Stage(
             "evaluate",
             "asks the merged model, or base and adapter, or both, the held-out rows",
-            ("evaluate.left_out", "evaluate.evaluate", "evaluate.rank"),
+            ("evaluate.skipped_evaluation", "evaluate.evaluate", "evaluate.evaluation_rank"),
             "runs.{run}.evaluate",
             ("results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
             ("results/{run}/answers.json", "results/{run}/metrics", "results/{run}/tasks"),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from zerolora.architecture import auto_class, config_of
 from zerolora.config.settings import EvaluateRunSettings
-from zerolora.data.rows import open_split
+from zerolora.data.prepared_rows import open_split
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.manifest import located
 from zerolora.merge.merge import merge

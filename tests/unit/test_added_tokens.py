@@ -23,7 +23,7 @@ from zerolora.memory.read_spec import read_model_spec
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.sections import MethodSections
 from zerolora.train.loss import losses, make_chunked
-from zerolora.train.token_rows import train_rows
+from zerolora.train.token_row_forward import train_rows
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,

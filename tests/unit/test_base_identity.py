@@ -10,7 +10,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from zerolora import cli
 from zerolora.base_identity import base_identity, check_base_directory, check_same_base, hub_name
-from zerolora.commands import of_stages
+from zerolora.commands import stage_commands
 from zerolora.errors import UserError
 from zerolora.files import sha256, write_json
 from zerolora.log import LOGGER
@@ -86,7 +86,7 @@ def exporting(adapter: Path, stamp: Path) -> None:
 
 
 def evaluating(adapter: Path, stamp: Path) -> None:
-    of_stages._evaluated(stamp, stamp, adapter, "cpu")
+    stage_commands._evaluated(stamp, stamp, adapter, "cpu")
 
 
 @pytest.mark.parametrize("use", [merging, exporting, evaluating])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from zerolora import devices
 from zerolora.cli import app
 from zerolora.evaluate import asked_task, merged_logits, ranks
-from zerolora.evaluate.models import EvaluatedModel
+from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.vllm_engine import engine_arguments
 from zerolora.peak_memory import PeakMemory
 

@@ -20,7 +20,7 @@ from zerolora.config.resolve import resolve
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.export import llama_cpp
-from zerolora.export.targets.base import RunResult
+from zerolora.export.targets.target import RunResult
 from zerolora.files import write_json
 from zerolora.gate import check
 

@@ -10,7 +10,7 @@ import torch
 from training_plan import training_plan
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from zerolora.data.rows import IGNORED
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.adapter import adapt
 from zerolora.train.attention import IMPLEMENTATIONS

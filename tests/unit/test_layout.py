@@ -38,14 +38,20 @@ LAYERS: list[set[str]] = [
 SHARED = {
     "fetch": {"data.kinds"},
     "config": {
-        *("data.formats", "data.prompt_formats", "evaluate.gate", "evaluate.tasks", "optimizers"),
-        *("export.sections", "export.targets"),
+        *("data.formats", "data.prompt_formats", "evaluate.fail_if", "evaluate.tasks", "optimizers"),
+        *("export.target_sections", "export.targets"),
         *("methods.registry", "methods.sections", "train.telemetry.trackers"),
     },
-    "export": {"data.prompt_formats", "data.rows", "evaluate.kept", "evaluate.models", "evaluate.vllm_engine"},
-    "train": {"data.plan", "data.rows"},
-    "evaluate": {"data.rows", "data.reference", "export.vllm_limits"},
-    "report": {"evaluate.difference", "evaluate.gate", "evaluate.intervals"},
+    "export": {
+        "data.prompt_formats",
+        "data.prepared_rows",
+        "evaluate.kept",
+        "evaluate.evaluated_models",
+        "evaluate.vllm_engine",
+    },
+    "train": {"data.packing_plan", "data.prepared_rows"},
+    "evaluate": {"data.prepared_rows", "data.reference", "export.vllm_limits"},
+    "report": {"evaluate.difference", "evaluate.fail_if", "evaluate.intervals"},
     "compare": {"publish.markdown", "report.charts", "report.html", "report.show"},
     "methods": {"memory.model_spec", "memory.projections", "memory.tracer"},
 }

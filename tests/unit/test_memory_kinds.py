@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zerolora.architecture import built_on_meta, takes_own_attention
-from zerolora.compat.transformers import quantizable_paths
+from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.config import schema
 from zerolora.errors import UserError
 from zerolora.memory import reserve

@@ -24,8 +24,8 @@ from zerolora.errors import UserError, explained
 from zerolora.files import describe
 from zerolora.merge import merge as merging
 from zerolora.merge import stream
-from zerolora.merge.by_hand import merge_by_hand
 from zerolora.merge.listed import listed_model
+from zerolora.merge.user_merge import merge_by_hand
 from zerolora.tensor_file import read_header
 from zerolora.train.launch.stop_signals import Stopped
 from zerolora.units import byte_size
@@ -50,7 +50,7 @@ import json, sys
 from pathlib import Path
 import torch
 from zerolora.architecture import built_on_meta, config_of
-from zerolora.merge.by_hand import merge_by_hand
+from zerolora.merge.user_merge import merge_by_hand
 from zerolora.peak_memory import PeakMemory
 first, *cases = json.loads(sys.argv[1])
 for base, _, _ in cases:
@@ -600,7 +600,7 @@ def test_the_dequantized_base_is_the_one_that_was_trained(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    from zerolora.compat.bitsandbytes import keep_layout
+    from zerolora.compat.bitsandbytes_patches import keep_layout
 
     quantization = {"type": kind, "double": double, "precision": "fp32"}
     (adapter / "manifest.json").write_text(json.dumps({"files": {}, "quantization": quantization}))

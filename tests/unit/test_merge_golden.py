@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from zerolora.architecture import auto_class
 from zerolora.merge import stream
-from zerolora.merge.by_hand import merge_by_hand
+from zerolora.merge.user_merge import merge_by_hand
 from zerolora.methods import lora
 from zerolora.tensor_file import read_header
 

@@ -19,7 +19,7 @@ from zerolora.errors import UserError
 from zerolora.memory.predict import predict
 from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.base import TrainableMethod
+from zerolora.methods.method import TrainableMethod
 from zerolora.methods.registry import METHODS, TRAINABLE, create, of_directory
 from zerolora.methods.sections import MethodSections
 

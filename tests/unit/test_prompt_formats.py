@@ -21,7 +21,7 @@ from zerolora.data import prompt_formats
 from zerolora.data.encode import CONTEXT, Encoder
 from zerolora.data.example import BadRow, Example
 from zerolora.data.prompt_formats import PROMPT_FORMATS
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 from zerolora.data.template import Template
 from zerolora.errors import UserError
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import engine_sync
 
 from zerolora import parents
-from zerolora.compat.slurm_executor import patch_slurm_executor
-from zerolora.compat.snakemake import (
+from zerolora.compat.slurm_executor_patches import patch_slurm_executor
+from zerolora.compat.snakemake_patches import (
     around_planning,
     explain_system_errors,
     ignore_broken_metadata,

@@ -39,7 +39,13 @@ from dvc_state import (
 )
 from snakemake.exceptions import WorkflowError
 
-from zerolora.compat.snakemake import after_each_job, before_each_job, count_as_done, run_again, without_metadata
+from zerolora.compat.snakemake_patches import (
+    after_each_job,
+    before_each_job,
+    count_as_done,
+    run_again,
+    without_metadata,
+)
 from zerolora.config.expanded import EXPANDED, expand, is_expanded
 from zerolora.config.file import read_values
 from zerolora.config.resolve import PLANNED, digest

@@ -10,7 +10,7 @@ from zerolora.added_tokens import extend
 from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.names_page import ReadSource, names_table
-from zerolora.data.rows import IGNORED, open_split
+from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.files import write_text
 
 SAMPLE = 20  # rows on the page

@@ -27,9 +27,9 @@ from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens, last_
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
 from zerolora.data.formats.reading import Reading, Seen
+from zerolora.data.prepared_rows import FIELDS, IGNORED, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
-from zerolora.data.rows import FIELDS, IGNORED, schema
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
 from zerolora.data.truncation import Parts, fitted

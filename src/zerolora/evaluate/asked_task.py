@@ -13,12 +13,12 @@ from typing import Any
 from zerolora import added_tokens, cpu_matmul, foreign
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings
 from zerolora.errors import UserError
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.intervals import bootstrap, bootstrap_mean, wilson
 from zerolora.evaluate.likelihood import longest_input, of_continuations, of_texts
-from zerolora.evaluate.models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.evaluate.tasks import task_of
-from zerolora.evaluate.tasks.base import Judgement, Likelihood, Task
+from zerolora.evaluate.tasks.task import Judgement, Likelihood, Task
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
 

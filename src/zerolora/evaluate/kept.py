@@ -21,7 +21,7 @@ from zerolora.config.code import chosen_by_check
 from zerolora.config.compared import compared
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
-from zerolora.evaluate.models import EvaluatedModel
+from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.progress import Progress
 

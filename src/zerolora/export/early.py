@@ -1,7 +1,7 @@
 """Tries a run's export targets before it trains, on stand-ins of what the run will leave behind.
 
 The adapter has its config, and the names and shapes of its tensors; the merged model the base's files, with the prompt
-format and tokens of the data. Each target is asked what it refuses after training as well (targets/base.py).
+format and tokens of the data. Each target is asked what it refuses after training as well (targets/target.py).
 """
 
 import shutil
@@ -17,7 +17,7 @@ from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.export.llama_cpp import MissingProgram
 from zerolora.export.targets import TARGETS
-from zerolora.export.targets.base import RunResult
+from zerolora.export.targets.target import RunResult
 from zerolora.files import write_json
 from zerolora.log import LOGGER
 from zerolora.manifest import is_weight, model_files

@@ -9,7 +9,7 @@ from typing import Any
 
 from zerolora import foreign
 from zerolora.architecture import built_on_meta, config_of, other_parts
-from zerolora.compat.transformers import stored_names
+from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError
 from zerolora.manifest import is_weight, model_files
 from zerolora.tensor_file import StoredTensor, TensorFile, read_header

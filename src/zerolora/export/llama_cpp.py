@@ -18,7 +18,7 @@ from zerolora import foreign
 from zerolora.architecture import built_on_meta, config_of
 from zerolora.errors import UserError, shown
 from zerolora.export import llama_worker
-from zerolora.export.targets.base import Opened
+from zerolora.export.targets.target import Opened
 from zerolora.files import canonical
 
 CONVERTER = "convert_hf_to_gguf.py"

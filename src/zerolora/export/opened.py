@@ -6,7 +6,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.export import llama_cpp
-from zerolora.export.targets.base import Opened, RunResult
+from zerolora.export.targets.target import Opened, RunResult
 from zerolora.export.vllm import opened_by_vllm
 
 

@@ -18,7 +18,7 @@ from zerolora import foreign
 from zerolora.config.compared import compared
 from zerolora.config.settings import FetchDirectory, FetchSettings
 from zerolora.errors import UserError
-from zerolora.fetch.sources import materialise
+from zerolora.fetch.model_sources import materialise
 from zerolora.files import MANIFEST, sha256, staged_directory, write_json
 from zerolora.log import result
 from zerolora.manifest import count_parameters, is_weight, model_files

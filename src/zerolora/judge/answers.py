@@ -91,8 +91,8 @@ def _generator(
     """Load a contender, and return a function from conversations to its answers."""
     from zerolora import added_tokens, cpu_matmul
     from zerolora.config.settings import EvaluateSettings
+    from zerolora.evaluate.evaluated_models import load, torch_device
     from zerolora.evaluate.generation import generate
-    from zerolora.evaluate.models import load, torch_device
 
     if contender.device == "cpu":
         cpu_matmul.choose()

@@ -3,7 +3,7 @@
     zerolora memory --model config/recipes/models/llama-3-70b.json --nodes 2 --gpus-per-node 8
 
 It is above the planner, whose datasheets and reader of DeepSpeed JSONs it uses; the estimate itself knows neither.
-commands/by_hand.py imports this module for every command, so the functions here import the estimate themselves.
+commands/user_commands.py imports this module for every command, so the functions here import the estimate themselves.
 """
 
 import json

@@ -24,7 +24,7 @@ from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Target
+from zerolora.strategies.strategy import Target
 from zerolora.types import Attention
 from zerolora.units import gib
 

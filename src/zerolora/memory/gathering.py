@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from zerolora.memory.model_spec import ModelSpec, Module
-from zerolora.methods.base import SHARED
+from zerolora.methods.method import SHARED
 from zerolora.strategies.buckets import Buckets
 
 Ranks = tuple[tuple[str, int], ...]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.architecture import auto_class, other_parts, takes_own_attention
-from zerolora.compat.transformers import quantizable_paths
+from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.errors import UserError, shown
 from zerolora.memory.meta_guards import (
     IGNORED,

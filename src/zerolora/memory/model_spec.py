@@ -33,7 +33,7 @@ class Module:
     """Numbers of these layers, if they are not the first ones."""
     quantizable: bool = True
     """Of a linear or conv1d: whether transformers quantizes it with bitsandbytes. It leaves subclasses of nn.Linear, as
-    some routers are, and modules that a class keeps in fp32 (compat/transformers.py, quantizable_paths)."""
+    some routers are, and modules that a class keeps in fp32 (compat/transformers_patches.py, quantizable_paths)."""
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from zerolora.memory.model_spec import ModelSpec, Module
 from zerolora.memory.operations import Operations
 from zerolora.memory.tracer import MemoryTracer, Parameter, Value
-from zerolora.methods.base import Method
+from zerolora.methods.method import Method
 from zerolora.types import Attention, Loss
 
 # The role of a linear module in a layer, by the end of its path.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from zerolora.architecture import other_parts
 from zerolora.errors import UserError, wording
 from zerolora.methods.adapter_check import check_finite, check_whole
-from zerolora.methods.base import (
+from zerolora.methods.lora import Replacement
+from zerolora.methods.method import (
     WHOLE_WEIGHTS,
     TrainableMethod,
     TrainedParameters,
@@ -16,7 +17,6 @@ from zerolora.methods.base import (
     rows_and_columns,
     sizes,
 )
-from zerolora.methods.lora import Replacement
 from zerolora.methods.tied_weights import without_copies
 from zerolora.tensor_file import read_header
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from zerolora.errors import UserError, wording
 from zerolora.methods.adapter_check import check_adapter
 from zerolora.methods.adapter_config import is_feedforward
-from zerolora.methods.base import (
+from zerolora.methods.lora import Replacement
+from zerolora.methods.method import (
     ADAPTABLE,
     TrainableMethod,
     TrainedParameters,
@@ -21,7 +22,6 @@ from zerolora.methods.base import (
     saved_factors,
     saved_tensors,
 )
-from zerolora.methods.lora import Replacement
 from zerolora.methods.peft_format import (
     PREFIX,
     check_names,

@@ -11,7 +11,7 @@ from zerolora.added_tokens import FILE as TOKENS
 from zerolora.added_tokens import add_rows
 from zerolora.added_tokens import of_directory as of_tokens
 from zerolora.errors import UserError, shown
-from zerolora.methods.base import WHOLE_WEIGHTS, Method, TrainableMethod
+from zerolora.methods.method import WHOLE_WEIGHTS, Method, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
 
 

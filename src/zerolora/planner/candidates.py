@@ -22,8 +22,8 @@ from zerolora.planner.hardware import HardwareRates
 from zerolora.planner.run_hardware import target_of
 from zerolora.planner.user_config import UserLayout
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Strategy
 from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.strategy import Strategy
 from zerolora.strategies.traffic import StepWork
 from zerolora.types import Attention
 

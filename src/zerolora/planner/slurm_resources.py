@@ -26,12 +26,12 @@ from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.reserve import CONTEXT, UNUSED
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.memory.states import BYTES
-from zerolora.methods.base import SHARED
+from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER
+from zerolora.planner.candidate_table import steps_of
 from zerolora.planner.candidates import Candidate, Planning, step_work
 from zerolora.planner.cost import OPERATIONS, step_seconds
 from zerolora.planner.run_hardware import hardware_of
-from zerolora.planner.summary import steps_of
 from zerolora.strategies import STRATEGIES
 from zerolora.tensor_file import read_header
 

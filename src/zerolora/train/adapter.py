@@ -14,8 +14,8 @@ from zerolora.config.schema import TrainSettings
 from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
-from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.lora_init import DEFAULT
+from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
 from zerolora.tensor_file import save_tensors
@@ -23,11 +23,11 @@ from zerolora.train import base_model, earlier_adapter
 from zerolora.train.activation_offload import offload_inputs
 from zerolora.train.dropout import make_sparse
 from zerolora.train.engines import engine_class
-from zerolora.train.engines.base import WEIGHT, Engine, Tensors, trained
+from zerolora.train.engines.engine import WEIGHT, Engine, Tensors, trained
 from zerolora.train.loss import make_chunked
 from zerolora.train.neftune import add_noise
-from zerolora.train.plan import TrainingPlan
-from zerolora.train.token_rows import train_rows
+from zerolora.train.token_row_forward import train_rows
+from zerolora.train.training_plan import TrainingPlan
 
 
 def adapt(

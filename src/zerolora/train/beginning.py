@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from zerolora.base_identity import check_same_base
 from zerolora.errors import UserError
 from zerolora.manifest import check_adapter_files, located
-from zerolora.methods.base import TrainableMethod
+from zerolora.methods.method import TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, is_copy, read_adapter, saved_name
 from zerolora.methods.registry import OWN_FILES
 from zerolora.tensor_file import read_header
@@ -57,7 +57,7 @@ def _compare_copies(directory: Path, base: Path) -> None:
         return
     from zerolora.architecture import built_on_meta, config_of
     from zerolora.base_check import stored_weight
-    from zerolora.compat.transformers import stored_names
+    from zerolora.compat.transformers_patches import stored_names
 
     model = built_on_meta(config_of(base))
     names, tied = stored_names(model), model.all_tied_weights_keys

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from zerolora.config.section import Section
 from zerolora.export import llama_cpp
 from zerolora.export.peft_limits import check_plain_lora
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 from zerolora.export.vllm_limits import WEIGHTS
 from zerolora.tensor_file import read_header
 

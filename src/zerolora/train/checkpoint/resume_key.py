@@ -12,7 +12,7 @@ from zerolora.files import MANIFEST, canonical
 from zerolora.fingerprint import Chosen, of_stage
 from zerolora.methods.registry import TRAINABLE
 from zerolora.train.earlier_adapter import provenance
-from zerolora.train.plan import TrainingPlan
+from zerolora.train.training_plan import TrainingPlan
 
 # Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
 FREE = frozenset(

@@ -50,7 +50,7 @@ def import_file(
     ] = False,
 ) -> None:
     """Translate another tool's config key by key, with a line for each key that needs a look."""
-    from zerolora.imports.formats.base import GROUPS
+    from zerolora.imports.formats.import_format import GROUPS
     from zerolora.imports.translate import import_config
 
     translated = import_config(file, source, output, force, as_sft)
@@ -89,10 +89,10 @@ def search(
 
     Without a command, choose the values of one round, which any of the engines can then run.
     """
-    from zerolora.search import loop
-    from zerolora.search.table import shown
+    from zerolora.search import rounds
+    from zerolora.search.trial_table import shown
 
-    typer.echo(shown(name, loop.search(name, config, command or [])))
+    typer.echo(shown(name, rounds.search(name, config, command or [])))
 
 
 @app.command()

@@ -23,8 +23,8 @@ from zerolora.config.schema import Search
 from zerolora.config.studies import FOLDER, Study, path_of, read_study, run_of, write_study
 from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
-from zerolora.search.choice import choose
 from zerolora.search.outcomes import RESULTS, outcomes
+from zerolora.search.trial_values import choose
 
 
 def search(name: str, config: Path, command: Sequence[str]) -> Study:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from zerolora.strategies.base import Conflict, Strategy, Target
 from zerolora.strategies.buckets import Buckets
 from zerolora.strategies.reasons import Reason
+from zerolora.strategies.strategy import Conflict, Strategy, Target
 from zerolora.strategies.traffic import REDUCE, Collective, StepWork
 from zerolora.types import EngineName
 

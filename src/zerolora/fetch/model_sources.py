@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from zerolora.base_check import check_base, check_settings
-from zerolora.compat.transformers import forget_gguf, gguf_names, gguf_parsed_once
+from zerolora.compat.transformers_patches import forget_gguf, gguf_names, gguf_parsed_once
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError

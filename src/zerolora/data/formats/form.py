@@ -6,7 +6,7 @@ from typing import Any
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.reading import Reading
-from zerolora.data.formats.values import filled, is_blank, text_of
+from zerolora.data.formats.row_values import filled, is_blank, text_of
 from zerolora.errors import shown
 
 MANY = 20  # maximum number of fields that a message names

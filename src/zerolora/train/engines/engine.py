@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from zerolora.config.settings import TrainSettings
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.launch.rendezvous import rendezvous
-from zerolora.train.plan import TrainingPlan
+from zerolora.train.training_plan import TrainingPlan
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 WEIGHT = "weight"
@@ -70,8 +70,8 @@ class Engine(torch.nn.Module):
         return 0, 0, 0.0
 
     def part(self, part: str) -> Tensors:
-        """Return master weights (WEIGHT) or one of the optimizer's states (optimizers/base.py, `states`): whole fp32
-        tensors on the host of rank 0, nothing on other ranks. Collective; states exist after the first step."""
+        """Return master weights (WEIGHT) or one of the optimizer's states (optimizers/optimizer.py, `states`): whole
+        fp32 tensors on the host of rank 0, nothing on other ranks. Collective; states exist after the first step."""
         first = torch.distributed.get_rank() == 0
         tensors = {}
         with self.unpacked([part]):
@@ -84,7 +84,7 @@ class Engine(torch.nn.Module):
         return tensors
 
     def unpacked(self, parts: Iterable[str], write: bool = False) -> AbstractContextManager[None]:
-        """Hold the optimizer's states as fp32 tensors meanwhile, by their names in checkpoints (optimizers/base.py)."""
+        """Hold the optimizer's states as fp32 tensors, by their names in checkpoints (optimizers/optimizer.py)."""
         return self.recipe.unpacked(self.inner, list(parts), write)
 
     def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""One rank of the probe: python -m zerolora.probe.rank --output FILE --device cpu|cuda, with RANK and the rest set.
+"""One rank of the probe: python -m zerolora.probe.probe_rank --output FILE --device cpu|cuda, with RANK and so on set.
 
 Every measurement begins at a barrier, so that all ranks of all nodes measure the same thing at the same time. A rank
 takes the median of its repetitions; the result is that of the slowest rank, since the others wait for it in every step.

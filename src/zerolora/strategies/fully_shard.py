@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from zerolora.strategies.base import INT8_WHOLE, Conflict, Strategy, Target
 from zerolora.strategies.buckets import Buckets
-from zerolora.strategies.engines.ddp import FP32_BYTES, needs_loss_scaling
+from zerolora.strategies.data_parallel import FP32_BYTES, needs_loss_scaling
 from zerolora.strategies.reasons import Reason
+from zerolora.strategies.strategy import INT8_WHOLE, Conflict, Strategy, Target
 from zerolora.strategies.traffic import GATHER, REDUCE, SCATTER, Collective, Scope, StepWork
 from zerolora.types import EngineName
 

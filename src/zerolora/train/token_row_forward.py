@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from zerolora.compat.peft import replace_token_forward
+from zerolora.compat.peft_patches import replace_token_forward
 
 
 def train_rows(model: Any) -> None:

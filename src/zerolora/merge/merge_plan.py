@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from zerolora.errors import UserError
-from zerolora.methods.base import Update
+from zerolora.methods.method import Update
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile
 
 FLOATS = ("F32", "F16", "BF16")

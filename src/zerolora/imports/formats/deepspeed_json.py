@@ -7,7 +7,7 @@ from typing import Any
 
 from zerolora.errors import shown
 from zerolora.imports.formats import common
-from zerolora.imports.formats.base import (
+from zerolora.imports.formats.import_format import (
     CHANGES,
     Draft,
     Format,

@@ -69,8 +69,8 @@ class Strategy(ABC):
     """What it costs, for the same table."""
 
     risk: str | None = field(default=None, compare=False)
-    """Why the first losses of a run are compared with those of a safe strategy (planner/canary.py); None if it is safe
-    itself."""
+    """Why the first losses of a run are compared with those of a safe strategy (planner/canary_setting.py); None if it
+    is safe itself."""
 
     stage: int
     """What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP counts as 3)."""

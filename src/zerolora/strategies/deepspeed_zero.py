@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from zerolora.strategies.base import INT8_WHOLE, Conflict, Placement, Strategy, Target
 from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
 from zerolora.strategies.reasons import Reason
+from zerolora.strategies.strategy import INT8_WHOLE, Conflict, Placement, Strategy, Target
 from zerolora.strategies.traffic import GATHER, REDUCE, SCATTER, Collective, StepWork
 from zerolora.types import EngineName
 

@@ -270,7 +270,7 @@ def merge(
 ) -> None:
     """Add the adapter to the base weights."""
     from zerolora.manifest import check_intact, located
-    from zerolora.merge.left_out import leave_out
+    from zerolora.merge.skipped_merge import leave_out
 
     if (base is None) == (weights is None):
         raise UserError("merge takes --base, by hand, or --weights, in a pipeline; write one of the two")
@@ -284,8 +284,8 @@ def merge(
         return
     obey("cpu")
     from zerolora.base_identity import check_same_base
-    from zerolora.merge.by_hand import merge_by_hand
     from zerolora.merge.merge import merge as stage
+    from zerolora.merge.user_merge import merge_by_hand
 
     with stoppable(f"{place or output} is as it was before"):
         if base is not None:
@@ -333,7 +333,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model on the held-out rows."""
     from zerolora.config.settings import EvaluateRunSettings
-    from zerolora.evaluate.left_out import leave_out
+    from zerolora.evaluate.skipped_evaluation import leave_out
     from zerolora.manifest import check_intact
 
     checked = EvaluateRunSettings.model_validate(settings)
@@ -357,7 +357,7 @@ def _let_threads_sleep() -> None:
 def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: Device) -> Any:
     """Return the model that --weights, --base and --adapter name, on a device."""
     from zerolora.base_identity import check_same_base
-    from zerolora.evaluate.models import EvaluatedModel
+    from zerolora.evaluate.evaluated_models import EvaluatedModel
     from zerolora.manifest import check_intact, is_merged, located
 
     if (base is None) != (adapter is None):
@@ -460,7 +460,7 @@ def export(
     from zerolora.base_identity import check_same_base
     from zerolora.export.export import export as stage
     from zerolora.export.targets import TARGETS
-    from zerolora.export.targets.base import RunResult
+    from zerolora.export.targets.target import RunResult
     from zerolora.manifest import check_intact, is_merged, located
 
     if target not in TARGETS:

@@ -10,7 +10,7 @@ from zerolora import added_tokens, foreign, prompt_format
 from zerolora.added_tokens import AddedToken
 from zerolora.architecture import auto_class, config_of, tokenizer_of
 from zerolora.files import MANIFEST
-from zerolora.methods.base import WHOLE_WEIGHTS
+from zerolora.methods.method import WHOLE_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
 from zerolora.methods.registry import check_published
 from zerolora.types import Device

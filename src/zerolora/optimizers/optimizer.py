@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zerolora.strategies.base import Conflict, Strategy, Target
+from zerolora.strategies.strategy import Conflict, Strategy, Target
 
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.methods.base import TrainedParameters
+    from zerolora.methods.method import TrainedParameters
 
 FP32_BYTES = 4
 

@@ -1,7 +1,7 @@
 """The canary: which runs compare their first losses with those of a safe setting, and which setting that is.
 
 Settings count as risky if a strategy says so (Strategy.risk), if an option of DeepSpeed is known for wrong results
-(strategies/engines/deepspeed.py, RISKY), or if a kernel is new.
+(strategies/deepspeed_zero.py, RISKY), or if a kernel is new.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from zerolora.config.settings import RenderSettings
 from zerolora.planner.candidates import Candidate, Choice, Planning, open_specs, predicted
 from zerolora.planner.choice import distance
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.engines.deepspeed import RISKY, ZERO
+from zerolora.strategies.deepspeed_zero import RISKY, ZERO
 
 STEPS = 5
 """Optimizer steps of each of the two short trainings, with train.canary: auto."""
