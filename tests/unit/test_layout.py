@@ -46,7 +46,7 @@ SHARED = {
     "train": {"data.plan", "data.rows"},
     "evaluate": {"data.rows", "data.reference", "export.vllm_limits"},
     "report": {"evaluate.difference", "evaluate.gate", "evaluate.intervals"},
-    "compare": {"publish.markdown", "report.charts", "report.html", "report.show"},
+    "compare": {"report.charts", "report.html", "report.markdown", "report.show"},
     "methods": {"memory.model_spec", "memory.projections", "memory.tracer"},
 }
 BASE = len(LAYERS)
