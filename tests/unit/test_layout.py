@@ -52,7 +52,7 @@ SHARED = {
     "train": {"data.packing_plan", "data.prepared_rows"},
     "evaluate": {"data.prepared_rows", "data.reference", "export.vllm_limits"},
     "report": {"evaluate.difference", "evaluate.fail_if", "evaluate.intervals"},
-    "compare": {"publish.markdown", "report.charts", "report.html", "report.show"},
+    "compare": {"report.charts", "report.html", "report.markdown", "report.show"},
     "methods": {"memory.model_spec", "memory.projections", "memory.tracer"},
 }
 BASE = len(LAYERS)

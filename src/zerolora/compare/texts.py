@@ -7,7 +7,7 @@ from typing import Any
 
 from zerolora.compare.columns import Column, cell, value_of
 from zerolora.compare.rows import Row
-from zerolora.publish.markdown import Written, code, table
+from zerolora.report.markdown import Written, code, table
 
 Overrides = Mapping[str, Mapping[str, Any]]
 

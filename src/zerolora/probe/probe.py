@@ -30,8 +30,8 @@ def probe(output: Path, device: str, ranks: int) -> None:
 
     The file holds `device`, `nodes`, `ranks_per_node`, `precision_16bit`, `date`, `hardware`, `versions` and
     `measured`: medians of the slowest rank, with units in their names (probe_rank.py), and null for links that the
-    machine does not have. Only the task with rank 0 writes. Raises UserError, and writes nothing, if `device` or `ranks`
-    is not available.
+    machine does not have. Only the task with rank 0 writes. Raises UserError, and writes nothing, if `device` or
+    `ranks` is not available.
     """
     _check(output, device, ranks)
     where = topology(os.environ, _nodes(os.environ), ranks)
