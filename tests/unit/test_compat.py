@@ -95,7 +95,7 @@ def test_an_untested_series_is_allowed_if_its_features_exist(monkeypatch: pytest
         Patch("some", "torch", ("2.13.0",), "none found", ("2.1",), ()).check()
 
 
-@pytest.mark.parametrize("name", ["snakemake", "slurm_executor", "transformers", "versions"])
+@pytest.mark.parametrize("name", ["snakemake_patches", "slurm_executor_patches", "transformers_patches", "versions"])
 def test_what_the_workflow_and_the_data_import_loads_no_torch(name: str) -> None:
     script = (
         f"import sys, zerolora.compat.{name}; assert not {{'torch', 'transformers', 'snakemake'}} & set(sys.modules)"

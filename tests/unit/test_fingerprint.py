@@ -300,8 +300,8 @@ def test_only_the_chosen_entries_of_a_registry_count() -> None:
     assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.zero2"} & {*modules}
     formats = fingerprint.modules_of("prepare", {"data.prompt_formats": {"deepseek-3"}})
     assert [each for each in formats if each.startswith("data.prompt_formats.")] == [
-        "data.prompt_formats.definition",
         "data.prompt_formats.deepseek_3",
+        "data.prompt_formats.definition",
     ]
 
 
