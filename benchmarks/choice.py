@@ -50,8 +50,8 @@ from zerolora.config.resolve import resolve
 from zerolora.config.settings import RenderSettings, TrainingChoice, TrainSettings, UsefulFlops
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.files import read_json, write_json
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.row_statistics import RowStatistics
+from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.candidates import Candidate, Choice, Planning
 from zerolora.planner.choice import choose
 from zerolora.planner.render import rendered, training_choice

@@ -35,14 +35,14 @@ LIBRARIES = (
 )
 CODE = (
     "cli",
-    "compare.compare",
+    "report.comparison",
     "config.resolve",
     "data.pack",
     "data.prepare",
     "evaluate.evaluate",
     "fetch.models",
-    "fingerprint",
-    "gate",
+    "config.fingerprint",
+    "probe.meta_trial",
     "memory.estimate",
     "memory.table",
     "merge.merge",

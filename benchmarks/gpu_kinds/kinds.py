@@ -192,8 +192,8 @@ def speed(asked: Settings, where: Context) -> Result:
     and over the datasheet's (mfu)."""
     from benchmarks import choice
     from zerolora.config.settings import TrainingChoice, TrainSettings
-    from zerolora.memory.read_spec import read_model_spec
-    from zerolora.peak_memory import PeakMemory
+    from zerolora.machine.peak_memory import PeakMemory
+    from zerolora.model.read_spec import read_model_spec
     from zerolora.planner.candidates import Planning, step_work
     from zerolora.planner.choice import choose
     from zerolora.planner.cost import useful_flops

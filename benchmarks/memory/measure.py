@@ -38,12 +38,12 @@ from machine import machine
 from zerolora.data.packing_plan import write_plan
 from zerolora.data.prepared_rows import IGNORED, schema
 from zerolora.files import read_json, write_json
+from zerolora.machine.peak_memory import PeakMemory
 from zerolora.memory.predict import Prediction, predict, sized
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
+from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.peak_memory import PeakMemory
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
 from zerolora.strategies import STRATEGIES

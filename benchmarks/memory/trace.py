@@ -187,8 +187,8 @@ def on_meta(options: argparse.Namespace) -> Any:
     import peft
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from zerolora.added_tokens import AddedToken, add_rows
     from zerolora.methods.token_rows import row_options
+    from zerolora.model.added_tokens import AddedToken, add_rows
     from zerolora.train import activation_offload
     from zerolora.train.attention import IMPLEMENTATIONS
     from zerolora.train.loss import make_chunked

@@ -15,10 +15,10 @@ from typer.exceptions import TyperException
 from typer.main import get_command_name
 
 from zerolora import log as messages
-from zerolora import parents
 from zerolora.commands import stage_commands, user_commands
 from zerolora.errors import UserError, explained
 from zerolora.log import LOGGER
+from zerolora.machine import parents
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT

@@ -12,11 +12,11 @@ import torch
 from bench import Bench, metrics
 from safetensors.torch import load_file
 
-from zerolora import cpu_matmul
 from zerolora.config.settings import TrainSettings
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
-from zerolora.manifest import located
+from zerolora.machine import cpu_matmul
+from zerolora.model.manifest import located
 from zerolora.train.adapter import adapt
 from zerolora.train.checkpoint.store import FINISHED
 from zerolora.train.engines.engine import plain, trained

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolora import bounded
-from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import AskedTaskSettings, HarnessTaskSettings, TaskRowsSettings
 from zerolora.data.task_rows import task_rows
 from zerolora.errors import UserError
@@ -21,6 +20,7 @@ from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.harness import ask_harness, flat
 from zerolora.evaluate.intervals import bootstrap, wilson
 from zerolora.export.modelfile import prompt_format
+from zerolora.model.architecture import tokenizer_of
 
 CAPITALS = {
     "prompt": "The capital of {{country}} is",

@@ -402,8 +402,8 @@ def test_needed_stored_names() -> None:
     """A mixture of experts is stored under other names and in other shapes than it is built."""
     from transformers import MixtralConfig
 
-    from zerolora.architecture import built_on_meta
     from zerolora.compat.transformers_patches import stored_names
+    from zerolora.model.architecture import built_on_meta
 
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -22,7 +22,7 @@ from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.targets.target import RunResult
 from zerolora.files import write_json
-from zerolora.gate import check
+from zerolora.probe.meta_trial import check
 
 __all__ = ["data", "source"]
 

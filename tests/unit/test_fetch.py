@@ -20,7 +20,7 @@ from zerolora.errors import UserError
 from zerolora.fetch import model_sources
 from zerolora.fetch.models import fetch, restore
 from zerolora.files import sha256
-from zerolora.manifest import located
+from zerolora.model.manifest import located
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 

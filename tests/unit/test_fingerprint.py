@@ -15,15 +15,14 @@ import pytest
 from conftest import ROOT
 from pydantic import BaseModel
 
-from zerolora import fingerprint
-from zerolora.config import settings
+from zerolora.config import fingerprint, settings
+from zerolora.config.stages import ON_REQUEST, STAGES
 from zerolora.data.formats import FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import METHODS as METHODS_BY_NAME
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.stages import ON_REQUEST, STAGES
 from zerolora.train.engines import names as engine_names
 
 
@@ -47,7 +46,7 @@ class Copy:
 
     def fingerprints(self) -> dict[str, str]:
         """Return the fingerprint of each stage."""
-        code = "import json; from zerolora.fingerprint import fingerprints; print(json.dumps(fingerprints()))"
+        code = "import json; from zerolora.config.fingerprint import fingerprints; print(json.dumps(fingerprints()))"
         return dict(json.loads(self.run(code)))
 
     @cached_property
@@ -73,7 +72,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 def test_what_was_parsed_is_kept_for_files_of_the_same_content(copy: Copy) -> None:
     """As those of another checkout, whose times differ."""
-    of_training = "from zerolora.fingerprint import of_stage; print(of_stage('train'))"
+    of_training = "from zerolora.config.fingerprint import of_stage; print(of_stage('train'))"
     before = copy.run(of_training)
     for path in (copy.folder / "src").rglob("*.py"):
         os.utime(path, (0, 0))
@@ -130,7 +129,7 @@ def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
         ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
         ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
-        ("src/zerolora/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", *ANSWERING}),
+        ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", *ANSWERING}),
         (
             "src/zerolora/data/formats/refused.py",
             '("label", "labels"',
@@ -256,7 +255,7 @@ def test_every_module_left_out_is_there_and_has_a_reason() -> None:
 
 COUNTED = """
 import ast
-from zerolora.fingerprint import fingerprints
+from zerolora.config.fingerprint import fingerprints
 parse, parsed = ast.parse, []
 def counted(text, *rest, **options):
     global parsed

@@ -15,7 +15,7 @@ from benchmarks.memory import baselines, measure
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.memory.predict import Prediction, predict
-from zerolora.memory.read_spec import read_model_spec
+from zerolora.model.read_spec import read_model_spec
 from zerolora.strategies import STRATEGIES
 from zerolora.train.feed import Batches
 

@@ -49,9 +49,9 @@ PEAK = """
 import json, sys
 from pathlib import Path
 import torch
-from zerolora.architecture import built_on_meta, config_of
+from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.merge.user_merge import merge_by_hand
-from zerolora.peak_memory import PeakMemory
+from zerolora.machine.peak_memory import PeakMemory
 first, *cases = json.loads(sys.argv[1])
 for base, _, _ in cases:
     built_on_meta(config_of(Path(base)))
@@ -84,7 +84,7 @@ def large(family: str, folder: Path, max_shard: str) -> tuple[Path, Path]:
     from peft import LoraConfig, get_peft_model
     from transformers import CONFIG_MAPPING
 
-    from zerolora.architecture import auto_class
+    from zerolora.model.architecture import auto_class
 
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
     config = CONFIG_MAPPING[family](**(LARGE[family] | heads))

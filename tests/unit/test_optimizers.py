@@ -20,10 +20,10 @@ from benchmarks.memory import compare
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.states import model_states
 from zerolora.methods.method import TrainedParameters
 from zerolora.methods.registry import create
+from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.optimizers.bnb import decoded, encode
 from zerolora.optimizers.optimizer import Optimizer

@@ -68,7 +68,7 @@ TEXTS = (
     ("schedules.py", "is no option of the schedule", "is no option"),
 )
 """Texts for the user that stand outside of an error's call, and others for them."""
-REWORDED = ("train/feed.py", "data/records.py", "memory/read_spec.py", "merge/merge_plan.py")
+REWORDED = ("train/feed.py", "data/records.py", "model/read_spec.py", "merge/merge_plan.py")
 
 
 class Upgrade:

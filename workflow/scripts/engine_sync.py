@@ -279,7 +279,7 @@ def compare_what_is_there(workflow: Any, config: Config) -> None:
     The stage compare is not made while a run is unfinished. What an earlier config left of a run whose jobs were still
     to come is not shown as its result.
     """
-    from zerolora.compare.compare import compare_what_is_there
+    from zerolora.report.comparison import compare_what_is_there
 
     if not RESOLVED.is_file():
         return

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from zerolora.commands.long_argument import settings_of
 from zerolora.commands.options import (
     Adapter,
     Data,
@@ -26,10 +27,9 @@ from zerolora.commands.options import (
     ZeroFile,
 )
 from zerolora.commands.stopping import stoppable
-from zerolora.devices import obey
 from zerolora.errors import UserError
 from zerolora.log import LOGGER, result
-from zerolora.long_argument import settings_of
+from zerolora.machine.devices import obey
 from zerolora.types import Device
 
 app = typer.Typer()
@@ -65,7 +65,7 @@ def resolve(
     from zerolora.config.file import load
     from zerolora.config.resolve import resolve as stage
     from zerolora.config.resolve import write
-    from zerolora.run_settings import FOLDER
+    from zerolora.report.run_settings import FOLDER
 
     resolved = stage(load(config))
     write(resolved, codes(resolved), output, runs or output.with_name(FOLDER))
@@ -143,7 +143,7 @@ def pack(settings: Settings, data: Data, output: Output) -> None:
     """Join prepared rows to packed rows."""
     from zerolora.config.settings import PackSettings
     from zerolora.data.pack import pack_rows
-    from zerolora.manifest import check_intact
+    from zerolora.model.manifest import check_intact
 
     check_intact(data, "zerolora prepare")
     pack_rows(_typed(PackSettings, settings), data, output)
@@ -188,7 +188,7 @@ def render(
     checked = _typed(RenderSettings, settings)
     rendered, why = stage(checked, estimate)
     if model:
-        from zerolora.gate import check
+        from zerolora.probe.meta_trial import check
 
         check(checked, rendered["zerolora"]["attention"], model, weights, data)
     write_json(reasons, why)
@@ -214,8 +214,8 @@ def train(
     """Train the adapter with one rank, several, or as a task of a Slurm job. Resumes from the last checkpoint."""
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
-    from zerolora.manifest import check_intact
     from zerolora.methods.registry import TRAINABLE
+    from zerolora.model.manifest import check_intact
     from zerolora.train.beginning import check_beginning
     from zerolora.train.launch.canary import compare_first_steps
     from zerolora.train.launch.launcher import launch
@@ -269,8 +269,8 @@ def merge(
     ] = False,
 ) -> None:
     """Add the adapter to the base weights."""
-    from zerolora.manifest import check_intact, located
     from zerolora.merge.skipped_merge import leave_out
+    from zerolora.model.manifest import check_intact, located
 
     if (base is None) == (weights is None):
         raise UserError("merge takes --base, by hand, or --weights, in a pipeline; write one of the two")
@@ -283,9 +283,9 @@ def merge(
         leave_out(output)
         return
     obey("cpu")
-    from zerolora.base_identity import check_same_base
     from zerolora.merge.merge import merge as stage
     from zerolora.merge.user_merge import merge_by_hand
+    from zerolora.model.base_identity import check_same_base
 
     with stoppable(f"{place or output} is as it was before"):
         if base is not None:
@@ -305,7 +305,7 @@ def merged_weights(
     data: TrainedOn = None,
 ) -> None:
     """Ensure that the merged weights are on this machine; merge again if they are not."""
-    from zerolora.manifest import is_merged, located
+    from zerolora.model.manifest import is_merged, located
 
     obey("cpu")
     if not is_merged(manifest):
@@ -334,7 +334,7 @@ def evaluate(
     """Evaluate a model on the held-out rows."""
     from zerolora.config.settings import EvaluateRunSettings
     from zerolora.evaluate.skipped_evaluation import leave_out
-    from zerolora.manifest import check_intact
+    from zerolora.model.manifest import check_intact
 
     checked = EvaluateRunSettings.model_validate(settings)
     if not checked.enabled:
@@ -356,9 +356,9 @@ def _let_threads_sleep() -> None:
 
 def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: Device) -> Any:
     """Return the model that --weights, --base and --adapter name, on a device."""
-    from zerolora.base_identity import check_same_base
     from zerolora.evaluate.evaluated_models import EvaluatedModel
-    from zerolora.manifest import check_intact, is_merged, located
+    from zerolora.model.base_identity import check_same_base
+    from zerolora.model.manifest import check_intact, is_merged, located
 
     if (base is None) != (adapter is None):
         raise UserError("--base and --adapter belong together; write both, or none for the base model itself")
@@ -426,7 +426,7 @@ def judge(
     """Compare base and tuned model by MT-bench's protocol, with a judge behind an endpoint that may cost money."""
     from zerolora.config.settings import JudgeSettings
     from zerolora.judge.judge import judge as stage
-    from zerolora.manifest import check_intact
+    from zerolora.model.manifest import check_intact
 
     obey(device)
     check_intact(data, "zerolora prepare")
@@ -457,11 +457,11 @@ def export(
     ] = "cpu",
 ) -> None:
     """Write a run's result in another form, open it again, and let it answer three held-out rows."""
-    from zerolora.base_identity import check_same_base
     from zerolora.export.export import export as stage
     from zerolora.export.targets import TARGETS
     from zerolora.export.targets.target import RunResult
-    from zerolora.manifest import check_intact, is_merged, located
+    from zerolora.model.base_identity import check_same_base
+    from zerolora.model.manifest import check_intact, is_merged, located
 
     if target not in TARGETS:
         raise UserError(f"--target: {target} is no target; write one of {', '.join(TARGETS)}")
@@ -536,9 +536,9 @@ def compare(
     output: Annotated[Path, typer.Option(help="Output directory.")] = Path("work/compare"),
 ) -> None:
     """Put all runs into one table: finished ones, or, without --settings, all of the config as they stand."""
-    from zerolora.compare.compare import compare as stage
-    from zerolora.compare.compare import compare_what_is_there
     from zerolora.config.settings import CompareSettings
+    from zerolora.report.comparison import compare as stage
+    from zerolora.report.comparison import compare_what_is_there
 
     if settings is None:
         typer.echo(compare_what_is_there(results, output))

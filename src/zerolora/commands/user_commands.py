@@ -138,7 +138,7 @@ def show(
     results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
 ) -> None:
     """Print a row for each run, finished or not, in at most 120 columns."""
-    from zerolora.compare.show import show as table
+    from zerolora.report.comparison_show import show as table
 
     typer.echo(table(results, colour=sys.stdout.isatty()))
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zerolora import added_tokens, cpu_matmul, foreign
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, load_tokenizer, stops_of
@@ -21,6 +20,8 @@ from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.task import Judgement, Likelihood, Task
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
+from zerolora.machine import cpu_matmul
+from zerolora.model import added_tokens, foreign
 
 DATE = "26 Jul 2024"  # today's date for chat templates, so that prompts do not change from day to day
 

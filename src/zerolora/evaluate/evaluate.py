@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from zerolora import cpu_matmul, foreign
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.prepared_rows import FIELDS, IGNORED
 from zerolora.evaluate import vllm_engine
@@ -32,8 +31,10 @@ from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.task import Judgement
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
-from zerolora.logit_chunks import EVALUATION_TOKENS
-from zerolora.peak_memory import PeakMemory
+from zerolora.machine import cpu_matmul
+from zerolora.machine.peak_memory import PeakMemory
+from zerolora.model import foreign
+from zerolora.model.logit_chunks import EVALUATION_TOKENS
 
 __all__ = ["EvaluatedModel", "evaluate", "generate", "load", "loss"]
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens, foreign, prompt_format
-from zerolora.added_tokens import AddedToken
-from zerolora.architecture import auto_class, config_of, tokenizer_of
 from zerolora.files import MANIFEST
 from zerolora.methods.method import WHOLE_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
 from zerolora.methods.registry import check_published
+from zerolora.model import added_tokens, foreign, prompt_format
+from zerolora.model.added_tokens import AddedToken
+from zerolora.model.architecture import auto_class, config_of, tokenizer_of
+from zerolora.model.weight_files import weight_files
 from zerolora.types import Device
-from zerolora.weight_files import weight_files
 
 SHARE = 0.8
 """Share of a GPU's free memory that a model may take; a larger one is spread over all GPUs of the process, and the

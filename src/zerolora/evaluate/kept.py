@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora import fingerprint
+from zerolora.config import fingerprint
 from zerolora.config.code import chosen_by_check
 from zerolora.config.compared import compared
 from zerolora.config.settings import EvaluateSettings

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens, cpu_matmul, devices, parents
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.prepared_rows import open_split
 from zerolora.evaluate.batches import PromptBatches, least_bytes
@@ -23,7 +22,9 @@ from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.tasks import task_of
 from zerolora.files import canonical, write_json
-from zerolora.peak_memory import PeakMemory
+from zerolora.machine import cpu_matmul, devices, parents
+from zerolora.machine.peak_memory import PeakMemory
+from zerolora.model import added_tokens
 
 
 def held_out(settings: EvaluateSettings, data: Path) -> Any:

@@ -15,7 +15,7 @@ def model_of(directory: Path, dtype: str = "float32", **options: Any) -> Any:
     `gguf_file` names."""
     from transformers import AutoModelForCausalLM
 
-    from zerolora.architecture import auto_class, config_of
+    from zerolora.model.architecture import auto_class, config_of
 
     safe = {} if "gguf_file" in options else {"use_safetensors": True}
     loader = AutoModelForCausalLM if "gguf_file" in options else auto_class(config_of(directory))

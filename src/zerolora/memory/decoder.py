@@ -9,11 +9,11 @@ import functools
 import math
 from collections.abc import Callable
 
-from zerolora.logit_chunks import chunk_size
 from zerolora.memory.layer import Layer
-from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.projections import ForwardSpec, Trained, layer_kinds
-from zerolora.memory.tracer import MemoryTracer, Node, Parameter, Value
+from zerolora.model.logit_chunks import chunk_size
+from zerolora.model.projections import ForwardSpec, Trained, layer_kinds
+from zerolora.model.spec import ModelSpec
+from zerolora.model.tracer import MemoryTracer, Node, Parameter, Value
 
 Phases = dict[str, dict[str, int]]
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from zerolora.memory.model_spec import ModelSpec, Module
+from zerolora.model.spec import ModelSpec, Module
 
 TOWER_LAYERS = ("layers", "layer", "blocks")
 """Names of the lists of layers that a vision or audio tower has, which are units; lists of other names, as of mergers,

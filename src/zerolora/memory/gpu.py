@@ -11,11 +11,11 @@ from zerolora.memory import reserve
 from zerolora.memory.decoder import Phases, evaluation, phases
 from zerolora.memory.fsdp_units import REDUCED, Units, fsdp_units
 from zerolora.memory.gathering import gathered
-from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.projections import ForwardSpec, Trained
 from zerolora.memory.states import BYTES, States
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.method import TrainedParameters
+from zerolora.model.projections import ForwardSpec, Trained
+from zerolora.model.spec import ModelSpec
 from zerolora.strategies.buckets import Buckets
 
 PHASES = ("forward", "loss", "backward", "backward_end")  # of a traced step

@@ -3,9 +3,9 @@
 import functools
 from dataclasses import dataclass
 
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.states import BYTES
 from zerolora.methods.method import Method, TrainedParameters
+from zerolora.model.spec import ModelSpec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.optimizers.optimizer import Optimizer
 from zerolora.strategies import STRATEGIES

@@ -4,15 +4,15 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerolora.base_check import check_weights
-from zerolora.base_identity import check_base_directory
 from zerolora.errors import UserError
 from zerolora.files import staged_directory
 from zerolora.log import result
-from zerolora.manifest import check_adapter_files
 from zerolora.merge.carried import carry, check_carried
 from zerolora.merge.merge import write_model
 from zerolora.methods.registry import OWN_FILES
+from zerolora.model.base_check import check_weights
+from zerolora.model.base_identity import check_base_directory
+from zerolora.model.manifest import check_adapter_files
 from zerolora.units import byte_size
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.methods.adapter_config import (
     WITHOUT_MEANING,
     check_config,
@@ -28,12 +27,13 @@ from zerolora.methods.adapter_config import (
 )
 from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX
+from zerolora.model.spec import ModelSpec
 from zerolora.tensor_file import StoredTensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zerolora.memory.model_spec import Module
+    from zerolora.model.spec import Module
 
 Shapes = dict[str, tuple[int, ...]]
 

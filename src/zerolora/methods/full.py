@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zerolora.architecture import other_parts
 from zerolora.errors import UserError, wording
 from zerolora.methods.adapter_check import check_finite, check_whole
 from zerolora.methods.lora import Replacement
@@ -18,15 +17,16 @@ from zerolora.methods.method import (
     sizes,
 )
 from zerolora.methods.tied_weights import without_copies
+from zerolora.model.architecture import other_parts
 from zerolora.tensor_file import read_header
 
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.memory.model_spec import ModelSpec, Module
-    from zerolora.memory.projections import Projections
-    from zerolora.memory.tracer import Value
     from zerolora.methods.sections import MethodSections
+    from zerolora.model.projections import Projections
+    from zerolora.model.spec import ModelSpec, Module
+    from zerolora.model.tracer import Value
     from zerolora.tensor_file import Factor
 
 

@@ -51,10 +51,10 @@ from zerolora.tensor_file import StoredTensor, rows_of, whole
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.memory.model_spec import ModelSpec, Module
-    from zerolora.memory.projections import Projections
-    from zerolora.memory.tracer import Value
     from zerolora.methods.sections import MethodSections
+    from zerolora.model.projections import Projections
+    from zerolora.model.spec import ModelSpec, Module
+    from zerolora.model.tracer import Value
     from zerolora.tensor_file import Factor
 
 KEPT = 32

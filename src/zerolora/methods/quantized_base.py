@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerolora import foreign
 from zerolora.compat import bitsandbytes_patches
 from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST
 from zerolora.methods.peft_format import conv1d_paths
+from zerolora.model import foreign
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from zerolora.tensor_file import rows_of
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.memory.model_spec import ModelSpec, Module
+    from zerolora.model.spec import ModelSpec, Module
     from zerolora.tensor_file import Factor
 
 SUFFIX = ".token_adapter.trainable_tokens_delta"

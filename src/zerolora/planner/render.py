@@ -13,9 +13,9 @@ from zerolora.config.settings import Canary, RenderSettings, TrainingChoice, Use
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.estimate import data_ranks, training_spec
-from zerolora.memory.model_spec import ModelSpec, from_json
 from zerolora.memory.predict import predict
 from zerolora.memory.row_statistics import RowStatistics
+from zerolora.model.spec import ModelSpec, from_json
 from zerolora.planner.canary_setting import due, risks, safe_choice
 from zerolora.planner.candidate_table import Summary, steps_of, summary, table
 from zerolora.planner.candidates import Candidate, Choice, Planning, step_work

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerolora import devices
 from zerolora.errors import UserError, shown
 from zerolora.files import write_json
+from zerolora.machine import devices
 from zerolora.train.launch.launcher import environment_of
 from zerolora.train.launch.processes import Ranks, check, wait_for
 from zerolora.train.launch.topology import Topology, topology

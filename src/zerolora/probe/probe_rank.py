@@ -19,8 +19,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from zerolora import cpu_matmul
 from zerolora.files import write_json
+from zerolora.machine import cpu_matmul
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.rendezvous import rendezvous
 

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zerolora.compare.rows import NO_MESSAGE, what_is_there
 from zerolora.config.expanded import expand
 from zerolora.config.file import load
 from zerolora.config.schema import Search
 from zerolora.config.studies import FOLDER, Study, path_of, read_study, run_of, write_study
 from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
+from zerolora.report.comparison_rows import NO_MESSAGE, what_is_there
 from zerolora.search.outcomes import RESULTS, outcomes
 from zerolora.search.trial_values import choose
 

@@ -3,8 +3,8 @@
 import io
 
 from zerolora import errors
-from zerolora.compare.terminal import width_here
 from zerolora.config.studies import Study, run_of
+from zerolora.report.comparison_terminal import width_here
 from zerolora.search.outcomes import Outcome, outcomes
 
 

@@ -21,8 +21,6 @@ import torch.distributed
 import transformers
 from pydantic import ValidationError
 
-from zerolora import added_tokens, cpu_matmul, devices, foreign
-from zerolora.base_identity import base_identity
 from zerolora.compat import bitsandbytes_patches
 from zerolora.compat.transformers_patches import compile_conversions
 from zerolora.config.settings import TrainingChoice, TrainSettings
@@ -31,11 +29,14 @@ from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError, explained
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import LOGGER, result, set_up
-from zerolora.manifest import located
+from zerolora.machine import cpu_matmul, devices
+from zerolora.machine.peak_memory import PeakMemory
 from zerolora.methods.registry import TRAINABLE
+from zerolora.model import added_tokens, foreign
+from zerolora.model.base_identity import base_identity
+from zerolora.model.manifest import located
+from zerolora.model.prompt_format import write_adapter_format
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.peak_memory import PeakMemory
-from zerolora.prompt_format import write_adapter_format
 from zerolora.train import earlier_adapter, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, takes_out
 from zerolora.train.base_model import loading_of
