@@ -25,7 +25,7 @@ from zerolora.methods.adapter_config import (
     rank_and_alpha,
 )
 from zerolora.methods.method import SHARED
-from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX
+from zerolora.methods.peft_format import ADAPTER, CONFIG, FACTORS, PREFIX
 from zerolora.model.spec import ModelSpec
 from zerolora.tensor_file import StoredTensor
 
@@ -204,8 +204,8 @@ def _more(names: list[str]) -> str:
 def _absent(name: str, base: frozenset[str]) -> str | None:
     """Return the module of an adapter's tensor, if the base has no parameter in it."""
     module = name.removeprefix(PREFIX)
-    for mark in (".lora_", ".ia3_l", ".vera_", ".token_adapter", BASE_LAYER.rstrip(".")):
-        module = module.partition(mark)[0]
+    for mark in (*FACTORS, BASE_LAYER):
+        module = f"{module}.".partition(mark)[0].rstrip(".")
     module = module.replace(".base_layer", "")
     if any(each == module or each.startswith(f"{module}.") for each in base):
         return None
