@@ -93,11 +93,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[Path, An
 def write_adapter(model: Any, folder: Path, peft_type: str = "LORA", **options: Any) -> Path:
     """Save an adapter whose trained parameters are random, as peft writes it."""
     torch.manual_seed(1)
-    config: Any = {
-        "LORA": lambda: LoraConfig(r=2, lora_alpha=5, **options),
-        "IA3": lambda: IA3Config(**options),
-        "VERA": lambda: VeraConfig(**options),
-    }[peft_type]()
+    kinds: dict[str, Any] = {"LORA": LoraConfig, "IA3": IA3Config, "VERA": VeraConfig}
+    config = kinds[peft_type](**({"r": 2, "lora_alpha": 5} if peft_type == "LORA" else {}), **options)
     wrapped = get_peft_model(copy.deepcopy(model), config)
     with torch.no_grad():
         for parameter in wrapped.parameters():

@@ -75,11 +75,8 @@ def adapter_of(base: Path, kind: str, options: dict[str, Any], folder: Path, see
     import peft
 
     torch.manual_seed(seed)
-    config = {
-        "LORA": lambda: peft.LoraConfig(r=4, lora_alpha=12, **options),
-        "IA3": lambda: peft.IA3Config(**options),
-        "VERA": lambda: peft.VeraConfig(**options),
-    }[kind]()
+    kinds: dict[str, Any] = {"LORA": peft.LoraConfig, "IA3": peft.IA3Config, "VERA": peft.VeraConfig}
+    config = kinds[kind](**({"r": 4, "lora_alpha": 12} if kind == "LORA" else {}), **options)
     wrapped = peft.get_peft_model(loaded(base, torch.float32), config)
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
