@@ -39,10 +39,7 @@ LAYERS: list[set[str]] = [
     {"machine"},
 ]
 # Modules of another room that a room may import all the same.
-SHARED = {
-    "evaluate": {"export.vllm_limits"},
-    "model": {"methods.method"},
-}
+SHARED = {"evaluate": {"export.vllm_limits"}}
 BASE = len(LAYERS)
 
 
