@@ -34,9 +34,9 @@ def generate(
 ) -> tuple[list[str], int]:
     """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens.
 
-    Generation stops at any token of `stops`, and soon after any text of `until`. `keep` is given the answers of each finished batch, with their tokens, by
-    the row's place in `rows`; rows whose place is in `done` are left out, and their answers are empty.
-    `silent` shows no bar.
+    Generation stops at any token of `stops`, and soon after any text of `until`. `keep` is given the answers of each
+    finished batch, with their tokens, by the row's place in `rows`; rows whose place is in `done` are left out, and
+    their answers are empty. `silent` shows no bar.
     """
     done = set(done)
     batches = batches or PromptBatches(model, settings)
