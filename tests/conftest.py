@@ -19,9 +19,9 @@ from cluster import Cluster, missing
 from fork_server import COMMANDS, SERVERS, Started, copy_kept
 
 from zerolora.config.file import load
+from zerolora.config.fingerprint import fingerprints
 from zerolora.config.runs_file import write_runs
 from zerolora.errors import UserError
-from zerolora.fingerprint import fingerprints
 from zerolora.report.charts import javascript
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -90,7 +90,7 @@ def add_stage(project: Project) -> None:
     entry, dvc = (re.findall(rf"```{kind}\n(.*?)```", text, re.S)[0] for kind in ("text", "yaml"))
     (project.directory / "src/zerolora/card.py").write_text(module)
     (project.directory / "workflow/rules/card.smk").write_text(rule)
-    table = project.directory / "src/zerolora/stages.py"
+    table = project.directory / "src/zerolora/config/stages.py"
     head, end = table.read_text().split("    )\n}", 1)  # STAGES is the first table
     table.write_text(f"{head}{entry}    )\n}}{end}")
     pipeline = project.directory / "dvc.yaml"
@@ -108,7 +108,7 @@ def test_each_is_one_file_and_a_line_and_a_stage_is_four_files(project: Project)
     assert len(new) == len(EXAMPLES) + 2, new  # the stage's module and rule
     assert changed == [
         "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
-        "docs/telemetry.md", "dvc.yaml", "src/zerolora/stages.py",
+        "docs/telemetry.md", "dvc.yaml", "src/zerolora/config/stages.py",
     ]  # fmt: skip
 
 
