@@ -44,7 +44,7 @@ SHARED = {
     },
     "export": {"data.prompt_formats", "data.rows", "evaluate.kept", "evaluate.models", "evaluate.vllm_engine"},
     "train": {"data.plan", "data.rows"},
-    "evaluate": {"data.rows", "data.reference", "export.vllm_limits"},
+    "evaluate": {"data.rows", "data.reference", "export.adapter_limits"},
     "report": {"evaluate.difference", "evaluate.gate", "evaluate.intervals"},
     "compare": {"report.charts", "report.html", "report.markdown", "report.show"},
     "methods": {"memory.model_spec", "memory.projections", "memory.tracer"},
