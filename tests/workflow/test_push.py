@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -521,6 +522,43 @@ def test_the_card_has_sources_further_tasks_and_the_adapter_that_training_starte
     assert "/home/me" not in text
     assert "Further task `boolq`:\n\n| metric | base model |" in text
     assert "| `acc` | 0.25 [0.054, 0.446] | 0.75 [0.554, 0.946] | 0.5 |\n" in text
+
+
+def test_the_card_of_a_run_on_gpus_that_was_resumed_and_not_evaluated(copy: Path) -> None:
+    source = {"source": "package", "package": "some-model", "version": "1.0", "file": "m.gguf", "sha256": "6" * 64}
+    change(copy / "resources/models/tiny/manifest.json", source=source)
+    change(copy / "results/default/metrics/train_resources.json", resumes=2, peak_gpu_bytes_worst_rank=2**30)
+    difference = copy / "results/default/metrics/difference.json"
+    difference.unlink()
+    difference.write_text('{"enabled": false}')
+    run = finished_run("default")
+    settings, resolved = run.settings, run.resolved
+    hardware = settings.render.hardware.model_copy(update={"gpu": "A100-80GB-SXM", "compute_capability": 8.0})
+    changed = {
+        "render": settings.render.model_copy(update={"device": "cuda", "hardware": hardware}),
+        "pack": settings.pack.model_copy(update={"capacity": 256}),
+        "accept": settings.accept.model_copy(update={"fail_if": "loss > 9"}),
+    }
+    resolved = resolved.model_copy(update={"runs": {"default": settings.model_copy(update=changed)}})
+    run = FinishedRun("default", run.config, resolved, {})
+    product = product_of(run, "adapter")
+    card = model_card(run, replace(product, files=product.files | {"chat_template.jinja": {"bytes": 1}}), TO)
+    assert f"| sha256 of the package's file | `{'6' * 64}` |" in card
+    assert "`chat_template.jinja` is the chat template of training; give it to the tokenizer." in card
+    assert "The model was not evaluated.\n\nThe run passed its gate, which is to fail if `loss > 9`." in card
+    assert "Training was resumed 2 times; times are those of the last attempt." in card
+    said_of(card, "Method", {"packing, tokens of a packed row": 256})
+    used = read_json(copy / "results/default/metrics/train_resources.json", "")
+    hours = used["total_seconds"] * used["ranks"] / 3600
+    expected = {"GPU, as the config names it": "A100-80GB-SXM", "compute capability": 8.0, "GPU-hours": hours}
+    said_of(card, "Hardware and time", expected)
+    assert "| peak GPU memory of the worst rank | 1.00 GiB |" in card
+    change(copy / "results/default/usage.json", accounted_seconds=7200.0, accounted_rank_hours=4.0)
+    card = model_card(run, replace(product, files=product.files | {"tokenizer.json": {"bytes": 1}}), TO)
+    said_of(card, "Hardware and time", {"training, in seconds": 7200.0, "GPU-hours": 4.0})
+    assert "resumed" not in card
+    assert f'tokenizer = AutoTokenizer.from_pretrained("{TO}")' in card
+    assert "base.resize_token_embeddings(len(tokenizer))" in card
 
 
 def test_a_card_without_a_figure_is_not_written(copy: Path) -> None:

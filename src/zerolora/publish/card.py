@@ -173,7 +173,7 @@ def _metadata(
     return data.to_yaml()
 
 
-def licence_metadata(name: str) -> dict[str, str]:
+def licence_metadata(name: str) -> dict[str, Any]:
     """Return `license`, and `license_name` if the hub has no such licence, for the SPDX name that the config has.
 
     SPDX names of the GNU licences say `-only` or `-or-later`; the hub's do not.
@@ -201,8 +201,8 @@ def data_files(run: FinishedRun) -> list[DataFile]:
         source = next((name for name in manifest["sources"] if path.is_relative_to(top / name)), top.name)
         folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
         if folder is None:
-            name = path.relative_to(top.parent) if path.is_relative_to(top.parent) else Path(path.name)
-            found.append(DataFile(source, name.as_posix(), digest))
+            shown = path.relative_to(top.parent) if path.is_relative_to(top.parent) else Path(path.name)
+            found.append(DataFile(source, shown.as_posix(), digest))
             continue
         fetched = run.read(folder / MANIFEST)
         origin, name = fetched["source"], path.relative_to(folder).as_posix()
