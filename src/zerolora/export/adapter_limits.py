@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from zerolora import foreign
 from zerolora.errors import UserError, shown
 from zerolora.methods.adapter_config import largest_rank
+from zerolora.model import foreign
 from zerolora.tensor_file import read_header
 
 REMEDIES = {

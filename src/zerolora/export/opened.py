@@ -7,7 +7,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.export import llama_cpp
-from zerolora.export.targets.base import Opened, RunResult
+from zerolora.export.targets.target import Opened, RunResult
 from zerolora.types import Device
 
 
@@ -16,7 +16,7 @@ def model_of(directory: Path, dtype: str = "float32", **options: Any) -> Any:
     `gguf_file` names."""
     from transformers import AutoModelForCausalLM
 
-    from zerolora.architecture import auto_class, config_of
+    from zerolora.model.architecture import auto_class, config_of
 
     safe = {} if "gguf_file" in options else {"use_safetensors": True}
     loader = AutoModelForCausalLM if "gguf_file" in options else auto_class(config_of(directory))
@@ -88,8 +88,8 @@ def by_vllm(python: str, weights: Path, data: Path, adapter: Path | None = None,
     """
     from zerolora.config.settings import EvaluateSettings  # the config itself reads the registry of targets
     from zerolora.evaluate import vllm_engine
+    from zerolora.evaluate.evaluated_models import EvaluatedModel
     from zerolora.evaluate.kept import KeptAnswers
-    from zerolora.evaluate.models import EvaluatedModel
 
     # A model without an adapter is opened as a merged one, whose directory has its stop tokens.
     model = EvaluatedModel(weights, adapter or weights, None if adapter else weights, device)
