@@ -22,6 +22,7 @@ from benchmarks.gpu_kinds.drawn import config_of, write_model
 from zerolora.files import read_json
 
 if TYPE_CHECKING:
+    from zerolora.config.zero_json import ZeroJson
     from zerolora.train.training_plan import TrainingPlan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,7 +192,7 @@ def speed(asked: Settings, where: Context) -> Result:
     """Train with what `strategy: auto` chooses; report tokens/s, and FLOP/s over those of matrix products (of_matmul)
     and over the datasheet's (mfu)."""
     from benchmarks import choice
-    from zerolora.config.settings import TrainingChoice, TrainSettings
+    from zerolora.config.settings import TrainSettings
     from zerolora.machine.peak_memory import PeakMemory
     from zerolora.model.read_spec import read_model_spec
     from zerolora.planner.candidates import Planning, step_work
@@ -211,7 +212,7 @@ def speed(asked: Settings, where: Context) -> Result:
     best = choose(Planning(shape, settings, statistics, hardware_of(settings)[0]))[0]
     zero = choice.engine_and_choice(best.choice, settings)
     directory = model_to_draw(config, where)
-    plan = TrainingPlan.of(TrainSettings.model_validate(train), TrainingChoice.model_validate(zero.pop("zerolora")))
+    plan = TrainingPlan.of(TrainSettings.model_validate(train), zero.choice)
     device = become_rank(plan, zero)
     peak = PeakMemory(device)
     task = {
@@ -255,7 +256,7 @@ def model_to_draw(config: Path, where: Context) -> Path:
     return directory
 
 
-def become_rank(plan: "TrainingPlan", zero: Settings) -> torch.device:
+def become_rank(plan: "TrainingPlan", zero: "ZeroJson") -> torch.device:
     """Make this process the only rank of a training; on a GPU, models that it loads get drawn weights."""
     from benchmarks.memory import measure
     from zerolora.train import base_model

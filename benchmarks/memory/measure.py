@@ -35,6 +35,7 @@ import pyarrow
 import torch
 from machine import machine
 
+from zerolora.config.zero_json import ZeroJson
 from zerolora.data.packing_plan import write_plan
 from zerolora.data.prepared_rows import IGNORED, schema
 from zerolora.files import read_json, write_json
@@ -441,8 +442,8 @@ def run_rank(request: dict[str, Any]) -> None:
     from zerolora.train.engines import engine_class
 
     group, weights = request["group"], Path(request["weights"])
-    config = zero_json(group)
     plan = training_plan(group, group["batches"][0])
+    config = ZeroJson(options=zero_json(group), choice=plan)
     engine_kind = engine_class(plan.engine)
     device = rank.claim_device(plan)
     if group["device"] == "cuda":

@@ -60,7 +60,7 @@ def test_everything_that_can_run_here_is_tried_and_the_choice_is_among_it(tried:
 def test_every_configuration_tried_can_be_rendered(tried: list[benchmark.Tried]) -> None:
     settings, _ = benchmark.settings_of("cpu", 2, 8, {})
     for each in tried:
-        assert benchmark.engine_and_choice(each.candidate.choice, settings)["zerolora"]["micro_batch"]
+        assert benchmark.engine_and_choice(each.candidate.choice, settings).choice.micro_batch
 
 
 def test_the_ratio_is_of_throughputs(tried: list[benchmark.Tried]) -> None:

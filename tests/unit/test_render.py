@@ -27,7 +27,8 @@ from zerolora.planner.deepspeed_keys import (
     ZERO_RENAMED,
     ZERO_SECTIONS,
 )
-from zerolora.planner.render import lines, render, rendered, training_choice
+from zerolora.planner.render import Rendered, lines, rendered, training_choice
+from zerolora.planner.render import render as run_render
 from zerolora.planner.run_hardware import target_of
 from zerolora.planner.user_config import DEFAULTS, filled, layout_of, mended
 from zerolora.planner.user_faults import faults
@@ -68,6 +69,12 @@ SETTINGS = {
     "validation_steps": None,
     "hardware": HARDWARE,
 }
+
+
+def render(settings: RenderSettings, estimate: Path) -> tuple[dict[str, Any], Rendered]:
+    """Return what the stage writes: zero.json and render.json."""
+    zero, explained = run_render(settings, estimate)
+    return zero.as_json(), explained
 
 
 def settings_of(**changed: Any) -> RenderSettings:

@@ -44,10 +44,10 @@ class Idle(DDP):
 '''
 NEW_KEYS = {
     "config/schema.py": (
-        ("class TrainSettings(MethodSections):", "    spare: int = 1\n    '''Spare.'''\n"),
-        ("class PrepareSettings(Section):", "    spare: str = ''\n    '''Spare.'''\n"),
+        ("class TrainSection(MethodSections):", "    spare: int = 1\n    '''Spare.'''\n"),
+        ("class PrepareSection(Section):", "    spare: str = ''\n    '''Spare.'''\n"),
         ("class Pack(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
-        ("class EvaluateSettings(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
+        ("class EvaluateSection(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
         ("class Merge(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
     ),
     "config/settings.py": (

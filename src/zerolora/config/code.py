@@ -5,8 +5,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
-from zerolora.config.schema import PrepareSettings
-from zerolora.config.settings import AskedTaskSettings, EvaluateSettings, Resolved, RunSettings, TaskSettings
+from zerolora.config.settings import (
+    AskedTaskSettings,
+    EvaluateSettings,
+    PrepareSettings,
+    Resolved,
+    RunSettings,
+    TaskSettings,
+)
 from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.stages import STAGES
 from zerolora.data.prompt_formats import PROMPT_FORMATS

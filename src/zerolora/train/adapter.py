@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from zerolora.config.schema import TrainSettings
+from zerolora.config.settings import TrainSettings
+from zerolora.config.zero_json import ZeroJson
 from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
@@ -33,7 +34,7 @@ from zerolora.train.training_plan import TrainingPlan
 def adapt(
     weights: Path,
     plan: TrainingPlan,
-    config: dict[str, Any],
+    config: ZeroJson,
     device: torch.device,
     tokens: Sequence[AddedToken] = (),
 ) -> Any:
@@ -68,7 +69,7 @@ def base_of(model: Any) -> Any:
 
 
 def prepared(
-    weights: Path, plan: TrainingPlan, config: dict[str, Any], device: torch.device, tokens: Sequence[AddedToken]
+    weights: Path, plan: TrainingPlan, config: ZeroJson, device: torch.device, tokens: Sequence[AddedToken]
 ) -> tuple[Any, list[int]]:
     """Return the base model ready for training, and the numbers of the rows that `tokens` add to it.
 
