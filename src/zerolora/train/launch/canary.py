@@ -16,11 +16,11 @@ from pathlib import Path
 
 from zerolora.config.compared import compared
 from zerolora.config.settings import Canary, TrainingChoice, TrainSettings
+from zerolora.config.values import NO_TRACKER
 from zerolora.config.zero_json import ZeroJson
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json, write_json
 from zerolora.log import LOGGER
-from zerolora.train.telemetry.trackers import NONE
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 """Relative, of a loss, by precision: some ten times by how much strategies may differ in this project's own tests."""
@@ -86,7 +86,7 @@ def _short_run(
             "checkpoint_steps": None,
             "checkpoint_minutes": 1e6,
             "resume": "never",
-            "tracker": NONE,
+            "tracker": NO_TRACKER,
         }
     )
     zero.write(work / "zero.json")
