@@ -113,16 +113,24 @@ class Fingerprints:
         entries = {package: frozenset(names) for package, names in (chosen or {}).items()}
         key = stage, frozenset(entries.items())
         if key not in self._known:
-            digest = hashlib.sha256()
-            for module in modules_of(stage, entries, self._modules):
-                digest.update(f"{module} {self._modules[module]['digest']}\n".encode())
-            digest.update(self._rule_of(stage).encode())
-            self._known[key] = digest.hexdigest()
+            modules = modules_of(stage, entries, self._modules)
+            lines = sorted({self._line(module, set(modules)) for module in modules})
+            text = "".join(f"{line}\n" for line in lines) + self._rule_of(stage)
+            self._known[key] = hashlib.sha256(text.encode()).hexdigest()
         return self._known[key]
 
     def save(self) -> None:
         """Keep what was parsed for the next start."""
         self._modules.save()
+
+    def _line(self, module: str, counted: set[str]) -> str:
+        """Return what counts of a module: its code, and of each import of the package the name and the code behind it.
+        No module's own name is in it, so moving a module changes no fingerprint."""
+        entry = self._modules[module]
+        imports = [
+            [self._modules[source]["digest"] if source in counted else "", *names] for source, *names in entry["names"]
+        ]
+        return f"{entry['digest']} {json.dumps(sorted(imports))}"
 
     def _rule_of(self, stage: str) -> str:
         if self._rules is None:
@@ -164,7 +172,8 @@ def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
 
 
 class _Modules:
-    """The modules of the package: `{"digest", "imports", "registered"}` of each, parsed only if the file changed."""
+    """The modules of the package: `{"digest", "imports", "names", "registered"}` of each, parsed only if the file
+    changed."""
 
     def __init__(self) -> None:
         self.changed = False
@@ -202,7 +211,7 @@ class _Modules:
             beside.replace(CACHE)
 
 
-FORMAT = 7
+FORMAT = 8
 """Of an entry of the cache."""
 
 
@@ -215,10 +224,34 @@ def _hash_of(code: bytes, beside: list[Path]) -> str:
 
 
 def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
-    """Return what counts of a module: the digest of its code and data files, its imports, the registries in it."""
+    """Return what counts of a module: the digest of its code and data files without its imports of the package, the
+    modules and the names that these import, the registries in it."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports, registered = imports_of(tree, name, path), registered_packages(tree, name, path)
-    return {"digest": _hash_of(_dump(tree).encode(), beside), "imports": imports, "registered": registered}
+    names = _taken_out(tree)
+    digest = _hash_of(_dump(tree).encode(), beside)
+    return {"digest": digest, "imports": imports, "names": names, "registered": registered}
+
+
+def _taken_out(tree: ast.Module) -> list[list[str]]:
+    """Return the imports of the package, [module, name, name in the code], and take them out of the tree, since where
+    they stand depends on the module's name. The name of an imported module is left empty."""
+    result = set()
+    for parent in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(parent, field, None)
+            if not isinstance(block, list):
+                continue
+            for node in [each for each in block if isinstance(each, ast.ImportFrom)]:
+                head, _, module = (node.module or "").partition(".")
+                if head != "zerolora":
+                    continue
+                for alias in node.names:
+                    submodule = f"{module}.{alias.name}".lstrip(".")
+                    known = alias.asname or alias.name
+                    result.add((submodule, "", known) if file_of(submodule) else (module, alias.name, known))
+                block.remove(node)
+    return [list(each) for each in sorted(result)]
 
 
 def file_of(module: str) -> Path | None:

@@ -210,6 +210,29 @@ def test_a_new_module_needs_no_list(copy: Copy) -> None:
     assert {stage for stage in before if imported[stage] != other[stage]} == {"train"}
 
 
+def test_moving_a_module_changes_no_fingerprint(copy: Copy) -> None:
+    before = copy.fingerprints()
+    package = copy.folder / "src/zerolora"
+    files = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
+    old, new = package / "train/order.py", package / "earlier/order.py"
+    new.parent.mkdir()
+    (new.parent / "__init__.py").touch()
+    for path, text in files.items():
+        path.write_text(text.replace("zerolora.train.order", "zerolora.earlier.order"), encoding="utf-8")
+    old.rename(new)
+    after = copy.fingerprints()
+    shutil.rmtree(new.parent)
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+    assert after == before
+
+
+def test_a_name_from_another_module_changes_the_fingerprint(copy: Copy) -> None:
+    """Though that module was imported already, so that no other code counts."""
+    line = "from zerolora.methods.base import Update"
+    assert "merge" in copy.changed_by("src/zerolora/merge/stream.py", line, line.replace("base", "peft_format"))
+
+
 def test_every_script_left_out_is_there_and_is_run_by_a_rule() -> None:
     rules = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "workflow/rules").glob("*.smk"))
     for name, reason in fingerprint.SCRIPTS_LEFT_OUT.items():
