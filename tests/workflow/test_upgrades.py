@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Project, project_environment
+from conftest import Project, project_environment
 from engines import (
     dvc_changed,
     dvc_ran,
@@ -20,20 +20,10 @@ from engines import (
     snakemake_would_run,
     with_followers,
 )
+from extending import EXAMPLES, with_entry
 
 pytestmark = pytest.mark.slow
 
-EXTENDING = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-# Folders of registries, to each of which the example of docs/extending.md is added.
-REGISTRIES = (
-    "methods",
-    "optimizers",
-    "data/formats",
-    "data/prompt_formats",
-    "evaluate/tasks",
-    "train/telemetry/trackers",
-    "export/targets",
-)
 ENGINE = '''"""An engine that no strategy names."""
 
 from zerolora.train.engines.ddp import DDP
@@ -78,6 +68,11 @@ class Upgrade:
         self.source = project.directory / "src/zerolora"
         self.before: dict[Path, str | None] = {}
 
+    def text(self, path: str) -> str:
+        """Return the text of a file of the package; "" if there is none."""
+        file = self.source / path
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
     def write(self, path: str, text: str) -> None:
         """Write a file of the package."""
         file = self.source / path
@@ -98,11 +93,10 @@ class Upgrade:
 
 
 def neutral_upgrade(upgrade: Upgrade) -> None:
-    """Add a file to each registry, a key at its default to each kind of section, and reword errors and log lines."""
-    for folder in REGISTRIES:
-        example = re.search(rf"`src/zerolora/({folder}/\w+\.py)`:\n\n```python\n(.*?)```", EXTENDING, re.S)
-        assert example, folder
-        upgrade.write(example[1], example[2])
+    """Add an entry to each registry, a key at its default to each kind of section, and reword errors and log lines."""
+    for example in EXAMPLES:
+        if not example.path.startswith("strategies/"):  # which are all estimated
+            upgrade.write(example.path, example.added(upgrade.text(example.path)))
     upgrade.write("train/engines/idle.py", ENGINE)
     for path, keys in NEW_KEYS.items():
         for section, key in keys:
@@ -164,8 +158,9 @@ def test_a_new_key_of_the_choice_trains_nothing_where_render_runs_again(finished
 
 def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgrade: Upgrade) -> None:
     """estimate.json has a row for each strategy, so what reads it runs again, in seconds."""
-    text = (upgrade.source / "strategies/zero1.py").read_text(encoding="utf-8")
-    upgrade.write("strategies/idle.py", text.replace('"zero1"', '"idle"').replace("order=", "order=1000 + "))
+    idle = 'DeepSpeed(name="idle", about="", sharded="optimizer states", costs="nothing", stage=1)\n'
+    table = "strategies/__init__.py"
+    upgrade.write(table, with_entry(upgrade.text(table), "fsdp_hybrid_offload", idle))
     assert dvc_ran(finished) == {"resolve", *(f"{stage}@default" for stage in ("estimate", "render", "report"))}
     assert snakemake_would_run(finished) == set()
     upgrade.undo()
@@ -186,7 +181,8 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
         ("strategies/fully_shard.py", "\nfrom ", "\nSPARE = 1\nfrom ", ("estimate", "render")),
         ("train/engines/fsdp.py", "\nimport ", "\nSPARE = 1\nimport ", ()),
         ("train/engines/deepspeed.py", "\nfrom ", "\nSPARE = 1\nfrom ", ("train",)),
-        ("optimizers/lion.py", "\nfrom ", "\nSPARE = 1\nfrom ", ()),
+        ("optimizers/__init__.py", "cpu_traffic=88.0", "cpu_traffic=89.0", ()),
+        ("optimizers/adafactor.py", "\nfrom ", "\nSPARE = 1\nfrom ", ()),
         ("config/schema.py", "learning_rate: Annotated[float, Field(gt=0)] = ", "learning_rate: float = 2 * ", ()),
         (
             "config/schema.py",
