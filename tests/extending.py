@@ -36,7 +36,7 @@ def with_entry(text: str, below: str, code: str) -> str:
         for node in ast.parse(text).body
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func) == "by_name"
+        and ast.unparse(node.value.func) == "entries_by_name"
     )
     (row,) = (
         each

@@ -17,7 +17,7 @@ class Named(Protocol):
 Entry = TypeVar("Entry", bound=Named)
 
 
-def by_name(*entries: Entry) -> dict[str, Entry]:
+def entries_by_name(*entries: Entry) -> dict[str, Entry]:
     """Return the entries of a table by name, in the order of the table."""
     result = {entry.name: entry for entry in entries}
     assert len(result) == len(entries), "two entries have one name"

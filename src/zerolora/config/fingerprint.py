@@ -73,8 +73,8 @@ DIRECTIVES_LEFT_OUT = frozenset(
 )
 # A registry finds the modules of a package by file, not by import: all of them belong to whoever imports the registry.
 REGISTRY_MARK = "iter_modules"
-# Or it is a table in one module: a call of entries.by_name, whose arguments are the entries, each with its name.
-TABLE_MARK = "by_name"
+# Or it is a table in one module: a call of entries.entries_by_name, whose arguments are the entries, each with its name.
+TABLE_MARK = "entries_by_name"
 
 
 Chosen = Mapping[str, Iterable[str]]

@@ -6,7 +6,7 @@ table. Nothing here imports torch or transformers.
 
 from dataclasses import dataclass
 
-from zerolora.entries import by_name
+from zerolora.entries import entries_by_name
 
 # Before every template: what no format of the table can write.
 CHECKS = """{%- for message in messages if message.tool_calls or message.role == "tool" -%}
@@ -48,7 +48,7 @@ class PromptFormat:
         return CHECKS + (ALTERNATION if self.alternates else "") + self.template
 
 
-PROMPT_FORMATS: dict[str, PromptFormat] = by_name(
+PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
     PromptFormat(
         name="alpaca",
         about="Stanford Alpaca's instruction, input and response, for several turns too",

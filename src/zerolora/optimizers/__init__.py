@@ -4,13 +4,13 @@ To add an optimizer, add an entry (docs/extending.md); one of another library ne
 own. Nothing here imports torch before it builds an optimizer.
 """
 
-from zerolora.entries import by_name
+from zerolora.entries import entries_by_name
 from zerolora.optimizers.adafactor import MATRIX, VECTOR, Adafactor
 from zerolora.optimizers.adamw import AdamW
 from zerolora.optimizers.bnb import Bitsandbytes
 from zerolora.optimizers.optimizer import Optimizer
 
-OPTIMIZERS: dict[str, Optimizer] = by_name(
+OPTIMIZERS: dict[str, Optimizer] = entries_by_name(
     AdamW(
         name="adamw",
         about="AdamW (arXiv 1711.05101), torch's own: the default",

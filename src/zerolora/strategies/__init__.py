@@ -4,13 +4,13 @@ To add a strategy, add an entry (docs/extending.md). The classes of the engines 
 imports torch, the memory model or the planner.
 """
 
-from zerolora.entries import by_name
+from zerolora.entries import entries_by_name
 from zerolora.strategies.data_parallel import DistributedDataParallel
 from zerolora.strategies.deepspeed_zero import DeepSpeed
 from zerolora.strategies.fully_shard import FullyShard
 from zerolora.strategies.strategy import Strategy
 
-STRATEGIES: dict[str, Strategy] = by_name(
+STRATEGIES: dict[str, Strategy] = entries_by_name(
     DistributedDataParallel(
         name="ddp",
         about="torch's DistributedDataParallel: every rank holds everything",

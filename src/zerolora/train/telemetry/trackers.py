@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.config.values import NO_TRACKER
-from zerolora.entries import by_name
+from zerolora.entries import entries_by_name
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
 
@@ -102,7 +102,7 @@ def _wandb(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:
     return StartedRun(lambda step, values: started.log(dict(values), step=step), started.finish)
 
 
-TRACKERS: dict[str, Tracker] = by_name(
+TRACKERS: dict[str, Tracker] = entries_by_name(
     Tracker(
         name="dvclive",
         about="DVCLive: files that `dvc plots` draws",
