@@ -73,7 +73,7 @@ DIRECTIVES_LEFT_OUT = frozenset(
 )
 # A registry finds the modules of a package by file, not by import: all of them belong to whoever imports the registry.
 REGISTRY_MARK = "iter_modules"
-# Or it is a table in one module: a call of entries.entries_by_name, whose arguments are the entries, each with its name.
+# Or it is a table in one module: a call whose arguments are the entries, each with its name (entries.py).
 TABLE_MARK = "entries_by_name"
 
 
