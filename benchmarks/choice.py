@@ -48,7 +48,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import RenderSettings, TrainSettings, UsefulFlops
-from zerolora.config.zero_json import ZeroJson
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.files import read_json, write_json
 from zerolora.memory.row_statistics import RowStatistics
@@ -57,6 +56,7 @@ from zerolora.planner.candidates import Candidate, Choice, Planning
 from zerolora.planner.choice import choose
 from zerolora.planner.render import rendered, training_choice
 from zerolora.planner.run_hardware import hardware_of, target_of
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.probe.probe import probe
 from zerolora.train.adapter import adapt
 from zerolora.train.engines import engine_class

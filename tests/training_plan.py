@@ -3,7 +3,7 @@
 from typing import Any
 
 from zerolora.config.settings import UsefulFlops
-from zerolora.config.zero_json import ZeroJson
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.training_plan import TrainingPlan
 
 CHOICE: dict[str, Any] = {

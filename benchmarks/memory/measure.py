@@ -35,7 +35,6 @@ import pyarrow
 import torch
 from machine import machine
 
-from zerolora.config.zero_json import ZeroJson
 from zerolora.data.packing_plan import write_plan
 from zerolora.data.prepared_rows import IGNORED, schema
 from zerolora.files import read_json, write_json
@@ -47,6 +46,7 @@ from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Target
 from zerolora.train.launch.launcher import CPU_MALLOC
@@ -116,10 +116,20 @@ def gpu_groups() -> list[Group]:
         ("qwen2.5-7b", "zero0", True), ("qwen2.5-14b", "zero3_offload", True), ("qwen2.5-7b", "zero1", False),
         ("qwen2.5-0.5b", "zero2", False), ("qwen2.5-0.5b", "zero0", True),
     )  # fmt: skip
+    others: tuple[dict[str, Any], ...] = (
+        *({"method": "full", "optimizer": name} for name in ("adamw", "adamw_8bit", "lion", "paged_adamw_8bit")),
+        {"attention": "sdpa"}, {"attention": "eager"}, {"precision": "fp16"}, {"offload": True},
+    )  # fmt: skip
+    whole = [batch for batch in batches if batch["loss"] == "full"]  # with all weights the head has a gradient
     return [
         {"model": model, "strategy": strategy, "checkpointing": checkpointing, "precision": "bf16",
          "attention": "flash", "ranks": ranks, "device": "cuda", "batches": batches}
         for model, strategy, checkpointing in chosen
+    ] + [
+        {"model": "qwen2.5-0.5b", "strategy": "zero2", "checkpointing": True, "precision": "bf16",
+         "attention": "flash", "ranks": ranks, "device": "cuda",
+         "batches": whole if other.get("method") == "full" else batches} | other
+        for other in others
     ]  # fmt: skip
 
 

@@ -13,11 +13,11 @@ from bench import Bench, metrics
 from safetensors.torch import load_file
 
 from zerolora.config.settings import TrainSettings
-from zerolora.config.zero_json import ZeroJson
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.machine import cpu_matmul
 from zerolora.model.manifest import located
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.adapter import adapt
 from zerolora.train.checkpoint.store import FINISHED
 from zerolora.train.engines.engine import plain, trained
@@ -140,10 +140,11 @@ def handed_on(bench: Bench, run: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "before", "after"),
     [
-        *((name, *pair) for name in ("lion", "adamw_8bit") for pair in (("zero2", "ddp"), ("zero3", "zero1"))),
+        ("lion", "zero3", "zero1"),
         ("lion", "fsdp", "zero3"),
+        ("adamw_8bit", "zero3", "ddp"),
         ("adamw_8bit", "zero1", "fsdp"),
-        ("adamw_8bit", "zero2", "zero2"),
+        ("adamw_8bit", "zero1", "zero1"),
         ("adafactor", "zero0", "ddp"),
         ("adafactor", "ddp", "zero0"),
     ],

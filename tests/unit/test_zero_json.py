@@ -9,8 +9,8 @@ import pytest
 from training_plan import training_plan
 
 from zerolora.config.settings import Canary, TrainingChoice
-from zerolora.config.zero_json import ZeroJson
 from zerolora.errors import UserError
+from zerolora.planner.zero_json import ZeroJson
 
 OPTIONS = {
     "gradient_clipping": 1.0,

@@ -62,7 +62,7 @@ def project(make_project: Callable[[str], Project]) -> Project:
     path.write_text(re.sub(rf"^\| `{BEFORE}` \|.*\n", rf"\g<0>{row[0]}", path.read_text(), count=1, flags=re.M))
     add_stage(project)
     add_target_settings(project)
-    project.run("python", "-m", "zerolora.commands.registry_names")
+    project.run("python", "-m", "zerolora.commands.write_registry_names")
     project.run("python", "docs/method_table.py")
     rows = [{"question": f"{number}?", "answer": f"{number}!", "hint": None} for number in range(20)]
     (project.directory / "rows.json").write_text(json.dumps(rows))

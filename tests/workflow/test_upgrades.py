@@ -20,7 +20,7 @@ from engines import (
     snakemake_would_run,
     with_followers,
 )
-from extending import EXAMPLES, with_entry
+from extending import EXAMPLES, PAGE, with_entry
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +58,7 @@ TEXTS = (
     ("schedules.py", "is no option of the schedule", "is no option"),
 )
 """Texts for the user that stand outside of an error's call, and others for them."""
+EXPORT = "class ExportSections"
 REWORDED = ("train/feed.py", "data/records.py", "model/read_spec.py", "merge/merge_plan.py")
 
 
@@ -97,6 +98,11 @@ def neutral_upgrade(upgrade: Upgrade) -> None:
     for example in EXAMPLES:
         if not example.path.startswith("strategies/"):  # which are all estimated
             upgrade.write(example.path, example.added(upgrade.text(example.path)))
+    settings = re.search(r"```python\n(class Bundle.*?)```", PAGE, re.S)
+    field = re.search(r"```text\n(    bundle: .*?)```", PAGE, re.S)
+    assert settings and field
+    before, after = upgrade.text("config/target_sections.py").split(EXPORT)
+    upgrade.write("config/target_sections.py", f"{before}{settings[1]}\n\n{EXPORT}{after}{field[1]}")
     upgrade.write("train/engines/idle.py", ENGINE)
     for path, keys in NEW_KEYS.items():
         for section, key in keys:
@@ -169,39 +175,40 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
 
 
 @pytest.mark.parametrize(
-    ("path", "old", "new", "stages"),
+    ("edits", "stages"),
     [
         (
-            "methods/lora.py",
-            "\nimport functools",
-            "\nSPARE = 1\nimport functools",
+            [("methods/lora.py", "\nimport functools", "\nSPARE = 1\nimport functools")],
             ("estimate", "render", "train", "merge"),
         ),
-        ("methods/dora.py", "\nfrom dataclasses", "\nSPARE = 1\nfrom dataclasses", ()),
-        ("strategies/fully_shard.py", "\nfrom ", "\nSPARE = 1\nfrom ", ("estimate", "render")),
-        ("train/engines/fsdp.py", "\nimport ", "\nSPARE = 1\nimport ", ()),
-        ("train/engines/deepspeed.py", "\nfrom ", "\nSPARE = 1\nfrom ", ("train",)),
-        ("optimizers/__init__.py", "cpu_traffic=88.0", "cpu_traffic=89.0", ()),
-        ("optimizers/adafactor.py", "\nfrom ", "\nSPARE = 1\nfrom ", ()),
-        ("config/schema.py", "learning_rate: Annotated[float, Field(gt=0)] = ", "learning_rate: float = 2 * ", ()),
         (
-            "config/schema.py",
-            "weight_decay: Annotated[float, Field(ge=0)] = 0.0",
-            "weight_decay: float = 0.3",
+            [
+                ("methods/dora.py", "\nfrom dataclasses", "\nSPARE = 1\nfrom dataclasses"),
+                ("train/engines/fsdp.py", "\nimport ", "\nSPARE = 1\nimport "),
+                ("optimizers/adafactor.py", "\nfrom ", "\nSPARE = 1\nfrom "),
+                ("optimizers/__init__.py", "cpu_traffic=88.0", "cpu_traffic=89.0"),
+                ("config/schema.py", "learning_rate: Annotated[float, Field(gt=0)] = ", "learning_rate: float = 2 * "),
+            ],
+            (),
+        ),
+        ([("strategies/fully_shard.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("estimate", "render")),
+        ([("train/engines/deepspeed.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("train",)),
+        (
+            [("config/schema.py", "weight_decay: Annotated[float, Field(ge=0)] = 0.0", "weight_decay: float = 0.3")],
             ("train",),
         ),
         (
-            "config/method_sections.py",
-            "    dropout: ",
-            "    dropout: float = 0.1\n    spare: ",
+            [("config/method_sections.py", "    dropout: ", "    dropout: float = 0.1\n    spare: ")],
             ("estimate", "render", "train"),
         ),
     ],
+    ids=["method", "not chosen", "strategy", "engine", "default", "section"],
 )
 def test_a_changed_constant_runs_its_stages_again(
-    finished: Project, upgrade: Upgrade, path: str, old: str, new: str, stages: tuple[str, ...]
+    finished: Project, upgrade: Upgrade, edits: list[tuple[str, str, str]], stages: tuple[str, ...]
 ) -> None:
-    upgrade.replace(path, old, new)
+    for edit in edits:
+        upgrade.replace(*edit)
     expected = {f"{stage}@default" for stage in stages}
     shown = snakemake_would_run(finished) - {"resolve"}
     assert shown == with_followers(edges_of(finished), expected)

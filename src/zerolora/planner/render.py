@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from zerolora.config.settings import Canary, RenderSettings, TrainingChoice, UsefulFlops
-from zerolora.config.zero_json import ZeroJson
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.estimate import data_ranks, training_spec
@@ -24,6 +23,7 @@ from zerolora.planner.cost import useful_flops
 from zerolora.planner.run_hardware import hardware_of, peak_of, target_of
 from zerolora.planner.slurm_resources import TrainingResources, training
 from zerolora.planner.user_config import UserLayout, check_user_config, filled, layout_of, mended
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.deepspeed_zero import ZERO, torch_optimizer_options
 from zerolora.strategies.reasons import Reason, nested

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.settings import ReportSettings
-from zerolora.config.zero_json import ZeroJson
 from zerolora.evaluate.difference import Answer, changed, difference
 from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.report import figures, tasks
 from zerolora.report.headline_metrics import headline
 from zerolora.report.html import render as page_of

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.settings import TrainSettings
-from zerolora.config.zero_json import ZeroJson
 from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
@@ -19,6 +18,7 @@ from zerolora.methods.registry import TRAINABLE
 from zerolora.model.added_tokens import AddedToken, add_rows, write
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_identity import KEY as BASE
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.tensor_file import save_tensors
 from zerolora.train import base_model, earlier_adapter
 from zerolora.train.activation_offload import offload_inputs

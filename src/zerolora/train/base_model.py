@@ -8,9 +8,9 @@ from accelerate import init_empty_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from zerolora.compat.bitsandbytes_patches import keep_layout
-from zerolora.config.zero_json import ZeroJson
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, config_of
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train import quantized
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.engines.engine import DTYPES, Engine, Loading

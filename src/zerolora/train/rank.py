@@ -24,7 +24,6 @@ import transformers
 from zerolora.compat import bitsandbytes_patches
 from zerolora.compat.transformers_patches import compile_conversions
 from zerolora.config.settings import TrainSettings
-from zerolora.config.zero_json import ZeroJson
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError, explained
@@ -38,6 +37,7 @@ from zerolora.model.base_identity import base_identity
 from zerolora.model.manifest import located
 from zerolora.model.prompt_format import write_adapter_format
 from zerolora.optimizers import OPTIMIZERS
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train import earlier_adapter, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, takes_out
 from zerolora.train.base_model import loading_of

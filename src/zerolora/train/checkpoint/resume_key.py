@@ -7,11 +7,11 @@ from typing import Any
 
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import Chosen, of_stage
-from zerolora.config.zero_json import ZeroJson
 from zerolora.files import MANIFEST, canonical
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model import foreign
 from zerolora.model.added_tokens import of_data
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.earlier_adapter import provenance
 from zerolora.train.training_plan import TrainingPlan
 

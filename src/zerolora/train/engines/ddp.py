@@ -7,7 +7,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from zerolora.compat.torch_patches import ddp_reductions, time_every_reduction
-from zerolora.config.zero_json import ZeroJson
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.engines.engine import WEIGHT, TorchEngine
 
 

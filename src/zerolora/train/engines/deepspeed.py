@@ -9,7 +9,7 @@ import torch
 import torch.distributed
 
 from zerolora.compat import deepspeed_patches as compat
-from zerolora.config.zero_json import ZeroJson
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.engines.engine import WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
 from zerolora.train.training_plan import TrainingPlan
 

@@ -9,8 +9,8 @@ import torch.distributed
 from torch.distributed.tensor import DTensor
 
 from zerolora.config.settings import TrainSettings
-from zerolora.config.zero_json import ZeroJson
 from zerolora.optimizers import OPTIMIZERS
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.launch.rendezvous import rendezvous
 from zerolora.train.training_plan import TrainingPlan
 

@@ -8,8 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from zerolora.config.zero_json import FsdpOptions, ZeroJson
 from zerolora.errors import UserError
+from zerolora.planner.zero_json import FsdpOptions, ZeroJson
 from zerolora.train.engines.engine import DTYPES, WEIGHT, Loading, Tensors, TorchEngine, backend
 from zerolora.train.launch.rendezvous import broadcast_json, rendezvous
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from zerolora.config.compared import compared
 from zerolora.config.settings import Canary, TrainingChoice, TrainSettings
 from zerolora.config.values import NO_TRACKER
-from zerolora.config.zero_json import ZeroJson
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json, write_json
 from zerolora.log import LOGGER
+from zerolora.planner.zero_json import ZeroJson
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 """Relative, of a loss, by precision: some ten times by how much strategies may differ in this project's own tests."""
