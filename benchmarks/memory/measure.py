@@ -46,6 +46,7 @@ from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Target
 from zerolora.train.launch.launcher import CPU_MALLOC
@@ -115,10 +116,20 @@ def gpu_groups() -> list[Group]:
         ("qwen2.5-7b", "zero0", True), ("qwen2.5-14b", "zero3_offload", True), ("qwen2.5-7b", "zero1", False),
         ("qwen2.5-0.5b", "zero2", False), ("qwen2.5-0.5b", "zero0", True),
     )  # fmt: skip
+    others: tuple[dict[str, Any], ...] = (
+        *({"method": "full", "optimizer": name} for name in ("adamw", "adamw_8bit", "lion", "paged_adamw_8bit")),
+        {"attention": "sdpa"}, {"attention": "eager"}, {"precision": "fp16"}, {"offload": True},
+    )  # fmt: skip
+    whole = [batch for batch in batches if batch["loss"] == "full"]  # with all weights the head has a gradient
     return [
         {"model": model, "strategy": strategy, "checkpointing": checkpointing, "precision": "bf16",
          "attention": "flash", "ranks": ranks, "device": "cuda", "batches": batches}
         for model, strategy, checkpointing in chosen
+    ] + [
+        {"model": "qwen2.5-0.5b", "strategy": "zero2", "checkpointing": True, "precision": "bf16",
+         "attention": "flash", "ranks": ranks, "device": "cuda",
+         "batches": whole if other.get("method") == "full" else batches} | other
+        for other in others
     ]  # fmt: skip
 
 
@@ -441,8 +452,8 @@ def run_rank(request: dict[str, Any]) -> None:
     from zerolora.train.engines import engine_class
 
     group, weights = request["group"], Path(request["weights"])
-    config = zero_json(group)
     plan = training_plan(group, group["batches"][0])
+    config = ZeroJson(options=zero_json(group), choice=plan)
     engine_kind = engine_class(plan.engine)
     device = rank.claim_device(plan)
     if group["device"] == "cuda":
