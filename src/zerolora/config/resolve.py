@@ -329,7 +329,7 @@ def _training(train: schema.Train) -> dict[str, Any]:
     """Return what `train` reads: the defaults that depend on other keys, so that writing them out is no change, and
     those of sections of methods that the run does not use."""
     unused = {name for method in TRAINABLE.values() for name in method.sections} - {*TRAINABLE[train.method].sections}
-    fields = schema.TrainSettings.model_fields
+    fields = schema.TrainSection.model_fields
     values = {key: fields[key].default if key in unused else value for key, value in train if key in fields}
     optimizer = OPTIMIZERS[train.optimizer]
     if train.betas is None and optimizer.betas is not None:
