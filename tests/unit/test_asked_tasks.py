@@ -29,6 +29,9 @@ CAPITALS = {
 }
 
 
+CITIES = (ROOT / "config/harness/capitals.jsonl").read_text()
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
@@ -61,11 +64,13 @@ def settings_of(check: str, **settings: Any) -> AskedTaskSettings:
     return AskedTaskSettings(**{**plain, "check": check, "seed": 1, **settings})
 
 
-def asked(model: Path, folder: Path, check: str, **settings: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def asked(
+    model: Path, folder: Path, check: str, adapter: Path | None = None, **settings: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     ask(
         settings_of(check, **settings),
         folder / "prompts.jsonl",
-        EvaluatedModel(model),
+        EvaluatedModel(model, adapter),
         None,
         folder / "m.json",
         folder / "a.json",
@@ -73,10 +78,10 @@ def asked(model: Path, folder: Path, check: str, **settings: Any) -> tuple[dict[
     return json.loads((folder / "m.json").read_text()), json.loads((folder / "a.json").read_text())
 
 
-def harness(model: Path, folder: Path, *tasks: str, **settings: Any) -> dict[str, Any]:
+def harness(model: Path, folder: Path, *tasks: str, adapter: Path | None = None, **settings: Any) -> dict[str, Any]:
     ask_harness(
         HarnessTaskSettings(**{"tasks": list(tasks), "batch": 3, "files": {}, **settings}),
-        EvaluatedModel(model), None, folder / "h.json", folder / "h.answers.json",
+        EvaluatedModel(model, adapter), None, folder / "h.json", folder / "h.answers.json",
     )  # fmt: skip
     found: dict[str, Any] = json.loads((folder / "h.json").read_text())
     return found
@@ -85,7 +90,7 @@ def harness(model: Path, folder: Path, *tasks: str, **settings: Any) -> dict[str
 # Imports lm_eval and evaluates twice: over 5 s.
 @pytest.mark.parametrize("chat_template", [False, True])
 def test_multiple_choice_is_exactly_the_harness(model: Path, here: Path, chat_template: bool) -> None:
-    rows = [json.loads(line) for line in (ROOT / "config/harness/capitals.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in CITIES.splitlines()]
     prompts(rows, here, **CAPITALS)
     metrics, answers = asked(model, here, "multiple_choice", chat_template=chat_template)
     published = harness(model, here, "capitals", chat_template=chat_template)
@@ -98,6 +103,29 @@ def test_multiple_choice_is_exactly_the_harness(model: Path, here: Path, chat_te
     theirs = [float(pair[0]) for row in samples for pair in row["filtered_resps"]]
     assert ours == pytest.approx(theirs, abs=2e-5)
     assert {"acc", "acc_norm"} <= set(samples[0])
+
+
+def test_the_harness_keeps_a_head_that_was_trained_beside_tied_embeddings(model: Path, here: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    tuned = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    )
+    head = next(value for name, value in tuned.named_parameters() if "modules_to_save" in name)
+    torch.nn.init.normal_(head)
+    tuned.save_pretrained(here / "adapter")
+    prompts([json.loads(line) for line in CITIES.splitlines()], here, **CAPITALS)
+    likely = {}
+    for adapter in (None, here / "adapter"):
+        _, answers = asked(model, here, "multiple_choice", adapter)
+        harness(model, here, "capitals", adapter=adapter)
+        samples = json.loads((here / "h.answers.json").read_text())["capitals"]
+        likely[adapter] = [value for row in answers for value in row["answer"]]
+        theirs = [float(pair[0]) for row in samples for pair in row["filtered_resps"]]
+        assert likely[adapter] == pytest.approx(theirs, abs=2e-5)
+    assert likely[None] != pytest.approx(likely[here / "adapter"], abs=1)
 
 
 def test_letters_of_choices_share_a_forward_pass_and_keep_their_likelihood(model: Path, here: Path) -> None:

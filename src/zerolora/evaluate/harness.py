@@ -41,6 +41,7 @@ def ask_harness(
 
     manager = _manager(settings.tasks)
     model, tokenizer, _ = loaded(weights, data)
+    model.tie_weights = lambda: None  # HFLM calls it, and a head that was trained beside tied embeddings would be lost
     try:
         found: Any = simple_evaluate(
             HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch, trust_remote_code=False),
