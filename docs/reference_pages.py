@@ -20,6 +20,7 @@ REGISTRIES = {
     "Strategies": ("strategies", "strategies", "STRATEGIES", "`render.strategy`, besides `auto` and a DeepSpeed JSON"),
     "Methods": ("methods", "methods.registry", "TRAINABLE", "`train.method`"),
     "Optimizers": ("optimizers", "optimizers", "OPTIMIZERS", "`train.optimizer`"),
+    "Objectives": ("train/objectives", "train.objectives", "OBJECTIVES", "`train.objective`"),
     "Forms of rows": ("data/formats", "data.formats", "FORMS", "`prepare.<name>.sources`, `format`"),
     "Prompt formats": (
         "data/prompt_formats",
@@ -37,6 +38,7 @@ INTERFACES = {
     "A strategy": "strategies.base.Strategy",
     "A method": "methods.base.TrainableMethod",
     "An optimizer": "optimizers.base.Optimizer",
+    "An objective": "train.objectives.base.Objective",
     "A form of rows": "data.formats.base.Form",
     "A prompt format": "data.prompt_formats.base.PromptFormat",
     "An evaluation task": "evaluate.tasks.base.Task",

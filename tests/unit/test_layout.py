@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"memory"},
     {"methods"},
     {"optimizers"},
+    {"train.objectives"},
     {"compat"},
     {"config"},
     {"strategies"},
@@ -40,7 +41,7 @@ SHARED = {
     "config": {
         *("data.formats", "data.prompt_formats", "evaluate.gate", "evaluate.tasks", "optimizers"),
         *("export.sections", "export.targets"),
-        *("methods.registry", "methods.sections", "train.telemetry.trackers"),
+        *("methods.registry", "methods.sections", "train.objectives", "train.telemetry.trackers"),
     },
     "export": {"data.prompt_formats", "data.rows", "evaluate.kept", "evaluate.models", "evaluate.vllm_engine"},
     "train": {"data.plan", "data.rows"},
@@ -64,8 +65,13 @@ def graph() -> dict[str, set[str]]:
 
 
 def layer(module: str) -> int:
-    names = {module, module.split(".", maxsplit=1)[0]}
-    return next((number for number, rooms in enumerate(LAYERS) if names & rooms), BASE)
+    """Return the layer of the innermost room that a module is in."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        for number, rooms in enumerate(LAYERS):
+            if ".".join(parts[:length]) in rooms:
+                return number
+    return BASE
 
 
 def test_no_two_modules_import_each_other() -> None:

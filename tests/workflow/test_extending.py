@@ -20,6 +20,7 @@ FORM = '| `quiz` | question, answer; hint | `{"question": "What is 1 + 4?", "ans
 FORMAT = "| `human` | `<s>Human: Hi⏎Assistant:« Hello</s>»` | none | no model |"
 METHOD = "| `lora_fa` | the second factor of LoRA | estimated only |"
 OPTIMIZER = "| `lion_8bit` | `bitsandbytes.optim.Lion` | 1.02 | 0.9, 0.99 | none | everywhere but on NVMe |"
+OBJECTIVE = "| `hard_rows` | softplus of a row's loss less the mean row's | rows | lowest `row_loss` |"
 TRACKER = "| `jsonl` | yes | `steps.jsonl` | |"
 TARGET = "| `bundle` | the adapter | `adapter.zip` | peft |"
 # Of each kind of thing: the folder of its file, the page with its table, the line there and the line before or after.
@@ -28,6 +29,7 @@ EXAMPLES: dict[str, tuple[str, str | None, str, str]] = {
     "prompt format": ("data/prompt_formats", "data", f"{FORMAT}\n", "| `llama-2` |"),
     "method": ("methods", "memory", f"{METHOD}\n", "| `dora` |"),
     "optimizer": ("optimizers", "optimizers", f"{OPTIMIZER}\n", "| `lion` |"),
+    "objective": ("train/objectives", "training", f"{OBJECTIVE}\n", "\n## The loss"),
     "tracker": ("train/telemetry/trackers", "telemetry", f"{TRACKER}\n", "| `wandb` |"),
     "strategy": ("strategies", "choice", "", f"| `{BEFORE}` |"),
     "task": ("evaluate/tasks", None, "", ""),

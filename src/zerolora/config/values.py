@@ -22,6 +22,7 @@ from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.schedules import SCHEDULES
 from zerolora.strategies import STRATEGIES
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.telemetry.trackers import NONE, TRACKERS
 from zerolora.units import parse_bytes
 
@@ -207,6 +208,7 @@ RowField = Annotated[str, _one_of(FIELDS)]
 MethodName = Annotated[str, _one_of(TRAINABLE), Field(json_schema_extra={"enum": list(TRAINABLE)})]
 Role = Literal["system", "user", "assistant", "tool"]
 TrackerName = Annotated[str, _one_of([NONE, *TRACKERS]), Field(json_schema_extra={"enum": [NONE, *TRACKERS]})]
+ObjectiveName = Annotated[str, _one_of(OBJECTIVES), Field(json_schema_extra={"enum": list(OBJECTIVES)})]
 OptimizerName = Annotated[str, _one_of(OPTIMIZERS), Field(json_schema_extra={"enum": list(OPTIMIZERS)})]
 ScheduleName = Annotated[str, _one_of(SCHEDULES), Field(json_schema_extra={"enum": list(SCHEDULES)})]
 TargetName = Annotated[str, _one_of(TARGETS), Field(json_schema_extra={"enum": list(TARGETS)})]

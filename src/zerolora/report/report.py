@@ -21,6 +21,8 @@ from zerolora.report.row import Planned, row
 from zerolora.report.show import before_and_after
 from zerolora.report.summary import headline
 from zerolora.report.usage import table, usage
+from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.objectives.base import Objective
 
 SHOWN_FIRST = 3
 """Answers beside the result."""
@@ -61,6 +63,7 @@ def report(
         "train": read_json(metrics / "train_resources.json", "zerolora train"),
     }
     trained = read_json(metrics / "train.json", "zerolora train")
+    objective = OBJECTIVES[settings.objective]
     estimate = read_json(estimate_file, "zerolora estimate")
     render = read_json(reasons, "zerolora render")
     adapter = read_json(results / "adapter" / MANIFEST, "zerolora train")
@@ -104,7 +107,10 @@ def report(
         strategy=zero["zerolora"]["strategy"],
         render=render,
         zero=zero_file.read_text(encoding="utf-8"),
-        charts=_charts(compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained),
+        charts=_charts(
+            compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained, objective
+        ),
+        loss_unit=objective.loss_unit,
         provenance=made_of,
         commands=commands(made_of["commit"], f"results/{run}/report.html"),
     )
@@ -114,7 +120,9 @@ def report(
     refused = _refused(settings.fail_if, compared)
     planned = Planned(estimate, zero["zerolora"], render)
     write_json(
-        row_file, row(results, planned, compared, trained, used["train"], train_usage, refused) | tasks.flat(asked)
+        row_file,
+        row(results, planned, compared, trained, used["train"], train_usage, refused, objective.loss_unit)
+        | tasks.flat(asked),
     )
     write_text(output, page)
     result(before_and_after(before, compared))
@@ -131,6 +139,7 @@ def _charts(
     used: Mapping[str, Any],
     resources: Mapping[str, Any],
     trained: Mapping[str, Any],
+    objective: Objective,
 ) -> dict[str, Any]:
     """Return the charts by the section of the page that shows them."""
     strategy = zero["zerolora"]["strategy"]
@@ -144,7 +153,7 @@ def _charts(
     return {
         "score": [figures.scores(compared, [""], "accuracy", "Accuracy.")] if "difference" in compared else [],
         "groups": [figures.scores(compared, ["", *groups], "groups-chart", "Accuracy of groups.")] if groups else [],
-        "loss": [figures.loss_curve(metrics / "loss.csv")],
+        "loss": figures.learning_curves(metrics / "loss.csv", objective),
         "steps": figures.step_times(telemetry),
         "load": figures.load(telemetry),
         "memory": memory if wanted["gpus"] else memory[::-1],

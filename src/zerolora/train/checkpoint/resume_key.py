@@ -72,6 +72,7 @@ def run_fingerprint(plan: TrainingPlan, config: dict[str, Any], steps: int) -> d
         "methods": {plan.method},
         "optimizers": {plan.optimizer},
         "train.engines": {plan.engine},
+        "train.objectives": {plan.objective},
         "strategies": (),
     }
     return {"steps": steps, "settings": settings, "config": config, "code": of_stage("train", chosen)}
