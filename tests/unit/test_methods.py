@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save_file
 
 from zerolora import bounded
-from zerolora.architecture import built_on_meta, config_of
 from zerolora.errors import UserError
 from zerolora.memory.predict import predict
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.base import TrainableMethod
+from zerolora.methods.method import TrainableMethod
 from zerolora.methods.registry import METHODS, TRAINABLE, create, of_directory
 from zerolora.methods.sections import MethodSections
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.read_spec import read_model_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_METHODS = {

@@ -23,7 +23,7 @@ NEEDS: dict[str, list[str]] = {
 HEAD = """
 import json, sys
 sys.path.insert(0, {scripts!r})
-from zerolora.compat.snakemake import reset_job_reasons
+from zerolora.compat.snakemake_patches import reset_job_reasons
 reset_job_reasons()
 SETTINGS = json.load(open("settings.json"))
 rule all:

@@ -7,7 +7,7 @@ import pytest
 from conftest import Project
 from engines import edit_config
 
-from zerolora.fingerprint import LEFT_OUT
+from zerolora.config.fingerprint import LEFT_OUT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

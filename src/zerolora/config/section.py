@@ -27,7 +27,7 @@ def _field_docstrings(section: "type[Section]") -> dict[str, str]:
             continue
         try:
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except OSError:  # made from a registry, as in export/sections.py: its fields have descriptions
+        except OSError:  # made from a registry, as in export/target_sections.py: its fields have descriptions
             continue
         assert isinstance(definition, ast.ClassDef)
         for field, after in itertools.pairwise(definition.body):

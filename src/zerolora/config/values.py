@@ -15,7 +15,7 @@ from pydantic import (
 from zerolora.bounded import bounded
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
-from zerolora.evaluate.gate import parse
+from zerolora.evaluate.fail_if import parse
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import TRAINABLE

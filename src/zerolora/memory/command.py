@@ -3,7 +3,7 @@
     zerolora memory --model config/recipes/models/llama-3-70b.json --nodes 2 --gpus-per-node 8
 
 It is above the planner, whose datasheets and reader of DeepSpeed JSONs it uses; the estimate itself knows neither.
-commands/by_hand.py imports this module for every command, so the functions here import the estimate themselves.
+commands/user_commands.py imports this module for every command, so the functions here import the estimate themselves.
 """
 
 import json
@@ -19,8 +19,8 @@ from zerolora.types import Attention, Loss, Precision
 
 if TYPE_CHECKING:
     from zerolora.memory.estimate import Capacity
-    from zerolora.memory.model_spec import ModelSpec
     from zerolora.memory.training_spec import TrainingSpec
+    from zerolora.model.spec import ModelSpec
 
 NOTHING_FITS = 3
 """Exit code if no strategy fits."""
@@ -65,6 +65,7 @@ def memory(
         str | None, typer.Option(help="A strategy's name (docs/choice.md), or all.", show_default="all")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, lion, … (docs/optimizers.md lists them).")] = "adamw",
+    objective: Annotated[str, typer.Option(help="What is learned from a row (docs/training.md lists them).")] = "sft",
     prepared_by: Annotated[
         Literal["zerolora", "peft"] | None,
         typer.Option(help="Who prepared QLoRA's base: peft lifts the rest to fp32.", show_default="zerolora"),
@@ -123,13 +124,16 @@ def memory(
     Exits with 3 if no strategy fits, and with 2 after a mistake.
     """
     from zerolora.memory.method_options import method_of_options
-    from zerolora.memory.model_spec import with_rows
     from zerolora.memory.training_spec import TrainingSpec
+    from zerolora.model.spec import with_rows
     from zerolora.optimizers import OPTIMIZERS
+    from zerolora.train.objectives import OBJECTIVES
 
     if optimizer not in OPTIMIZERS:
         raise UserError(f"--optimizer {optimizer}: write one of {', '.join(OPTIMIZERS)}")
 
+    if objective not in OBJECTIVES:
+        raise UserError(f"--objective {objective}: write one of {', '.join(OBJECTIVES)}")
     if activation_offload and activation_checkpointing is False:
         raise UserError(
             "--activation-offload: it moves what checkpointing keeps, the layers' inputs; remove "
@@ -142,6 +146,7 @@ def memory(
     model_spec = with_rows(model_spec, added_tokens or 0)
     spec = TrainingSpec(
         strategy="zero0",
+        objective=OBJECTIVES[objective],
         optimizer=OPTIMIZERS[optimizer],
         method=method_of_options(
             method,
@@ -260,7 +265,7 @@ def _entries(
 
 def _model(path: Path | None, hub: str | None) -> "tuple[str, ModelSpec]":
     """Return a model's name and spec."""
-    from zerolora.memory.read_spec import read_model_spec
+    from zerolora.model.read_spec import read_model_spec
 
     if (path is None) == (hub is None):
         raise UserError("write either --model with a path, or --hub with NAME@REVISION")

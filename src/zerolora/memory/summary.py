@@ -7,12 +7,12 @@ from typing import Any
 from zerolora.errors import printable
 from zerolora.memory.estimate import Capacity
 from zerolora.memory.headroom import asked
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.remedy import nearest, remedy
 from zerolora.memory.table import WIDTH
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.base import Method
 from zerolora.methods.lora_init import DEFAULT
+from zerolora.methods.method import Method
+from zerolora.model.spec import ModelSpec
 from zerolora.units import gib
 
 LABEL = 12  # columns of a line's label

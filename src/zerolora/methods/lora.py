@@ -15,7 +15,9 @@ from zerolora.bounded import bounded_matching
 from zerolora.errors import UserError, shown, wording
 from zerolora.methods.adapter_check import check_adapter
 from zerolora.methods.adapter_config import is_saved, rank_and_alpha
-from zerolora.methods.base import (
+from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_linear, check_expression, split_targets
+from zerolora.methods.lora_init import DEFAULT, is_start
+from zerolora.methods.method import (
     ADAPTABLE,
     SHARED,
     Method,
@@ -28,8 +30,6 @@ from zerolora.methods.base import (
     saved_factors,
     saved_tensors,
 )
-from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_linear, check_expression, split_targets
-from zerolora.methods.lora_init import DEFAULT, is_start
 from zerolora.methods.peft_format import (
     ADAPTER,
     PREFIX,
@@ -51,10 +51,10 @@ from zerolora.tensor_file import StoredTensor, rows_of, whole
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.memory.model_spec import ModelSpec, Module
-    from zerolora.memory.projections import Projections
-    from zerolora.memory.tracer import Value
     from zerolora.methods.sections import MethodSections
+    from zerolora.model.projections import Projections
+    from zerolora.model.spec import ModelSpec, Module
+    from zerolora.model.tracer import Value
     from zerolora.tensor_file import Factor
 
 KEPT = 32
@@ -427,9 +427,9 @@ def _expert_parameters_of(model: Any, config: dict[str, Any]) -> dict[str, tuple
     """
     import copy
 
-    from zerolora.compat import bitsandbytes
+    from zerolora.compat import bitsandbytes_patches
 
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
     from peft import LoraConfig
     from peft.tuners.lora.layer import ParamWrapper
 

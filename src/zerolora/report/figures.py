@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.report.charts import PALETTE, Chart, loss_axis, rule_at_pointer, thinned
-from zerolora.train.objectives.base import Objective
+from zerolora.train.objectives.objective import Objective
 from zerolora.units import GIB
 
 PARTS = ("forward", "backward", "communication", "optimizer", "data", "between")

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from zerolora.data.plan import PackingPlan
-from zerolora.data.rows import IGNORED
+from zerolora.data.packing_plan import PackingPlan
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.objectives import OBJECTIVES
-from zerolora.train.objectives.base import Objective, Sequence
+from zerolora.train.objectives.objective import Objective, Sequence
 from zerolora.train.order import assign, global_batches, spread
-from zerolora.train.plan import TrainingPlan
 from zerolora.train.sequence_parallel import sequence
+from zerolora.train.training_plan import TrainingPlan
 
 PackedRow = list[Sequence]
 """The sequences of the rows that share a packed row."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from zerolora.train.feed import Units
-from zerolora.train.objectives.base import Objective, Values
+from zerolora.train.objectives.objective import Objective, Values
 
 
 class Totals:

@@ -8,7 +8,7 @@ from zerolora.config.section import Section
 from zerolora.errors import UserError
 from zerolora.export import opened
 from zerolora.export.linear_layers import Layers, linear_layers
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 
 PACKAGES = ("llmcompressor", "compressed_tensors")
 INSTALL = "pip install --no-deps llmcompressor==0.14.0 compressed-tensors==0.20.0 loguru"

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from zerolora.config.section import Section
 from zerolora.export import llama_cpp, opened
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 
 FILE = "model.gguf"
 Type = Literal[

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from zerolora.config.section import Section
 from zerolora.export import llama_cpp
 from zerolora.export.peft_limits import check_plain_lora
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 from zerolora.export.vllm_limits import WEIGHTS
 from zerolora.tensor_file import read_header
 
@@ -79,7 +79,7 @@ def _factors(adapter: Path) -> int:
 
 def _exact_type(directory: Path) -> str:
     """Return the type of a GGUF file that holds the weights of a model as they are."""
-    from zerolora.architecture import config_of
+    from zerolora.model.architecture import config_of
 
     return {"torch.bfloat16": "bf16", "torch.float16": "f16"}.get(str(config_of(directory).dtype), "f32")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from zerolora.config.section import Section
 from zerolora.export import llama_cpp, modelfile, opened
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
 from zerolora.export.targets.gguf import FILE, Type
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 from zerolora.log import LOGGER
 
 

@@ -10,10 +10,10 @@ from zerolora.config.section import Section
 from zerolora.errors import UserError
 from zerolora.export import opened
 from zerolora.export.linear_layers import Layers, add_to_config, copy_small_files, linear_layers
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 from zerolora.files import write_json
+from zerolora.model.weight_files import WEIGHT_INDEX
 from zerolora.tensor_file import TYPES, StoredTensor
-from zerolora.weight_files import WEIGHT_INDEX
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from zerolora.config.section import Section
 from zerolora.errors import UserError
 from zerolora.export import opened
 from zerolora.export.peft_limits import MERGED
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 from zerolora.export.vllm import opened_by_vllm
 from zerolora.export.vllm_limits import WEIGHTS, check_for_vllm, rank_limit
 from zerolora.methods.adapter_config import largest_rank

@@ -7,7 +7,7 @@ too, so nothing here imports torch before a loss is computed.
 import importlib
 import pkgutil
 
-from zerolora.train.objectives.base import Objective
+from zerolora.train.objectives.objective import Objective
 
 
 def _registered() -> dict[str, Objective]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from zerolora.train.objectives.base import Objective, Values
+from zerolora.train.objectives.objective import Objective, Values
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
-from zerolora.train.telemetry.trackers.base import StartedRun, Tracker
+from zerolora.train.telemetry.trackers.tracker import StartedRun, Tracker
 
 NONE = "none"
 """The value of `train.tracker` for no tracker."""
