@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from zerolora.config.section import Positive, Section, Text
-from zerolora.methods.lora_init import DEFAULT, PATTERN
 
 
 def _expression(value: str) -> str:
@@ -18,6 +17,10 @@ def _expression(value: str) -> str:
 
 
 Expression = Annotated[str, Field(min_length=1), AfterValidator(_expression)]
+DEFAULT_INIT = "default"
+"""A as nn.Linear starts, B zero: nothing is taken out of the base."""
+INIT_PATTERN = r"^(default|pissa|pissa_niter_[1-9][0-9]?|olora)$"
+"""As peft names them; pissa_niter_N estimates the singular vectors in N iterations."""
 
 
 class Lora(Section):
@@ -27,7 +30,7 @@ class Lora(Section):
     """Rank of the two factors."""
     alpha: Annotated[float, Field(gt=0)] = 16.0
     """The update is scaled by alpha / r."""
-    init: Annotated[str, Field(pattern=PATTERN)] = DEFAULT
+    init: Annotated[str, Field(pattern=INIT_PATTERN)] = DEFAULT_INIT
     """What the factors start with: default (the first random, the second zero), pissa (the largest singular values of
     the base weight, arXiv 2404.02948), pissa_niter_16 (the same, estimated in 16 iterations), or olora (its QR
     decomposition, arXiv 2406.01775). What is published then has twice the rank."""
