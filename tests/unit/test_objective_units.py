@@ -124,7 +124,7 @@ def test_rows_without_what_it_reads_are_refused(pairs: Dataset) -> None:
 
 def test_what_it_adds_is_in_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     model = read_model_spec(ROOT / "config/recipes/models/llama-3-8b.json")
-    plain = TrainingSpec("zero2", LoraMethod(), 1, 8, 2, 4, 1024, True, "sdpa", "bf16", loss="fused", logits=100)
+    plain = TrainingSpec("zero2", LoraMethod(), 1, 8, 2, 4, 1024, True, "sdpa", "bf16", loss="fused", reserve=0)
     monkeypatch.setattr(Preference, "memory", lambda *_: AddedMemory(activations=1000, states=100, host=10))
     before, after = predict(model, plain), predict(model, replace(plain, objective=PREFERENCE))
     added = {name: after.phases[name] - before.phases[name] for name in ("forward", "loss", "backward", "optimizer")}

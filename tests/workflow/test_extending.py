@@ -189,7 +189,7 @@ def test_the_objective_is_estimated_trained_and_reported(project: Project) -> No
     totals = [
         json.loads(project.run("zerolora", *memory, name).stdout)["phases"]["loss"] for name in ("sft", "hard_rows")
     ]
-    assert totals[1] - totals[0] == 8 * 4096
+    assert totals[1] - totals[0] == pytest.approx(8 * 4096, rel=0.05)  # and a share of it for fragmentation
     steps, flops = {}, {}
     for objective in ("hard_rows", "sft"):
         edit_config(project, **{"train.objective": objective})
