@@ -35,7 +35,11 @@ class Batches:
                 f"the packing plan is of {len(packing.members)} rows, but the data has {len(rows)}; "
                 "run `zerolora pack` again"
             )
-        check_columns(rows, self.objective)
+        if missing := sorted(self.objective.reads - {*rows.column_names}):
+            raise UserError(
+                f"train.objective is {self.objective.name}, which reads {' and '.join(missing)} of each row, but the "
+                "prepared rows have no such column; write another objective"
+            )
         length, supervised, source = (_column(rows, name) for name in ("length", "supervised", "source"))
         self.tokens, self.work = _sums(length, packing), _sums(length**2, packing)
         # A row's first token is nobody's target, so prepare has not counted it either.
@@ -113,15 +117,6 @@ class Batches:
         used = np.repeat(times, np.diff(self.packing.starts)) * counts[members]
         per_source: list[int] = np.bincount(self._source[members], used, sources).astype(int).tolist()
         return per_source
-
-
-def check_columns(rows: Any, objective: Objective) -> None:
-    """Raise UserError if prepared rows lack a column that an objective reads."""
-    if missing := sorted(objective.reads - {*rows.column_names}):
-        raise UserError(
-            f"train.objective is {objective.name}, which reads {' and '.join(missing)} of each row, but the prepared "
-            "rows have no such column; write another objective"
-        )
 
 
 def units_of(rows: Any, packing: PackingPlan, objective: Objective) -> Units:

@@ -19,7 +19,7 @@ from zerolora.train.adapter import base_of
 from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.engine import WEIGHT, Engine
-from zerolora.train.feed import Batches, Units, check_columns, collate, packed_row, units_of
+from zerolora.train.feed import Batches, PackedRow, Units, collate, packed_row, units_of
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
@@ -142,7 +142,7 @@ class Loop:
         totals = Totals(self.objective, units, self.sources)
         means: dict[str, float] = {}
         if self.objective.before:
-            means = self._means(((collate(each, self.packed, self.device), True) for each in micro_batches), units)
+            means = self._means(self._batches_before(micro_batches), units)
             self.engine.train()
             self.telemetry.lap("forward")
         for micro_batch in micro_batches:
@@ -170,13 +170,17 @@ class Loop:
         self.loss_by_source += totals.by_source
         return totals, bool(asked[0]), bool(asked[1])
 
+    def _batches_before(self, micro_batches: list[list[PackedRow]]) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Yield the batches of the pass before a step, each of which counts."""
+        for micro_batch in micro_batches:
+            self.heartbeat.step(self.step + 1, "forward")
+            yield collate(micro_batch, self.packed, self.device), True
+
     def validate(self, rows: Any, packing: PackingPlan) -> bool:
         """Compute the mean loss and the metrics of a split, and keep the adapter if it is the best and wanted.
 
-        Returns whether it is the best. Raises Stopped when asked to stop, UserError if the split lacks what the
-        objective reads.
+        Returns whether it is the best. Raises Stopped when asked to stop.
         """
-        check_columns(rows, self.objective)
         self.engine.eval()
         units = units_of(rows, packing, self.objective)
         totals = Totals(self.objective, units, self.sources)

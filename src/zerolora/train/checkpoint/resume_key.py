@@ -12,6 +12,7 @@ from zerolora.methods.registry import TRAINABLE
 from zerolora.model import foreign
 from zerolora.model.added_tokens import of_data
 from zerolora.train.earlier_adapter import provenance
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.training_plan import TrainingPlan
 
 # Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
@@ -49,7 +50,7 @@ def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: 
     """
     settings = compared(plan)
     rows = ("train.arrow", "validation.arrow")
-    origin = {}
+    origin, metrics = {}, list(OBJECTIVES[plan.objective].metrics)
     if plan.from_adapter:
         found = provenance(Path(plan.from_adapter), TRAINABLE[plan.method])
         origin = {"adapter that training goes on from": found["sha256"]}
@@ -58,6 +59,7 @@ def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: 
         **origin,
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
         **({"added_tokens": _hash(added)} if added else {}),
+        **({"metrics of train.objective": metrics} if metrics else {}),  # a checkpoint holds those of every step
         "train.gradient_clipping": config["gradient_clipping"],
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
         "data": _hash({name: foreign.manifest(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),
