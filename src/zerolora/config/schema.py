@@ -333,7 +333,7 @@ class TrainSettings(MethodSections):
     """Training, without the keys that `render` decides on."""
 
     method: MethodName = "lora"
-    """What is trained (docs/methods.md): lora, dora, qlora, qdora, ia3, or full for all weights."""
+    """What is trained (docs/methods.md): lora, dora, qlora, qdora, ia3, vera, or full for all weights."""
     objective: ObjectiveName = "sft"
     """What is learned from a row (docs/training.md): sft, the loss of each supervised token."""
     from_adapter: Text | None = None

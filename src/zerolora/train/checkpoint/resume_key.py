@@ -59,7 +59,7 @@ def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: 
         **origin,
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
         **({"added_tokens": _hash(added)} if added else {}),
-        **({"metrics of train.objective": metrics} if metrics else {}),  # a checkpoint holds those of every step
+        **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint holds those of every step
         "train.gradient_clipping": config["gradient_clipping"],
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
         "data": _hash({name: foreign.manifest(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),
