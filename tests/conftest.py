@@ -1,5 +1,6 @@
 """A real but tiny language model, and whole copies of the project to run it in."""
 
+import contextlib
 import gc
 import json
 import os
@@ -17,7 +18,10 @@ import yaml
 from cluster import Cluster, missing
 from fork_server import COMMANDS, SERVERS, Started, copy_kept
 
+from zerolora.config.file import load
 from zerolora.config.fingerprint import fingerprints
+from zerolora.config.runs_file import write_runs
+from zerolora.errors import UserError
 from zerolora.report.charts import javascript
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,10 +65,10 @@ TINY_CONFIG: dict[str, Any] = {
 WAITING = ("test_events", "test_pipeline")
 # Files that take minutes, the longest first, so that none is begun when all others are done.
 LONG_FILES = (
-    "test_rerun_matrix",
-    "test_training",
     "test_methods_train",
     "test_embedded_default",
+    "test_rerun_matrix",
+    "test_training",
     "test_chaos",
     "test_engine_sync",
     "test_grids",
@@ -76,7 +80,6 @@ LONG_FILES = (
     "test_train_benchmarks",
     "test_data",
     "test_comparison",
-    "test_gpu_benchmark",
     "test_documented_commands",
     "test_extending",
     "test_accept",
@@ -221,9 +224,11 @@ class Project:
         return result
 
     def write_config(self, text: str | None = None) -> None:
-        """Write the project's config, or this text in its place."""
+        """Write the project's config, or this text in its place, and for a valid one the runs that DVC reads."""
         text = yaml.safe_dump(self.config, sort_keys=False) if text is None else text
         (self.directory / "config/config.yaml").write_text(text, encoding="utf-8")
+        with contextlib.chdir(self.directory), contextlib.suppress(UserError):
+            write_runs(load(Path("config/config.yaml"), before_first_trial=True))
 
     def snakemake(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run snakemake with the local profile."""

@@ -46,6 +46,7 @@ from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Target
 from zerolora.train.launch.launcher import CPU_MALLOC
@@ -451,8 +452,8 @@ def run_rank(request: dict[str, Any]) -> None:
     from zerolora.train.engines import engine_class
 
     group, weights = request["group"], Path(request["weights"])
-    config = zero_json(group)
     plan = training_plan(group, group["batches"][0])
+    config = ZeroJson(options=zero_json(group), choice=plan)
     engine_kind = engine_class(plan.engine)
     device = rank.claim_device(plan)
     if group["device"] == "cuda":

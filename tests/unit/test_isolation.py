@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_plan import training_plan
+from training_plan import training_plan, zero_json
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerolora.data.prepared_rows import IGNORED
@@ -308,7 +308,7 @@ def test_an_attention_that_the_model_has_not_is_a_users_mistake(kind: str, tmp_p
     build(kind).save_pretrained(tmp_path)
     plan = training_plan(attention="sdpa", engine="deepspeed")
     with pytest.raises(UserError, match="train.attention is sdpa, which this model does not have.*attention: eager"):
-        adapt(tmp_path, plan, {"zero_optimization": {"stage": 0}}, CPU)
+        adapt(tmp_path, plan, zero_json(plan, stage=0), CPU)
 
 
 def test_no_rows_first_token_is_a_target() -> None:

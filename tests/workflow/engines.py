@@ -1,16 +1,17 @@
 """Which stages an engine runs, or would run, read from its own words."""
 
 import json
+import os
 import re
-import subprocess
-import sys
+import tempfile
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import yaml
-from conftest import Project, project_environment
+from conftest import SERVERS, Project, project_environment
 
+ASKER = str(Path(__file__).with_name("asker.py"))
 TARGETS = {"all", "default", "judge_all"}
 STARTED = re.compile(r"^\d\d:\d\d:\d\d  (\w+)((?: \S+)*?) +started$", re.MULTILINE)
 WILDCARDS = re.compile(r"^    wildcards: (.+)$", re.MULTILINE)
@@ -29,32 +30,36 @@ def snakemake_would_run(project: Project) -> set[str]:
 
 def dvc_ran(project: Project) -> set[str]:
     """Run `dvc repro` and return the stages whose command ran."""
-    return {_plain(name) for name in re.findall(r"^Running stage '(.+)':", project.run("dvc", "repro").stdout, re.M)}
+    return set(re.findall(r"^Running stage '(.+)':", project.run("dvc", "repro").stdout, re.M))
 
 
 def dvc_changed(project: Project) -> set[str]:
     """Return the stages that `dvc status` calls changed."""
-    return {_plain(name) for name in json.loads(project.run("dvc", "status", "--json").stdout)}
+    return set(json.loads(project.run("dvc", "status", "--json").stdout))
 
 
 class Asker:
     """Both engines in one process (asker.py), for many questions about one project whose code stays as it is."""
 
     def __init__(self, project: Project) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("asker.py"))],
-            cwd=project.directory,
-            env=project_environment(project.directory),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._folder = tempfile.TemporaryDirectory()
+        names = [str(Path(self._folder.name) / name) for name in ("questions", "answers")]
+        for name in names:
+            os.mkfifo(name)
+        variables = project_environment(project.directory)
+        text = f"import runpy; runpy.run_path({ASKER!r})['main'](*{names!r})"
+        server = SERVERS.of(project.directory, variables)
+        self._process = server.start(("python", "-c", text), project.directory, variables)
+        self._questions, self._answers = Path(names[0]).open("w"), Path(names[1]).open()  # noqa: SIM115 (until the end)
 
     def __enter__(self) -> "Asker":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.communicate()
+        self._questions.close()
+        self._answers.close()
+        self._process.wait()
+        self._folder.cleanup()
 
     def snakemake_would_run(self) -> set[str]:
         """Return the stages that a dry run shows."""
@@ -62,17 +67,16 @@ class Asker:
 
     def dvc_changed(self) -> set[str]:
         """Return the stages that `dvc status` calls changed."""
-        return {_plain(name) for name in self._answer("dvc")}
+        return set(self._answer("dvc"))
 
     def resolve(self) -> None:
         """Do what the stage resolve does."""
         self._answer("resolve")
 
     def _answer(self, question: str) -> Any:
-        assert self.process.stdin and self.process.stdout
-        print(question, file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        assert line, f"asked for {question}, it ended with {self.process.wait()}"
+        print(question, file=self._questions, flush=True)
+        line = self._answers.readline()
+        assert line, f"asked for {question}, it ended with {self._process.wait()}: {self._process.errors()}"
         return json.loads(line)
 
 
@@ -94,7 +98,7 @@ def edges_of(project: Project) -> Edges:
     for line in project.run("dvc", "dag", "--dot").stdout.splitlines():
         names = re.findall(r'"([^"]+)"', line)
         if len(names) == 2:
-            edges.setdefault(_plain(names[1]), set()).add(_plain(names[0]))
+            edges.setdefault(names[1], set()).add(names[0])
     return edges
 
 
@@ -110,11 +114,6 @@ def _stages_in(printed: str) -> set[str]:
             values = [each.partition("=")[2] for each in found[1].split(", ")] if found else []
             stages.add(f"{rule}@{'-'.join(values)}" if values else rule)
     return stages
-
-
-def _plain(name: str) -> str:
-    name = re.sub(r"^fetch_(package|hub|directory)@", "fetch@", name)
-    return re.sub(r"(_harness)?(_continued|_expanded|_shared)?@", "@", name)
 
 
 def edit_config(project: Project, **values: Any) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import ROOT, Project
+from conftest import Project
 from engines import dvc_changed, edit_config, snakemake_would_run
+from extending import EXAMPLES, PAGE
 
 from zerolora.strategies import STRATEGIES
 from zerolora.train.checkpoint.format import header
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 NAME, BEFORE = "zero3_whole_adapters", "zero3"
 FORM = '| `quiz` | question, answer; hint | `{"question": "What is 1 + 4?", "answer": "5", "hint": "Less than 6."}` |'
 FORMAT = "| `human` | `<s>Human: Hi⏎Assistant:« Hello</s>»` | none | no model |"
@@ -24,18 +24,16 @@ OPTIMIZER = "| `lion_8bit` | `bitsandbytes.optim.Lion` | 1.02 | 0.9, 0.99 | none
 OBJECTIVE = "| `hard_rows` | softplus of a row's loss less the mean row's | rows | lowest `row_loss` |"
 TRACKER = "| `jsonl` | yes | `steps.jsonl` | |"
 TARGET = "| `bundle` | the adapter | `adapter.zip` | peft |"
-# Of each kind of thing: the folder of its file, the page with its table, the line there and the line before or after.
-EXAMPLES: dict[str, tuple[str, str | None, str, str]] = {
-    "form": ("data/formats", "data", f"{FORM}\n", "| `text` |"),
-    "prompt format": ("data/prompt_formats", "data", f"{FORMAT}\n", "| `llama-2` |"),
-    "method": ("methods", "memory", f"{METHOD}\n", "| `dora` |"),
-    "optimizer": ("optimizers", "optimizers", f"{OPTIMIZER}\n", "| `lion` |"),
-    "objective": ("train/objectives", "training", f"{OBJECTIVE}\n", "\n## The loss"),
-    "tracker": ("train/telemetry/trackers", "telemetry", f"{TRACKER}\n", "| `wandb` |"),
-    "strategy": ("strategies", "choice", "", f"| `{BEFORE}` |"),
-    "task": ("evaluate/tasks", None, "", ""),
-    "export target": ("export/targets", "export", f"{TARGET}\n", "| `gguf` |"),
-}
+# The page with the table of a kind of thing, the line there and the line below it.
+LINES = (
+    ("data", FORM, "| `text` |"),
+    ("data", FORMAT, "| `llama-2` |"),
+    ("memory", METHOD, "| `dora` |"),
+    ("optimizers", OPTIMIZER, "| `lion` |"),
+    ("training", OBJECTIVE, "\n## The loss"),
+    ("telemetry", TRACKER, "| `wandb` |"),
+    ("export", TARGET, "| `gguf` |"),
+)
 # Tests of the registries, which hold for what was added as for the rest.
 CHECKS = {
     "test_formats.py": "example_and_stands",
@@ -55,20 +53,19 @@ CHECKS = {
 def project(make_project: Callable[[str], Project]) -> Project:
     """Return a copy of the project with every example, which has run with those that a run can have."""
     project = make_project("extended")
-    for folder, page, line, before in EXAMPLES.values():
-        found = re.search(rf"`(src/zerolora/{folder}/\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.S)
-        assert found, folder
-        (project.directory / found[1]).write_text(found[2])
-        if page and line:
-            path = project.directory / f"docs/{page}.md"
-            path.write_text(path.read_text().replace(before, line + before, 1))
+    for example in EXAMPLES:
+        path = project.directory / "src/zerolora" / example.path
+        path.write_text(example.added(path.read_text() if path.exists() else ""))
+    for page, line, before in LINES:
+        path = project.directory / f"docs/{page}.md"
+        path.write_text(path.read_text().replace(before, f"{line}\n{before}", 1))
     row = re.search(rf"^\| `{NAME}` \|.*\n", PAGE, re.M)
     assert row
     path = project.directory / "docs/choice.md"
     path.write_text(re.sub(rf"^\| `{BEFORE}` \|.*\n", rf"\g<0>{row[0]}", path.read_text(), count=1, flags=re.M))
     add_stage(project)
     add_target_settings(project)
-    project.run("python", "-m", "zerolora.commands.registry_names")
+    project.run("python", "-m", "zerolora.commands.write_registry_names")
     project.run("python", "docs/method_table.py")
     rows = [{"question": f"{number}?", "answer": f"{number}!", "hint": None} for number in range(20)]
     (project.directory / "rows.json").write_text(json.dumps(rows))
@@ -117,15 +114,19 @@ def read(project: Project, name: str) -> Any:
     return json.loads((project.directory / "results" / name).read_text())
 
 
-def test_each_is_one_file_and_a_line_and_a_stage_is_four_files(project: Project) -> None:
+def test_each_is_a_file_or_an_entry_and_a_line_and_a_stage_is_four_files(project: Project) -> None:
     found = project.run("git", "status", "--porcelain", "--untracked-files=all", "src", "workflow", "docs", "dvc.yaml")
     new = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith("??"))
     changed = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith(" M"))
-    assert len(new) == len(EXAMPLES) + 2, new  # the stage's module and rule
+    files = [example for example in EXAMPLES if not example.below]
+    assert len(EXAMPLES) == 10 and len(new) == len(files) + 2, new  # the stage's module and rule
     assert changed == [
         "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
         "docs/telemetry.md", "docs/training.md", "dvc.yaml", "src/zerolora/config/registry_names.py",
-        "src/zerolora/config/stages.py", "src/zerolora/config/target_sections.py",
+        "src/zerolora/config/stages.py",
+        "src/zerolora/config/target_sections.py", "src/zerolora/data/prompt_formats.py",
+        "src/zerolora/optimizers/__init__.py", "src/zerolora/strategies/__init__.py",
+        "src/zerolora/train/telemetry/trackers.py",
     ]  # fmt: skip
 
 

@@ -28,7 +28,6 @@ from zerolora.config.schema import data_folders
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
 from zerolora.config.code import chosen_by_run, codes
 from zerolora.config.compared import compared
-from zerolora.config.expanded import check_expanded
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError, explained
 from zerolora.files import canonical
@@ -43,6 +42,7 @@ from zerolora.config.resolve import (
     shared_settings,
     texts,
 )
+from zerolora.config.runs_file import check_runs
 from zerolora.config.sharing import STAGES as SHARED_STAGES
 from zerolora.export.targets import TARGETS
 from zerolora.config.limits import hardware_limits
@@ -76,7 +76,7 @@ try:
     if workflow.is_main_process:
         check_files(Path(CONFIG_FILE), CONFIG)
         if "DVC_STAGE" in os.environ:
-            check_expanded(CONFIG)
+            check_runs(CONFIG)
     VALUES = read_values(Path(CONFIG_FILE))
     STAGE_SETTINGS = resolve(CONFIG)
     SETTINGS = STAGE_SETTINGS.model_dump(mode="json")

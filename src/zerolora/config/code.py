@@ -6,8 +6,14 @@ from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
 from zerolora.config.registry_names import OPTIMIZERS, PROMPT_FORMATS, STRATEGIES, TASKS
-from zerolora.config.schema import PrepareSettings
-from zerolora.config.settings import AskedTaskSettings, EvaluateSettings, Resolved, RunSettings, TaskSettings
+from zerolora.config.settings import (
+    AskedTaskSettings,
+    EvaluateSettings,
+    PrepareSettings,
+    Resolved,
+    RunSettings,
+    TaskSettings,
+)
 from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.stages import STAGES
 from zerolora.files import canonical

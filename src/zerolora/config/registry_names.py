@@ -1,4 +1,4 @@
-"""The names in the registries, as `make schema` wrote them (commands/registry_names.py)."""
+"""The names in the registries, as `make schema` wrote them (commands/write_registry_names.py)."""
 
 FORMS = (
     "alpaca",

@@ -51,7 +51,7 @@ FetchAdapterSettings = schema.HubAdapter
 """Settings of `fetch_adapter`."""
 
 
-class PrepareSettings(schema.PrepareSettings):
+class PrepareSettings(schema.PrepareSection):
     """Settings of `prepare`: the section without what evaluation alone reads."""
 
     model_config = ConfigDict(frozen=True)
@@ -188,7 +188,7 @@ class TrainingChoice(Settings):
     """The canary before the run; None if it needs none."""
 
 
-class TrainSettings(schema.TrainSettings):
+class TrainSettings(schema.TrainSection):
     """Settings of `train`, but for what `render` decides (`TrainingChoice`)."""
 
     model_config = ConfigDict(frozen=True)
@@ -208,7 +208,7 @@ class ExportSettings(schema.Export):
     model_config = ConfigDict(frozen=True)
 
 
-class EvaluateSettings(schema.EvaluateSettings):
+class EvaluateSettings(schema.EvaluateSection):
     """Settings of `evaluate` and `evaluate_base`."""
 
     model_config = ConfigDict(frozen=True)

@@ -12,6 +12,7 @@ from zerolora.evaluate.difference import Answer, changed, difference
 from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.report import figures, tasks
 from zerolora.report.headline_metrics import headline
 from zerolora.report.html import render as page_of
@@ -77,7 +78,7 @@ def report(
     tasks.set_aside(settings.tasks, base, results)
     asked = tasks.compared(settings.tasks, base, results)
     made_of = provenance(run, model, data, results, config, lock)
-    zero = read_json(zero_file, "zerolora render")
+    zero = ZeroJson.read(zero_file)
     columns, rows = table(train_usage)
     page = page_of(
         "page.html",
@@ -104,7 +105,7 @@ def report(
         mask=read_json(data / "mask.json", "zerolora prepare"),
         packing=read_json(packing / "stats.json", "zerolora pack"),
         estimate=estimate,
-        strategy=zero["zerolora"]["strategy"],
+        strategy=zero.choice.strategy,
         render=render,
         zero=zero_file.read_text(encoding="utf-8"),
         charts=_charts(
@@ -118,7 +119,7 @@ def report(
     write_json(summary_file, headline(before, compared, trained, used["train"], train_usage))
     write_json(difference_file, compared)
     refused = _refused(settings.fail_if, compared)
-    planned = Planned(estimate, zero["zerolora"], render)
+    planned = Planned(estimate, zero.choice, render)
     write_json(
         row_file,
         row(results, planned, compared, trained, used["train"], train_usage, refused, objective.loss_unit)
@@ -135,14 +136,14 @@ def _charts(
     metrics: Path,
     estimate: Mapping[str, Any],
     render: Mapping[str, Any],
-    zero: Mapping[str, Any],
+    zero: ZeroJson,
     used: Mapping[str, Any],
     resources: Mapping[str, Any],
     trained: Mapping[str, Any],
     objective: Objective,
 ) -> dict[str, Any]:
     """Return the charts by the section of the page that shows them."""
-    strategy = zero["zerolora"]["strategy"]
+    strategy = zero.choice.strategy
     telemetry = metrics / "telemetry.csv"
     rendered, wanted = render["choice"]["ranked"][0], render["slurm_resources"]
     measured_step = resources["training_seconds"] / trained["steps"]

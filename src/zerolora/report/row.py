@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.config.settings import TrainingChoice
 from zerolora.files import MANIFEST, read_json
 
 POINTS = 100
@@ -21,7 +22,7 @@ class Planned(NamedTuple):
 
     estimate: Mapping[str, Any]
     """estimate.json."""
-    choice: Mapping[str, Any]
+    choice: TrainingChoice
     """The entry `zerolora` of zero.json."""
     reasons: Mapping[str, Any]
     """render.json."""
@@ -58,7 +59,7 @@ def row(
     found: dict[str, Any] = {
         "status": "failed" if failure else "done",
         "reason": failure or "; ".join(_remarks(compared, trained)),
-        **{key: rendered[key] for key in ("strategy", "micro_batch", "accumulation")},
+        **{key: getattr(rendered, key) for key in ("strategy", "micro_batch", "accumulation")},
         **{name: compared[name] for name in FIGURES if name in compared},
         "steps": trained["steps"],
         "trainable_parameters": trained["trainable_parameters"],
@@ -76,7 +77,7 @@ def row(
         "adapter_bytes": sum(file["bytes"] for name, file in files.items() if name.endswith(".safetensors")),
         "loss_unit": loss_unit,
         "curve": _curve(results / "metrics" / "loss.csv"),
-        "memory": _memory(planned.estimate, rendered["strategy"]),
+        "memory": _memory(planned.estimate, rendered.strategy),
         "parts": {part: resources[f"{part}_share"] * step for part in PARTS if f"{part}_share" in resources},
     }
     if on_gpu:

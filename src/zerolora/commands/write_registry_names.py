@@ -1,4 +1,4 @@
-"""Write the names in the registries as config/registry_names.py: python -m zerolora.commands.registry_names.
+"""Write the names in the registries as config/registry_names.py: python -m zerolora.commands.write_registry_names.
 
 The config refuses a name that no registry has, and imports none of them: they stand on the config.
 """
@@ -18,7 +18,7 @@ from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.telemetry.trackers import TRACKERS
 
 FILE = Path(registry_names.__file__)
-HEAD = '"""The names in the registries, as `make schema` wrote them (commands/registry_names.py)."""\n'
+HEAD = '"""The names in the registries, as `make schema` wrote them (commands/write_registry_names.py)."""\n'
 
 
 def text() -> str:
