@@ -64,7 +64,7 @@ from zerolora.train.engines.engine import DTYPES, Engine
 from zerolora.train.feed import PackedRow, collate
 from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
-from zerolora.train.loss import loss_sum
+from zerolora.train.loss import token_losses
 from zerolora.train.rank import claim_device
 from zerolora.train.training_plan import TrainingPlan
 
@@ -356,7 +356,7 @@ def step_seconds(engine: Any, micro_batches: list[list[PackedRow]], packing: boo
     _settle(device)
     started = time.perf_counter()
     for rows in micro_batches:
-        loss, _ = loss_sum(engine, collate(rows, packing, device), 1)
+        loss = token_losses(engine, collate(rows, packing, device)).sum()
         engine.backward(loss * (engine.divisor / tokens))
         engine.step()
         loss.detach().cpu()

@@ -20,6 +20,7 @@ REGISTRIES = {
     "Strategies": ("strategies", "strategies", "STRATEGIES", "`render.strategy`, besides `auto` and a DeepSpeed JSON"),
     "Methods": ("methods", "methods.registry", "TRAINABLE", "`train.method`"),
     "Optimizers": ("optimizers", "optimizers", "OPTIMIZERS", "`train.optimizer`"),
+    "Objectives": ("train/objectives", "train.objectives", "OBJECTIVES", "`train.objective`"),
     "Forms of rows": ("data/formats", "data.formats", "FORMS", "`prepare.<name>.sources`, `format`"),
     "Prompt formats": (
         "data",
@@ -37,6 +38,7 @@ INTERFACES = {
     "A strategy": "strategies.strategy.Strategy",
     "A method": "methods.method.TrainableMethod",
     "An optimizer": "optimizers.optimizer.Optimizer",
+    "An objective": "train.objectives.objective.Objective",
     "A form of rows": "data.formats.form.Form",
     "A prompt format": "data.prompt_formats.PromptFormat",
     "An evaluation task": "evaluate.tasks.task.Task",

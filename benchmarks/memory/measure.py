@@ -544,7 +544,7 @@ def one_batch(
     from zerolora.data.prepared_rows import open_split
     from zerolora.train.checkpoint.store import Checkpoints
     from zerolora.train.feed import Batches
-    from zerolora.train.loss import loss_sum
+    from zerolora.train.loss import token_losses
 
     saver = Checkpoints(data.parent / "checkpoints", {}, {"steps": STEPS}, every_minutes=1e9)
     if device.type == "cuda":
@@ -560,7 +560,7 @@ def one_batch(
             if number == 0:
                 engine.eval()
                 with torch.no_grad():
-                    loss_sum(engine, inputs, 1)
+                    token_losses(engine, inputs).sum()
                 engine.train()
                 settle(device)
                 started = time.perf_counter()
@@ -612,10 +612,10 @@ def save_beside(engine: Any, saver: Any, number: int) -> None:
 
 def step(engine: Any, inputs: dict[str, Any], loss: str) -> None:
     """Make one optimizer step on one micro-batch."""
-    from zerolora.train.loss import loss_sum
+    from zerolora.train.loss import token_losses
 
     if loss == "fused":
-        total, _ = loss_sum(engine, inputs, 1)
+        total = token_losses(engine, inputs).sum()
     else:
         names = ("input_ids", "attention_mask")
         model_inputs = {name: inputs[name] for name in names if name in inputs}

@@ -219,7 +219,7 @@ class Ours:
         settings = TrainSettings.model_validate(self.settings)
         training = TrainingPlan.of(settings, self.zero.choice)
         batches = Batches(rows, plan, training, 0, self.ranks)
-        return [batches.at(step)[1] for step in range(batches.steps)]
+        return [batches.at(step)[1]["supervised token"] for step in range(batches.steps)]
 
 
 def hardware(device: str, ranks: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from zerolora.train.adapter import adapt
 from zerolora.train.checkpoint.store import FINISHED
 from zerolora.train.engines.engine import plain, trained
 from zerolora.train.feed import Batches, collate
-from zerolora.train.loss import loss_sum
+from zerolora.train.loss import token_losses
 from zerolora.train.rank import read_plan
 from zerolora.train.schedule import learning_rate
 from zerolora.train.training_plan import TrainingPlan
@@ -60,10 +60,11 @@ def by_hand(bench: Bench, plan: TrainingPlan, config: ZeroJson) -> tuple[list[fl
     losses = []
     model.train()
     for step in range(batches.steps):
-        micro_batches, tokens = batches.at(step)
+        micro_batches, units = batches.at(step)
+        tokens = units["supervised token"]
         total = 0.0
         for rows in micro_batches:
-            loss, _ = loss_sum(model, collate(rows, False, torch.device("cpu")), 1)
+            loss = token_losses(model, collate(rows, False, torch.device("cpu"))).sum()
             (loss * (1 / tokens)).backward()
             total += float(loss.detach())
         losses.append(total / tokens)

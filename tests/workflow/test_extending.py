@@ -1,6 +1,7 @@
 """Every example of docs/extending.md, added to one copy of the project as the page says, and run there."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ FORM = '| `quiz` | question, answer; hint | `{"question": "What is 1 + 4?", "ans
 FORMAT = "| `human` | `<s>Human: Hi⏎Assistant:« Hello</s>»` | none | no model |"
 METHOD = "| `lora_fa` | the second factor of LoRA | estimated only |"
 OPTIMIZER = "| `lion_8bit` | `bitsandbytes.optim.Lion` | 1.02 | 0.9, 0.99 | none | everywhere but on NVMe |"
+OBJECTIVE = "| `hard_rows` | softplus of a row's loss less the mean row's | rows | lowest `row_loss` |"
 TRACKER = "| `jsonl` | yes | `steps.jsonl` | |"
 TARGET = "| `bundle` | the adapter | `adapter.zip` | peft |"
 # The page with the table of a kind of thing, the line there and the line below it.
@@ -28,6 +30,7 @@ LINES = (
     ("data", FORMAT, "| `llama-2` |"),
     ("memory", METHOD, "| `dora` |"),
     ("optimizers", OPTIMIZER, "| `lion` |"),
+    ("training", OBJECTIVE, "\n## The loss"),
     ("telemetry", TRACKER, "| `wandb` |"),
     ("export", TARGET, "| `gguf` |"),
 )
@@ -72,6 +75,7 @@ def project(make_project: Callable[[str], Project]) -> Project:
             "prepare.rows.check": "words",
             "prepare.rows.template": "human",
             "render.strategy": NAME,
+            "train.objective": "hard_rows",
             "train.optimizer": "lion_8bit",
             "train.tracker": "jsonl",
             "train.ranks_per_node": 2,
@@ -115,10 +119,11 @@ def test_each_is_a_file_or_an_entry_and_a_line_and_a_stage_is_four_files(project
     new = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith("??"))
     changed = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith(" M"))
     files = [example for example in EXAMPLES if not example.below]
-    assert len(EXAMPLES) == 9 and len(new) == len(files) + 2, new  # the stage's module and rule
+    assert len(EXAMPLES) == 10 and len(new) == len(files) + 2, new  # the stage's module and rule
     assert changed == [
         "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
-        "docs/telemetry.md", "dvc.yaml", "src/zerolora/config/registry_names.py", "src/zerolora/config/stages.py",
+        "docs/telemetry.md", "docs/training.md", "dvc.yaml", "src/zerolora/config/registry_names.py",
+        "src/zerolora/config/stages.py",
         "src/zerolora/config/target_sections.py", "src/zerolora/data/prompt_formats.py",
         "src/zerolora/optimizers/__init__.py", "src/zerolora/strategies/__init__.py",
         "src/zerolora/train/telemetry/trackers.py",
@@ -165,6 +170,40 @@ def test_the_optimizer_is_estimated_and_its_state_saved(project: Project) -> Non
         json.loads(project.run("zerolora", *asked, name).stdout)["gpu"]["moments"] for name in ("lion", "lion_8bit")
     ]
     assert found[0] == pytest.approx(4 / (1 + 4 / 256) * found[1], rel=0.01)
+
+
+def test_the_objective_keeps_its_contract(project: Project) -> None:
+    file = "tests/train/test_objectives.py"
+    said = project.run("python", "-m", "pytest", "-q", "-rA", file, "-k", "hard_rows").stdout
+    assert len(re.findall(rf"^PASSED {file}::\S+hard_rows\]", said, re.M)) == 2, said
+
+
+def test_the_objective_is_estimated_trained_and_reported(project: Project) -> None:
+    """Its loss and metric are of rows; its forward pass before the step costs time, its fp64 losses cost memory."""
+    trained = read(project, "default/metrics/train.json")
+    assert trained["loss_first"] >= math.log(2)  # softplus is convex
+    assert trained["row_loss_validation"] > trained["loss_validation"]
+    lines = (project.directory / "results/default/metrics/telemetry.csv").read_text().splitlines()
+    assert len(lines) == 1 + trained["steps"] and "row_loss" in lines[0].split(",")
+    assert "loss per row" in (project.directory / "results/default/report.html").read_text()
+    memory = ["memory", "--model", "model", "--strategy", "ddp", "--loss", "fused", "--json", "--objective"]
+    totals = [
+        json.loads(project.run("zerolora", *memory, name).stdout)["phases"]["loss"] for name in ("sft", "hard_rows")
+    ]
+    assert totals[1] - totals[0] == pytest.approx(8 * 4096, rel=0.05)  # and a share of it for fragmentation
+    steps, flops = {}, {}
+    for objective in ("hard_rows", "sft"):
+        edit_config(project, **{"train.objective": objective})
+        if objective == "sft":
+            rerun = {f"{stage}@default" for stage in ("estimate", "render", "train", "report")}
+            assert snakemake_would_run(project) >= rerun
+        project.snakemake("results/default/render.json")
+        steps[objective] = read(project, "default/render.json")["choice"]["ranked"][0]["step_seconds"]
+        flops[objective] = read(project, "default/zero.json")["zerolora"]["flops"]["supervised_token"]
+    edit_config(project, **{"train.objective": "hard_rows"})
+    project.snakemake("results/default/render.json")
+    assert flops["hard_rows"] == 1.5 * flops["sft"]  # two passes forward, and the gradient of a frozen head's input
+    assert steps["hard_rows"] > steps["sft"]
 
 
 def test_the_tracker_gets_every_step(project: Project) -> None:

@@ -171,6 +171,7 @@ ELSEWHERE = {
     "train.sequence_parallel": "test_a_whole_section_that_changes",
     "train.patience": "test_a_whole_section_that_changes",
     "train.stop_above": "test_a_whole_section_that_changes",
+    "train.objective": "test_extending.py",  # which adds a second one
     "train.from_adapter": "test_a_whole_section_that_changes",
     **{
         f"tasks.rows.{key}": "test_tasks_of_runs.py"

@@ -14,6 +14,7 @@ from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.strategies import STRATEGIES
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.telemetry.trackers import TRACKERS
 
 FILE = Path(registry_names.__file__)
@@ -29,6 +30,7 @@ def text() -> str:
         "TASKS": ({name: task.ask for name, task in TASKS.items()}, "Checks of answers, and what a model is to do."),
         "TARGETS": (list(TARGETS), "Targets of export."),
         "METHODS": (list(TRAINABLE), "Methods of training."),
+        "OBJECTIVES": (list(OBJECTIVES), "Objectives of training."),
         "OPTIMIZERS": (list(OPTIMIZERS), "Optimizers."),
         "STRATEGIES": ({name: str(each.engine) for name, each in STRATEGIES.items()}, "Strategies, and their engines."),
         "TRACKERS": (list(TRACKERS), "Trackers."),
@@ -42,6 +44,8 @@ def _literal(value: object) -> str:
         items = [f"{json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()]
         return "{\n" + "".join(f"    {each},\n" for each in items) + "}"
     assert isinstance(value, list)
+    if len(value) == 1:
+        return f"({json.dumps(value[0])},)"
     return "(\n" + "".join(f"    {json.dumps(each)},\n" for each in value) + ")"
 
 

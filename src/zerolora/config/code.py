@@ -80,6 +80,7 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
         **chosen_by_check(run.evaluate),
         "methods": {run.train.method} if stage in OF_METHOD else set(),
         "optimizers": {run.train.optimizer, REFERENCE_OPTIMIZER},
+        "train.objectives": {run.train.objective},
         "export.targets": {*run.export.targets},
     }
     if stage == "train":

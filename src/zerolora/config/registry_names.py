@@ -103,6 +103,9 @@ METHODS = (
 )
 """Methods of training."""
 
+OBJECTIVES = ("sft",)
+"""Objectives of training."""
+
 OPTIMIZERS = (
     "adamw",
     "adamw_8bit",

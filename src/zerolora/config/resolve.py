@@ -277,6 +277,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "keep_checkpoints": train.keep_checkpoints,
         "keeps_best": train.validation_steps is not None and train.keep == "best",
         "method": MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
+        "objective": train.objective,
         "optimizer": train.optimizer,
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
     }
@@ -313,6 +314,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         report=ReportSettings(
             **settings.report.model_dump(),
             strategy=settings.render.strategy,
+            objective=train.objective,
             fail_if=config.evaluate.fail_if,
             tasks=sorted([*config.tasks.rows, *config.tasks.harness]),
         ),

@@ -43,6 +43,7 @@ from zerolora.config.values import (
     Jinja,
     MethodName,
     Name,
+    ObjectiveName,
     OptimizerName,
     Probe,
     Resume,
@@ -333,6 +334,8 @@ class TrainSection(MethodSections):
 
     method: MethodName = "lora"
     """What is trained (docs/methods.md): lora, dora, qlora, qdora, ia3, vera, or full for all weights."""
+    objective: ObjectiveName = "sft"
+    """What is learned from a row (docs/training.md): sft, the loss of each supervised token."""
     from_adapter: Text | None = None
     """Directory of an adapter to go on from: results/<run>/adapter of another run, resources/adapters/<name> of
     fetch.adapter, or one of yours. For runs in `continued` only, which must have it."""

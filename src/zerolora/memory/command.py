@@ -61,6 +61,7 @@ def memory(
     double_quantization: Annotated[bool | None, _option("Quantize the constants too.", "double-quantization")] = None,
     strategy: Annotated[str | None, _option("A strategy's name (docs/choice.md), or all.", "all")] = None,
     optimizer: Annotated[str, _option("adamw, lion, … (docs/optimizers.md lists them).")] = "adamw",
+    objective: Annotated[str, _option("What is learned from a row (docs/training.md lists them).")] = "sft",
     prepared_by: Annotated[
         Literal["zerolora", "peft"] | None,
         _option("Who prepared QLoRA's base: peft lifts the rest to fp32.", "zerolora"),
@@ -109,10 +110,13 @@ def memory(
     from zerolora.memory.training_spec import TrainingSpec
     from zerolora.model.spec import with_rows
     from zerolora.optimizers import OPTIMIZERS
+    from zerolora.train.objectives import OBJECTIVES
 
     if optimizer not in OPTIMIZERS:
         raise UserError(f"--optimizer {optimizer}: write one of {', '.join(OPTIMIZERS)}")
 
+    if objective not in OBJECTIVES:
+        raise UserError(f"--objective {objective}: write one of {', '.join(OBJECTIVES)}")
     if activation_offload and activation_checkpointing is False:
         raise UserError(
             "--activation-offload: it moves what checkpointing keeps, the layers' inputs; remove "
@@ -125,6 +129,7 @@ def memory(
     model_spec = with_rows(model_spec, added_tokens or 0)
     spec = TrainingSpec(
         strategy="zero0",
+        objective=OBJECTIVES[objective],
         optimizer=OPTIMIZERS[optimizer],
         method=method_of_options(
             method,

@@ -221,6 +221,7 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         idle=model.parameters - model.active_parameters,
         merged=merged,
         merging=merging,
+        forwards_before=spec.objective.forwards_before,
         offloads_inputs=spec.offloads_inputs,
         update_traffic=spec.optimizer.traffic(on_cpu),
         update_states=spec.optimizer.state_bytes(parameters) / parameters.trained,

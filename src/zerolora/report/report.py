@@ -22,6 +22,8 @@ from zerolora.report.run_cost import figures as cost
 from zerolora.report.run_cost import ratios
 from zerolora.report.show import before_and_after
 from zerolora.report.usage import table, usage
+from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.objectives.objective import Objective
 
 SHOWN_FIRST = 3
 """Answers beside the result."""
@@ -62,6 +64,7 @@ def report(
         "train": read_json(metrics / "train_resources.json", "zerolora train"),
     }
     trained = read_json(metrics / "train.json", "zerolora train")
+    objective = OBJECTIVES[settings.objective]
     estimate = read_json(estimate_file, "zerolora estimate")
     render = read_json(reasons, "zerolora render")
     adapter = read_json(results / "adapter" / MANIFEST, "zerolora train")
@@ -105,7 +108,10 @@ def report(
         strategy=zero.choice.strategy,
         render=render,
         zero=zero_file.read_text(encoding="utf-8"),
-        charts=_charts(compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained),
+        charts=_charts(
+            compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained, objective
+        ),
+        loss_unit=objective.loss_unit,
         provenance=made_of,
         commands=commands(made_of["commit"], f"results/{run}/report.html"),
     )
@@ -115,7 +121,9 @@ def report(
     refused = _refused(settings.fail_if, compared)
     planned = Planned(estimate, zero.choice, render)
     write_json(
-        row_file, row(results, planned, compared, trained, used["train"], train_usage, refused) | tasks.flat(asked)
+        row_file,
+        row(results, planned, compared, trained, used["train"], train_usage, refused, objective.loss_unit)
+        | tasks.flat(asked),
     )
     write_text(output, page)
     result(before_and_after(before, compared))
@@ -132,6 +140,7 @@ def _charts(
     used: Mapping[str, Any],
     resources: Mapping[str, Any],
     trained: Mapping[str, Any],
+    objective: Objective,
 ) -> dict[str, Any]:
     """Return the charts by the section of the page that shows them."""
     strategy = zero.choice.strategy
@@ -145,7 +154,7 @@ def _charts(
     return {
         "score": [figures.scores(compared, [""], "accuracy", "Accuracy.")] if "difference" in compared else [],
         "groups": [figures.scores(compared, ["", *groups], "groups-chart", "Accuracy of groups.")] if groups else [],
-        "loss": [figures.loss_curve(metrics / "loss.csv")],
+        "loss": figures.learning_curves(metrics / "loss.csv", objective),
         "steps": figures.step_times(telemetry),
         "load": figures.load(telemetry),
         "memory": memory if wanted["gpus"] else memory[::-1],

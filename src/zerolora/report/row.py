@@ -36,12 +36,13 @@ def row(
     resources: Mapping[str, Any],
     used: Mapping[str, Any],
     failure: str | None,
+    loss_unit: str,
 ) -> dict[str, Any]:
     """Return the row of the run in `results`: a flat table of figures, and what its charts show.
 
     compared: difference.json. trained, resources: train.json and train_resources.json. used: usage.json. failure: why
-    the gate does not let the run pass. Sizes are in bytes, times in seconds, energy in joules; what was not measured is
-    left out.
+    the gate does not let the run pass. loss_unit: what the loss is a mean over, as in "per supervised token". Sizes are
+    in bytes, times in seconds, energy in joules; what was not measured is left out.
 
         status, reason    done, or failed with the gate's reason
         strategy          and micro_batch, accumulation, as render chose them
@@ -74,6 +75,7 @@ def row(
         "communication_bytes": sum(size for name, size in resources.items() if name.endswith("_bytes_per_step")),
         "gpu_hours" if on_gpu else "rank_hours": hours,
         "adapter_bytes": sum(file["bytes"] for name, file in files.items() if name.endswith(".safetensors")),
+        "loss_unit": loss_unit,
         "curve": _curve(results / "metrics" / "loss.csv"),
         "memory": _memory(planned.estimate, rendered.strategy),
         "parts": {part: resources[f"{part}_share"] * step for part in PARTS if f"{part}_share" in resources},

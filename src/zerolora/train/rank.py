@@ -311,12 +311,16 @@ def _write_metrics(
 ) -> None:
     """Write loss.csv, telemetry.csv, train.json and train_resources.json of a finished loop. Rank 0 only."""
     batches, validations = loop.batches, loop.validations
-    tokens, validated = batches.tokens_until(batches.steps), dict(validations.losses)
-    published = validations.lowest if validations.best else validations.losses[-1]
+    tokens, validated = batches.tokens_until(batches.steps), dict(validations.made)
+    published_step, published = validations.best_of_all if validations.best else validations.made[-1]
     table = io.StringIO()
-    writer = csv.DictWriter(table, ["step", "loss", "learning_rate", "loss_validation"], lineterminator="\n")
+    names = [*loop.metrics, *(f"{name}_validation" for name in loop.metrics)]
+    columns = ["step", "loss", "learning_rate", "loss_validation", *names]
+    writer = csv.DictWriter(table, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**row, "loss_validation": validated.get(row["step"], "")} for row in loop.history())
+    for row in loop.history():
+        figures = validated.get(row["step"], dict.fromkeys(published, ""))
+        writer.writerow({**row, **{f"{name}_validation": value for name, value in figures.items()}})
     metrics = {
         "steps": batches.steps,
         "planned_steps": batches.planned,
@@ -325,8 +329,10 @@ def _write_metrics(
         "trainable_parameters": trainable_parameters,
         "loss_first": loop.losses[0],
         "loss_last": loop.losses[-1],
-        "loss_validation": published[1],
-        "published_step": published[0],
+        **{f"{name}_validation": value for name, value in published.items()},
+        **{f"{name}_first": values[0] for name, values in loop.metrics.items()},
+        **{f"{name}_last": values[-1] for name, values in loop.metrics.items()},
+        "published_step": published_step,
         **batches.balance(),
         **loop.telemetry.routed(),
         **_by_source(_sources(paths.data), loop.loss_by_source.tolist(), batches),

@@ -13,6 +13,7 @@ from zerolora.model import foreign
 from zerolora.model.added_tokens import of_data
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.earlier_adapter import provenance
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.training_plan import TrainingPlan
 
 # Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
@@ -50,7 +51,7 @@ def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, 
     """
     settings = compared(plan)
     rows = ("train.arrow", "validation.arrow")
-    origin = {}
+    origin, metrics = {}, list(OBJECTIVES[plan.objective].metrics)
     if plan.from_adapter:
         found = provenance(Path(plan.from_adapter), TRAINABLE[plan.method])
         origin = {"adapter that training goes on from": found["sha256"]}
@@ -59,6 +60,7 @@ def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, 
         **origin,
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
         **({"added_tokens": _hash(added)} if added else {}),
+        **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint holds those of every step
         "train.gradient_clipping": config.engine.gradient_clipping,
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
         "data": _hash({name: foreign.manifest(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),
@@ -73,6 +75,7 @@ def run_fingerprint(plan: TrainingPlan, config: ZeroJson, steps: int) -> dict[st
         "methods": {plan.method},
         "optimizers": {plan.optimizer},
         "train.engines": {plan.engine},
+        "train.objectives": {plan.objective},
         "strategies": (),
     }
     return {"steps": steps, "settings": settings, "config": config.options, "code": of_stage("train", chosen)}
