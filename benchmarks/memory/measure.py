@@ -482,8 +482,8 @@ def run_rank(request: dict[str, Any]) -> None:
 
 def training_plan(group: Group, batch: Batch) -> Any:
     """Return the plan that training would have for a batch of a group."""
+    from zerolora.config.method_sections import Lora
     from zerolora.config.settings import UsefulFlops
-    from zerolora.methods.sections import Lora
     from zerolora.train.training_plan import TrainingPlan
 
     return TrainingPlan(

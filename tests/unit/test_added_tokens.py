@@ -16,9 +16,9 @@ from transformers import (
     LlamaConfig,
 )
 
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
 from zerolora.methods.lora import LoraMethod
-from zerolora.methods.sections import MethodSections
 from zerolora.model.added_tokens import AddedToken, add_rows, extend, extend_again
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import with_rows

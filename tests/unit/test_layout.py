@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"commands"},
     {"memory.command", "publish", "imports", "search"},
-    {"config.file", "config.rules", "config.origin"},
+    {"config.file", "config.rules", "config.origin", "config.resolve"},
     {"probe", "judge"},
     {"report"},
     {"export"},
@@ -39,15 +39,7 @@ LAYERS: list[set[str]] = [
     {"machine"},
 ]
 # Modules of another room that a room may import all the same.
-SHARED = {
-    "config": {
-        *("data.formats", "data.prompt_formats", "evaluate.fail_if", "evaluate.tasks", "optimizers"),
-        *("export.target_sections", "export.targets"),
-        *("methods.registry", "methods.sections", "train.telemetry.trackers"),
-    },
-    "evaluate": {"export.vllm_limits"},
-    "model": {"methods.method"},
-}
+SHARED = {"evaluate": {"export.vllm_limits"}}
 BASE = len(LAYERS)
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.config import schema
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
 from zerolora.memory import reserve
 from zerolora.memory.estimate import Capacity, estimated
@@ -27,7 +28,6 @@ from zerolora.methods.dora import DoraMethod
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.qlora import QloraMethod
 from zerolora.methods.registry import METHODS, TRAINABLE, create
-from zerolora.methods.sections import MethodSections
 from zerolora.model.architecture import built_on_meta, takes_own_attention
 from zerolora.model.families import FAMILIES
 from zerolora.model.meta_device import build_on_meta

@@ -12,8 +12,8 @@ from test_merge import make_adapter
 
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load
-from zerolora.evaluate.fail_if import OF_MERGED, OF_TRAINED
 from zerolora.evaluate.merged_logits import BOUND, next_tokens, of_merged
+from zerolora.fail_if import OF_MERGED, OF_TRAINED
 from zerolora.merge.user_merge import merge_by_hand
 
 CPU = torch.device("cpu")

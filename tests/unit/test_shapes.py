@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
 from zerolora.methods.lora import LoraMethod
-from zerolora.methods.sections import MethodSections
 from zerolora.model.families import FAMILIES
 from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec, Module

@@ -54,7 +54,7 @@ NEW_KEYS = {
         ("class EstimateSettings(Settings):", "    spare: bool = False\n"),
         ("class TrainingChoice(Settings):", "    spare_choice: bool = False\n"),
     ),
-    "methods/sections.py": (("class Lora(Section):", "    spare: int = 1\n    '''Spare.'''\n"),),
+    "config/method_sections.py": (("class Lora(Section):", "    spare: int = 1\n    '''Spare.'''\n"),),
 }
 TEXTS = (
     ("train/checkpoint/store.py", "is passed over: {error}", "is left out: {error}"),
@@ -195,7 +195,7 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
             ("train",),
         ),
         (
-            "methods/sections.py",
+            "config/method_sections.py",
             "    dropout: ",
             "    dropout: float = 0.1\n    spare: ",
             ("estimate", "render", "train"),

@@ -12,7 +12,7 @@ import torch
 
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, with_adapter
-from zerolora.evaluate.fail_if import OF_MERGED, OF_TRAINED
+from zerolora.fail_if import OF_MERGED, OF_TRAINED
 from zerolora.log import LOGGER
 from zerolora.methods import quantized_base
 from zerolora.model import added_tokens

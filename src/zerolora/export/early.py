@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.export.llama_cpp import MissingProgram
@@ -83,7 +84,7 @@ def _write_adapter(adapter: Path, settings: RenderSettings, published: TrainedSh
     if published.config is None:
         return
     config = portable(published.config, {"name": None, "revision": None})
-    if "lora" in method.sections and settings.sections.lora.init != lora_init.DEFAULT:
+    if "lora" in method.sections and settings.sections.lora.init != DEFAULT_INIT:
         factors = {name: tensor for name, tensor in tensors.items() if ".lora_A." in name or ".lora_B." in name}
         tensors, config = lora_init.published(tensors, factors), lora_init.doubled(config)
     write_json(adapter / CONFIG, config)

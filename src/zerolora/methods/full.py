@@ -23,7 +23,7 @@ from zerolora.tensor_file import read_header
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.methods.sections import MethodSections
+    from zerolora.config.method_sections import MethodSections
     from zerolora.model.projections import Projections
     from zerolora.model.spec import ModelSpec, Module
     from zerolora.model.tracer import Value

@@ -10,7 +10,7 @@ from zerolora.methods.experts import AdaptedParameter
 from zerolora.methods.lora import TrainedLowRank, factors
 
 if TYPE_CHECKING:
-    from zerolora.methods.sections import MethodSections
+    from zerolora.config.method_sections import MethodSections
     from zerolora.model.projections import Projections
     from zerolora.model.spec import ModelSpec, Module
     from zerolora.model.tracer import Value

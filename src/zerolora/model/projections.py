@@ -2,8 +2,8 @@
 
 import functools
 from dataclasses import dataclass
+from typing import Protocol
 
-from zerolora.methods.method import Method
 from zerolora.model.operations import Operations
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.model.tracer import MemoryTracer, Parameter, Value
@@ -61,11 +61,26 @@ class ForwardSpec:
     """Whether the inputs of checkpointed layers are moved to the host (train/activation_offload.py)."""
 
 
+class TracedMethod(Protocol):
+    """What the trace of a layer needs of a training method."""
+
+    @property
+    def trains_base(self) -> bool:
+        """Whether the base model's own weights are trained."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding, and of a head of its own, that are trained though the whole is not."""
+
+    def project(self, layer: "Projections", module: Module, role: str, value: Value) -> Value:
+        """Trace a linear module with what the method adds to it; `role` is q, k, v, o, gate, up or down."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """The trained part of the model."""
 
-    method: Method | None
+    method: TracedMethod | None
     """None if nothing is trained."""
     ranks: tuple[tuple[str, int], ...]
     """Path and r of each adapted linear module."""

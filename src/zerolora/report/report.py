@@ -9,7 +9,7 @@ from typing import Any
 
 from zerolora.config.settings import ReportSettings
 from zerolora.evaluate.difference import Answer, changed, difference
-from zerolora.evaluate.fail_if import parse
+from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
 from zerolora.report import figures, tasks

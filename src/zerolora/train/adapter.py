@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.schema import TrainSettings
 from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
-from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
@@ -54,7 +54,7 @@ def adapt(
 
 def takes_out(settings: TrainSettings) -> bool:
     """Tell whether factors start with a part of the base weights."""
-    return "lora" in method_of(settings).sections and settings.lora.init != DEFAULT
+    return "lora" in method_of(settings).sections and settings.lora.init != DEFAULT_INIT
 
 
 def method_of(settings: TrainSettings) -> type[TrainableMethod]:

@@ -4,9 +4,9 @@ import tempfile
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from zerolora.config.section import Section
+from zerolora.config.target_sections import GgufAdapter
 from zerolora.export import llama_cpp
 from zerolora.export.peft_limits import check_plain_lora
 from zerolora.export.targets.target import ExportTarget, Opened, RunResult
@@ -14,13 +14,6 @@ from zerolora.export.vllm_limits import WEIGHTS
 from zerolora.tensor_file import read_header
 
 FILE = "adapter.gguf"
-
-
-class GgufAdapter(Section):
-    """The adapter as a GGUF file."""
-
-    type: Literal["f32", "f16", "bf16", "q8_0", "auto"] = "f16"
-    """Type of the factors."""
 
 
 def _check(source: RunResult, settings: GgufAdapter) -> None:

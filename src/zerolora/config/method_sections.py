@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from zerolora.config.section import Positive, Section, Text
-from zerolora.methods.lora_init import DEFAULT, PATTERN
 
 
 def _expression(value: str) -> str:
@@ -18,6 +17,10 @@ def _expression(value: str) -> str:
 
 
 Expression = Annotated[str, Field(min_length=1), AfterValidator(_expression)]
+DEFAULT_INIT = "default"
+"""A as nn.Linear starts, B zero: nothing is taken out of the base."""
+INIT_PATTERN = r"^(default|pissa|pissa_niter_[1-9][0-9]?|olora)$"
+"""As peft names them; pissa_niter_N estimates the singular vectors in N iterations."""
 
 
 class Lora(Section):
@@ -27,7 +30,7 @@ class Lora(Section):
     """Rank of the two factors."""
     alpha: Annotated[float, Field(gt=0)] = 16.0
     """The update is scaled by alpha / r."""
-    init: Annotated[str, Field(pattern=PATTERN)] = DEFAULT
+    init: Annotated[str, Field(pattern=INIT_PATTERN)] = DEFAULT_INIT
     """What the factors start with: default (the first random, the second zero), pissa (the largest singular values of
     the base weight, arXiv 2404.02948), pissa_niter_16 (the same, estimated in 16 iterations), or olora (its QR
     decomposition, arXiv 2406.01775). What is published then has twice the rank."""
@@ -59,6 +62,23 @@ class Ia3(Section):
     """Modules of which a whole copy is trained and saved, by the end of the path."""
 
 
+class Vera(Section):
+    """The adapter of vera (arXiv 2310.11454): two vectors a module, around two random matrices that all share."""
+
+    r: Positive = 256
+    """Rank of the shared matrices; far higher than LoRA's, since only r and the outputs of a module are trained."""
+    d_initial: Annotated[float, Field(gt=0)] = 0.1
+    """What the vector between the matrices starts with; the other one starts with 0."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the first matrix."""
+    targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
+    """Modules to adapt: all-linear (all linear ones but the output head), or a list of names, as in q_proj."""
+    projection_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the random matrices; they are saved with the adapter."""
+    modules_to_save: list[Text] = []
+    """Modules of which a whole copy is trained and saved, by the end of the path."""
+
+
 class Quantization(Section):
     """The base model of qlora and qdora in fewer bits (bitsandbytes): its linear modules, but the output head."""
 
@@ -78,5 +98,7 @@ class MethodSections(Section):
     """The adapter of lora, dora, qlora and qdora."""
     ia3: Ia3 = Ia3()
     """The adapter of ia3."""
+    vera: Vera = Vera()
+    """The adapter of vera."""
     quantization: Quantization = Quantization()
     """The base model of qlora and qdora."""
