@@ -1,11 +1,11 @@
-"""The learning-rate schedules that `train.schedule` may name: transformers' own that are functions of the step alone.
+"""The learning-rate schedules that `train.schedule` may name, and their options: transformers' own that are functions
+of the step alone (train/schedule.py computes them).
 
-Source: transformers/optimization.py, with its names, options and defaults; a test compares every step of every curve.
-reduce_lr_on_plateau and greedy follow the loss, and are left out.
+Names, options and defaults are those of transformers/optimization.py. reduce_lr_on_plateau and greedy follow the loss,
+and are left out.
 """
 
 import math
-from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,22 +21,10 @@ Cycles = Annotated[float, Field(gt=0)]
 Shape = Literal["linear", "cosine", "1-sqrt"]
 
 
-class Schedule(BaseModel, ABC):
-    """A schedule; its fields are its options."""
+class Schedule(BaseModel):
+    """A schedule; its fields are its options, of which some have none."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    def rising(self, step: int, warmup: int, peak: float) -> float:
-        """Return the learning rate of `step` (from 0) of a warm-up of `warmup` steps to `peak`.
-
-        Step 0 already has a rate above zero, so that no step is wasted: the rate is that of transformers one step
-        later.
-        """
-        return peak * (step + 1) / warmup
-
-    @abstractmethod
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return what multiplies the learning rate `peak` at `step` of `steps`, after the warm-up."""
 
     @classmethod
     def fault(cls, options: dict[str, Any], peak: float) -> str | None:
@@ -69,17 +57,9 @@ class Schedule(BaseModel, ABC):
 class Linear(Schedule):
     """Falls in a line to zero."""
 
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return the share of the steps after the warm-up that are left."""
-        return 1 - _progress(step, warmup, steps)
-
 
 class Constant(Schedule):
     """Stays at its peak."""
-
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return 1."""
-        return 1.0
 
 
 class Cosine(Schedule):
@@ -88,21 +68,12 @@ class Cosine(Schedule):
     num_cycles: Cycles = 0.5
     """Waves of the cosine: a half falls once."""
 
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return the height of the wave."""
-        return max(0.0, _wave(self.num_cycles * 2 * _progress(step, warmup, steps)))
-
 
 class CosineWithRestarts(Schedule):
     """Falls to zero as a cosine, several times."""
 
     num_cycles: Annotated[int, Field(ge=1)] = 1
     """How often it falls."""
-
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return the height of the wave."""
-        progress = _progress(step, warmup, steps)
-        return 0.0 if progress >= 1 else max(0.0, _wave(self.num_cycles * progress % 1.0))
 
 
 class Polynomial(Schedule):
@@ -112,11 +83,6 @@ class Polynomial(Schedule):
     """Learning rate after the last step."""
     power: Annotated[float, Field(gt=0)] = 1.0
     """The power; 1 falls in a line."""
-
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return the rate as a share of the peak."""
-        left = 1 - (step - warmup) / (steps - warmup)
-        return float(((peak - self.lr_end) * left**self.power + self.lr_end) / peak)
 
     def impossible(self, peak: float) -> str | None:
         """Return that lr_end is not below the peak."""
@@ -131,11 +97,6 @@ class InverseSqrt(Schedule):
     timescale: Annotated[int, Field(ge=1)] | None = None
     """Steps in which it falls to 1 / sqrt(2). Default: those of the warm-up, 10,000 without one."""
 
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return the root."""
-        timescale = self.timescale or warmup or 10_000
-        return 1 / math.sqrt((step + timescale - warmup) / timescale)
-
 
 class CosineWithMinLr(Schedule):
     """Falls as a cosine to a lowest rate."""
@@ -146,16 +107,6 @@ class CosineWithMinLr(Schedule):
     """The lowest rate."""
     min_lr_rate: Share | None = None
     """The lowest rate as a share of the peak, instead."""
-
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return the height of the wave above the lowest rate."""
-        return self.above(_wave(self.num_cycles * 2 * _progress(step, warmup, steps)), peak)
-
-    def above(self, height: float, peak: float) -> float:
-        """Return a factor that is 1 at a height of 1, and the lowest at 0."""
-        lowest = self.min_lr_rate if self.min_lr is None else self.min_lr / peak
-        assert lowest is not None
-        return max(0, height * (1 - lowest) + lowest)
 
     def impossible(self, peak: float) -> str | None:
         """Return that there is not one lowest rate."""
@@ -171,16 +122,6 @@ class CosineWarmupWithMinLr(CosineWithMinLr):
 
     warmup_lr_rate: Share | None = None
     """Share of the peak at which the warm-up begins. Default: one by the steps of the warm-up."""
-
-    def rising(self, step: int, warmup: int, peak: float) -> float:
-        """Return transformers' own rate: this warm-up begins above zero there as well."""
-        if self.warmup_lr_rate is None:
-            return super().rising(step, warmup, peak)
-        return peak * (self.warmup_lr_rate + (1 - self.warmup_lr_rate) * step / max(1, warmup - 1))
-
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return the height of the wave above the lowest rate."""
-        return self.above(_wave(self.num_cycles * 2 * _progress(step + 1, warmup, steps)), peak)
 
 
 class WarmupStableDecay(Schedule):
@@ -199,24 +140,6 @@ class WarmupStableDecay(Schedule):
     num_cycles: Cycles = 0.5
     """Waves of a decay that is a cosine."""
 
-    def rising(self, step: int, warmup: int, peak: float) -> float:
-        """Return transformers' rate of one step later."""
-        done = (step + 1) / warmup
-        shapes = {"linear": done, "cosine": 1 - _wave(done), "1-sqrt": 1 - math.sqrt(1 - done)}
-        return peak * self._above(shapes[self.warmup_type])
-
-    def factor(self, step: int, warmup: int, steps: int, peak: float) -> float:
-        """Return 1, then the shape of the decay, then the lowest."""
-        stable = self.num_stable_steps
-        decay = warmup + (steps - warmup - self.num_decay_steps if stable is None else stable)
-        if step < decay:
-            return 1.0
-        if step >= decay + self.num_decay_steps:
-            return self.min_lr_ratio
-        done = (step - decay) / self.num_decay_steps
-        shapes = {"linear": 1 - done, "cosine": _wave(self.num_cycles * 2 * done), "1-sqrt": 1 - math.sqrt(done)}
-        return self._above(shapes[self.decay_type])
-
     def too_long(self, warmup: int, steps: int) -> str | None:
         """Return that the decay would begin before the peak."""
         left = steps - warmup
@@ -226,9 +149,6 @@ class WarmupStableDecay(Schedule):
             f"num_decay_steps: {self.num_decay_steps}, but {left} of {steps} steps are left after the warm-up; write "
             f"{left} or less"
         )
-
-    def _above(self, height: float) -> float:
-        return max(0.0, height * (1 - self.min_lr_ratio) + self.min_lr_ratio)
 
 
 def warmup_of(warmup_steps: int | None, warmup_ratio: float | None, steps: int) -> int:
@@ -253,16 +173,6 @@ def too_short(
         )
     fault = SCHEDULES[schedule].model_validate(options).too_long(warmup, steps)
     return ("schedule_options", fault) if fault else None
-
-
-def _progress(step: int, warmup: int, steps: int) -> float:
-    """Return the share of the steps after the warm-up that have been made."""
-    return (step - warmup) / max(1, steps - warmup)
-
-
-def _wave(half_waves: float) -> float:
-    """Return the height, from 1 to 0, of a cosine after so many half waves."""
-    return (1 + math.cos(math.pi * half_waves)) / 2
 
 
 SCHEDULES: dict[str, type[Schedule]] = {

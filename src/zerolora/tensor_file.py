@@ -68,23 +68,19 @@ class StoredTensor:
         """Bytes of its numbers."""
         return self.stop - self.start
 
-    def read(self, first: int = 0, last: int | None = None, use: str = "") -> "torch.Tensor":
-        """Return the rows `first` to `last` along the first dimension, a scalar as it is; in memory of their own, or in
-        what this thread has for `use` (scratch.py).
+    def read(self, first: int = 0, last: int | None = None) -> "torch.Tensor":
+        """Return the rows `first` to `last` along the first dimension, a scalar as it is.
 
         Raises UserError if the file ends before.
         """
         import torch
-
-        from zerolora.scratch import scratch
 
         name, width = TYPES[self.kind]
         shape = self.shape
         if shape:
             first, last, _ = slice(first, last).indices(shape[0])
             shape = (last - first, *shape[1:])
-        dtype = getattr(torch, name)
-        tensor = scratch(use, shape, dtype) if use else torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=getattr(torch, name))
         if tensor.numel():
             offset = self.start + first * math.prod(self.shape[1:]) * width
             with self.path.open("rb", buffering=0) as file:

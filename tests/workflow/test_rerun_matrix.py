@@ -412,7 +412,7 @@ def _remarks(project: Project) -> None:
     """A comment, a docstring, a reformat; in modules and in a rule."""
     for name, old, new in (
         ("src/zerolora/memory/states.py", "", "# a remark\n"),
-        ("src/zerolora/train/schedule.py", '"""The course', '"""Here: the course'),
+        ("src/zerolora/train/schedule.py", '"""The learning rate', '"""Here: the learning rate'),
         ("src/zerolora/data/packing.py", "\nimport ", "\n\n\nimport "),
         ("workflow/rules/prepare.smk", "", "# a remark\n"),
     ):

@@ -210,7 +210,7 @@ class _Writer:
         _compute_alone()
         (stored,) = unit.stored
         into = self.targets[unit.copy or stored.name]
-        rows = stored.read(first, last, "rows")
+        rows = stored.read(first, last)
         if mean is not None:
             added = mean.to(rows.dtype).expand(last - first - len(rows), *mean.shape)
             rows = torch.cat([rows, added])
@@ -236,13 +236,9 @@ class _Writer:
 
 def apply(update: Update, rows: "torch.Tensor", first: int) -> None:
     """Make of `rows` what they are after training, in place: computed in fp32 and rounded once."""
-    import torch
-
-    from zerolora.scratch import scratch
-
     for start, stop in spans(tuple(rows.shape), BLOCK) if update.by_rows and rows.ndim else [(0, None)]:
         block = rows[start:stop] if rows.ndim else rows
-        full = block if block.dtype == torch.float32 else scratch("sum", tuple(block.shape)).copy_(block)
+        full = block.float()  # itself, if it is fp32
         update.apply(full, first + start)
         if full is not block:
             block.copy_(full)

@@ -540,15 +540,13 @@ class Product(Update):
         """Add B·A·scale, and scale to the trained norms."""
         import torch
 
-        from zerolora.scratch import scratch
-
         left, right = self.factors
         last = first + len(rows)
         if self.turned:
             one, other = _in_fp32(right), _in_fp32(left)[:, first:last]
         else:
             one, other = _rows_in_fp32(right, first, last), _in_fp32(left)
-        product = torch.mm(one, other, out=scratch("product", (one.shape[0], other.shape[1]))).mul_(self.scale)
+        product = torch.mm(one, other).mul_(self.scale)
         rows.add_(product.T if self.turned else product)
         magnitude = self.parts.get("magnitude_vector")
         if magnitude is None:

@@ -1,6 +1,7 @@
 """Causal attention of one short row on a CPU, by plain matrix products.
 
-For rows of up to two hundred tokens torch's fused kernel for CPUs is several times slower than the products themselves.
+For rows of up to two hundred tokens in 16 bits, torch's fused kernel for CPUs is several times slower than the products
+themselves; in fp32 it is about as fast (docs/training.md).
 Like the kernel, this keeps no scores for the backward pass but recomputes them, a row at a time.
 """
 
