@@ -115,7 +115,7 @@ def test_the_harness_keeps_a_head_that_was_trained_beside_tied_embeddings(model:
     )
     head = next(value for name, value in tuned.named_parameters() if "modules_to_save" in name)
     torch.nn.init.normal_(head)
-    tuned.save_pretrained(here / "adapter")
+    tuned.save_pretrained(str(here / "adapter"))
     prompts([json.loads(line) for line in CITIES.splitlines()], here, **CAPITALS)
     likely = {}
     for adapter in (None, here / "adapter"):
