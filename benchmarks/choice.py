@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/choice.py
 
 Probes this machine, lets choose() predict every configuration, and then trains with each that it finds to fit, as
-train/rank.py does: model and engine built anew, one step to warm up, then the median seconds of --steps optimizer
+train/rank.py does: model and engine built again, one step to warm up, then the median seconds of --steps optimizer
 steps, each from a barrier to the end of the slowest rank. Every strategy has processes of its own, as ZeRO-3 replaces
 torch's linear() for good; strategies, and configurations within them, come in an order drawn from --seed. The fastest
 of hundreds of noisy medians owes its place to luck, and a machine is not as fast now as in a minute. So the first round

@@ -56,7 +56,7 @@ def build_and_mark(workflow):
 snakemake.workflow.Workflow._build_dag = build_and_mark
 snakemake.cli.main(sys.argv[1:])
 """
-"""Has Snakemake take all files for those of its jobs; `snakemake --touch` does, but decides anew after each job."""
+"""Has Snakemake take all files for those of its jobs; `snakemake --touch` does, but decides again after each job."""
 
 
 def measure(project: Path, runs: int, dvc: bool) -> dict[str, Any]:

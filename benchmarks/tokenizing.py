@@ -5,7 +5,7 @@
 Needs a tokenizer: run `make run` first (or `zerolora fetch`). Rows are cut from the text files that Python packages
 bring along, lengths lognormal as those of instruction data. Each is timed three times in turn, on all rows and on a
 quarter of them; the best counts. Throughput is that of the other three quarters, so that what is done once (imports,
-starting processes, writing the page) is no part of it; it is told apart. Writes benchmarks/results/tokenizing.json.
+starting processes, writing the page) is not part of it; it is told apart. Writes benchmarks/results/tokenizing.json.
 """
 
 import json

@@ -172,7 +172,7 @@ class ForkServer:
         return subprocess.CompletedProcess(list(command), code, started.output(), started.errors())
 
     def stop(self) -> None:
-        """End the server; what it has forked goes on."""
+        """End the server; what it has forked continues."""
         os.kill(self._pid, signal.SIGKILL)
         self._home.cleanup()
 

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/memory/measure.py           # GPUs if there are any, else this machine's CPU
     .venv/bin/python benchmarks/memory/measure.py --cpu     # the CPU although there are GPUs
     .venv/bin/python benchmarks/memory/measure.py --only 7b # groups whose name has this text
-    .venv/bin/python benchmarks/memory/measure.py --no-measure  # predict anew for what was measured before
+    .venv/bin/python benchmarks/memory/measure.py --no-measure  # predict again for what was measured before
 
 Nothing is downloaded: models have the shapes of config/recipes/models and random weights, rows on a CPU have drawn
 lengths, the longest first. All else is training's own code, in its order: kernels, adapter, DeepSpeed's engine, proof
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="groups whose name has this text")
     parser.add_argument("--seconds", type=float, help="no group starts after so long; 480 on GPUs, an hour on a CPU")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--no-measure", action="store_true", help="predict anew for the rows of the output")
+    parser.add_argument("--no-measure", action="store_true", help="predict again for the rows of the output")
     parser.add_argument("--rank-of", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
@@ -599,7 +599,7 @@ def settle(device: torch.device) -> None:
 
 
 def save_beside(engine: Any, saver: Any, number: int) -> None:
-    """Begin to write a checkpoint, as training does while it goes on."""
+    """Begin to write a checkpoint, as training does while it continues."""
     import torch.distributed
 
     from zerolora.train.checkpoint.format import State

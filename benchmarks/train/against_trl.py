@@ -142,7 +142,7 @@ def _trl(
 
 
 def micro_batches(device: str, most: int) -> list[int]:
-    """Return how many packed rows a forward pass may have: one on a CPU, where more of them are no faster."""
+    """Return how many packed rows a forward pass may have: one on a CPU, where more of them are not faster."""
     return [1] if device == "cpu" else [micro for micro in (1, 4) if micro <= most]
 
 

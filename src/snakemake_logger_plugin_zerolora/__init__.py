@@ -354,7 +354,7 @@ class LogHandler(LogHandlerBase):
             return
         if text.startswith("Nothing to be done"):
             self.summary = "all" in sys.argv
-        if text.startswith("WorkflowError:"):  # what the user is to mend, with the frames that found it
+        if text.startswith("WorkflowError:"):  # what the user is to fix, with the frames that raised it
             text = FRAMES.sub("", text)
         self.screen.print(text, "red" if record.levelno > WARNING else "")
 

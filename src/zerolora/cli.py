@@ -1,4 +1,4 @@
-"""The `zerolora` command: sets up what all of its commands need, and tells mistakes in one line.
+"""The `zerolora` command: sets up what all of its commands need, and reports mistakes in one line.
 
 It imports all modules in commands/, and these import nothing heavy.
 """

@@ -11,9 +11,9 @@ REMEDIES = {
     errno.ENOSPC: "free some space there, or write to another disk",
     errno.EDQUOT: "free some of your quota there, or write to another disk",
     errno.EFBIG: "raise the limit on file sizes (`ulimit -f`), or write to another file system",
-    errno.EROFS: "write to a place that is not read-only",
-    errno.EACCES: "give yourself the permission, or write to another place",
-    errno.EPERM: "give yourself the permission, or write to another place",
+    errno.EROFS: "write to a directory that is writable",
+    errno.EACCES: "change its permissions, or write to another directory",
+    errno.EPERM: "change its permissions, or write to another directory",
     errno.ENOLCK: "its file system has no locks; move it to one that has, or mount it with locks",
     errno.EISDIR: "write the path of a file",
     errno.ENOTDIR: "write a path that leads through directories only",
@@ -37,7 +37,7 @@ class UserError(Exception):
 
 
 def wording(text: str) -> str:
-    """Return a text that is only ever shown to the user. What is written out in a call of this function is no part of a
+    """Return a text that is only ever shown to the user. What is written out in a call of this function is not part of a
     code fingerprint (config/fingerprint.py), so nothing may compute with it."""
     return text
 

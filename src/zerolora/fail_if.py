@@ -57,7 +57,7 @@ def parse(text: str) -> Gate:
     """Return the gate that `text` describes. Raises ValueError if it describes none."""
     match = GRAMMAR.fullmatch(text)
     if not match:
-        raise ValueError(f"is no condition; write METRIC < NUMBER or METRIC < base - NUMBER, as in {EXAMPLES}")
+        raise ValueError(f"is not a condition; write METRIC < NUMBER or METRIC < base - NUMBER, as in {EXAMPLES}")
     relative = match["base"] is not None
     number = float(match["margin"] or 0) if relative else float(match["number"])
     return Gate(match["metric"], match["comparison"], relative, -number if match["sign"] == "-" else number)

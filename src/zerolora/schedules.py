@@ -38,7 +38,7 @@ class Schedule(BaseModel):
                 if not cls.model_fields:
                     return wording(f"{shown(key)}, but the schedule has no options; remove it")
                 known = ", ".join(cls.model_fields)
-                return wording(f"{shown(key)} is no option of the schedule; write some of {known}")
+                return wording(f"{shown(key)} is not an option of the schedule; write some of {known}")
             if first["type"] == "missing":
                 return wording(f"has no {key}, which the schedule needs; write {{{key}: …}}")
             message = first["msg"].removeprefix("Input should be ")

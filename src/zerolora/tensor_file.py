@@ -151,7 +151,7 @@ def read_header(path: Path) -> TensorFile:
     """Return the header of a safetensors file. Raises UserError unless its tensors fill the rest of the file."""
     size = path.stat().st_size
     if not path.is_file():  # a pipe would never end
-        raise _broken(path, "it is no file")
+        raise _broken(path, "it is not a file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(size - 8, LONGEST_HEADER):

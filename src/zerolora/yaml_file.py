@@ -18,7 +18,7 @@ AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]*[0-9]|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_
 def value_of(text: str, key: str) -> Any:
     """Return the value of a key at the top of YAML, of bounded size; None if it is not there. Other keys are not read.
 
-    Raises UserError if the text is no YAML, or the value none that can be read.
+    Raises UserError if the text is not YAML, or the value none that can be read.
     """
     try:
         loader, node = composed(text)
@@ -78,17 +78,17 @@ class _Constructor(yaml.constructor.SafeConstructor):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode):
-            raise yaml.constructor.ConstructorError(None, None, "this is no map of key: value", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "this is not a map of key: value", node.start_mark)
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key is no plain text", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key is not plain text", key.start_mark)
             kind = key.tag.rpartition(":")[2]
             if kind not in ("str", "merge"):
                 problem = f"the key {key.value} is read as {kind}, not as text: put it in quotes, or correct it"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} appears twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

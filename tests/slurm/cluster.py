@@ -226,7 +226,7 @@ class Cluster:
         self.wait(lambda: self._states() <= {"idle", "mixed", "allocated"}, "all nodes are back", START_SECONDS)
 
     def stop_controller(self) -> None:
-        """End the controller, which writes down its state first; jobs that run go on, nobody answers users."""
+        """End the controller, which writes down its state first; jobs that run continue, nobody answers users."""
         process = self._daemons.pop("slurmctld")
         process.terminate()
         process.wait()

@@ -1,7 +1,7 @@
 """What clusters do to jobs, on a real Slurm: one training suffers it all, and ends as the undisturbed one.
 
 Each event is a test. They share the training, since every start of it on two nodes takes twenty CPU-seconds; after each
-it must go on from a checkpoint, and at the end its adapter, losses and metrics are those of the undisturbed training.
+it must continue from a checkpoint, and at the end its adapter, losses and metrics are those of the undisturbed training.
 """
 
 import functools
@@ -67,9 +67,9 @@ class Disturbed:
         self.job = self.project.jobs(TRAIN)[-1]
 
     def go_on(self, starts: int) -> None:
-        """Wait until training has started more often than so many times, and goes on from a checkpoint."""
+        """Wait until training has started more often than so many times, and continues from a checkpoint."""
         said = re.compile(r"resuming at step ([1-9]\d*) of")
-        self.cluster.wait(lambda: len(self.logs()) > starts and said.search(self.logs()[-1]), "training goes on", 240)
+        self.cluster.wait(lambda: len(self.logs()) > starts and said.search(self.logs()[-1]), "training continues", 240)
         found = said.search(self.logs()[-1])
         assert found
         self.save(int(found[1]) + 1)
@@ -154,7 +154,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def cancelled(disturbed: Disturbed) -> None:
-    disturbed.stop_rank(1)  # it makes no step meanwhile; whom Slurm ends it lets go on
+    disturbed.stop_rank(1)  # it makes no step meanwhile; whom Slurm ends it lets continue
     disturbed.cluster.run("scancel", disturbed.job)
 
 
@@ -181,7 +181,7 @@ def node_lost(disturbed: Disturbed) -> None:
 def controller_away(disturbed: Disturbed) -> None:
     disturbed.cluster.stop_controller()
     at = disturbed.step()
-    disturbed.cluster.wait(lambda: disturbed.step() > at, "training goes on without the controller", 60)
+    disturbed.cluster.wait(lambda: disturbed.step() > at, "training continues without the controller", 60)
     disturbed.cluster.start_controller()
 
 
@@ -203,7 +203,7 @@ def warned_of_the_time_limit(disturbed: Disturbed) -> None:
     disturbed.end_in(SECONDS_OF_WARNING + 30)
     disturbed.cluster.wait(lambda: disturbed.state() == "FAILED", "the job ends", 120)
     assert disturbed.step() > at
-    assert "training was asked to stop; run the same command to go on" in disturbed.logs()[-1]
+    assert "training stopped on request; run the same command to resume" in disturbed.logs()[-1]
 
 
 def timed_out(disturbed: Disturbed) -> None:
@@ -237,7 +237,7 @@ def network_cut(disturbed: Disturbed) -> None:
     finally:
         disturbed.cluster.mend(one, other)
     hangs = rf"zerolora: rank 1 on {other}, last in .*step \d+.*, has not responded for \d+ s; "
-    waits = rf"rank 0 on {one} is in .*step \d+.*; run the same command to go on from its checkpoint"
+    waits = rf"rank 0 on {one} is in .*step \d+.*; run the same command to resume from its checkpoint"
     assert re.search(hangs + waits, disturbed.logs()[-1]), disturbed.logs()[-1]
 
 
@@ -259,7 +259,7 @@ def interrupted(disturbed: Disturbed) -> None:
 
 
 def snakemake_killed(disturbed: Disturbed) -> None:
-    """The job goes on by itself; a second one would find it at work."""
+    """The job continues by itself; a second one would find it at work."""
     os.killpg(disturbed.snakemake.pid, signal.SIGKILL)
     disturbed.cluster.wait_job_state(disturbed.job, "COMPLETED", 120)
     disturbed.again()

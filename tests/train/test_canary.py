@@ -1,4 +1,4 @@
-"""The canary: a setting that computes something else is stopped before the run, a sound one goes on."""
+"""The canary: a setting that computes something else is stopped before the run, a sound one continues."""
 
 import json
 from dataclasses import replace

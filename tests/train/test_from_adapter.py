@@ -1,4 +1,4 @@
-"""Training goes on from an adapter: under every engine, as peft would, or it says in one line why not."""
+"""Training continues from an adapter: under every engine, as peft would, or it says in one line why not."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ STEPS = 3
 
 
 def continued(bench: Bench, name: str, strategy: str) -> Path:
-    """Return the directory of a run that goes on from one of RUNS, trained by the first who asks."""
+    """Return the directory of a run that continues from one of RUNS, trained by the first who asks."""
     run = bench.folder / f"continued-{name}-{strategy}"
     origin = short_run(bench, name, "zero0") / "adapter"
     return run if run.exists() else bench.run(run.name, strategy, **RUNS[name], from_adapter=str(origin))
@@ -59,7 +59,7 @@ def test_it_goes_on_alike_under_every_engine(name: str, strategy: str, bench: Be
 
 
 def test_it_is_resumed_only_from_the_same_adapter(bench: Bench) -> None:
-    """And its manifest says what it went on from."""
+    """And its manifest says what it continued from."""
     begun = continued(bench, "saved", "zero0")
     origin = short_run(bench, "saved", "zero0") / "adapter"
     recorded = json.loads((begun / "adapter/manifest.json").read_text())["from_adapter"]
@@ -81,7 +81,7 @@ def test_it_is_resumed_only_from_the_same_adapter(bench: Bench) -> None:
     for last in (bench.folder / "checkpoints/moved").glob("*/step-00000003.safetensors"):
         last.unlink()
         (last.parent / "finished").unlink()
-    assert "the adapter that training goes on from is another" in bench.start("moved", "zero0", **settings).stderr
+    assert "the adapter that training continues from is another" in bench.start("moved", "zero0", **settings).stderr
 
 
 def test_its_origin_is_needed_at_the_start_alone(bench: Bench) -> None:

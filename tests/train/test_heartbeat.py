@@ -85,7 +85,7 @@ def test_a_hung_rank_is_named_with_its_step_and_ends_the_run_which_goes_on(
     hangs = rf"rank {stopped} on {host}, last in .*step \d+.*, has not responded for \d+ s; "
     waits = rf"rank {1 - stopped} on {host} is in (?:step \d+, [\w ]+|the checkpoint of step \d+); "
     assert re.search(f"^zerolora: {hangs}{waits}training ends in [1-9] s unless it recovers$", said, re.MULTILINE), said
-    ends = f"^zerolora: {hangs}{waits}run the same command to go on from its checkpoint$"
+    ends = f"^zerolora: {hangs}{waits}run the same command to resume from its checkpoint$"
     assert re.search(ends, said, re.MULTILINE), said
     result = bench.start(name, **LONG)
     assert result.returncode == 0, result.stderr

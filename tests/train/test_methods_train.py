@@ -221,7 +221,7 @@ CELLS += [("tokens full", "zero3"), ("tokens full", "fsdp")]
 
 
 RESUMED = ("saved", "pissa", "tokens", "vera", "qdora", *(name for name in PARALLEL if name != "int8"))
-# Each method goes one of these ways; the weights that engines divide in other ways than an adapter, both.
+# Each method continuese of these ways; the weights that engines divide in other ways than an adapter, both.
 PAIRS = (("zero2", "fsdp"), ("ddp", "zero3"))
 # What is published of the others is an adapter of the base before it was quantized, with another loss.
 MERGED = [name for name, run in RUNS.items() if run.get("method") not in ("qlora", "qdora")]
@@ -352,7 +352,7 @@ def test_a_run_goes_on_with_the_factors_that_it_started_with_or_not_at_all(bench
     result = bench.start(lost, "zero0", **RUNS["pissa"])
     assert result.returncode == 2
     assert f"{start}: not a whole" in result.stderr
-    assert "put it back, or write train.resume: never to start anew" in result.stderr
+    assert "put it back, or write train.resume: never to start over" in result.stderr
     assert "Traceback" not in result.stderr
     bench.run(lost, "zero0", **RUNS["pissa"], resume="never")
     assert metrics(bench.folder / lost)["losses"] == metrics(bench.folder / begun)["losses"]

@@ -62,7 +62,7 @@ STAND_INS: dict[str, dict[str, Any]] = {
     },
 }
 """Families of which test_recipes.py trains a tiny model; the tests here are of FAMILIES."""
-# The stage that trains each first; another one goes on at stage 3.
+# The stage that trains each first; another one continues at stage 3.
 FIRST = {
     "mixtral": "zero0", "qwen3_moe": "zero1", "deepseek_v3": "zero2", "gpt_oss": "zero1", "gemma3": "zero2",
     "qwen2_5_vl": "zero0",
@@ -146,7 +146,7 @@ def test_a_family_is_trained_resumed_merged_and_evaluated(
 ) -> None:
     bench = bench_of(family)
     first = bench.run("first", FIRST[family], **settings_of(family))
-    # As if it had been killed after its second step, and went on at stage 3.
+    # As if it had been killed after its second step, and continued at stage 3.
     shutil.copytree(bench.folder / "checkpoints/first", bench.folder / "checkpoints/zero3")
     for last in (bench.folder / "checkpoints/zero3").glob("*/step-00000003.safetensors"):
         last.unlink()

@@ -93,7 +93,7 @@ def test_asked_to_stop_it_saves_the_step_it_is_in(bench: Bench, number: signal.S
         os.kill(pid, number)
     code, errors = process.wait(), process.errors()
     assert code == STOPPED, errors
-    assert "zerolora: training was asked to stop; run the same command to go on" in errors
+    assert "zerolora: training stopped on request; run the same command to resume" in errors
     last = header(checkpoints(bench, name)[-1])["step"]
     assert last > before
     assert f"step {last} of" in errors
@@ -122,7 +122,7 @@ def test_a_second_ctrl_c_ends_it_at_once(bench: Bench) -> None:
     process.signal(signal.SIGINT)
     assert process.wait() == 2
     errors = process.errors()
-    assert "training was ended by SIGINT; run the same command to go on from its checkpoint" in errors
+    assert "training was ended by SIGINT; run the same command to resume from its checkpoint" in errors
 
 
 def test_when_the_launcher_is_killed_its_ranks_save_and_go(bench: Bench) -> None:
@@ -204,7 +204,7 @@ def test_a_changed_config_starts_anew_and_says_what_differs(bench: Bench, finish
     result = bench.start("changed", ranks_per_node=1, learning_rate=2e-2, seed=7)
     assert result.returncode == 0, result.stderr
     why = "train.learning_rate was 0.01 and is 0.02; train.seed was 42 and is 7"
-    assert f"{old} is not resumed, since {why}; training starts anew" in result.stderr
+    assert f"{old} is not resumed, since {why}; training starts over" in result.stderr
     assert old.exists()
 
 
@@ -241,7 +241,7 @@ def test_a_finished_run_is_taken_up_only_if_nothing_has_changed(bench: Bench, fi
     assert (bench.folder / "again/metrics/train.json").read_bytes() == (finished / "metrics/train.json").read_bytes()
     other = bench.start("again", "zero1", ranks_per_node=1)
     assert other.returncode == 0, other.stderr
-    assert "is of a finished run; training starts anew" in other.stderr
+    assert "is of a finished run; training starts over" in other.stderr
     assert "resuming at" not in other.stderr
 
 

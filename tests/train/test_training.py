@@ -99,7 +99,7 @@ def test_a_run_moves_between_zero_and_offloaded_fsdp(
     assert_same(bench, bench.folder / name, reference)
 
 
-# LoRA+ has parameters of two learning rates; NEFTune's noise is drawn anew in each micro-batch.
+# LoRA+ has parameters of two learning rates; NEFTune's noise is drawn again in each micro-batch.
 VARIED: dict[str, Any] = {"lora": {"r": 4, "rank_stabilized": True, "plus_ratio": 16.0}, "neftune_alpha": 5.0}
 
 

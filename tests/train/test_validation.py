@@ -1,4 +1,4 @@
-"""Validation while training goes on: the best adapter, early stopping, and a resumed run that knows both."""
+"""Validation while training continues: the best adapter, early stopping, and a resumed run that knows both."""
 
 import csv
 import json

@@ -207,7 +207,7 @@ def infinite_bf16(files: Files) -> None:
 MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     "no tensors": (
         no_tensors,
-        r"adapter_model\.safetensors: holds no tensors; they were saved before they were gathered",
+        r"adapter_model\.safetensors: contains no tensors; they were saved before they were gathered",
     ),
     "empty tensors": (
         tensors(A=lambda a: a[:0, :0]),
@@ -242,7 +242,7 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
         config(alpha_pattern={"(": 1}),
         r"alpha_pattern is {'\(': 1}; write numbers by names or regular",
     ),
-    "a saved module that is no expression": (
+    "a saved module that is not an expression": (
         config(modules_to_save=["norm("]),
         r"modules_to_save is \['norm\('\]; write a list of names, which peft reads as regular expressions",
     ),
@@ -303,9 +303,9 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     ),
     "not a number": (
         not_finite,
-        r"q_proj\.lora_B\.weight holds numbers that are not finite, so the training that wrote it",
+        r"q_proj\.lora_B\.weight contains numbers that are not finite, so the training that wrote it",
     ),
-    "infinite in bf16": (infinite_bf16, r"q_proj\.lora_B\.weight holds numbers that are not finite"),
+    "infinite in bf16": (infinite_bf16, r"q_proj\.lora_B\.weight contains numbers that are not finite"),
     "integers": (
         tensors(A=lambda a: a.to(torch.int8)),
         r"lora_A\.weight is stored as I8, and a trained tensor is F64, F32",
@@ -456,7 +456,7 @@ def test_it_is_checked_before_every_use(
     use: str, bases: dict[bool, tuple[Path, Any]], plain: Path, tmp_path: Path
 ) -> None:
     adapter = changed(plain, tmp_path / "adapter", nan)
-    with pytest.raises(UserError, match=r"lora_B\.weight holds numbers that are not finite"):
+    with pytest.raises(UserError, match=r"lora_B\.weight contains numbers that are not finite"):
         USES[use](bases[True][0], adapter, tmp_path / "output")
     assert not (tmp_path / "output").exists()
 
@@ -494,7 +494,7 @@ WHOLE = "model.layers.0.self_attn.q_proj.weight"
         ),
         (
             lambda tensors: tensors.update(more=torch.ones(1)),
-            "more is no trained weight of the base; write the base that these weights",
+            "more is not a trained weight of the base; write the base that these weights",
         ),
         (
             lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}),
@@ -502,7 +502,7 @@ WHOLE = "model.layers.0.self_attn.q_proj.weight"
         ),
         (
             lambda tensors: tensors.update({WHOLE: tensors[WHOLE] * float("nan")}),
-            r"q_proj\.weight holds numbers that are not finite, so the training that wrote it diverged",
+            r"q_proj\.weight contains numbers that are not finite, so the training that wrote it diverged",
         ),
         (
             lambda tensors: tensors.update({WHOLE: tensors[WHOLE].to(torch.int8)}),

@@ -84,7 +84,7 @@ def test_what_a_job_can_never_have_is_refused(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("file", "is no directory"),
+        ("file", "is not a directory"),
         ("link", "is a link"),
         ("open", "is open to other users (mode 755)"),
         ("lock", "turn.lock: Too many levels of symbolic links; remove that link"),

@@ -45,7 +45,7 @@ def test_a_sound_model_is_read(model: Path) -> None:
         ("tokenizer.json", b"{", "not valid JSON"),
         ("tokenizer.json", b"[]", r"holds \[\]; expected a JSON object"),
         ("tokenizer.json", b'{"model": []}', r"model is \[\]; expected an object"),
-        ("tokenizer.json", b'{"model": {"type": "BPE"}}', "is no tokenizer that transformers reads"),
+        ("tokenizer.json", b'{"model": {"type": "BPE"}}', "is not a tokenizer that transformers reads"),
         ("special_tokens_map.json", b"5", "holds 5; expected a JSON object"),
         ("chat_template.jinja", b"\xff", "byte 0 is not UTF-8"),
         ("config.json", b'"x"', "holds 'x'; expected a JSON object"),

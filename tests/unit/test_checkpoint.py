@@ -261,7 +261,7 @@ def test_a_run_from_a_named_checkpoint_survives_a_preemption(tmp_path: Path, els
     assert named.exists()
     chosen, lines = begun_at(tmp_path, named)
     assert chosen == own / "step-00000006.safetensors"
-    assert lines == [f"{chosen} goes on from {named}, which train.resume names"]
+    assert lines == [f"{chosen} continues from {named}, which train.resume names"]
     chosen.write_bytes(b"torn")
     chosen, lines = begun_at(tmp_path, named)
     assert chosen == own / "step-00000005.safetensors" and "step-00000006.safetensors is passed over" in lines[0]
@@ -274,7 +274,7 @@ def test_a_newer_checkpoint_that_does_not_go_on_from_the_named_one_is_passed_ove
     newer = write(own, other, RESUME_KEY, FINGERPRINT)
     chosen, lines = begun_at(tmp_path, named)
     assert chosen == named
-    why = f"it does not go on from {named}, which train.resume names; it is now earlier-step-00000004.safetensors"
+    why = f"it does not continue from {named}, which train.resume names; it is now earlier-step-00000004.safetensors"
     assert lines == [f"{newer} is passed over: {why}"]
 
 
@@ -285,7 +285,7 @@ def test_a_finished_run_that_changed_begins_again_at_its_named_checkpoint(tmp_pa
     saver.mark_finished()
     assert saver.choose(str(named)) == (
         named,
-        [f"{newer} is of a finished run; training starts anew from {named}"],
+        [f"{newer} is of a finished run; training starts over from {named}"],
     )
     assert not newer.exists() and named.exists()
     del saver
@@ -347,7 +347,7 @@ def test_a_finished_run_is_finished_after_such_an_upgrade(tmp_path: Path) -> Non
     old.mark_finished()
     del old
     assert training(tmp_path, KEYS["compared"]).choose("auto") == (path, [])
-    lines = [f"{path} is of a finished run; training starts anew"]
+    lines = [f"{path} is of a finished run; training starts over"]
     assert training(tmp_path, KEYS["compared"], FINGERPRINT | {"code": "y"}).choose("auto") == (None, lines)
 
 
@@ -368,7 +368,7 @@ def test_another_config_is_another_run_after_an_upgrade_too(
     old = write(training(tmp_path, KEYS[before] | seed).folder, state_of(4), KEYS[before] | seed, FINGERPRINT)
     now = {**PLAN.model_dump(mode="json", exclude_unset=True), "seed": 1, **changed}
     new = training(tmp_path, key_of(compared(training_plan(**now))))
-    assert new.choose("auto") == (None, [f"{old} is not resumed, since {why}; training starts anew"])
+    assert new.choose("auto") == (None, [f"{old} is not resumed, since {why}; training starts over"])
     assert new.folder != old.parent
 
 
@@ -394,7 +394,7 @@ def test_a_changed_default_is_told_from_the_value_that_a_run_had(tmp_path: Path)
     why = "train.weight_decay was 0.0 and is 0.3"
     assert training(tmp_path, {**recorded, "train.weight_decay": 0.3}).choose("auto") == (
         None,
-        [f"{old} is not resumed, since {why}; training starts anew"],
+        [f"{old} is not resumed, since {why}; training starts over"],
     )
     assert training(tmp_path, {**recorded, "train.weight_decay": 0.0}).choose("auto") == (old, [])
 
@@ -406,7 +406,7 @@ def test_what_cannot_be_read_in_the_folder_of_another_key_is_a_line(tmp_path: Pa
         None,
         [
             f"{other} is not resumed: another version of zerolora wrote this checkpoint (format 2; this version reads "
-            "3); training starts anew"
+            "3); training starts over"
         ],
     )
     for folder, why in ((unread, "Input/output error"), (torn, "not a whole checkpoint")):
@@ -418,7 +418,7 @@ def test_what_cannot_be_read_in_the_folder_of_another_key_is_a_line(tmp_path: Pa
             path.write_bytes(b"torn")
         found, [line] = training(folder, RESUME_KEY).choose("auto")
         assert found is None and line.startswith(f"{path} is not resumed: {why}")
-        assert line.endswith("; training starts anew")
+        assert line.endswith("; training starts over")
         assert path.is_symlink() or path.read_bytes() == b"torn"
 
 

@@ -169,7 +169,7 @@ def test_a_json_answer_is_validated_as_by_jsonschema() -> None:
 @pytest.mark.parametrize(
     ("check", "settings", "said"),
     [
-        ("regex", {"pattern": "("}, "pattern: is no regular expression"),
+        ("regex", {"pattern": "("}, "pattern: is not a valid regular expression"),
         ("regex", {}, "pattern: Field required"),
         (
             "regex",

@@ -1,6 +1,6 @@
 """Each patch of another library is still needed, and stops with another version than the one it is written for.
 
-A test here fails when a library mends what a patch works around: then the patch goes, with its test.
+A test here fails when a library fixes what a patch works around: then the patch goes, with its test.
 """
 
 import datetime
@@ -285,7 +285,7 @@ def test_needed_replace_token_forward(tiny_model: Path) -> None:
 
 
 def test_needed_without_rows(tiny_model: Path) -> None:
-    """The wrapper is no linear module, and its weight a copy."""
+    """The wrapper is not a linear module, and its weight a copy."""
     head = trains_rows(tiny_model)
     assert not isinstance(head, torch.nn.Linear)
     assert head.weight is not head.token_adapter.base_layer.weight

@@ -63,7 +63,7 @@ def test_a_run_replaces_a_value_of_free_keys_and_merges_a_section(tmp_path: Path
     assert (found["lora"]["rank_pattern"], found["lora"]["alpha_pattern"]) == ({}, {"k_proj": 1.0})
 
 
-# What stands in an origin and in a run that goes on from it, and the lines' beginnings; none if it is possible.
+# What stands in an origin and in a run that continues from it, and the lines' beginnings; none if it is possible.
 CONTINUED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {}, []),
     ({}, {"lora": {"dropout": 0.1, "plus_ratio": 4.0}}, []),
@@ -129,9 +129,9 @@ def expect_lines(path: Path, beginnings: list[str]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("model", "other", "prepare.more.model: other, but second goes on from results/default/adapter, whose base is"),
-        ("add_tokens", ["<note>"], "prepare.more.add_tokens: ['<note>'], but second goes on from results/default/"),
-        ("add_special_tokens", ["<note>"], "prepare.more.add_special_tokens: ['<note>'], but second goes on from"),
+        ("model", "other", "prepare.more.model: other, but second continues from results/default/adapter, whose base is"),
+        ("add_tokens", ["<note>"], "prepare.more.add_tokens: ['<note>'], but second continues from results/default/"),
+        ("add_special_tokens", ["<note>"], "prepare.more.add_special_tokens: ['<note>'], but second continues from"),
         ("max_length", 64, ""),
     ],
 )
@@ -486,7 +486,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         ("", "is empty where sections such as .*; write them, or take them from a recipe"),
         ("train: {}\nyes: x\n", "config.yaml:2: the key yes is read as bool, not as text: put it in quotes"),
         ("train: {1: x}\n", "config.yaml:1: the key 1 is read as int"),
-        ("train: {}\na: \0\n", r"config.yaml:2: '\\x00' is no character of YAML; remove it"),
+        ("train: {}\na: \0\n", r"config.yaml:2: '\\x00' is not a character of YAML; remove it"),
         ("hardware:\n  host_memory: 24\n", "hardware.host_memory: 24: write a size with its unit, as in 80GiB"),
         ('"\\e[31mred\\e]0;title\\a": 1\n', r"config.yaml:1: \\x1b\[31mred"),
         ("train: {}\ntrain: {}\n", "given twice"),
@@ -636,17 +636,17 @@ MERGE_BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
         ("".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else ''}]\n" for n in range(60)), "more than 50 levels"),
         (BOMB, "more than 1,000,000 values with all aliases written out"),
         (MERGE_BOMB, "more than 1,000,000 values with all aliases written out"),
-        ("? [a]\n: 1", "a key is no plain text"),
-        ("fetch: 1\nprepare: 2026-99-99", ":2: '2026-99-99' is no timestamp"),
-        ("fetch: !!int abc", ":1: 'abc' is no int"),
-        ("fetch: 0x_", ":1: '0x_' is no int"),
+        ("? [a]\n: 1", "a key is not plain text"),
+        ("fetch: 1\nprepare: 2026-99-99", ":2: '2026-99-99' is not a timestamp"),
+        ("fetch: !!int abc", ":1: 'abc' is not an int"),
+        ("fetch: 0x_", ":1: '0x_' is not an int"),
         ("fetch: " + "9" * 5000, ":1: '999"),
-        ('fetch: "\\ud800"', r":1: '\ud800' is no str"),
-        ("x: !!bool x", ":1: 'x' is no bool"),
-        ("x: !!timestamp x", ":1: 'x' is no timestamp"),
-        ("x: !!float ''", ":1: '' is no float"),
-        ("x: !!set [1]", ":1: this is no map"),
-        ("!!map [1]", ":1: this is no map"),
+        ('fetch: "\\ud800"', r":1: '\ud800' is not a str"),
+        ("x: !!bool x", ":1: 'x' is not a bool"),
+        ("x: !!timestamp x", ":1: 'x' is not a timestamp"),
+        ("x: !!float ''", ":1: '' is not a float"),
+        ("x: !!set [1]", ":1: this is not a map"),
+        ("!!map [1]", ":1: this is not a map"),
         ("x: !!python/object/apply:os.system [true]", ":1: could not determine a constructor"),
         ("x: !!binary x", ":1: failed to decode base64"),
         ("train: {epochs: 2020-01-01}", ":1: train.epochs: '2020-01-01' is read as a date; put it in quotes"),

@@ -367,7 +367,7 @@ def test_checkpointing_is_never_faster(work: StepWork, name: str, hardware: Hard
 def test_the_same_rows_in_more_micro_steps_are_sent_no_less(
     work: StepWork, name: str, hardware: HardwareRates, parts: int
 ) -> None:
-    """At a fixed global batch: stage 3 gathers the model for each micro-step anew."""
+    """At a fixed global batch: stage 3 gathers the model for each micro-step again."""
     fewer = replace(work, micro_batch=work.micro_batch * parts)
     more = replace(work, accumulation=work.accumulation * parts)
     assert sum(moved(more, name, hardware).values()) >= sum(moved(fewer, name, hardware).values()) * (1 - 1e-9)

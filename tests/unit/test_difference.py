@@ -130,7 +130,7 @@ def test_a_gate_fails_where_its_condition_holds(condition: str, failure: str | N
     "text", ["", "accuracy", "accuracy < other", "accuracy < base * 2", "a == 1", "x < 1; y", "1<2"]
 )
 def test_what_is_no_condition_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no condition; write METRIC < NUMBER"):
+    with pytest.raises(ValueError, match="is not a condition; write METRIC < NUMBER"):
         parse(text)
 
 

@@ -1,4 +1,4 @@
-"""Which adapters of peft training goes on from: by what of its config decides what their tensors mean."""
+"""Which adapters of peft training continues from: by what of its config decides what their tensors mean."""
 
 import dataclasses
 import json

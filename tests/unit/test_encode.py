@@ -241,7 +241,7 @@ def test_rows_keep_their_order_and_one_that_is_wrong_its_place() -> None:
 
 
 def test_end_of_sequence_may_stand_for_unknown() -> None:
-    """As in GPT-2: its token is no sign of an unknown character."""
+    """As in GPT-2: its token is not a sign of an unknown character."""
     tokenizer = tokenizer_like(FAMILIES["falcon-180b"], tokenizer_of("falcon-180b").chat_template)
     tokenizer.unk_token = tokenizer.eos_token
     template = Template(tokenizer, prepare_settings(loss="assistant"))

@@ -122,7 +122,7 @@ def test_without_llama_cpp_transformers_opens_a_gguf_file(
 
 
 def test_what_llama_cpp_cannot_open_is_one_line(source: RunResult, tmp_path: Path, capfd: Any) -> None:
-    """Its reason, or the signal that ended it; the process that asks goes on."""
+    """Its reason, or the signal that ended it; the process that asks continues."""
     file = tmp_path / "cut.gguf"
     file.write_bytes(b"GGUF" + bytes(100))
     answers = llama_cpp.opened(file).answers

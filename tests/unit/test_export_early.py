@@ -114,7 +114,7 @@ def test_a_target_that_cannot_be_made_is_refused_before_training(
 
 
 def narrow(folder: Path) -> None:
-    """Give the base layers whose sides are no multiples of 16."""
+    """Give the base layers whose sides are not multiples of 16."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig.from_pretrained(folder / "weights", hidden_size=40, intermediate_size=72)

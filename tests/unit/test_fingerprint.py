@@ -110,7 +110,7 @@ PLACE = '"""The learning rate of each step."""\n'
         ("src/zerolora/planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
         ("src/zerolora/planner/user_faults.py", "a whole number from", "an integer from"),
         ("src/zerolora/planner/user_faults.py", "write it once", "write one"),
-        ("src/zerolora/schedules.py", "is no option of the schedule", "is no option"),
+        ("src/zerolora/schedules.py", "is not an option of the schedule", "is not an option"),
         ("src/zerolora/data/tokenize.py", "shorten it, raise max_length", "raise max_length"),
         ("workflow/scripts/on_gpus", "export", "echo no GPU >&2\nexport"),
         ("workflow/scripts/record_slurm_step", "mkdir -p", "mkdir  -p"),
@@ -319,7 +319,7 @@ def test_the_texts_of_messages_do_not_count(one: str, other: str, same: bool) ->
 
 
 def test_only_the_chosen_entries_of_a_registry_count() -> None:
-    """Those that settings do not name are no part of a stage, but for what another module imports itself."""
+    """Those that settings do not name are not part of a stage, but for what another module imports itself."""
     modules = fingerprint.modules_of("train", {"methods": {"qdora"}, "optimizers": {"lion"}, "strategies": ()})
     assert {"methods.qdora", "methods.qlora", "methods.dora", "train.engines.fsdp"} <= {*modules}
     assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.fully_shard"} & {*modules}

@@ -250,4 +250,4 @@ def test_an_odd_header_of_tensors_is_one_line(tmp_path: Path, header: Any, wrong
 
 def test_weights_that_are_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
-    assert "it is no file" in refused(read_header, tmp_path / "model.safetensors")
+    assert "it is not a file" in refused(read_header, tmp_path / "model.safetensors")

@@ -374,7 +374,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "alpaca",
         {"instruction": "a\ud83d", "output": "b"},
-        r"instruction holds half a character ('\ud83d', at 2), which UTF-8 cannot hold; remove it",
+        r"instruction contains half a character ('\ud83d', at 2), which UTF-8 cannot encode; remove it",
     ),
     # sharegpt
     ("sharegpt", {"a": 1}, "conversations is missing (the row has a);"),
@@ -472,7 +472,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "messages",
         _chat({"role": "user", "content": "x", "tool_calls": [CALL]}),
-        "messages[1].tool_calls stands in a message of 'user'; only the assistant calls tools",
+        "messages[1].tool_calls is in a message of 'user'; only the assistant calls tools",
     ),
     ("messages", _calls("x"), "messages[1].tool_calls[0] is 'x'; write an object"),
     ("messages", _calls({"name": "f"}), "messages[1].tool_calls[0].function is None; write"),
@@ -541,7 +541,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "messages",
         _chat({"role": "user", "content": "a \udfff"}),
-        r"messages[1].content holds half a character ('\udfff', at 3)",
+        r"messages[1].content contains half a character ('\udfff', at 3)",
     ),
     ("messages", {**_chat(ANSWER), "tools": {"name": "f"}}, "tools is {'name': 'f'}; write a list"),
     ("messages", {**_chat(ANSWER), "tools": "[{]"}, "tools is '[{]', which is not JSON"),
@@ -569,7 +569,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("text", {"text": ""}, "text is empty; fill it in or remove the row"),
     ("text", {"text": 1.5}, "text is 1.5; write a text"),
     ("text", {"content": "x"}, "text is missing (the row has content);"),
-    ("text", {"text": "x" * 9 + "\ud800"}, r"text holds half a character ('\ud800', at 10)"),
+    ("text", {"text": "x" * 9 + "\ud800"}, r"text contains half a character ('\ud800', at 10)"),
     # tokens
     ("tokens", {"labels": [1]}, "input_ids is missing (the row has labels);"),
     ("tokens", {"input_ids": [1]}, "input_ids has 1 tokens; a row needs 2"),

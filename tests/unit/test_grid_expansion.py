@@ -148,7 +148,7 @@ def test_names_are_unique_and_stay(over: dict[str, list[Any]], random: Any, valu
         ({"prepare": {}}, "grids.sweep.prepare: prepare is shared by all runs"),
         (
             {"train": {"from_adapter": "results/none/adapter"}},
-            "grids.sweep.train.from_adapter: 'results/none/adapter' is no run's adapter",
+            "grids.sweep.train.from_adapter: 'results/none/adapter' is not a run's adapter",
         ),
     ],
 )

@@ -279,14 +279,14 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: [\n", "correct the YAML"),
         (BOMB, "more than 1,000,000 values"),
         ("a: " + "[" * 60 + "]" * 60 + "\n", "more than 50 levels"),
-        ("lora_r: 8\nlora_r: 9\n", "lora_r is given twice"),
+        ("lora_r: 8\nlora_r: 9\n", "lora_r appears twice"),
         ("x: !!python/object/apply:os.getcwd []\n", "correct the YAML"),
         ("some: key\n", "none of its keys is known; base_model of axolotl"),
-        ("learning_rate: 1\n", "is no training config that is read: base_model of axolotl"),
-        ("when: 2024-02-30\nbase_model: a\n", "is no timestamp"),
-        ("base_model: !!timestamp x\n", "is no timestamp"),
-        ("base_model: a\nlora_r: !!float ''\n", "is no float"),
-        ("base_model: a\nstrict: !!bool x\n", "is no bool"),
+        ("learning_rate: 1\n", "is not a training config that is read: base_model of axolotl"),
+        ("when: 2024-02-30\nbase_model: a\n", "is not a timestamp"),
+        ("base_model: !!timestamp x\n", "is not a timestamp"),
+        ("base_model: a\nlora_r: !!float ''\n", "is not a float"),
+        ("base_model: a\nstrict: !!bool x\n", "is not a bool"),
         ("base_model: a\n1: 2\n", "the key 1 is read as int"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_file_that_cannot_be_read_is_told_in_a_line(tmp_path: Path, text: str 
 
 
 def test_a_format_can_be_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'trl' is no format; write one of axolotl, deepspeed, llamafactory"):
+    with pytest.raises(UserError, match="'trl' is not a format; write one of axolotl, deepspeed, llamafactory"):
         recognised(tmp_path, {}, "trl")
     file = tmp_path / "config.yml"
     file.write_text("learning_rate: 1.0e-3\n", encoding="utf-8")
@@ -339,7 +339,7 @@ FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ncu
         ("compute_environment: LOCAL_MACHINE\ndeepspeed_config: {zero_stage: 3}\n", "a config of `accelerate launch`"),
         ("distributed_type: FSDP\nfsdp_config: {}\nmixed_precision: bf16\n", "a config of `accelerate launch`"),
         ("_description: x\nfsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2}\n", "is settings of FSDP alone"),
-        ("debug: true\n", "is no training config that is read"),
+        ("debug: true\n", "is not a training config that is read"),
         ("model: m\nmodel_class: llm\ntrain_dataset: d.yaml\n", "is a config of LLaMA-Factory's v1"),
         ("peft_type: LORA\nr: 8\nlora_alpha: 16\n", "is peft's adapter_config.json"),
         ("architectures: [LlamaForCausalLM]\nmodel_type: llama\n", "is a model's config.json"),
@@ -807,8 +807,8 @@ def described(names: str, tmp_path: Path, more: str = "") -> tuple[Translation, 
         ("hub", "alpaca", None, ""),
         ("modelscope", "alpaca", None, "modelscope is on ModelScope"),
         ("script", "alpaca", None, "is made by a script, which is never run"),
-        ("no section", "auto", None, "'no section' is no data set of dataset_info.json"),
-        ("unknown", "auto", None, "'unknown' is no data set of dataset_info.json"),
+        ("no section", "auto", None, "'no section' is not a data set of dataset_info.json"),
+        ("unknown", "auto", None, "'unknown' is not a data set of dataset_info.json"),
         ("broken", "alpaca", None, "the entry of broken in dataset_info.json names no file"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_recipe_is_written_once(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_recipe_is_told_with_all_that_are(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'../models' is no recipe; write one of\n") as error:
+    with pytest.raises(UserError, match="'../models' is not a recipe; write one of\n") as error:
         write_recipe("../models", RECIPES, tmp_path / "config.yaml", force=False)
     assert NAME in str(error.value) and not (tmp_path / "config.yaml").exists()
 

@@ -67,7 +67,7 @@ def test_the_example_questions_are_of_the_eight_categories() -> None:
     ("line", "said"),
     [
         ("{", "is not JSON"),
-        ("[1]", "is no object"),
+        ("[1]", "is not an object"),
         ('{"category": "a", "turns": ["x", "y"]}', "question_id: None is not valid"),
         ('{"question_id": 1, "category": "A b", "turns": ["x", "y"]}', "category: 'A b' is not valid"),
         ('{"question_id": 1, "category": "a", "turns": ["x"]}', "turns: ['x'] is not valid; write a list of two texts"),
@@ -228,8 +228,8 @@ def test_an_endpoint_that_stays_busy_ends_the_command(tmp_path: Path) -> None:
         (404, {"error": {"message": f"no such model, {KEY}"}}, "has no model 'judge' or no /chat/completions"),
         (400, {"error": f"bad {KEY}"}, "refuses the request (status 400, 'bad [key]')"),
         (307, None, "redirects to another address, which the key is not sent to"),
-        (None, ["no completion"], "the answer is no chat completion"),
-        (None, {"choices": [{"message": {"content": 5}}]}, "the answer is no chat completion"),
+        (None, ["no completion"], "the answer is not a chat completion"),
+        (None, {"choices": [{"message": {"content": 5}}]}, "the answer is not a chat completion"),
     ],
 )
 def test_a_refusal_is_one_line_without_the_key(tmp_path: Path, failure: int | None, body: Any, said: str) -> None:
@@ -258,7 +258,7 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         ({"model": None}, {}, "judge.model is not set"),
         ({"key_variable": "JUDGE_KEY"}, {}, "the environment variable JUDGE_KEY is not set"),
         ({"key_variable": "JUDGE_KEY"}, {"JUDGE_KEY": " \n"}, "the environment variable JUDGE_KEY is not set"),
-        ({"key_variable": "JUDGE_KEY"}, {"JUDGE_KEY": "a\nb"}, "holds characters that no key has"),
+        ({"key_variable": "JUDGE_KEY"}, {"JUDGE_KEY": "a\nb"}, "contains characters that no key has"),
     ],
 )
 def test_what_is_not_set_is_said(changed: dict[str, Any], environment: dict[str, str], said: str) -> None:
@@ -395,7 +395,7 @@ def test_nothing_is_asked_if_all_of_it_could_exceed_the_price(tmp_path: Path) ->
 def test_it_stops_where_more_is_spent_than_was_estimated(tmp_path: Path) -> None:
     with judging() as judge:
         # 10 completion tokens each, where 1 was the most: 16 are allowed, and the second request could exceed them.
-        with pytest.raises(UserError, match="the next request, with .*verdicts.jsonl to go on from"):
+        with pytest.raises(UserError, match="the next request, with .*verdicts.jsonl to continue from"):
             asked(judge, tmp_path, max_price=16.0, prompt_price=0.0, completion_price=1e6, judge_tokens=1)
         assert len(judge.asked) == 2
         asked(judge, tmp_path, max_price=160.0, prompt_price=0.0, completion_price=1e6, judge_tokens=1)

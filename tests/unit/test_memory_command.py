@@ -303,7 +303,7 @@ HUB_MISTAKES: list[tuple[str, str]] = [
     (f"no/where@{REVISION}", "no such model, or a private one"),
     (f"{REPOSITORY}@main", "write NAME@REVISION, a repository and the 40 digits"),
     (REPOSITORY, "write NAME@REVISION, a repository and the 40 digits"),
-    (f"a--b@{REVISION}", "is no name of a repository"),
+    (f"a--b@{REVISION}", "is not the name of a repository"),
 ]
 
 
@@ -484,7 +484,7 @@ def test_a_json_that_says_what_a_strategy_renders_is_estimated_like_it(tmp_path:
 OWN_MISTAKES: list[tuple[str, str]] = [
     ("[1]", "holds [1]; expected a JSON object"),
     ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4; write 0, 1, 2 or 3"),
-    ('{"zero_optimisation": {}}', "is no key of DeepSpeed, which ignores it; write zero_optimization"),
+    ('{"zero_optimisation": {}}', "is not a key of DeepSpeed, which ignores it; write zero_optimization"),
     ('{"zero_optimization": {"allgather_bucket_size": "auto"}}', "allgather_bucket_size is 'auto'; write its value"),
     ("{", "not valid JSON"),
     ("[" * 100_000, "nested too deep"),
@@ -632,7 +632,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["--model", SMALL_LLAMA, "--modules-to-save", "nothing"], "modules_to_save: 'nothing' is not in the model"),
     (
         ["--model", SMALL_LLAMA, "--rank-pattern", "q_(=4"],
-        "train.lora.rank_pattern: 'q_(' is no regular expression (missing )",
+        "train.lora.rank_pattern: 'q_(' is not a valid regular expression (missing )",
     ),
     (
         ["--model", SMALL_LLAMA, "--rank-pattern", "nothing=4"],

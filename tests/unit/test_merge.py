@@ -229,7 +229,7 @@ ODD: dict[str, tuple[str, str, str]] = {
 
 @pytest.mark.parametrize("case", ODD)
 def test_an_odd_file_of_an_adapter_is_one_line(case: str, tmp_path: Path, tiny_model: Path) -> None:
-    """To merge it, and to go on from it."""
+    """To merge it, and to continue from it."""
     from transformers import AutoModelForCausalLM
 
     name, content, said = ODD[case]

@@ -374,7 +374,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = 
         (),
         r"is \[4, 47\], and should be \[4, 48\] in this base: its module has other sizes \(47 instead of 48\); write",
     ),
-    "weights and no adapters": (_nothing, ("--weight", "1", "--weight", "2"), "--weight is given 2 times, and --adapt"),
+    "weights and no adapters": (_nothing, ("--weight", "1", "--weight", "2"), "--weight appears 2 times, and --adapt"),
     "no word of quantization": (_nothing, ("--dequantized",), "manifest.json: has no quantization, so nothing says"),
     "a pipeline's option": (_nothing, ("--data", "x"), "--place, --data and --left-out belong to a pipeline"),
     "two bases": (_nothing, ("--weights", "x"), "--base, by hand, or --weights, in a pipeline; write one of the two"),
@@ -452,7 +452,7 @@ def test_an_output_that_is_not_free_is_refused(tmp_path: Path, tiny_model: Path,
     with pytest.raises(UserError, match="--output: .*merged: exists already; write another directory"):
         merge("--base", base, "--adapter", adapter, "--output", tmp_path / "merged")
     assert {path: path.read_bytes() for path in (tmp_path / "merged").iterdir()} == before
-    with pytest.raises(UserError, match="--output: .*: lies in the base .*; write a directory outside"):
+    with pytest.raises(UserError, match="--output: .*: is inside the base .*; write a directory outside"):
         merge("--base", base, "--adapter", adapter, "--output", base / "merged")
 
 
@@ -466,7 +466,7 @@ def test_only_factors_are_added_with_a_weight(tmp_path: Path, tiny_model: Path, 
 def test_a_weight_that_makes_no_model_is_one_line(
     weight: float, tmp_path: Path, tiny_model: Path, adapter: Path
 ) -> None:
-    with pytest.raises(UserError, match=f"--weight: {weight:g} times an adapter is no model, or the base itself; wri"):
+    with pytest.raises(UserError, match=f"--weight: {weight:g} times an adapter is not a model, or the base itself; wri"):
         merge_by_hand(tiny_model, [adapter], [weight], tmp_path / "merged")
 
 

@@ -299,9 +299,9 @@ REFUSED = [
     ({"optimizer": "lion", "epsilon": 1e-8}, "train.epsilon: 1e-08, but lion has none; remove it"),
     ({"betas": [0.9]}, "train.betas"),
     ({"betas": [0.9, 1.0]}, "train.betas"),
-    ({"warmup_steps": 3, "warmup_ratio": 0.1}, "train.warmup_steps: stands beside warmup_ratio; write one of the two"),
+    ({"warmup_steps": 3, "warmup_ratio": 0.1}, "train.warmup_steps: conflicts with warmup_ratio; write one of the two"),
     ({"schedule": "greedy"}, "train.schedule: 'greedy': write one of cosine, linear, constant, constant_with_warmup"),
-    ({"schedule_options": {"power": 2.0}}, "'power' is no option of the schedule; write some of num_cycles"),
+    ({"schedule_options": {"power": 2.0}}, "'power' is not an option of the schedule; write some of num_cycles"),
     ({"schedule": "linear", "schedule_options": {"power": 2.0}}, "'power', but the schedule has no options; remove it"),
     (
         {"schedule": "polynomial", "schedule_options": {"power": "two"}},

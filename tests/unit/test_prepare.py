@@ -129,7 +129,7 @@ def test_processes_that_are_still_writing_leave_nothing_behind(folder: Folder) -
     folder.write("rows.jsonl", [{"instruction": "a", "output": ""}, *MANY])
     with pytest.raises(UserError, match="rows.jsonl:1: output is empty") as caught:
         folder.prepare(workers=2, path="rows.jsonl")
-    # None goes on writing while the error is told (which holds on to all that was at work).
+    # None continues writing while the error is told (which holds on to all that was at work).
     assert multiprocessing.active_children() == [], caught
     assert {path.name for path in folder.path.iterdir()} == {"rows.jsonl", "model"}
 
@@ -165,9 +165,9 @@ def test_columns_are_mapped(folder: Folder) -> None:
     rows = [{"q": row["instruction"], "answer": {"text": row["output"]}} for row in ROWS]
     folder.prepare(rows, format="alpaca", columns={"instruction": "q", "output": "answer.text"})
     assert {row["question"] for row in open_split(folder.output, "test")} <= {row["q"] for row in rows}
-    with pytest.raises(UserError, match=r"columns of rows\.json: no row holds anything in contxt, for input"):
+    with pytest.raises(UserError, match=r"columns of rows\.json: no row has a value in contxt, for input"):
         folder.prepare(format="alpaca", columns={"instruction": "q", "output": "answer.text", "input": "contxt"})
-    with pytest.raises(UserError, match=r"columns of rows\.json: messages is no field of format alpaca; write some of"):
+    with pytest.raises(UserError, match=r"columns of rows\.json: messages is not a field of format alpaca; write some of"):
         folder.prepare(format="alpaca", columns={"messages": "q"})
 
 
@@ -385,7 +385,7 @@ def test_a_source_or_file_without_a_usable_row_is_refused(folder: Folder) -> Non
     line = failure(folder, path="mix", too_long="drop", sources=sources)
     assert re.search(r"mix/b\.jsonl: none of its 3 rows is left; 3 of 23 rows that were read are dropped", line)
     folder.write("mix/b.jsonl", ["\n"])
-    assert failure(folder, path="mix", sources=sources).endswith("mix/b.jsonl: holds no row; take it out of sources")
+    assert failure(folder, path="mix", sources=sources).endswith("mix/b.jsonl: contains no rows; take it out of sources")
 
 
 def test_a_source_with_a_share_that_gives_no_training_row_is_refused(folder: Folder) -> None:
@@ -535,7 +535,7 @@ def test_rows_of_another_form_name_both_places(folder: Folder) -> None:
 
 
 def test_the_form_is_that_of_most_rows_and_is_named(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    """The first row has another form, the second none, the third is no JSON."""
+    """The first row has another form, the second none, the third is not JSON."""
     folder.write("rows.jsonl", [CHAT_ROW, "{}\n", "broken\n", *ROWS])
     caplog.set_level("INFO")
     folder.prepare(path="rows.jsonl", bad_row="drop")
@@ -809,7 +809,7 @@ def test_added_tokens_are_one_token_each(folder: Folder, tokenizer: Any) -> None
 
 
 def test_a_message_may_hold_no_added_special_token(folder: Folder) -> None:
-    with pytest.raises(UserError, match=r"rows.json:2: .* holds the special token <turn>"):
+    with pytest.raises(UserError, match=r"rows.json:2: .* contains the special token <turn>"):
         folder.prepare([ROWS[0] | {"output": "<turn>"}, *ROWS[1:]], **MARKED)
 
 

@@ -64,7 +64,7 @@ def found(folder: Path, ranks: int = RANKS) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("before", ["pass", "threading.Thread(target=threading.Event().wait, daemon=True).start()"])
 def test_each_rank_is_as_a_process_of_its_own(tmp_path: Path, before: str) -> None:
-    """Also where a library has started a thread, which a fork would lack: its forks start the program anew."""
+    """Also where a library has started a thread, which a fork would lack: its forks start the program again."""
     assert ended(started(tmp_path, before=before)) == dict.fromkeys(range(RANKS), 0)
     ranks = found(tmp_path)
     assert len((tmp_path / "loaded").read_text().split()) == (1 if before == "pass" else 1 + RANKS)

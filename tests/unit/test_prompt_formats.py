@@ -213,7 +213,7 @@ def test_markers_in_the_data_are_text(name: str, data: st.DataObject) -> None:
     messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
     special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     if held := [content for content in contents if any(token in content for token in special.values())]:
-        with pytest.raises(BadRow, match="holds the special token") as refused:
+        with pytest.raises(BadRow, match="contains the special token") as refused:
             template.pieces(Example(messages))
         assert f"message {contents.index(held[0]) + 1} holds" in str(refused.value)
         return
@@ -296,7 +296,7 @@ def test_the_first_stop_token_stands_for_the_end_of_sequence() -> None:
 def test_a_stop_token_that_is_not_special_is_refused_in_a_content_too() -> None:
     template = Template(tokenizer_of("qwen2.5"), prepare_settings(template="vicuna", stop_tokens=["</tool_call>"]))
     assert marked(template.pieces(Example(TALK))).endswith("« Now I rest.</tool_call>»")
-    with pytest.raises(BadRow, match="user message 1 holds the special token </tool_call>, which would end or begin"):
+    with pytest.raises(BadRow, match="user message 1 contains the special token </tool_call>, which would end or begin"):
         template.pieces(Example([user("Hi </tool_call>"), answer("Hello")]))
 
 

@@ -104,7 +104,7 @@ def test_published_splits_are_refused_with_the_sources_to_paste(
     line, pasted = refusal(tmp_path)
     assert pasted["sources"] == sources
     assert (pasted["split"]["validation"], pasted["split"]["test"]) == drawn
-    assert re.search(r"holds the published splits? ", line)
+    assert re.search(r"contains the published splits? ", line)
     found = files_by_split(tmp_path, pasted)
     for split, files in found.items():
         words = {"test": ("test", "eval", "hold", "held"), "validation": ("val", "dev", "eval")}.get(
@@ -151,7 +151,7 @@ def test_several_configs_are_refused_with_the_sources_of_one(tmp_path: Path) -> 
     """A folder as GSM8K's on the hub."""
     write(tmp_path, HUB)
     line, pasted = refusal(tmp_path)
-    assert "holds the published splits test, train and the configs main, socratic, which would be pooled" in line
+    assert "contains the published splits test, train and the configs main, socratic, which would be pooled" in line
     assert "which is main alone" in line
     assert pasted["sources"] == MAIN
     assert pasted["split"] == {"validation": 2, "test": 0}
@@ -166,10 +166,10 @@ def test_several_configs_are_refused_with_the_sources_of_one(tmp_path: Path) -> 
 def test_a_source_that_is_such_a_folder_is_refused_too(tmp_path: Path, split: str | None) -> None:
     write(tmp_path, HUB)
     line, pasted = refusal(tmp_path, sources={"main": {"split": split}})
-    assert re.search(r"/main: holds the published splits test, train, which would be pooled", line)
+    assert re.search(r"/main: contains the published splits test, train, which would be pooled", line)
     assert pasted["sources"] == MAIN
     line, _ = refusal(tmp_path, sources={"main/*": {}})
-    assert "holds the published splits test, train, which would be pooled" in line
+    assert "contains the published splits test, train, which would be pooled" in line
 
 
 @pytest.mark.parametrize("name", ["2023", "no", "null", "1e5", "On", "a b", "-", "1.5", "~"])
@@ -235,7 +235,7 @@ def test_the_readme_of_the_data_set_counts_for_a_source_that_is_a_folder(tmp_pat
     write(tmp_path, "s/1.jsonl b/1.jsonl b/2.jsonl b/exam.jsonl c/1.jsonl c/d/2.jsonl")
     (tmp_path / "README.md").write_text(README)
     line, pasted = refusal(tmp_path, sources={"b": {}, "s": {}})
-    assert "/b: holds the published splits test, train, which would be pooled" in line
+    assert "/b: contains the published splits test, train, which would be pooled" in line
     assert pasted["sources"] == {"b/1.jsonl": {}, "b/2.jsonl": {}, "b/exam.jsonl": {"split": "test"}}
     assert len(sources_of(prepare_settings(path=str(tmp_path), sources={"s": {}, "c": {}}))) == 2
     (tmp_path / "README.md").rename(tmp_path / "b/README.md")
@@ -346,5 +346,5 @@ def test_a_saved_dict_of_splits_is_refused_with_its_sources(tmp_path: Path, spli
 def test_an_evaluation_task_pools_no_splits_either(tmp_path: Path) -> None:
     write(tmp_path, "data/train.jsonl data/test.jsonl")
     settings = TaskRowsSettings(path=str(tmp_path / "data"), whole=False)
-    with pytest.raises(UserError, match=r"data: holds the published splits test, train, .* write file: test.jsonl"):
+    with pytest.raises(UserError, match=r"data: contains the published splits test, train, .* write file: test.jsonl"):
         task_rows(settings, tmp_path / "out.jsonl")

@@ -401,7 +401,7 @@ def test_training_wins_over_the_users_json_and_says_so(predicted: Path) -> None:
         "stage3_prefetch_bucket_size": int(0.9 * 64 * 64),
         "reduce_bucket_size": 5,
     }
-    assert "gradient_clipping: your JSON says 1.0, training says 0.5" in lines(reasons)
+    assert "gradient_clipping: your JSON sets 1.0, training says 0.5" in lines(reasons)
 
 
 def test_an_auto_that_nobody_knows_is_refused(predicted: Path) -> None:
@@ -412,7 +412,7 @@ def test_an_auto_that_nobody_knows_is_refused(predicted: Path) -> None:
 
 ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 4}, "stage is 4; write 0, 1, 2 or 3"),
-    ({"stage": 2, "overlapp_comm": True}, "zero_optimization.overlapp_comm is no key of DeepSpeed; write overlap_comm"),
+    ({"stage": 2, "overlapp_comm": True}, "zero_optimization.overlapp_comm is not a key of DeepSpeed; write overlap_comm"),
     ({"stage": 3, "aio": {}}, "aio belongs to the top level"),
     ({"stage": 2, "cpu_offload": True}, "cpu_offload is deprecated; write offload_optimizer: {device: cpu}"),
     ({"stage": 2, "reduce_bucket_size": "5e8"}, "reduce_bucket_size is '5e8'; write a whole number"),
@@ -422,7 +422,7 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 2, "overlap_comm": 1}, "overlap_comm is 1; write true or false"),
     ({"stage": 3, "offload_param": "cpu"}, "offload_param is 'cpu'; write an object"),
     ({"stage": 3, "offload_param": {"device": "disk"}}, "device is 'disk'; write none, cpu or nvme"),
-    ({"stage": 3, "offload_param": {"device": "cpu", "pinned": True}}, "offload_param.pinned is no key"),
+    ({"stage": 3, "offload_param": {"device": "cpu", "pinned": True}}, "offload_param.pinned is not a key"),
     ({"stage": 2, "offload_param": {"device": "cpu"}}, "offload_param with stage 2"),
     ({"stage": 0, "offload_optimizer": {"device": "cpu"}}, "offload_optimizer with stage 0"),
     ({"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/n"}}, "nvme with stage 2"),
@@ -449,7 +449,7 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 2, "zenflow": {"topk_ratio": 0.1}}, "zenflow updates some weights later than others"),
     ({"stage": 2, "reduce_scatter": "auto"}, "reduce_scatter is 'auto'; write its value"),
     ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": "auto"}}, "pin_memory is 'auto'; write its value"),
-    ({"stage": 3, "prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 2}, "is given twice, once without"),
+    ({"stage": 3, "prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 2}, "appears twice, once without"),
     ({"stage": 3, "zeropp_loco_param": {}}, "is of LoCo, which DeepSpeed 0.19.8 no longer has"),
     ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1.5}}, "ratio is 1.5; write a number from 0 to 1"),
     ({"stage": 1, "legacy_stage1": True}, "legacy_stage1 is true"),
@@ -485,13 +485,13 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
         (
             {"zero_optimisation": {"stage": 3}, "gradient_clipping": 1.0},
             {},
-            "'zero_optimisation' is no key of DeepSpeed, which ignores it; write zero_optimization",
+            "'zero_optimisation' is not a key of DeepSpeed, which ignores it; write zero_optimization",
         ),
         ({}, {}, "is not a DeepSpeed config: it has no key; write an object with zero_optimization"),
         ({"stage": 3}, {}, "is not a DeepSpeed config: it has 'stage'; write it in zero_optimization"),
-        ({"zero_optimization": {}, "stage": 3}, {}, "'stage' is no key of DeepSpeed's top level; write it in"),
+        ({"zero_optimization": {}, "stage": 3}, {}, "'stage' is not a key of DeepSpeed's top level; write it in"),
         ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2}}, {}, "it has 'fsdp', 'fsdp_config'"),
-        ({"zero_optimization": {}, "fsdp": "full_shard"}, {}, "'fsdp' is no key of DeepSpeed, which ignores it"),
+        ({"zero_optimization": {}, "fsdp": "full_shard"}, {}, "'fsdp' is not a key of DeepSpeed, which ignores it"),
         (
             {"zero_optimization": {}, "compression_training": {"a": {}}},
             {},
@@ -506,11 +506,11 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
         (
             {"zero_optimization": {}, "aio": {"blocksize": 1}},
             {},
-            "aio.blocksize is no key of DeepSpeed",
+            "aio.blocksize is not a key of DeepSpeed",
         ),
         ({"bf16": {"enabled": "yes"}}, {}, "bf16.enabled is 'yes'; write true or false"),
         ({"fp16": {"enabled": True, "loss_scale": "dynamic"}}, {}, "fp16.loss_scale is 'dynamic'; write a number"),
-        ({"bf16": {"grad_accum": 1}}, {}, "bf16.grad_accum is no key of DeepSpeed"),
+        ({"bf16": {"grad_accum": 1}}, {}, "bf16.grad_accum is not a key of DeepSpeed"),
         ({"bfloat16": {"enabled": True}}, {}, "bfloat16 is an old name; write bf16"),
         ({"seq_parallel_communication_data_type": "int8"}, {}, "is 'int8'; write one of fp16, bf16, fp32"),
         ({"communication_data_type": 16}, {}, "communication_data_type is 16; write text"),
@@ -522,7 +522,7 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
             {"ranks_per_node": 2},
             "train_batch_size is 9, but 2 a GPU x 2 steps x 2 ranks are 8",
         ),
-        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}}, {"nodes": 6}, "6 ranks are no multiple"),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}}, {"nodes": 6}, "6 ranks are not a multiple"),
         (
             {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
             {"device": "cpu"},
@@ -687,7 +687,7 @@ def test_what_changes_no_result_is_left_out_and_what_is_off_says_nothing(predict
     assert config["seq_parallel_communication_data_type"] == "bf16" and config["prescale_gradients"] is False
     assert not {"compile", "tensor_parallel", "wandb", "tensorboard", "curriculum_learning", "_comment"} & config.keys()
     assert not {"amp", "bfloat16"} & config.keys() and not set(ZERO_RENAMED) & config["zero_optimization"].keys()
-    assert "tensor_parallel: your JSON says {'autotp_size': 2}" in lines(reasons)
+    assert "tensor_parallel: your JSON sets {'autotp_size': 2}" in lines(reasons)
 
 
 FP16 = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}

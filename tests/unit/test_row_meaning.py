@@ -125,7 +125,7 @@ def test_a_row_that_takes_all_its_answers_out_is_bad() -> None:
 
 @pytest.mark.parametrize("loss", ["assistant", "everything", ["assistant", "user"]])
 def test_evaluation_asks_for_the_last_answer_that_is_learnt(loss: Any) -> None:
-    """Never for one of weight 0, which is no right answer."""
+    """Never for one of weight 0, which is not a right answer."""
     template = Template(tokenizer_of("smollm2"), prepare_settings(loss=loss))
     example = parse(FORMS["messages"]({}, {"weight": 0}), "messages", Reading())
     assert template.asked(example) == 1
@@ -378,7 +378,7 @@ def test_media_are_refused_wherever_they_stand(key: str) -> None:
         ({"text": "a", "weight": 0}, "weight weighs a whole row, and rows have no weight"),
         ({"text": "a", "weight": "0.5"}, "weight weighs a whole row"),
         ({"messages": [HI, {**said("x")}], "train": False}, "train weighs a whole row"),
-        ({"input_ids": [1, 2], "completion_mask": [0, 1]}, "completion_mask says which tokens are learnt;"),
+        ({"input_ids": [1, 2], "completion_mask": [0, 1]}, "completion_mask selects which tokens are in the loss;"),
         ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask is [1, 0], but only [1, 1] is supported"),
         ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids is [0, 0], but only [0, 1] is supported"),
     ],
@@ -389,9 +389,9 @@ def test_other_keys_that_change_what_is_learnt(row: dict[str, Any], said: str) -
     assert str(caught.value).startswith(said)
 
 
-SWITCHED = "seems to say whether a turn is learnt, and is no key that is read; write columns: {train: KEY} if true"
-PARTS = "says which turns or tokens are learnt; write train: true or false in each turn, or labels"
-THOUGHT = "holds thoughts of an answer, and is no key that is read; write columns: {reasoning_content: KEY}"
+SWITCHED = "seems to select turns for the loss, and is not a key that is read; write columns: {train: KEY} if true"
+PARTS = "selects which turns or tokens are in the loss; write train: true or false in each turn, or labels"
+THOUGHT = "holds thoughts of an answer, and is not a key that is read; write columns: {reasoning_content: KEY}"
 COMPARES = "judges or compares answers, and every answer would be learnt"
 OF_TURNS = {
     **dict.fromkeys(
@@ -402,7 +402,7 @@ OF_TURNS = {
     **dict.fromkeys(("reward", "preference", "is_chosen", "rejected_answer"), COMPARES),
     **dict.fromkeys(("imagePaths", "image1", "img_url", "photos"), "holds images, which are not supported"),
     **dict.fromkeys(("video_path", "speech_file", "audio_bytes"), "which are not supported"),
-    "channel": "says that a turn is no answer to the user",
+    "channel": "says that a turn is not an answer to the user",
 }
 
 
@@ -535,7 +535,7 @@ def test_a_row_of_a_published_split_is_not_trained_on(column: str) -> None:
         ({"masked": True}, "content[0].masked is of a part"),
         (
             {"type": "thinking", "thinking": "T"},
-            "content[0] holds thoughts; write them beside the content, as reasoning",
+            "content[0] contains thoughts; write them beside the content, as reasoning",
         ),
         ({"type": "reasoning"}, "content[0] holds thoughts"),
         ({"cache_control": {"type": "ephemeral"}, "weight": None}, ""),
@@ -559,7 +559,7 @@ def test_speakers_of_sharegpt_in_messages(one: str, other: str) -> None:
 
 def test_tokens_that_say_more_than_labels_are_refused() -> None:
     for name, held in {"loss_mask": [0, 1], "weights": [0, 1], "mask": [0, 1], "prompt_length": 1}.items():
-        with pytest.raises(BadRow, match=f"{name} says which tokens are learnt; write labels, with -100"):
+        with pytest.raises(BadRow, match=f"{name} selects which tokens are in the loss; write labels, with -100"):
             parse({"input_ids": [1, 2], name: held}, "tokens", Reading())
     with pytest.raises(
         BadRow, match="cu_seqlens says that several rows are packed into one, which would see each other"
@@ -592,14 +592,14 @@ def test_thoughts_belong_to_answers() -> None:
         row = {"messages": [{**HI, key: "Why?"}, said("x")]}
         text = refused(row)
         assert text == (
-            f"messages[0].{key} stands in a message of user, and thoughts belong to an answer; move it there, or write "
+            f"messages[0].{key} is in a message of user, and thoughts belong to an answer; move it there, or write "
             f"ignore: [{key}]"
         )
         assert refused(row, reading=Reading({"reasoning_content": key})) == text
         assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
         assert taught({"messages": [{**HI, key: "off"}, said("x")]}) == ["x"]
     text = refused({"conversations": [{"from": "human", "value": "Hi", "reasoning": "Why?"}]})
-    assert text.startswith("conversations[0].reasoning stands in a message of user")
+    assert text.startswith("conversations[0].reasoning is in a message of user")
 
 
 @pytest.mark.parametrize("begin", ["<think>", "\n<thinking>", "<thought>"])
@@ -617,7 +617,7 @@ def test_a_mode_of_thinking_is_no_thought() -> None:
     """As in NVIDIA's Nemotron rows: it would be learnt as the thought of each answer."""
     assert taught({"messages": [HI, said("x")], "reasoning": "on"}) == ["x"]
     row = {"prompt": "Hi", "completion": "x", "reasoning": "Off"}
-    assert refused(row, template="qwen3") == "reasoning is 'Off', which is no thought; write ignore: [reasoning]"
+    assert refused(row, template="qwen3") == "reasoning is 'Off', which is not a thought; write ignore: [reasoning]"
     assert taught(row, reading=Reading(ignored=frozenset({"reasoning"}))) == ["x"]
     assert taught({"messages": [HI, said("x")], "reward_model": "some/model", "instruct_reward": 1.5}) == ["x"]
 

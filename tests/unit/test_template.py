@@ -314,7 +314,7 @@ def test_special_token_in_a_content_is_refused(name: str, place: int) -> None:
     for token in tokenizer.all_special_tokens:
         messages = [user("Hi"), answer("Hello")]
         messages[place] = {**messages[place], "content": f"a {token} b"}
-        with pytest.raises(BadRow, match=f"message {place + 1} holds the special token {re.escape(token)}"):
+        with pytest.raises(BadRow, match=f"message {place + 1} contains the special token {re.escape(token)}"):
             template_of(name).pieces(Example(messages))
 
 
@@ -327,7 +327,7 @@ def test_special_token_in_a_content_is_refused(name: str, place: int) -> None:
     ],
 )
 def test_special_token_elsewhere_is_refused(messages: list[dict[str, Any]], tools: Any, named: str) -> None:
-    with pytest.raises(BadRow, match=f"{named} holds the special token"):
+    with pytest.raises(BadRow, match=f"{named} contains the special token"):
         template_of("qwen2.5").pieces(Example(messages, tools))
 
 

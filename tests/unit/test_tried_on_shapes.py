@@ -298,7 +298,7 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
     "no tensors": (
         {},
         lambda start: save_file({}, start / "adapter_model.safetensors"),
-        "adapter_model.safetensors: holds no tensors; they were saved before they were gathered",
+        "adapter_model.safetensors: contains no tensors; they were saved before they were gathered",
     ),
     "names with the adapter's": (
         {},
@@ -344,7 +344,7 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
             },
             start / "adapter_model.safetensors",
         ),
-        "layers.1.mlp.up_proj.lora_B.weight holds numbers that are not finite",
+        "layers.1.mlp.up_proj.lora_B.weight contains numbers that are not finite",
     ),
     "another base": (
         {},

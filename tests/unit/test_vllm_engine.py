@@ -167,7 +167,7 @@ def test_a_process_that_fails_ends_the_others_at_once(tmp_path: Path) -> None:
     failing = f"printf '\\n[2, \"now\", 1]\\n[3, ' >> {kept.folder}/rank1.jsonl; exit 3"
     ranks = [_rank("sleep 60"), _rank(failing)]
     started = time.monotonic()
-    with pytest.raises(UserError, match="evaluate: rank ended with exit code 3; the log tells why"):
+    with pytest.raises(UserError, match="evaluate: rank ended with exit code 3; see its log"):
         wait_for(ranks, kept)
     assert time.monotonic() - started < 10
     assert [each.process.returncode for each in ranks] == [-9, 3]
@@ -186,7 +186,7 @@ def test_one_bar_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def _rank(script: str) -> Answerer:
     process = subprocess.Popen(["sh", "-c", script])
-    return Answerer("rank", process, process.kill, lambda: "the log tells why")
+    return Answerer("rank", process, process.kill, lambda: "see its log")
 
 
 def test_ranks_share_the_gpus_of_a_job() -> None:

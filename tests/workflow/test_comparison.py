@@ -41,7 +41,7 @@ def test_refused_and_failed_runs_have_a_row_and_hold_up_no_engine(make_project: 
     assert not (project.directory / "results/compare/table.csv").exists()
     assert "large: refused: render: " in project.run("zerolora", "show").stdout
 
-    # The same by hand, and by DVC, which goes on with what it can as well.
+    # The same by hand, and by DVC, which continues with what it can as well.
     before = (project.directory / "work/compare/table.csv").read_text()
     said = project.run("zerolora", "compare").stdout
     assert said == "work/compare/index.html: 3 runs: 1 done, 1 refused, 1 failed\n"

@@ -1,4 +1,4 @@
-"""Runs that go on from an adapter, and one that trains all weights: the whole DAG, in both engines."""
+"""Runs that continue from an adapter, and one that trains all weights: the whole DAG, in both engines."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ ORIGIN = "results/default/adapter"
 
 @pytest.fixture(scope="module")
 def project(make_project: Callable[[str], Project]) -> Project:
-    """Return a project that snakemake has finished: an adapter, one that goes on from it, and all weights."""
+    """Return a project that snakemake has finished: an adapter, one that continues from it, and all weights."""
     project = make_project("continued")
     edit_config(
         project,
@@ -93,14 +93,14 @@ def test_an_adapter_of_the_hub_is_fetched_by_itself(project: Project) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"train.from_adapter": ORIGIN}, "train.from_adapter: stands for all runs; write it in each run of continued"),
+        ({"train.from_adapter": ORIGIN}, "train.from_adapter: applies to all runs; write it in each run of continued"),
         (
             {"runs.whole.train": {"from_adapter": ORIGIN}},
             "runs.whole.train.from_adapter: is for runs that both engines",
         ),
-        ({"continued.second.train": {}}, "continued.second: goes on from no adapter; write train: {from_adapter"),
-        ({"continued.second.train": {"from_adapter": "results/none/adapter"}}, "'results/none/adapter' is no run's"),
-        ({"continued.second.train": {"from_adapter": "results/second/adapter"}}, "goes on from second itself"),
+        ({"continued.second.train": {}}, "continued.second: continues from no adapter; write train: {from_adapter"),
+        ({"continued.second.train": {"from_adapter": "results/none/adapter"}}, "'results/none/adapter' is not a run's"),
+        ({"continued.second.train": {"from_adapter": "results/second/adapter"}}, "continues from second itself"),
         (
             {"continued.second.train": {"from_adapter": "resources/adapters/x"}},
             "is not fetched; add x to fetch.adapter",
@@ -112,7 +112,7 @@ def test_an_adapter_of_the_hub_is_fetched_by_itself(project: Project) -> None:
         ),
         (
             {"fetch.adapter": {"x": {"repository": REPOSITORY, "revision": REVISION, "license": "MIT"}}},
-            "fetch.adapter.x: no run goes on from it; write train: {from_adapter: resources/adapters/x}",
+            "fetch.adapter.x: no run continues from it; write train: {from_adapter: resources/adapters/x}",
         ),
     ],
 )

@@ -355,7 +355,7 @@ def test_results_of_other_settings_or_code_are_not_pushed(
     lock.write_text(recorded.replace(code.strip(), code.strip()[::-1]))
     assert ": since accept@default the code has changed; run `snakemake" in refused()
     lock.unlink()
-    assert refused().startswith("dvc.lock: has no record of run default, so nobody knows its settings; run `snakemake")
+    assert refused().startswith("dvc.lock: has no record of run default, so its settings are unknown; run `snakemake")
     assert hub.asked == []
     lock.write_text(recorded)
     pushed()

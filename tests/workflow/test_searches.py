@@ -1,4 +1,4 @@
-"""A search on a tiny model through both engines: trials are runs, it goes on where it was, failures do not end it."""
+"""A search on a tiny model through both engines: trials are runs, it continues where it was, failures do not end it."""
 
 import json
 import sys

@@ -55,7 +55,7 @@ TEXTS = (
     ("train/launch/processes.py", "exit code {code}", "code {code}"),
     ("data/formats/refused.py", "judges or compares answers", "compares answers"),
     ("planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
-    ("schedules.py", "is no option of the schedule", "is no option"),
+    ("schedules.py", "is not an option of the schedule", "is not an option"),
 )
 """Texts for the user that stand outside of an error's call, and others for them."""
 EXPORT = "class ExportSections"

@@ -258,7 +258,7 @@ def fetched(wildcards):
 
 
 def starting_adapter(wildcards):
-    """What an adapter directory that a run goes on from is known by: its manifest, or the files of one of the user's."""
+    """What an adapter directory that a run continues from is known by: its manifest, or the files of one of the user's."""
     start = SETTINGS["runs"][wildcards.run]["train"]["from_adapter"]
     if start is None:
         return []
@@ -270,7 +270,7 @@ def starting_adapter(wildcards):
 
 
 def fetched_adapter(wildcards):
-    """The adapter of the hub that a run goes on from, for render to look at. Its age does not matter: a value of render
+    """The adapter of the hub that a run continues from, for render to look at. Its age does not matter: a value of render
     does not depend on it, and DVC does not know of it."""
     start = SETTINGS["runs"][named_run(wildcards)]["train"]["from_adapter"]
     if start is None or not Path(start).is_relative_to(HUB_ADAPTERS):
@@ -504,7 +504,7 @@ def run_of(wildcards):
 
 def minutes(resources):
     """A resources function: minutes that zerolora asks for a job (planner/slurm_resources.py), twice as many the second time; but
-    for training, which goes on where it was."""
+    for training, which continues where it was."""
     return asked(resources, "minutes")
 
 

@@ -86,7 +86,7 @@ def changed_in_cache(path: Path) -> set[str]:
 def remove_broken_rwlock() -> None:
     """Remove DVC's list of readers and writers if a kill cut it short.
 
-    DVC clears the entries of dead processes from that list itself, but every command fails if it is no JSON object.
+    DVC clears the entries of dead processes from that list itself, but every command fails if it is not JSON object.
     """
     if _is_whole(RWLOCK):
         return
@@ -156,7 +156,7 @@ class DvcStages:
         """Tell whether DVC's cache has an output of `stage`, byte for byte.
 
         A file that is linked from the cache and was changed in place has changed in the cache as well: such an entry is
-        removed, or DVC would go on to take it for what its name says.
+        removed, or DVC would continue to take it for what its name says.
         """
         out = self._outputs(stage)[output]
         if not out.hash_info or not self._is_intact(out.cache, out.hash_info.value):

@@ -155,7 +155,7 @@ def before_planning(
     if "DVC_STAGE" in os.environ:
         return
     unknown = _unknown(workflow, every_output)
-    # What DVC would say of edited runs is not known before a run that is no dry run.
+    # What DVC would say of edited runs is not known before a run that is not a dry run.
     if _has_dvc() and is_current(config):
         if executing:
             make_site_cache_private()
@@ -258,7 +258,7 @@ def commit_dvc_state(workflow: Any) -> None:
                 outputs.restat(name)
             write_cache_list(known.values(), AGREED_CACHE)
     except DvcException as error:
-        print(f"not recorded in DVC: {error}; run `dvc commit` when that is mended", file=sys.stderr)
+        print(f"not recorded in DVC: {error}; run `dvc commit` when that is fixed", file=sys.stderr)
         return
     _say_unrecorded(edited.values())
     if not edited:

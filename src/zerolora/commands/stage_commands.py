@@ -418,7 +418,7 @@ def judge(
     data: Data,
     base: Annotated[Path, typer.Option(help="File with the directory of the base weights.")],
     tuned: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
-    work: Annotated[Path, typer.Option(help="Directory of answers and verdicts that a killed command goes on from.")],
+    work: Annotated[Path, typer.Option(help="Directory of answers and verdicts that a killed command resumes from.")],
     output: Output,
     adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter, used if it was not merged.")] = None,
     device: ModelDevice = "cpu",
@@ -464,7 +464,7 @@ def export(
     from zerolora.model.manifest import check_intact, is_merged, located
 
     if target not in TARGETS:
-        raise UserError(f"--target: {target} is no target; write one of {', '.join(TARGETS)}")
+        raise UserError(f"--target: {target} is not a target; write one of {', '.join(TARGETS)}")
     obey(device if vllm_python else "cpu")
     check_intact(adapter, "zerolora train")
     check_same_base(adapter, weights)

@@ -70,7 +70,7 @@ def undo_first_step(optimizer: Any, masters: dict[Any, torch.Tensor], start: Cal
 
 @patch("deepspeed", VERSION, upstream="none found; a cache_clear() in _invalidate_trace would do")
 def release_by_current_trace(optimizer: Any) -> None:
-    """Make stage 3 decide anew which weights to release when the order of modules changes.
+    """Make stage 3 decide again which weights to release when the order of modules changes.
 
     It caches the decision by module and step (partitioned_param_coordinator.py, __params_to_release) and keeps it when
     it invalidates the trace that the decision was made from. After a validation before the first step, where no module

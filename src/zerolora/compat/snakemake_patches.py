@@ -34,7 +34,7 @@ def explain_system_errors() -> None:
 
 @patch("snakemake", VERSION, upstream="none found; docs/engine-sync.md")
 def reset_job_reasons() -> None:
-    """Make Snakemake decide about every pending job anew whenever a checkpoint has run.
+    """Make Snakemake decide about every pending job again whenever a checkpoint has run.
 
     It evaluates the DAG again at that moment, but adds to its earlier reasons instead of forming new ones: a job that
     was expected to see changed inputs runs although they turned out the same, and a job that was hidden behind such a
@@ -163,9 +163,9 @@ def count_as_done(workflow: Any, outputs: Iterable[str]) -> None:
 
 @patch("snakemake", VERSION, upstream="none found")
 def ignore_broken_metadata() -> None:
-    """Take metadata that is no UTF-8, or of another shape, for none: Snakemake ends with a traceback.
+    """Take metadata that is not UTF-8, or of another shape, for none: Snakemake ends with a traceback.
 
-    It does so itself with metadata that is no JSON.
+    It does so itself with metadata that is not JSON.
     """
     from snakemake.persistence.file import FilePersistence
 

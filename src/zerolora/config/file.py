@@ -122,7 +122,7 @@ def _parse(
         raise UserError(f"{path}: is nested too deep; write at most {DEEPEST} levels") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise UserError(f"{path}:{line}: {shown(text[error.position])} is no character of YAML; remove it") from None
+        raise UserError(f"{path}:{line}: {shown(text[error.position])} is not a character of YAML; remove it") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)

@@ -29,7 +29,7 @@ ALL = STAGES | ON_REQUEST
 LEFT_OUT: Mapping[str, str] = {
     "": "the package's own docstring",
     "model.base_check": "refuses a base that could not be loaded as its files say; no value passes through it",
-    "cli": "finds the command, and tells mistakes",
+    "cli": "finds the command, and reports mistakes",
     "commands": "hand files and settings to the stages",
     "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
     "machine.devices": "refuses GPUs that cannot be used, and hides those that must not be",

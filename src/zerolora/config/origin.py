@@ -23,7 +23,7 @@ NAMES = ("targets", "modules_to_save")
 
 
 def unlike_origin(config: Config, run: str, origin: str) -> Iterable[tuple[tuple[str, ...], str]]:
-    """Yield (key, message) for each setting of `run` with which it cannot go on from what `origin` publishes.
+    """Yield (key, message) for each setting of `run` with which it cannot continue from what `origin` publishes.
 
     `key` is relative to the run's sections, or its data set's. Raises ValidationError if the sections of one of both
     are wrong.
@@ -78,13 +78,13 @@ def _unlike_data(config: Config, run: str, origin: str) -> Iterable[tuple[tuple[
     if data.model != theirs.model and models.get(data.model) != models.get(theirs.model):
         yield (
             ("prepare", names[0], "model"),
-            f"{data.model}, but {run} goes on from results/{origin}/adapter, whose base is {theirs.model}; write "
+            f"{data.model}, but {run} continues from results/{origin}/adapter, whose base is {theirs.model}; write "
             f"{theirs.model}, or another data set in {run}",
         )
     for key in ("add_special_tokens", "add_tokens"):
         if getattr(data, key) != getattr(theirs, key):
             yield (
                 ("prepare", names[0], key),
-                f"{shown(getattr(data, key))}, but {run} goes on from results/{origin}/adapter, which was trained with "
+                f"{shown(getattr(data, key))}, but {run} continues from results/{origin}/adapter, which was trained with "
                 f"{shown(getattr(theirs, key))}; write {key}: {shown(getattr(theirs, key))}",
             )

@@ -43,7 +43,7 @@ def write_recipe(name: str, folder: Path, output: Path, force: bool) -> None:
     """
     known = summaries(folder)
     if name not in known:
-        raise UserError(f"--recipe: {shown(name)} is no recipe; write one of\n{listed(folder)}")
+        raise UserError(f"--recipe: {shown(name)} is not a recipe; write one of\n{listed(folder)}")
     if output.exists() and not force:
         raise UserError(f"{output}: exists; write --force to replace it, or another --output")
     source = folder / name / "config.yaml"

@@ -323,12 +323,12 @@ def stages_of(config: Config, run: str) -> RunSettings:
 
 
 def _foreign_adapter(start: str | None) -> str | None:
-    """Return the directory of an adapter that is no run's."""
+    """Return the directory of an adapter that is not a run's."""
     return None if start is None or Path(start).is_relative_to("results") else start
 
 
 def _training(train: schema.Train) -> dict[str, Any]:
-    """Return what `train` reads: the defaults that depend on other keys, so that writing them out is no change, and
+    """Return what `train` reads: the defaults that depend on other keys, so that writing them out changes nothing, and
     those of sections of methods that the run does not use."""
     unused = {name for method in TRAINABLE.values() for name in method.sections} - {*TRAINABLE[train.method].sections}
     fields = schema.TrainSection.model_fields

@@ -59,7 +59,7 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mis
     yield from _impossible_gate(config)
     yield from _impossible_engine(config)
     if config.train.from_adapter is not None:
-        yield ("train", "from_adapter"), "stands for all runs; write it in each run of continued that goes on from it"
+        yield ("train", "from_adapter"), "applies to all runs; write it in each run of continued that continues from it"
     if not config.all_runs:
         yield from () if before_first_trial else _no_run(config)
         return
@@ -100,7 +100,7 @@ def _impossible_tasks(config: Config) -> Iterable[Mistake]:
         if ask in ("generate", "loss") and task.choices is not None:
             yield (*here, "choices"), f"{task.check} has no choices; remove them, or write check: multiple_choice"
         if task.prompt is not None and task.answer is None and ask not in ("loss", None):
-            yield (*here, "prompt"), "stands without answer; write the template of the right answer too"
+            yield (*here, "prompt"), "needs an answer; write the template of the right answer too"
     asked = [*tasks.rows, *tasks.harness]
     # DVC joins the names of a run, or a data set, and of a task with a hyphen.
     for owners in (config.all_runs, config.prepare):
@@ -192,7 +192,7 @@ def _impossible_gate(config: Config) -> Iterable[Mistake]:
 
 
 def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
-    """Yield what is wrong with the adapter that a run goes on from. DVC reads it from where it stands, in `continued`
+    """Yield what is wrong with the adapter that a run continues from. DVC reads it from where it stands, in `continued`
     alone."""
     start = config.all_runs[run].train.get("from_adapter")
     here = place(config, run, "train", "from_adapter")
@@ -204,12 +204,12 @@ def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
         return
     if not isinstance(start, str) or not start:
         example = f"results/{next((name for name in config.all_runs if name != run), 'NAME')}/adapter"
-        yield here[:2], f"goes on from no adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
+        yield here[:2], f"continues from no adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
         return
     seen = [run]
     while (found := RUN_ADAPTER.fullmatch(start)) and found[1] in config.all_runs:
         if found[1] in seen:
-            yield here, f"{start} goes on from {' and '.join(seen)} itself; name another adapter"
+            yield here, f"{start} continues from {' and '.join(seen)} itself; name another adapter"
             return
         seen.append(found[1])
         start = str(config.all_runs[found[1]].train.get("from_adapter") or "")
@@ -218,13 +218,13 @@ def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
         same = config.names_by_owner[each.section, each.owner] if each else seen
         known = [f"results/{name}/adapter" for name in config.all_runs if name not in same and name not in seen]
         listed = ", ".join(known[:MOST_LISTED]) + ", ..." * (len(known) > MOST_LISTED)
-        yield here, f"{shown(start)} is no run's adapter; write one of {listed}"
+        yield here, f"{shown(start)} is not a run's adapter; write one of {listed}"
     elif Path(start).is_relative_to(HUB_ADAPTERS) and Path(start).name not in config.fetch.adapter:
         yield here, f"{shown(start)} is not fetched; add {Path(start).name} to fetch.adapter"
 
 
 def _impossible_from(config: Config, run: str) -> Iterable[Mistake]:
-    """Yield which settings of a run do not fit the run of the config that it goes on from."""
+    """Yield which settings of a run do not fit the run of the config that it continues from."""
     start = config.all_runs[run].train.get("from_adapter")
     found = RUN_ADAPTER.fullmatch(start) if config.is_continued(run) and isinstance(start, str) else None
     if not found or found[1] not in config.all_runs or found[1] == run:
@@ -259,9 +259,9 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
         if Path(key).is_absolute() or ".." in Path(key).parts:
             yield at, f"leads out of {data.path}; name a file or folder below it"
         if source.weight and source.rows:
-            yield (*at, "weight"), "stands beside rows; write one of the two"
+            yield (*at, "weight"), "conflicts with rows; write one of the two"
         if source.at_most and source.rows:
-            yield (*at, "at_most"), "stands beside rows, which repeats rows; write one of the two"
+            yield (*at, "at_most"), "conflicts with rows, which repeats rows; write one of the two"
         if source.split in ("validation", "test") and (source.weight or source.rows):
             yield at, f"is the {source.split} split, which is taken whole; remove weight and rows"
         elif weighed and not source.weight and not source.rows and source.split in (None, "train"):
@@ -291,7 +291,7 @@ def _unused(config: Config) -> Iterable[Mistake]:
         if f"{HUB_ADAPTERS}/{name}" not in starts:
             yield (
                 ("fetch", "adapter", name),
-                f"no run goes on from it; write train: {{from_adapter: {HUB_ADAPTERS}/{name}}} in a run of continued, "
+                f"no run continues from it; write train: {{from_adapter: {HUB_ADAPTERS}/{name}}} in a run of continued, "
                 "or remove it",
             )
     for name in config.prepare:
@@ -477,7 +477,7 @@ def _impossible_optimizer(train: Train, at: Callable[[str, str], tuple[str, ...]
         if getattr(train, key) is not None and default is None:
             yield at("train", key), f"{shown(getattr(train, key))}, but {optimizer.name} has none; remove it"
     if train.warmup_steps is not None and train.warmup_ratio is not None:
-        yield at("train", "warmup_steps"), "stands beside warmup_ratio; write one of the two"
+        yield at("train", "warmup_steps"), "conflicts with warmup_ratio; write one of the two"
     if fault := SCHEDULES[train.schedule].fault(train.schedule_options, train.learning_rate):
         yield at("train", "schedule_options"), fault
     elif (

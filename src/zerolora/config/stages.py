@@ -135,7 +135,7 @@ STAGES = {
         ),
         Stage(
             "evaluate_base",
-            "asks the base model the held-out rows",
+            "evaluates the base model on the held-out rows",
             ("evaluate.skipped_evaluation", "evaluate.evaluate", "evaluate.evaluation_rank"),
             "evaluate.{dataset}",
             ("results/data/{dataset}",),
@@ -161,7 +161,7 @@ STAGES = {
         ),
         Stage(
             "task_base",
-            "asks the base model a further evaluation task",
+            "evaluates the base model on a further task",
             ("evaluate.asked_task", "evaluate.harness"),
             "tasks.{task}",
             ("results/data/{dataset}", "results/tasks/{task}.jsonl"),
@@ -170,7 +170,7 @@ STAGES = {
         ),
         Stage(
             "task",
-            "asks the merged model a further evaluation task",
+            "evaluates the merged model on a further task",
             ("evaluate.asked_task", "evaluate.harness"),
             "tasks.{task}",
             ("results/{run}/adapter", "results/{run}/merged", "results/tasks/{task}.jsonl"),

@@ -62,7 +62,7 @@ def read_study(search: str) -> Study:
     except ValidationError as error:
         first = error.errors()[0]
         where = ": ".join([str(path), *([".".join(map(str, first["loc"]))] if first["loc"] else [])])
-        remedy = "take the file from git; if you delete it, the search begins anew"
+        remedy = "take the file from git; if you delete it, the search starts over"
         raise UserError(f"{where}: {first['msg']}; {remedy}") from None
 
 

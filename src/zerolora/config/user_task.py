@@ -16,7 +16,7 @@ LONGEST = 1_000_000  # characters: far more than a task needs
 def user_task(check: str) -> str | None:
     """Return the text of the Python file that `check` names, None for a task of the registry.
 
-    The file is not run here. Raises UserError, naming file and line, if it cannot be read or is no Python.
+    The file is not run here. Raises UserError, naming file and line, if it cannot be read or is not Python.
     """
     if not USER_TASK.fullmatch(check):
         return None
@@ -33,7 +33,7 @@ def user_task(check: str) -> str | None:
 def settings_with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a task with the content of each JSON file of config/tasks/ that one of them names.
 
-    Raises UserError, naming the file, if it cannot be read or is no JSON.
+    Raises UserError, naming the file, if it cannot be read or is not JSON.
     """
     return {
         key: _json(value) if isinstance(value, str) and USER_TASK_JSON.fullmatch(value) else value

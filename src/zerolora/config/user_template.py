@@ -11,9 +11,9 @@ LONGEST = 100_000  # characters: the longest of tests/templates/ has 16,000
 
 
 def user_template(name: str) -> str | None:
-    """Return the text of the template file that `prepare.template` names, None for a template that is no file.
+    """Return the text of the template file that `prepare.template` names, None for a template that is not a file.
 
-    Raises UserError, naming file and line, if it cannot be read, or is no Jinja.
+    Raises UserError, naming file and line, if it cannot be read, or is not Jinja.
     """
     if not USER_TEMPLATE.fullmatch(name):
         return None

@@ -51,7 +51,7 @@ class Proof:
         rules = [name for name in self.rows if name.startswith(("rows_", "labels_"))]
         broken = [f"{name.replace('_', ' ')}: {self.rows[name]}" for name in rules if self.rows[name]]
         if broken:
-            raise UserError(f"the mask does not hold ({'; '.join(broken)}); nothing was published, please report it")
+            raise UserError(f"the mask is wrong ({'; '.join(broken)}); nothing was published, please report it")
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of mask.json."""

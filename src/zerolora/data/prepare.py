@@ -75,7 +75,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
             for field, column in source.settings.columns.items():
                 if statistics.read and not seen[f"column.{field}"] and not statistics.has_key(number, column):
                     raise UserError(
-                        f"prepare: columns of {source.name}: no row holds anything in {column}, for {field}; correct "
+                        f"prepare: columns of {source.name}: no row has a value in {column}, for {field}; correct "
                         "its name, or take it out of columns"
                     )
         mixture = mix(index, settings, [source.settings for source in sources], drops.line())
@@ -150,7 +150,7 @@ def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
     for field in columns:
         if field not in fields:
             raise UserError(
-                f"prepare: columns of {source}: {field} is no field of format {form}; write some of {', '.join(fields)}"
+                f"prepare: columns of {source}: {field} is not a field of format {form}; write some of {', '.join(fields)}"
             )
 
 
@@ -160,7 +160,7 @@ def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statis
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
             gone = wording(f"none of its {counts['read_rows']:,} rows is left; {drops.line()}; correct them, or")
             raise UserError(
-                f"{Path(settings.path) / source.name}: {gone if counts['read_rows'] else 'holds no row;'} take it out "
+                f"{Path(settings.path) / source.name}: {gone if counts['read_rows'] else 'contains no rows;'} take it out "
                 "of sources"
             )
 
@@ -177,7 +177,7 @@ def _collect(
     """Write the dropped rows; return the files of the others, in order, and their index."""
     files = []
     columns = array("h"), array("Q"), array("Q")
-    # Half a surrogate pair is no UTF-8; JSON escapes it as Python does.
+    # Half a surrogate pair is not UTF-8; JSON escapes it as Python does.
     with dropped.open("w", encoding="utf-8", errors="backslashreplace") as rejected:
         for result in results:
             _refuse(result.dropped, settings)

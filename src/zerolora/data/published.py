@@ -134,7 +134,7 @@ def _configs_of(readme: Path) -> list[Any]:
     try:
         configs = value_of(header, "configs")
         if configs is not None and not isinstance(configs, list):
-            raise UserError(f"has configs: {shown(configs)}, which is no list")
+            raise UserError(f"has configs: {shown(configs)}, which is not a list")
     except (ValueError, UserError) as error:
         if not CONFIGS.search(header):
             return []

@@ -45,7 +45,7 @@ def files_of(path: Path) -> list[Path]:
     checked_name(path)
     files = list(_below(path)) if path.is_dir() else [path]
     if not files:
-        raise UserError(f"{path}: holds no data file; put one there ({ENDINGS})")
+        raise UserError(f"{path}: contains no data file; add one ({ENDINGS})")
     for file in files:
         _kind(checked_name(file))
         if not file.is_file() and file.exists():
@@ -97,7 +97,7 @@ def _below(directory: Path) -> Iterator[Path]:
             [(name, setting_of(split)) for name, split in settled({name: split_of(name) for name in splits}).items()]
         )
         raise UserError(
-            f"{directory}: holds the splits {', '.join(splits)}; write path: {directory} with {block}, or "
+            f"{directory}: contains the splits {', '.join(splits)}; write path: {directory} with {block}, or "
             f"path: {directory / splits[0]} for that one alone"
         )
     if (directory / "state.json").is_file() and any(directory.glob("data-*.arrow")):

@@ -126,7 +126,7 @@ class Statistics:
         return (
             f"{rows} rows; {flat['train_tokens']:,} training tokens, {flat['train_supervised_share']:.1%} supervised; "
             f"{dropped:,} rows dropped, {flat['truncated_rows'] + flat['split_rows']:,} cut, "
-            f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts held out as well"
+            f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts also held out"
             f"{self._not_read()}"
         )
 

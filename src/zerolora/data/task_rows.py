@@ -108,7 +108,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
     if path.is_dir() and len(names := sorted({*splits.values()} - {""})) > 1:
         first = min(files, key=lambda file: (splits[file] != "test", splits[file] != "validation"))
         raise UserError(
-            f"{path}: holds the published splits {', '.join(names)}, which would be pooled; write file: "
+            f"{path}: contains the published splits {', '.join(names)}, which would be pooled; write file: "
             f"{first.relative_to(path)}, or the path of one split"
         )
     for file in files:
@@ -135,7 +135,7 @@ def _of_example(place: str, example: Example, whole: bool) -> Question:
     if example.text is not None:
         return Question(place, [], example.text, [], "")
     if example.messages is None or any(not isinstance(turn.get("content"), str) for turn in example.messages):
-        raise BadRow("is neither a text nor a conversation of texts, which can be asked; write prompt and answer")
+        raise BadRow("is neither a text nor a conversation of texts, which can be evaluated; write prompt and answer")
     _check_texts_alone(example)
     turns = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in example.messages]
     if whole:
@@ -153,7 +153,7 @@ def _of_example(place: str, example: Example, whole: bool) -> Question:
 def _check_texts_alone(example: Example) -> None:
     """Raise BadRow if a conversation has more than texts, which would be left out of the question or the answer."""
     if any("tool_calls" in turn for turn in example.messages or ()):
-        raise BadRow("calls tools, which a task does not ask for; write prompt and answer, or remove it")
+        raise BadRow("calls tools, which a task cannot evaluate; write prompt and answer, or remove it")
     if example.tools or example.thoughts:
         name = "tools" if example.tools else example.thoughts
         raise BadRow(f"has {name}, which a task does not pass on; name their column in ignore to ask without them")

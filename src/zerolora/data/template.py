@@ -231,7 +231,7 @@ class Template:
             text = message["content"] if len(message) == 2 else json.dumps(message, ensure_ascii=False)
             if held := self.special.search(text):
                 name = _name(messages, number) if number < len(messages) else "the list of tools"
-                raise BadRow(f"{name} holds the special token {held[0]}, which would end or begin a turn; remove it")
+                raise BadRow(f"{name} contains the special token {held[0]}, which would end or begin a turn; remove it")
 
     def _with_input(self, messages: Messages, further: str) -> Messages:
         """Return messages whose last question has its input as the prompt format writes it."""
@@ -455,7 +455,7 @@ class Template:
     def _tail(self, given: bool) -> str:
         """Return what the template writes after every answer, up to the stop token, which is added to `stops`.
 
-        Raises UserError if that is none of the stop tokens that are `given`, or is no token of the model.
+        Raises UserError if that is none of the stop tokens that are `given`, or is not a token of the model.
         """
         last, between = (self._writes(_marked("user", "assistant", "user")[:end]) for end in (2, 3))
         behind = [text.partition(chr(MARKS + 1))[2] for text in (last, between or last) if text]

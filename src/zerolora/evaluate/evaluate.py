@@ -51,7 +51,7 @@ def evaluate(
 
     Writes metrics to directory `output` and answers to `answers_file`; with settings.unmerged, those of base and
     adapter beside those of the merged model. With `work`, a directory, answers are kept there, and in WORK.unmerged,
-    while others are generated, and an evaluation that was killed goes on from them. Raises UserError if an earlier
+    while others are generated, and an evaluation that was killed continues from them. Raises UserError if an earlier
     stage's file is missing.
     """
     models = [model]

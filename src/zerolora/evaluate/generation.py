@@ -2,7 +2,7 @@
 
 Prompts are padded on the left, and the model computes positions from the mask, so that an answer does not depend on its
 batch. What all prompts begin with is computed once (batch_cache.py). Rows that have ended leave the batch: when half of
-it has, the others go on alone, with their keys and values.
+it has, the others continue alone, with their keys and values.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CACHE = Path("work/harness")
 """Where the harness' data sets are converted to Arrow; without it, below HOME."""
 RESAMPLES = 1000
-"""Of the bootstrap by which the harness finds the standard error of metrics that are no means."""
+"""Of the bootstrap by which the harness finds the standard error of metrics that are not means."""
 
 
 def ask_harness(

@@ -11,7 +11,7 @@ PERCENTILES = (2.5, 97.5)
 MEAN_RESAMPLES = 9999
 """Resamples of a mean, as scipy.stats.bootstrap takes by default."""
 RESAMPLES = 1000
-"""Resamples of a metric that is computed anew from the rows of each."""
+"""Resamples of a metric that is computed again from the rows of each."""
 T = TypeVar("T")
 
 

@@ -1,6 +1,6 @@
 """The answers of an evaluation, kept in a directory while others are generated, and the processes that write them.
 
-Every process that answers appends to a file of its own. An evaluation that was killed goes on from what they hold. The
+Every process that answers appends to a file of its own. An evaluation that was killed continues from what they hold. The
 directory is named by a fingerprint of everything that decides an answer, so that those of other settings, weights, rows
 or code are never taken for these.
 """
@@ -56,7 +56,7 @@ class KeptAnswers:
         found = kept_in(self.folder)
         if missing := sorted(set(range(self.rows)) - found.keys()):
             raise UserError(
-                f"{self.folder}: holds no answer to row {missing[0]}; delete it and run `zerolora evaluate` again"
+                f"{self.folder}: has no answer to row {missing[0]}; delete it and run `zerolora evaluate` again"
             )
         return [found[place] for place in range(self.rows)]
 

@@ -82,7 +82,7 @@ def _start(folder: Path, spec: dict[str, Any], gpus: list[str]) -> Answerer:
         stdin=subprocess.DEVNULL,
         env=os.environ | ({devices.VISIBLE: ",".join(gpus)} if gpus else {}),
     )
-    return Answerer(f"rank {spec['rank']}", process, process.kill, lambda: "the log tells why")
+    return Answerer(f"rank {spec['rank']}", process, process.kill, lambda: "see its log")
 
 
 def run_rank(spec: dict[str, Any]) -> None:

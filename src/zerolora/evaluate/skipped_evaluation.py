@@ -14,4 +14,4 @@ def leave_out(output: Path, answers: Path) -> None:
     write_json(output / "evaluate.json", LEFT_OUT)
     write_json(output / "evaluate_resources.json", LEFT_OUT)
     write_json(answers, [])
-    result("no row asked: evaluate.enabled is false")
+    result("nothing evaluated: evaluate.enabled is false")

@@ -46,7 +46,7 @@ def modelfile(tokenizer: Any, stops: list[int], system: str | None, gguf: str) -
     for token in tokenizer.convert_ids_to_tokens(stops):
         if any(character in token for character in '"\\\r\n'):
             raise UserError(
-                f"prepare: stop token {shown(token)} holds a quote, a backslash or a line end, which a Modelfile "
+                f"prepare: stop token {shown(token)} contains a quote, a backslash or a line end, which a Modelfile "
                 "cannot write; choose another stop token, or export gguf alone"
             )
         lines.append(f'PARAMETER stop "{token}"')

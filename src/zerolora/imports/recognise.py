@@ -73,7 +73,7 @@ def recognised(file: Path, values: dict[str, Any], source: str | None) -> Format
     names = ", ".join(FORMATS)
     if source is not None:
         if source not in FORMATS:
-            raise UserError(f"--from: {shown(source)} is no format; write one of {names}")
+            raise UserError(f"--from: {shown(source)} is not a format; write one of {names}")
         _mostly_known(file, values, FORMATS[source])
         return FORMATS[source]
     if other := _other_kind(values):
@@ -88,7 +88,7 @@ def recognised(file: Path, values: dict[str, Any], source: str | None) -> Format
     if foreign[nearest] > most:
         unknown = [key for key in values if key not in FORMATS[best[0]].keys]
         raise UserError(
-            f"{file}: looks like a config of {nearest}, which is not read ({_shown(unknown)} is no key of "
+            f"{file}: looks like a config of {nearest}, which is not read ({_shown(unknown)} is not a key of "
             f"{FORMATS[best[0]].title}); write the config by hand (config/README.md)"
         )
     if len(best) > 1 or foreign[nearest] == most:
@@ -123,11 +123,11 @@ def _without_model(values: dict[str, Any], foreign: dict[str, int]) -> str:
         return f"none of its keys is known; {needed} is needed"
     if best in foreign and "model" in values and counts[best] > 1:
         return f"looks like a config of {best}, {NOT_READ}"
-    return f"is no training config that is read: {needed} is needed; if it is one, write --from {'|'.join(FORMATS)}"
+    return f"is not a training config that is read: {needed} is needed; if it is one, write --from {'|'.join(FORMATS)}"
 
 
 def _other_kind(values: dict[str, Any]) -> str | None:
-    """Return what a file is that is no training config; None if nothing says so."""
+    """Return what a file is that is not a training config; None if nothing says so."""
     for mark in MARKS:
         if mark.keys <= values.keys():
             return mark.what if re.search("; |which ", mark.what) else f"{mark.what}, {NOT_READ}"

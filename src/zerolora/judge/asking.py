@@ -29,7 +29,7 @@ def ask_all(
     with Progress("verdict", len(requests), len(requests) - len(rest)) as bar:
         for key, request in rest:
             check(
-                spent, most(request.messages, settings), settings, f"the next request, with {kept.path} to go on from,"
+                spent, most(request.messages, settings), settings, f"the next request, with {kept.path} to continue from,"
             )
             record = {"key": key, **_record(request, endpoint.ask(request.messages), settings)}
             kept.add(record)

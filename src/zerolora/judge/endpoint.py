@@ -92,7 +92,7 @@ class Endpoint:
             if attempt == ATTEMPTS or wait > LONGEST_WAIT:
                 raise UserError(
                     f"judge.endpoint: {self.address}: {problem} at attempt {attempt} of {ATTEMPTS}, and asks to wait "
-                    f"{wait:,.0f} s; run it again later: it goes on from the verdicts that it has"
+                    f"{wait:,.0f} s; run it again later: it continues from the verdicts that it has"
                 )
             LOGGER.info("judge: %s at attempt %d of %d; again in %.0f s", problem, attempt, ATTEMPTS, wait)
             self._sleep(wait)
@@ -126,7 +126,7 @@ class Endpoint:
             text, choice, tokens = None, {}, []
         if not isinstance(text, str):
             raise UserError(
-                f"judge.endpoint: {self.address}: the answer is no chat completion; write the address of an "
+                f"judge.endpoint: {self.address}: the answer is not a chat completion; write the address of an "
                 "OpenAI-compatible endpoint, as in https://judge.example/v1"
             )
         prompt_tokens, completion_tokens = (
@@ -163,7 +163,7 @@ def _key(variable: str | None, environment: Mapping[str, str]) -> str | None:
             f"judge.key_variable: the environment variable {variable} is not set; put the judge's key there"
         )
     if not all("!" <= each <= "~" for each in key):
-        raise UserError(f"judge.key_variable: {variable} holds characters that no key has; put the judge's key there")
+        raise UserError(f"judge.key_variable: {variable} contains characters that no key has; put the judge's key there")
     return key
 
 

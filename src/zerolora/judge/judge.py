@@ -45,7 +45,7 @@ def judge(
 
     Where the manifest says that nothing was merged, the tuned model is the base model with `adapter`.
 
-    Answers and verdicts are kept in directory `work`, so that a killed command goes on from them. Raises UserError if
+    Answers and verdicts are kept in directory `work`, so that a killed command continues from them. Raises UserError if
     the endpoint is not set, not reached or refuses, if a question is wrong, or if it would cost more than `max_price`.
     """
     with Endpoint(settings, environment) as endpoint:

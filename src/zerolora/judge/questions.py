@@ -24,7 +24,7 @@ class JudgeQuestion(NamedTuple):
 def read_questions(path: Path) -> list[JudgeQuestion]:
     """Return the questions of a file, in its order.
 
-    Raises UserError, with file and line, if a line is no question or repeats an id, or if the file has none.
+    Raises UserError, with file and line, if a line is not a question or repeats an id, or if the file has none.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028, which JSON allows in a text
@@ -53,7 +53,7 @@ def _question(where: str, line: str) -> JudgeQuestion:
     except (ValueError, RecursionError):
         raise UserError(f"{where}: {shown(line)} is not JSON; write one object a line") from None
     if not isinstance(value, dict):
-        raise UserError(f"{where}: {shown(value)} is no object; write question_id, category and turns")
+        raise UserError(f"{where}: {shown(value)} is not an object; write question_id, category and turns")
     identity, category = value.get("question_id"), value.get("category")
     if isinstance(identity, bool) or not isinstance(identity, int | str) or identity == "":
         raise UserError(f"{where}: question_id: {shown(identity)} is not valid; write a number or a name")

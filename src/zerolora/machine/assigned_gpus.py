@@ -122,7 +122,7 @@ def check_own(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True)
     seen = folder.lstat()
     if not stat.S_ISDIR(seen.st_mode):
-        what = "is a link" if stat.S_ISLNK(seen.st_mode) else "is no directory"
+        what = "is a link" if stat.S_ISLNK(seen.st_mode) else "is not a directory"
     elif seen.st_uid != os.getuid():
         what = f"belongs to user {seen.st_uid}"
     elif seen.st_mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -1,7 +1,7 @@
 """A command that a workflow engine started ends when the engine, or the shell of its job, has ended.
 
 The kernel tells nobody but a child, and only if it wants (PR_SET_PDEATHSIG), that a process was killed: the shell of a
-job, and what it started, would go on without an engine that records what they write. So each engine names itself and
+job, and what it started, would continue without an engine that records what they write. So each engine names itself and
 each job's shell in the environment, and a command watches both. One that is started by hand, or that reaches another
 machine or container by its environment, watches nobody.
 """

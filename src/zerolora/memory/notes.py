@@ -49,7 +49,7 @@ def _experts(model: ModelSpec, spec: TrainingSpec) -> list[str]:
     if any(path in parameters for path, _ in spec.parameters(model).ranks):
         found.append("experts: an adapter makes a copy of all experts' weights of a layer, kept for the backward pass")
     if spec.method.frozen_type and parameters:
-        found.append("experts: not quantized, since they are no linear modules; nor is the router")
+        found.append("experts: not quantized, since they are not linear modules; nor is the router")
     return found
 
 

@@ -1,7 +1,7 @@
 """The update of several adapters, each times a weight: the sum of their weighted updates.
 
 Source: peft/tuners/lora/model.py, add_weighted_adapter with combination_type "cat", whose merged model is the same bit
-for bit; "linear" multiplies sums of factors, which is no sum of the adapters.
+for bit; "linear" multiplies sums of factors, which is not the sum of the adapters.
 """
 
 from collections.abc import Sequence

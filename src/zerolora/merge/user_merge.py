@@ -44,13 +44,13 @@ def _factors(adapters: Sequence[Path], weights: Sequence[float]) -> list[float]:
         return [1.0]
     if len(weights) != len(adapters):
         raise UserError(
-            f"--weight is given {len(weights)} times, and --adapter {len(adapters)} times; write a weight for each "
+            f"--weight appears {len(weights)} times, and --adapter {len(adapters)} times; write a weight for each "
             "adapter, in the same order"
         )
     for weight in weights:
         if not math.isfinite(weight) or not weight:
             raise UserError(
-                f"--weight: {weight:g} times an adapter is no model, or the base itself; write another number, or "
+                f"--weight: {weight:g} times an adapter is not a model, or the base itself; write another number, or "
                 "leave the adapter out"
             )
     return list(weights)
@@ -69,4 +69,4 @@ def _check_output(output: Path, base: Path) -> None:
     elif output.exists() or output.is_symlink():
         raise UserError(f"--output: {output}: exists already; write another directory, or remove this one")
     if output.resolve().is_relative_to(base.resolve()):
-        raise UserError(f"--output: {output}: lies in the base {base}; write a directory outside of it")
+        raise UserError(f"--output: {output}: is inside the base {base}; write a directory outside of it")

@@ -86,7 +86,7 @@ def check_adapter(
     path = directory / ADAPTER
     if not tensors:
         raise UserError(
-            f"{path}: holds no tensors; they were saved before they were gathered from the ranks (ZeRO-3, FSDP): save "
+            f"{path}: contains no tensors; they were saved before they were gathered from the ranks (ZeRO-3, FSDP): save "
             "the adapter again"
         )
     check_whole(path, tensors)
@@ -146,7 +146,7 @@ def check_finite(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     for name, each in tensors.items():
         if not all(_is_finite(part, each.kind) for part in _parts(each)):
             raise UserError(
-                f"{path}: {name} holds numbers that are not finite, so the training that wrote it diverged; use an "
+                f"{path}: {name} contains numbers that are not finite, so the training that wrote it diverged; use an "
                 "earlier checkpoint of it, or train again with a lower learning rate"
             )
 

@@ -1,4 +1,4 @@
-"""What peft's LoRA adapts in a mixture of experts: parameters of experts and routers, which are no linear modules.
+"""What peft's LoRA adapts in a mixture of experts: parameters of experts and routers, which are not linear modules.
 
 transformers 5 keeps the experts of a layer in two three-dimensional parameters and gives routers a class of their own.
 In the families below peft reads targets as the names of transformers 4, where both were linear modules, and adapts the

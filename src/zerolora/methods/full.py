@@ -96,7 +96,7 @@ def _check(path: Path, found: Mapping[str, tuple[int, ...]], model: Any) -> None
     parts = tuple(f"{part}." for part in other_parts(model))
     needed = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(parts)}
     faults = [wording(f"{name} is missing") for name in needed if name not in found]
-    faults += [wording(f"{name} is no trained weight of the base") for name in found if name not in needed]
+    faults += [wording(f"{name} is not a trained weight of the base") for name in found if name not in needed]
     faults += [
         wording(f"{name} is {list(found[name])}, and {list(shape)} in the base")
         for name, shape in needed.items()

@@ -379,7 +379,7 @@ def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], mo
         elif rest == "B.bias":
             result[f"{module}.bias"] = Shift(f"{module}.bias", tensor, _scale(config, module))
         else:
-            raise UserError(f"{ADAPTER}: {name} is no LoRA factor; merge it with peft's merge_and_unload")
+            raise UserError(f"{ADAPTER}: {name} is not a LoRA factor; merge it with peft's merge_and_unload")
     experts = _expert_parameters_of(model, config) if config.get("target_parameters") else {}
     transposed_paths = conv1d_paths(model)
     for module, parts in modules.items():

@@ -112,7 +112,7 @@ class TrainableMethod(Method):
     trains_rows: ClassVar[bool] = True
     """It can train the rows of added tokens."""
     peft_type: ClassVar[str | None] = None
-    """peft_type of its adapter_config.json; None if what it writes is no adapter."""
+    """peft_type of its adapter_config.json; None if what it writes is not an adapter."""
 
     @classmethod
     def quantizes(cls) -> bool:

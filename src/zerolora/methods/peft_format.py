@@ -162,7 +162,7 @@ def conv1d_paths(model: Any) -> set[str]:
 
 
 def check_names(model: Any, section: str, targets: str | list[str], modules_to_save: Iterable[str]) -> None:
-    """Raise UserError if a name in `targets` or `modules_to_save` is no module of the base model."""
+    """Raise UserError if a name in `targets` or `modules_to_save` is not a module of the base model."""
     paths = [name for name, _ in model.get_base_model().named_modules()]
     named = [] if isinstance(targets, str) else list(targets)
     unfit = [f"targets: {shown(name)}" for name in named if not any(f".{path}".endswith(f".{name}") for path in paths)]
@@ -193,13 +193,13 @@ def adapted_paths(model: Any) -> list[str]:
 
 
 def check_pattern(adapted: list[str], key: str, pattern: Iterable[str]) -> None:
-    """Raise UserError if a key is no regular expression, or fits no adapted module's path: peft would ignore it."""
+    """Raise UserError if a key is not a valid regular expression, or fits no adapted module's path: peft would ignore it."""
     for expression in pattern:
         try:
             re.compile(expression)
         except (re.error, OverflowError, RecursionError) as error:
             raise UserError(
-                f"{key}: {shown(expression)} is no regular expression ({error}); write one, as in q_proj"
+                f"{key}: {shown(expression)} is not a valid regular expression ({error}); write one, as in q_proj"
             ) from None
         if not any(re.fullmatch(rf"(.*\.)?({expression})", path) for path in adapted):
             raise UserError(

@@ -47,7 +47,7 @@ def quantization_of(adapter: Path) -> BaseQuantization:
     found = _written(path)
     if found is None:
         raise UserError(
-            f"{path}: has no quantization, so nothing says how the base was quantized; merge into the original base, "
+            f"{path}: has no quantization, so it is unknown how the base was quantized; merge into the original base, "
             "or name an adapter that `zerolora train` made with method: qlora"
         )
     known = {"type": ("nf4", "fp4", "int8"), "double": (True, False), "precision": tuple(TYPES)}

@@ -43,7 +43,7 @@ def check_settings(directory: Path) -> None:
     """
     config = directory / "config.json"
     if not config.is_file():
-        raise UserError(f"{directory}: has no config.json, so it is no transformers model; write another path")
+        raise UserError(f"{directory}: has no config.json, so it is not a transformers model; write another path")
     check_not_quantized(directory)
     check_read_as_it_is(directory)
     foreign.check_model(directory)

@@ -266,7 +266,7 @@ def tokenizer_errors(directory: Path) -> Iterator[None]:
     except Exception as error:
         raise _why_no_tokenizer(directory, error) from None
     except BaseException as error:
-        # The library is written in Rust, whose failed assertions are no Exception.
+        # The library is written in Rust, whose failed assertions are not Exception.
         if type(error).__name__ != "PanicException":
             raise
         raise _why_no_tokenizer(directory, error) from None

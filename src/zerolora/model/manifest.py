@@ -60,7 +60,7 @@ def check_loadable(directory: Path) -> None:
     if not directory.is_dir():
         raise UserError(f"{directory}: there is no such directory; write the path of a model directory")
     if not (directory / "config.json").is_file():
-        raise UserError(f"{directory}: has no config.json, so it is no transformers model; write another path")
+        raise UserError(f"{directory}: has no config.json, so it is not a transformers model; write another path")
     weight_files(directory)
 
 

@@ -163,7 +163,7 @@ class Projections(Operations):
 
     def frozen(self, value: Value, module: Module) -> Value:
         """A frozen linear module."""
-        # GPT-2's Conv1D is no torch.nn.functional.linear, which is what DeepSpeed replaces.
+        # GPT-2's Conv1D is not a torch.nn.functional.linear, which is what DeepSpeed replaces.
         saves = self.step.saves_inputs and module.kind == "linear"
         return self.linear(value, module.inputs, module.outputs, saves=saves)
 

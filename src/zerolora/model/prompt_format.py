@@ -25,7 +25,7 @@ def write_prompt_format(data: Path, model: Path, base: Path | None = None) -> No
     generation_config.json, and the padding token into the tokenizer's config there if that names none.
 
     `base` is the base model, for an adapter directory; by default `model` itself has its files. No file is written
-    anew that says the same already.
+    again that says the same already.
     """
     prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "files", "chat_template", "stop_tokens")
     source = model if base is None else base
@@ -71,7 +71,7 @@ def write_adapter_format(data: Path, base: Path, adapter: Path, tokens: Iterable
 def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
     """Add tokens to the tokenizer of directory `model`.
 
-    The files are edited, not written anew by transformers, whose save_pretrained leaves out keys such as add_bos_token.
+    The files are edited, not rewritten by transformers, whose save_pretrained leaves out keys such as add_bos_token.
     Raises UserError if a token would get another number than it was trained with.
     """
     path = model / TOKENIZER

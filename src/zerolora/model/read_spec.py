@@ -55,7 +55,7 @@ def read_model_spec(path: Path) -> ModelSpec:
 
 
 def _config_file(path: Path) -> Path:
-    """Return the path of the config.json that a user means. Raises UserError if it is no file that can be one."""
+    """Return the path of the config.json that a user means. Raises UserError if it is not a file that can be one."""
     where = path / "config.json" if path.is_dir() else path
     remedy = "write the path of a model's directory or of its config.json"
     if where.is_dir():
@@ -65,7 +65,7 @@ def _config_file(path: Path) -> Path:
             raise UserError(f"{where}: is not a config.json; {remedy}")
         where /= "config.json"
     if not where.is_file():
-        # A path through a file is no error of the system's that a user should see.
+        # A path through a file is not an error of the system's that a user should see.
         raise UserError(f"{where}: there is no such file; `zerolora fetch` writes it, or {remedy}")
     return where
 

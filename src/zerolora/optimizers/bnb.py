@@ -39,7 +39,7 @@ class Bitsandbytes(Optimizer):
     def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
         """Return the conflict of paging with what is not on a GPU, and of all with NVMe."""
         if self.paged and target.device == "cpu":
-            # get_state_buffer warns, and goes on without paging.
+            # get_state_buffer warns, and continues without paging.
             return Conflict(
                 "hardware.device is cpu, where bitsandbytes pages nothing", f"write {self.name.removeprefix('paged_')}"
             )

@@ -237,7 +237,7 @@ def _override(options: JsonObject, training: JsonObject, prefix: str = "") -> li
 def lines(explained: Rendered) -> str:
     """Return render.json as text for the log."""
     overrides = [
-        f"  {entry['key']}: your JSON says {entry['json']!r}, training says {entry['training']!r}; training wins"
+        f"  {entry['key']}: your JSON sets {entry['json']!r}, training says {entry['training']!r}; training wins"
         for entry in explained["overrides"]
     ]
     values = [

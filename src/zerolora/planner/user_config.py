@@ -207,7 +207,7 @@ def _partition_faults(zero: dict[str, Any], strategy: Strategy, ranks: int) -> I
     if strategy.within_node and ranks % size:
         yield Fault(
             (ZERO, "zero_hpz_partition_size"),
-            f"{ZERO}.zero_hpz_partition_size is {size}, and {ranks} ranks are no multiple of it; write a number that "
+            f"{ZERO}.zero_hpz_partition_size is {size}, and {ranks} ranks are not a multiple of it; write a number that "
             f"divides {ranks}, or remove it",
         )
 

@@ -128,10 +128,10 @@ def _honoured(key: str, value: Any) -> Iterator[Fault]:
 
 def _unknown_top(key: str) -> Fault:
     if key in ZERO_KEYS or key in ZERO_SECTIONS:
-        return Fault((key,), f"{shown(key)} is no key of DeepSpeed's top level; write it in {ZERO}")
+        return Fault((key,), f"{shown(key)} is not a key of DeepSpeed's top level; write it in {ZERO}")
     near = _alike(key)
     remedy = f"write {near}" if near else "remove it"
-    return Fault((key,), f"{shown(key)} is no key of DeepSpeed, which ignores it; {remedy}")
+    return Fault((key,), f"{shown(key)} is not a key of DeepSpeed, which ignores it; {remedy}")
 
 
 def _alike(key: str) -> str | None:
@@ -170,7 +170,7 @@ def _devices_and_names(zero: dict[str, Any]) -> Iterator[Fault]:
         if key in zero and key.removeprefix("stage3_") in zero:
             yield Fault(
                 (ZERO, key.removeprefix("stage3_")),
-                f"{ZERO}.{key} is given twice, once without its prefix; write it once",
+                f"{ZERO}.{key} appears twice, once without its prefix; write it once",
             )
 
 
@@ -186,7 +186,7 @@ def _unknown_in_zero(key: str) -> Fault:
         )
     if key == "zeropp_loco_param":
         return Fault(at, f"{name} is of LoCo, which DeepSpeed 0.19.8 no longer has (DeepSpeed#8489); remove it")
-    return Fault(at, f"{name} is no key of DeepSpeed; {_nearest(key, {*ZERO_KEYS, *ZERO_SECTIONS, *ZERO_RENAMED})}")
+    return Fault(at, f"{name} is not a key of DeepSpeed; {_nearest(key, {*ZERO_KEYS, *ZERO_SECTIONS, *ZERO_RENAMED})}")
 
 
 def _named(key: str) -> str:
@@ -201,7 +201,7 @@ def _section(at: tuple[str, ...], values: Any, known: Mapping[str, JsonKey]) -> 
         return
     for key, value in values.items():
         if key not in known:
-            yield Fault((*at, key), f"{name}.{key} is no key of DeepSpeed; {_nearest(key, set(known))}")
+            yield Fault((*at, key), f"{name}.{key} is not a key of DeepSpeed; {_nearest(key, set(known))}")
         elif not (value == "auto" and (*at, key) in (("bf16", "enabled"), ("fp16", "enabled"))):
             yield from _value((*at, key), value, known[key])
 

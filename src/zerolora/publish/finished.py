@@ -88,7 +88,7 @@ def finished_run(name: str) -> FinishedRun:
         raise UserError(_gate_failure(run) or f"run {name} is not finished: {accepted} is missing; {remedy(name)}")
     stages = _recorded_stages(run)
     if accepted.as_posix() not in {path for entry in stages.values() for path, _ in _outputs(entry)}:
-        raise UserError(f"{RECORD}: has no record of run {name}, so nobody knows its settings; {remedy(name)}")
+        raise UserError(f"{RECORD}: has no record of run {name}, so its settings are unknown; {remedy(name)}")
     now = {**compared(run.resolved), "shared": shared_settings(run.resolved.runs), "code": _code(run)}
     for stage, entry in stages.items():
         for values in entry.get("params", {}).values():

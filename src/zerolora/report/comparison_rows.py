@@ -68,7 +68,7 @@ def by_name(runs: Iterable[str]) -> list[str]:
 def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each run of `results`/config.json, finished or not, and the overrides of each run.
 
-    `outdated` has, by run, a stage that has to run again, so that what was left of an earlier one is no result. Raises
+    `outdated` has, by run, a stage that has to run again, so that what was left of an earlier one is not a result. Raises
     UserError if config.json or a row is broken.
     """
     path = results / "config.json"
@@ -105,7 +105,7 @@ def _row(names: Mapping[str, Any], outdated: Mapping[str, str]) -> Row:
 def _outdated(run: str, outdated: Mapping[str, str]) -> Row | None:
     if run not in outdated:
         return None
-    return {"status": "not run", "reason": f"{outdated[run]} has to run again; what lies here is of an earlier config"}
+    return {"status": "not run", "reason": f"{outdated[run]} has to run again; the files here are of an earlier config"}
 
 
 def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
@@ -126,7 +126,7 @@ def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
 def reason_in(log: Path, strategy: str = "") -> str:
     """Return the last message for the user in a log as one line, empty if the log does not end with one.
 
-    Of a message that goes on after a colon, it is the first line and what is said of `strategy` there; of one about a
+    Of a message that continues after a colon, it is the first line and what is said of `strategy` there; of one about a
     rank that failed, what that rank said last.
     """
     try:

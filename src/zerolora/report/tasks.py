@@ -15,7 +15,7 @@ HELD_OUT = "held_out.metrics.json"
 REMOVED = Path("work/removed_tasks")
 ENDS = ("_low", "_high")
 LEFT_OUT = (*ENDS, "_stderr", "rows")
-"""How the names end of what is no metric."""
+"""How the names end of what is not a metric."""
 Asked = tuple[Mapping[str, float], Any]
 """The metrics of a model and its answers, as `zerolora task` writes them."""
 

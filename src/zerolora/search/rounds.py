@@ -2,7 +2,7 @@
 
     zerolora search NAME -- snakemake --profile profiles/slurm all
 
-All that a search knows is in its file of trials (config/studies.py) and their results. One that was killed goes on from
+All that a search knows is in its file of trials (config/studies.py) and their results. One that was killed continues from
 there: the command runs trials that have been asked for before others are chosen.
 """
 

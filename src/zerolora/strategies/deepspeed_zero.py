@@ -48,7 +48,7 @@ class DeepSpeed(Strategy):
         if target.frozen_type and self.quantized:
             return Conflict("the base model is quantized already (train.quantization)", "write zero3")
         if target.unpacks and self.stage == 3:
-            # partitioned_param_coordinator.py, record_parameters: the copy that peft unpacks is no parameter of its.
+            # partitioned_param_coordinator.py, record_parameters: the copy that peft unpacks is not a parameter of its.
             return Conflict("train.method is qdora, which unpacks weights that are not gathered", "write fsdp or zero2")
         if target.frozen_type == "int8" and self.stage == 3:
             return Conflict(INT8_WHOLE, "write type: nf4, or strategy zero2")

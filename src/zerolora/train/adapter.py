@@ -111,7 +111,7 @@ def save(
     or with full fine-tuning all weights in fp32; and the tokens that were added, if any.
 
     That is `best`, if rank 0 has one, else what the engine holds; `start` was taken out of the base weights before;
-    `base` says what the base model is (model/base_identity.py), `origin` what training went on from, if it did
+    `base` says what the base model is (model/base_identity.py), `origin` what training continued from, if it did
     (earlier_adapter.py, provenance); `carry` writes further files into the directory, such as the prompt format.
     Collective: every rank takes part in the gathering, rank 0 writes. What was written is read back and compared with
     `expected` before it appears; raises UserError if it is not whole, finite and trained.

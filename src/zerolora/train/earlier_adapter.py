@@ -56,7 +56,7 @@ def load(
                 value = file.get_tensor(name)
                 if not bool(torch.isfinite(value).all()):
                     raise UserError(
-                        f"train.from_adapter: {path}: {name} holds numbers that are not finite; name another adapter"
+                        f"train.from_adapter: {path}: {name} contains numbers that are not finite; name another adapter"
                     )
                 if not parameter.requires_grad and not torch.equal(value.float(), parameter.float()):
                     raise UserError(
@@ -128,7 +128,7 @@ def provenance(directory: Path, method: type[TrainableMethod]) -> dict[str, Any]
 
 
 def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type[TrainableMethod]) -> bool:
-    """Tell whether published tensors are those that training went on from, if those are still there."""
+    """Tell whether published tensors are those that training continued from, if those are still there."""
     path = directory / (ADAPTER if method.peft_type else WHOLE_WEIGHTS)
     if not path.is_file():
         return False

@@ -290,7 +290,7 @@ class Loop:
         self.checkpoints.wait()
         torch.distributed.barrier()
         step = f"step {self.step} of {self.batches.steps}"
-        raise Stopped(f"training was asked to stop; {step} is saved in {self.checkpoints.folder}")
+        raise Stopped(f"training stopped on request; {step} is saved in {self.checkpoints.folder}")
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sums over all ranks, on the host."""

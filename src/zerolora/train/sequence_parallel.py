@@ -26,7 +26,7 @@ class SequenceGroup:
     def set(self, size: int) -> None:
         """Let groups of `size` ranks share rows. Collective."""
         world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-        assert world % size == 0, f"{world} ranks are no multiple of {size}"
+        assert world % size == 0, f"{world} ranks are not a multiple of {size}"
         self.size, self.rank, self.group = size, rank % size, None
         for first in range(0, world, size) if size > 1 else ():
             members = range(first, first + size)

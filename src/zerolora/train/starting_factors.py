@@ -83,8 +83,8 @@ def _is_missing(path: Path, resume: str) -> bool:
     except CorruptCheckpoint as error:
         if resume != "never" and newest_first(path.parent.parent):
             raise UserError(
-                f"{path}: {error}; the checkpoints beside it go on from what it held: put it back, or write "
-                "train.resume: never to start anew"
+                f"{path}: {error}; the checkpoints beside it continue from what it held: put it back, or write "
+                "train.resume: never to start over"
             ) from None
         if path.exists():
             set_aside(path, DAMAGED)

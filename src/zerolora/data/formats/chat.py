@@ -178,7 +178,7 @@ def _checked(turn: Row, filled_in: bool) -> Turn:
     calls = _calls(turn, filled_in)
     if calls and role != "assistant":
         who = shown(turn.get("role"))
-        raise BadRow(f"{turn.name('tool_calls')} stands in a message of {who}; only the assistant calls tools")
+        raise BadRow(f"{turn.name('tool_calls')} is in a message of {who}; only the assistant calls tools")
     text = _content(turn.get("content"), turn.name("content"), bool(calls), turn.reading.ignored)
     if role == "assistant" and not calls:
         filled(text, turn.name("content"))
@@ -206,7 +206,7 @@ def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
         return Turn(message)
     name = next(row.columns.get(name, name) for name in REASONING if row.get(name) == reasoning)
     if reasoning.strip().lower() in MODES:
-        raise BadRow(f"{name} is {shown(reasoning)}, which is no thought; write ignore: [{name}]")
+        raise BadRow(f"{name} is {shown(reasoning)}, which is not a thought; write ignore: [{name}]")
     if begin := OPENING.match(message["content"]):
         path = f"{row.path}.{name}" if row.path else name
         raise BadRow(f"{path} stands beside a content that begins with {begin[1]}; keep one of the thoughts")
@@ -214,14 +214,14 @@ def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
 
 
 def _check_no_thoughts(turn: Row, role: str) -> None:
-    """Raise BadRow if a message that is no answer has thoughts, which would be left out."""
+    """Raise BadRow if a message that is not an answer has thoughts, which would be left out."""
     for field in () if turn.lacks(_REASONING) else REASONING:
         key = turn.columns.get(field, field)
         held = turn.value.get(key)
         says = isinstance(held, str) and held.strip() and held.strip().lower() not in MODES
         if says and factor_of(held) is None and key not in turn.reading.ignored:
             raise BadRow(
-                f"{turn.path}.{key} stands in a message of {role}, and thoughts belong to an answer; move it there, or "
+                f"{turn.path}.{key} is in a message of {role}, and thoughts belong to an answer; move it there, or "
                 f"write ignore: [{key}]"
             )
 
@@ -317,7 +317,7 @@ def _content(value: Any, name: str, optional: bool, ignored: frozenset[str]) -> 
                 "vision-language model too; leave it out of the row"
             )
         if kind in ("thinking", "reasoning"):
-            raise BadRow(f"{name}[{number}] holds thoughts; write them beside the content, as reasoning_content")
+            raise BadRow(f"{name}[{number}] contains thoughts; write them beside the content, as reasoning_content")
         if kind != "text":
             raise BadRow(
                 f'{name}[{number}] is {shown(part)}; only text can be trained on: write {{"type": "text", "text": ...}}'

@@ -14,7 +14,7 @@ Seen = Counter[tuple[Status, Where, str]]
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of the thoughts of an answer."""
 MODES = frozenset({"on", "off", "yes", "no", "none", "auto", "low", "medium", "high", "enabled", "disabled"})
-"""Texts of a column of such a name that say how much was thought, and are no thoughts."""
+"""Texts of a column of such a name that say how much was thought, and are not thoughts."""
 FACTORS = ("weight", "loss_weight", "loss_scale")
 """Names of a factor of the loss: 1 changes nothing."""
 SWITCHES = ("loss", "train", "training", "loss_mask", "step_loss_mask")

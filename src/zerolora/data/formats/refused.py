@@ -45,16 +45,16 @@ _JUDGES = wording(
 _COMPARED = Refusal(_JUDGES, "name the answers to learn, as in columns: {completion: chosen}")
 _WEIGHS = Refusal("weighs a whole row, and rows have no weight", "remove rows of weight 0, weigh files by sources")
 _PARTS = Refusal(
-    "says which turns or tokens are learnt",
+    "selects which turns or tokens are in the loss",
     "write train: true or false in each turn, or labels beside input_ids, with -100 for tokens that are not learnt",
 )
 _SWITCH = Refusal(
-    "seems to say whether a turn is learnt, and is no key that is read",
+    "seems to select turns for the loss, and is not a key that is read",
     "write columns: {train: NAME} if true means that it is learnt, or the opposite as train if not",
 )
-_TOKENS = Refusal("says which tokens are learnt", "write labels, with -100 for tokens that are not learnt", ("tokens",))
+_TOKENS = Refusal("selects which tokens are in the loss", "write labels, with -100 for tokens that are not learnt", ("tokens",))
 _THOUGHTS = Refusal(
-    "holds thoughts of an answer, and is no key that is read",
+    "holds thoughts of an answer, and is not a key that is read",
     "write columns: {reasoning_content: NAME}",
     CONVERSATIONS,
 )
@@ -67,7 +67,7 @@ _TOOLS_OF_TURN = Refusal(
     "is a list of tools, which only a row or its system message can have", "move it there, as tools", CONVERSATIONS
 )
 _CHANNEL = Refusal(
-    "says that a turn is no answer to the user, and would be learnt as one",
+    "marks a turn as no answer to the user, and would be in the loss as one",
     "write its text as reasoning_content of the answer behind it",
 )
 REFUSED: dict[str, Refusal] = {
@@ -82,7 +82,7 @@ REFUSED: dict[str, Refusal] = {
     },
     **dict.fromkeys(
         ("train_detail", "training_detail", "segments"),
-        Refusal("says which parts of a text are learnt", "split the text into turns, each with train: true or false"),
+        Refusal("selects which parts of a text are in the loss", "split the text into turns, each with train: true or false"),
     ),
     **dict.fromkeys(("completion_mask", "assistant_masks", "prompt_mask", "prompt_length", "prompt_len"), _TOKENS),
     **dict.fromkeys(

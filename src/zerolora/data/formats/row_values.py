@@ -51,8 +51,8 @@ def text_of(value: Any, name: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise BadRow(
-            f"{name} holds half a character ({shown(value[error.start])}, at {error.start + 1}), "
-            "which UTF-8 cannot hold; remove it"
+            f"{name} contains half a character ({shown(value[error.start])}, at {error.start + 1}), "
+            "which UTF-8 cannot encode; remove it"
         ) from None
     return value
 

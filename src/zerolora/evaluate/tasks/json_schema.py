@@ -16,7 +16,7 @@ def _checked(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         validator_for(schema).check_schema(schema)
     except SchemaError as error:
-        raise ValueError(f"is no JSON Schema: {error.message}; correct it") from None
+        raise ValueError(f"is not JSON Schema: {error.message}; correct it") from None
     return schema
 
 

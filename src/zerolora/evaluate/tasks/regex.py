@@ -13,7 +13,7 @@ def _compiled(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"is no regular expression: {error}; correct it") from None
+        raise ValueError(f"is not a valid regular expression: {error}; correct it") from None
     return pattern
 
 

@@ -97,7 +97,7 @@ def _set_targets(draft: Draft) -> list[str]:
         return [
             Remark(
                 f"lora_target_modules: with lora_target_linear, all linear layers and {shown(named)} there; all-linear "
-                "is written: list the names if one of these is no linear layer"
+                "is written: list the names if one of these is not a linear layer"
             )
         ]
     if named is not None:
@@ -109,7 +109,7 @@ def _initial(value: Any, draft: Draft) -> str | None:
     if value in (True, "default"):
         return None
     if not isinstance(value, str) or not re.fullmatch(r"pissa(_niter_[0-9]+)?|olora", value):
-        raise NoEqual(f"{shown(value)} is no start that zerolora has; train.lora.init keeps its default")
+        raise NoEqual(f"{shown(value)} is not a start that zerolora has; train.lora.init keeps its default")
     draft.set("train.lora.init", value)
     return None
 
@@ -164,7 +164,7 @@ def _tokens(value: Any, draft: Draft) -> str | None:
 def _strategy(value: Any, draft: Draft) -> str | None:
     draft.facts["sharded"] = True
     if not isinstance(value, list | str) or "full_shard" not in value:
-        raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy", FILL_IN)
+        raise NoEqual(f"{shown(value)} is not a sharding that zerolora has; write render.strategy", FILL_IN)
     draft.facts |= {"fsdp": True, "offload": draft.facts.get("offload", False) or "offload" in value}
     return None
 
@@ -172,7 +172,7 @@ def _strategy(value: Any, draft: Draft) -> str | None:
 def _sharding(value: Any, draft: Draft) -> str | None:
     draft.facts["sharded"] = True
     if value not in ("FULL_SHARD", "HYBRID_SHARD"):
-        raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy", FILL_IN)
+        raise NoEqual(f"{shown(value)} is not a sharding that zerolora has; write render.strategy", FILL_IN)
     draft.facts |= {"fsdp": True, "hybrid": value == "HYBRID_SHARD"}
     return None
 
@@ -321,8 +321,8 @@ FORMAT = Format(
         "bnb_config_kwargs.bnb_4bit_use_double_quant": fact("double", "train.quantization.double", flag),
         "bnb_config_kwargs": none("train.quantization has type, double and storage"),
         "quantize_moe_experts": lost("experts are not quantized"),
-        "model_quantization_config": lost("train.quantization says how the base is quantized"),
-        "model_quantization_config_kwargs": none("train.quantization says how the base is quantized"),
+        "model_quantization_config": lost("set by train.quantization"),
+        "model_quantization_config_kwargs": none("set by train.quantization"),
         "gptq": unlike("a base that GPTQ quantized"),
         "gptq_groupsize": idle("of GPTQ alone"),
         "gptq_model_v1": idle("of GPTQ alone"),
@@ -338,7 +338,7 @@ FORMAT = Format(
         "lora_dropout": same("train.lora.dropout", number),
         "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, with a list its union"),
         "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
-        "lora_target_parameters": lost("parameters that are no modules, as experts, get no adapter"),
+        "lora_target_parameters": lost("parameters that are not modules, as experts, get no adapter"),
         "lora_modules_to_save": unless_off(same("train.lora.modules_to_save", texts)),
         "lora_rank_pattern": unless_off(same("train.lora.rank_pattern")),
         "lora_alpha_pattern": unless_off(same("train.lora.alpha_pattern")),
@@ -456,7 +456,7 @@ FORMAT = Format(
         "sample_packing_bin_size": idle("packing sees all rows"),
         "sample_packing_sequentially": lost("packing chooses rows by their length"),
         "sample_packing_eff_est": idle("packing sees all rows"),
-        "sample_packing_seq_len_multiplier": idle("pack.capacity says how long packed rows are"),
+        "sample_packing_seq_len_multiplier": idle("set by pack.capacity"),
         "total_num_tokens": idle("counted by prepare"),
         "max_packed_sequence_len": lost("write pack.packing and pack.capacity"),
         "pretrain_multipack_attn": idle("rows of one packed row do not see each other"),
@@ -591,8 +591,8 @@ FORMAT = Format(
         "dataloader_prefetch_factor": idle("rows are prepared before training"),
         "evals_per_epoch": idle("write train.validation_steps, a number of steps"),
         "eval_steps": unless_off(common.steps("train.validation_steps")),
-        "eval_strategy": idle("train.validation_steps alone says when"),
-        "evaluation_strategy": idle("train.validation_steps alone says when"),
+        "eval_strategy": idle("only train.validation_steps sets it"),
+        "evaluation_strategy": idle("only train.validation_steps sets it"),
         "eval_table_size": idle("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
         "eval_causal_lm_metrics": idle("tasks are in docs/tasks.md"),

@@ -178,7 +178,7 @@ def rules(section: str) -> dict[str, Rule]:
 def template(value: Any, draft: Draft) -> str | None:
     """Note the chat template, which types with a prompt of their own do not use."""
     if not isinstance(value, str):
-        raise NoEqual(f"{shown(value)} is no name of a template")
+        raise NoEqual(f"{shown(value)} is not the name of a template")
     name = value.removeprefix("tokenizer_default_fallback_")
     if value not in TEMPLATES and name == value:
         draft.facts["template"] = "chat"
@@ -387,7 +387,7 @@ def _type(value: Any, draft: Draft) -> str | None:
     if base == "alpaca" and style:
         kind = STYLES.get(style)
     if kind is None:
-        raise NoEqual(f"{shown(name)} is no form of rows here: bring the rows in a form of docs/data.md")
+        raise NoEqual(f"{shown(name)} is not a form of rows here: bring the rows in a form of docs/data.md")
     _values(draft)["kind"] = kind
     return None
 

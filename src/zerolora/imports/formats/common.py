@@ -61,7 +61,7 @@ def schedule_rule() -> Rule:
 
     def translate(value: Any, draft: Draft) -> str | None:
         if text(value) not in SCHEDULES:
-            raise NoEqual(f"{shown(value)} is no schedule of docs/optimizers.md; train.schedule keeps its default")
+            raise NoEqual(f"{shown(value)} is not a schedule of docs/optimizers.md; train.schedule keeps its default")
         draft.set("train.schedule", value)
         return None
 
@@ -81,10 +81,10 @@ def training_rules() -> dict[str, Rule]:
         "save_on_each_node": by_time,
         "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
         "save_safetensors": idle("weights are always safetensors"),
-        "eval_strategy": idle("train.validation_steps alone says when"),
-        "evaluation_strategy": idle("train.validation_steps alone says when"),
-        "eval_on_start": idle("train.validation_steps alone says when"),
-        "eval_delay": idle("train.validation_steps alone says when"),
+        "eval_strategy": idle("only train.validation_steps sets it"),
+        "evaluation_strategy": idle("only train.validation_steps sets it"),
+        "eval_on_start": idle("only train.validation_steps sets it"),
+        "eval_delay": idle("only train.validation_steps sets it"),
         "eval_accumulation_steps": idle("chosen by evaluate.batch: auto"),
         "load_best_model_at_end": idle("train.keep: best is the default"),
         "metric_for_best_model": idle("the validation loss chooses the best"),
@@ -97,7 +97,7 @@ def training_rules() -> dict[str, Rule]:
         "torch_compile_mode": idle("the model runs as transformers has it"),
         "use_liger_kernel": idle("logits are computed of supervised tokens alone, in chunks"),
         "remove_unused_columns": idle("columns that a form does not read are named in stats.json"),
-        "full_determinism": idle("docs/training.md says what is the same in every run"),
+        "full_determinism": idle("docs/training.md lists what is the same in every run"),
         "local_rank": idle("set by the launcher"),
         "ddp_backend": idle("set by the launcher"),
         "ddp_find_unused_parameters": idle("parameters that are trained are always used"),
@@ -156,7 +156,7 @@ def epochs(value: Any, draft: Draft) -> str | None:
     """Set train.epochs, a whole number."""
     count = number(value)
     if not 0 < count < 2**31:
-        raise NoEqual(f"{shown(value)} is no number of epochs")
+        raise NoEqual(f"{shown(value)} is not a number of epochs")
     rounded = max(1, round(count))
     draft.set("train.epochs", rounded)
     return None if rounded == count else f"{count:g} is rounded to {rounded}, since epochs are whole here"
@@ -170,9 +170,9 @@ def steps(path: str) -> Rule:
         if value == -1 and not isinstance(value, bool):  # transformers' word for no such number
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < LARGEST:
-            raise NoEqual(f"{shown(value)} is no number of steps, which {path} is", group)
+            raise NoEqual(f"{shown(value)} is not a number of steps, which {path} is", group)
         if value != int(value):
-            raise NoEqual(f"{shown(value)} is no number of steps, which {path} is", group)
+            raise NoEqual(f"{shown(value)} is not a number of steps, which {path} is", group)
         draft.set(path, int(value))
         return None
 
@@ -336,7 +336,7 @@ def deepspeed(value: Any, draft: Draft) -> str | None:
     name = Path(path).name.lower()
     stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", name)
     if not stage:
-        raise NoEqual(f"{shown(path)} is not here, and its name says no stage; write render.strategy", FILL_IN)
+        raise NoEqual(f"{shown(path)} is not here, and its name names no stage; write render.strategy", FILL_IN)
     offload = ("cpu", "cpu") if "all" in name or (stage[1] == "3" and name.endswith("offload_config.json")) else None
     if offload is None and "param" in name:
         offload = ("gpu", "cpu")
@@ -369,7 +369,7 @@ def _is_directory(path: Path) -> bool:
 def strategy_of(user: Any) -> tuple[str, str]:
     """Return the strategy that is nearest to a DeepSpeed JSON, and what differs. Raises NoEqual if none is near."""
     if not isinstance(user, dict) or not isinstance(user.get("zero_optimization", {}), dict):
-        raise NoEqual("is no DeepSpeed config")
+        raise NoEqual("is not a DeepSpeed config")
     zero = dict(user.get("zero_optimization", {}))
     for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
         if zero.get(old) is True:

@@ -84,7 +84,7 @@ def _precision(name: str) -> Rule:
 def _betas(value: Any, draft: Draft) -> str | None:
     if value != "auto":
         if not isinstance(value, list) or len(value) != 2:
-            raise NoEqual(f"{shown(value)} is no pair of numbers")
+            raise NoEqual(f"{shown(value)} is not a pair of numbers")
         draft.set("train.betas", [number(each) for each in value])
     return None
 

@@ -195,7 +195,7 @@ def flag(value: Any) -> bool:
 def whole(value: Any) -> int:
     """Return a whole number of at least 1, written as 3 or 3.0. Raises NoEqual for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 2**31 or value != int(value):
-        raise NoEqual(f"{shown(value)} is no whole number of at least 1")
+        raise NoEqual(f"{shown(value)} is not a whole number of at least 1")
     return int(value)
 
 
@@ -206,13 +206,13 @@ def number(value: Any) -> float:
             raise ValueError
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise NoEqual(f"{shown(value)} is no number") from None
+        raise NoEqual(f"{shown(value)} is not a number") from None
 
 
 def text(value: Any) -> str:
     """Return a text that is not empty. Raises NoEqual for anything else."""
     if not isinstance(value, str) or not value.strip():
-        raise NoEqual(f"{shown(value)} is no text")
+        raise NoEqual(f"{shown(value)} is not text")
     return value
 
 
@@ -220,5 +220,5 @@ def texts(value: Any) -> list[str]:
     """Return a list of texts, also one written with commas. Raises NoEqual for anything else."""
     entries = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     if not isinstance(entries, list) or not entries:
-        raise NoEqual(f"{shown(value)} is no list of texts")
+        raise NoEqual(f"{shown(value)} is not a list of texts")
     return [text(entry) for entry in entries]

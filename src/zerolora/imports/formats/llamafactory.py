@@ -194,7 +194,7 @@ def _report(value: Any, draft: Draft) -> str | None:
         return None
     known = [each for each in chosen if each in TRACKERS]
     if not known:
-        raise NoEqual(f"{shown(value)} is no tracker of docs/telemetry.md", NO_EFFECT)
+        raise NoEqual(f"{shown(value)} is not a tracker of docs/telemetry.md", NO_EFFECT)
     draft.set("train.tracker", known[0])
     several = f"; only {known[0]} of {', '.join(chosen)}" if len(chosen) > 1 else ""
     return Remark(f"the tracker writes offline{several}", NO_EFFECT)
@@ -203,7 +203,7 @@ def _report(value: Any, draft: Draft) -> str | None:
 def _strategy(value: Any, draft: Draft) -> str | None:
     draft.facts["sharded"] = True
     if not isinstance(value, list | str) or "full_shard" not in value:
-        raise NoEqual(f"{shown(value)} is no sharding that zerolora has; write render.strategy", FILL_IN)
+        raise NoEqual(f"{shown(value)} is not a sharding that zerolora has; write render.strategy", FILL_IN)
     draft.set("render.strategy", "fsdp_offload" if "offload" in value else "fsdp")
     return None
 

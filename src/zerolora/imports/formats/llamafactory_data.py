@@ -124,7 +124,7 @@ def _set(name: str, key: str, info: dict[str, Any] | None, base: Path, draft: Dr
         return DataSet(key, path, not online, form=form, at_most=at_most), []
     entry = info.get(name)
     if not isinstance(entry, dict):
-        text = f"{key}: {shown(name)} is no data set of {INFO}; correct its source"
+        text = f"{key}: {shown(name)} is not a data set of {INFO}; correct its source"
         return DataSet(key, str(base / name), True, form=form, at_most=at_most), [Remark(text, FILL_IN)]
     one, lines = _where(name, key, entry, base)
     one.subset, one.split = _text(entry, "subset"), _text(entry, "split")

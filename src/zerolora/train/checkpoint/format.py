@@ -35,7 +35,7 @@ Read = TypeVar("Read")
 
 
 class CorruptCheckpoint(Exception):
-    """A file that is no whole checkpoint; the message says why."""
+    """A file that is not a whole checkpoint; the message says why."""
 
 
 class UnreadCheckpoint(UserError):

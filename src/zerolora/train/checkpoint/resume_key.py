@@ -16,7 +16,7 @@ from zerolora.train.earlier_adapter import provenance
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.training_plan import TrainingPlan
 
-# Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
+# Settings of training that change no loss beyond rounding: a run may continue with others. All the rest binds.
 FREE = frozenset(
     {
         "nodes",
@@ -54,7 +54,7 @@ def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, 
     origin, metrics = {}, list(OBJECTIVES[plan.objective].metrics)
     if plan.from_adapter:
         found = provenance(Path(plan.from_adapter), TRAINABLE[plan.method])
-        origin = {"adapter that training goes on from": found["sha256"]}
+        origin = {"adapter that training continues from": found["sha256"]}
     added = [asdict(token) for token in of_data(data)]
     return {
         **origin,

@@ -4,7 +4,7 @@
 
 `key` is a hash of the resume key (resume_key.py), everything that the losses depend on, so any checkpoint of a folder
 may be resumed. Another version may write the same key otherwise: a folder of another name is this run's own, too, if
-the key in its checkpoints says the same. Checkpoints are written by a thread while training goes on.
+the key in its checkpoints says the same. Checkpoints are written by a thread while training continues.
 
 Only whole checkpoints that are older than the kept ones are deleted. A damaged one is renamed to `damaged-step-…`, and
 those that a run does not resume, as it starts again from the beginning, to `earlier-step-…` until it has as many of its
@@ -95,10 +95,10 @@ class Checkpoints:
         return own
 
     def choose(self, resume: str) -> tuple[Path | None, list[str]]:
-        """Return the checkpoint to resume, None to start anew, and lines about others that are not resumed.
+        """Return the checkpoint to resume, None to start over, and lines about others that are not resumed.
 
         `resume`: auto = the newest whole one of this run and config; never; or a file where the run begins, from which
-        a newer one of this run may go on. Raises UserError if that file is no checkpoint of this config, one of the
+        a newer one of this run may continue. Raises UserError if that file is not a checkpoint of this config, one of the
         folder cannot be read or is of another version, or the folder cannot be written.
         """
         self.claim()
@@ -152,27 +152,27 @@ class Checkpoints:
         """Return the newest whole checkpoint, and lines about others that are not resumed.
 
         A finished run is resumed only if nothing at all has changed: a change that made the stage run again, as of the
-        strategy, is to be measured anew.
+        strategy, is to be measured again.
         """
         lines: list[str] = []
         for path, _, manifest in self._whole(lines):
             if self._of_other_finished(manifest):
-                return None, [*lines, wording(f"{path} is of a finished run; training starts anew")]
+                return None, [*lines, wording(f"{path} is of a finished run; training starts over")]
             return path, lines
         return None, [*lines, *self._of_other_configs()]
 
     def onward(self, named: Path) -> tuple[Path, list[str]]:
-        """Return the newest whole checkpoint that goes on from `named`, or that one itself, and lines about others.
+        """Return the newest whole checkpoint that continues from `named`, or that one itself, and lines about others.
 
         A preempted run starts again with the same command, and must not go back to where it began. `named` is kept
-        from now on. Raises UserError if training cannot go on from it.
+        from now on. Raises UserError if training cannot continue from it.
         """
         begin = self._begin(named)
         self._named = named.resolve()
         lines: list[str] = []
         for path, state, manifest in self._whole(lines, after=begin.step):
             if self._of_other_finished(manifest):
-                lines.append(wording(f"{path} is of a finished run; training starts anew from {named}"))
+                lines.append(wording(f"{path} is of a finished run; training starts over from {named}"))
                 self._finished.unlink()
                 for newer in newest_first(self.folder):
                     if newer > path_of(self.folder, begin.step):
@@ -180,9 +180,9 @@ class Checkpoints:
                 break
             # Their losses tell: all checkpoints of a folder have one resume key, but not one line of steps.
             if torch.equal(state.loop["loss"][: begin.step], begin.loop["loss"]):
-                return path, [*lines, wording(f"{path} goes on from {named}, which train.resume names")]
+                return path, [*lines, wording(f"{path} continues from {named}, which train.resume names")]
             aside = set_aside(path, EARLIER).name
-            why = wording(f"it does not go on from {named}, which train.resume names")
+            why = wording(f"it does not continue from {named}, which train.resume names")
             lines.append(wording(f"{path} is passed over: {why}; it is now {aside}"))
         return named, lines
 
@@ -203,7 +203,7 @@ class Checkpoints:
         return self._finished.exists() and bool(manifest["run_fingerprint"] != self.run_fingerprint)
 
     def _begin(self, path: Path) -> State:
-        """Return the state in a checkpoint that the config names. Raises UserError if training cannot go on from it."""
+        """Return the state in a checkpoint that the config names. Raises UserError if training cannot continue from it."""
         try:
             state, manifest = read(path)
         except CorruptCheckpoint as error:
@@ -212,7 +212,7 @@ class Checkpoints:
         if faults:
             raise UserError(
                 f"train.resume: {path} cannot be resumed, since {'; '.join(faults)}; put it back as it was, or write "
-                "resume: auto to start anew"
+                "resume: auto to start over"
             )
         return state
 
@@ -257,13 +257,13 @@ class Checkpoints:
             try:
                 manifest = header(path, pauses=())
             except CorruptCheckpoint as error:
-                yield wording(f"{path} is not resumed: {error}; training starts anew")
+                yield wording(f"{path} is not resumed: {error}; training starts over")
             except UnreadCheckpoint as error:
-                yield wording(f"{path} is not resumed: {error.why}; training starts anew")
+                yield wording(f"{path} is not resumed: {error.why}; training starts over")
             else:
                 if manifest["step"] < manifest["steps"]:
                     why = "; ".join(differences(manifest["resume_key"], self.resume_key))
-                    yield wording(f"{path} is not resumed, since {why}; training starts anew")
+                    yield wording(f"{path} is not resumed, since {why}; training starts over")
 
     def _newest_of_each(self, folders: Iterable[Path]) -> list[Path]:
         """Return the checkpoint that was written last in each of some folders, the newest first."""

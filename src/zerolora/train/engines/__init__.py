@@ -10,7 +10,7 @@ import pkgutil
 from zerolora.train.engines.engine import Engine
 
 SHARED = ("engine",)
-"""Modules of the package that are no engines."""
+"""Modules of the package that are not engines."""
 
 
 def names() -> list[str]:

@@ -5,7 +5,7 @@ Importing torch, transformers, peft and DeepSpeed takes several CPU-seconds and 
 become children of the launcher, and share the pages of what was imported.
 
 A fork keeps neither threads nor a CUDA context of its parent. Nothing that is imported computes anything, so there is
-neither; where there is all the same, the forked process starts its program anew, and is as any process.
+neither; where there is all the same, the forked process starts its program again, and is as any process.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ class Request:
     pids: int
     """Descriptor to which the process id of each rank is written, a line each, in the order of ranks."""
     start: int
-    """Descriptor from which a rank reads one byte before it goes on; it ends if there is none."""
+    """Descriptor from which a rank reads one byte before it continues; it ends if there is none."""
     listener: int | None
     """The listening socket, of rank 0."""
 

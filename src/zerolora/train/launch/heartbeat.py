@@ -45,7 +45,7 @@ class Status:
     kind: Literal["start-up", "loading", "step"]
     """What limits the time of that part."""
     sent: int = 0
-    """How often the rank has written its status: one that is read twice is no sign of life."""
+    """How often the rank has written its status: one that is read twice is not a sign of life."""
     turns: int = 0
     """How often the part has changed."""
     longest: float = 0.0
@@ -238,7 +238,7 @@ class _Monitor:
 
     def _end(self, message: str) -> NoReturn:
         # The main thread is in a collective that does not return; the launcher ends the other ranks.
-        LOGGER.error(f"{message}; run the same command to go on from its checkpoint")
+        LOGGER.error(f"{message}; run the same command to resume from its checkpoint")
         sys.stderr.flush()
         os._exit(2)
 

@@ -62,9 +62,9 @@ def launch(where: Topology, arguments: list[str], device: str, logs: Path) -> No
     codes = wait_for(ranks, over)
     check(codes, log_of)
     if asked.first and any(code is None for code in codes.values()):
-        raise UserError(f"training was ended by {asked.first.name}; run the same command to go on from its checkpoint")
+        raise UserError(f"training was ended by {asked.first.name}; run the same command to resume from its checkpoint")
     if stop_signals.STOPPED in codes.values():
-        raise stop_signals.Stopped("training was asked to stop; run the same command to go on")
+        raise stop_signals.Stopped("training stopped on request; run the same command to resume")
 
 
 class Asked:

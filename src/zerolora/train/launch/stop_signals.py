@@ -12,7 +12,7 @@ ASKED = signal.SIGUSR1
 ASKING = (ASKED, signal.SIGTERM, signal.SIGINT)
 """All signals that ask to stop. The launcher starts ranks with these blocked, so that none is lost while they load."""
 STOPPED = 75
-"""Exit code of a rank, and of the command, that has saved and stopped (EX_TEMPFAIL: the same command goes on)."""
+"""Exit code of a rank, and of the command, that has saved and stopped (EX_TEMPFAIL: the same command continues)."""
 PARENT_DIED = 1
 """Linux's PR_SET_PDEATHSIG (man 2 prctl)."""
 

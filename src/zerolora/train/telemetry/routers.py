@@ -29,7 +29,7 @@ class Routers:
         self.columns = (*LOAD, AUXILIARY)[: 3 if has_loss else 2] if found else ()
         """Of telemetry.csv; none for a model without routers."""
         self._size = len(found)
-        self._real: torch.Tensor | None = None  # which tokens of a forward pass are no padding; None outside of one
+        self._real: torch.Tensor | None = None  # which tokens of a forward pass are not padding; None outside of one
         self._counts: torch.Tensor | None = None  # [routers, experts], tokens x experts of a token
         self._shares: torch.Tensor | None = None  # [experts], probabilities summed over tokens and routers
         self._tokens = 0
@@ -55,7 +55,7 @@ class Routers:
             self._real = None
 
     def sums(self) -> torch.Tensor:
-        """Return what is to be summed over all ranks after a step, on the host, and begin anew; empty without routers.
+        """Return what is to be summed over all ranks after a step, on the host, and start over; empty without routers.
 
         Its length is the same on every rank.
         """
