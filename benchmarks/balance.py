@@ -55,8 +55,8 @@ def spreads(tokens: np.ndarray, work: np.ndarray, batches: list[Any]) -> dict[st
     """Return mean and worst spread of tokens and of attention work over global batches."""
     result: dict[str, float] = {}
     for name, amounts in (("tokens", tokens), ("attention", work)):
-        found = [spread(amounts[batch], dealt) for batch, dealt in batches]
-        result |= {f"{name}_mean": round(float(np.mean(found)), 5), f"{name}_worst": round(float(max(found)), 5)}
+        values = [spread(amounts[batch], dealt) for batch, dealt in batches]
+        result |= {f"{name}_mean": round(float(np.mean(values)), 5), f"{name}_worst": round(float(max(values)), 5)}
     return result
 
 

@@ -113,7 +113,7 @@ def main() -> None:
         settings, train = settings_of(device, ranks, arguments.global_batch, probed)
         rows = packed_rows(arguments, shape.vocabulary)
         candidates = choose(Planning(shape, settings, rows_of(rows), hardware_of(settings)[0]))
-        found = to_try(candidates, arguments.limit, draw)
+        values = to_try(candidates, arguments.limit, draw)
         task = {
             "model": str(model), "train": train, "ranks": ranks,
             "rows": rows, "packing": arguments.packed > 1,
@@ -130,16 +130,16 @@ def main() -> None:
             "considered": len(candidates),
             "rejected": sum(each.fault is not None for each in candidates),
         }
-        measured = found
+        measured = values
         if arguments.first_round:
-            take_up(found, read_json(arguments.first_round, "choice.py")["rows"])
-            measured = finalists(found)
+            take_up(values, read_json(arguments.first_round, "choice.py")["rows"])
+            measured = finalists(values)
         for number in range(1 if arguments.first_round else 0, 1 + arguments.rounds):
             steps = arguments.steps * (FINAL_STEPS if number else 1)
             measure_all(measured, {**task, "steps": steps}, settings, draw, Path(folder))
-            measured = finalists(found) if number == 0 else measured
+            measured = finalists(values) if number == 0 else measured
             minutes = round((time.monotonic() - started) / 60, 1)
-            result = {**about, "minutes": minutes, **compared(found, arguments.global_batch * arguments.length)}
+            result = {**about, "minutes": minutes, **compared(values, arguments.global_batch * arguments.length)}
             write_json(arguments.output, result)
             print(f"round {number + 1}:\n{table(result)}", flush=True)
 

@@ -49,10 +49,10 @@ def main() -> None:
     commit_and_halve_the_rate(project)
     run("snakemake --profile profiles/local all", project)
     PLOT.write_text(vl_convert.vegalite_to_svg(json.loads(run(LOSS, project))), encoding="utf-8")
-    found = {"machine": machine(), "outputs": {command: run(command, project) for command in TABLES}}
-    RESULT.write_text(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    put("telemetry.md", "what DVC says", section(found))
-    print("\n\n".join(shown(found)))
+    values = {"machine": machine(), "outputs": {command: run(command, project) for command in TABLES}}
+    RESULT.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    put("telemetry.md", "what DVC says", section(values))
+    print("\n\n".join(shown(values)))
 
 
 def section(found: dict[str, dict[str, str]]) -> str:

@@ -27,9 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--row", type=Path, required=True)
     row = read_json(parser.parse_args().row, "zerolora report")
-    found = {"machine": machine(), "runs": {str(count): measured(row, count) for count in COUNTS}}
-    write_json(RESULT, found)
-    for count, figures in found["runs"].items():
+    result = {"machine": machine(), "runs": {str(count): measured(row, count) for count in COUNTS}}
+    write_json(RESULT, result)
+    for count, figures in result["runs"].items():
         print(f"{count} runs: {figures}")
 
 
@@ -37,9 +37,9 @@ def measured(row: dict[str, Any], count: int) -> dict[str, float]:
     """Return the CPU seconds of comparing `count` runs, and the bytes of the page."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        runs = {f"run_{place:04}": {"train.lora.r": 2 ** (1 + place % 6)} for place in range(count)}
-        for place, run in enumerate(runs):
-            factor = 0.5 + (place * 37 % 100) / 67  # every run has figures of its own
+        runs = {f"run_{position:04}": {"train.lora.r": 2 ** (1 + position % 6)} for position in range(count)}
+        for position, run in enumerate(runs):
+            factor = 0.5 + (position * 37 % 100) / 67  # every run has figures of its own
             varied = {key: value * factor if isinstance(value, float) else value for key, value in row.items()}
             write_json(folder / f"rows/{run}.json", varied)
         write_text(folder / "settings.json", canonical({"runs": runs}))

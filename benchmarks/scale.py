@@ -86,18 +86,18 @@ def main() -> None:
     def with_dvc(size: int) -> bool:
         return size <= options.most_dvc
 
-    found: Found = {
+    result: Found = {
         "machine": machine(("snakemake", "dvc", "pydantic", "vl-convert-python")),
         "runs": grown(options.runs, lambda size: scale_runs.measure(project, size, with_dvc(size))),
         "data_sets": grown(options.data_sets, lambda size: scale_data_sets.measure(project, size, with_dvc(size))),
         "telemetry_rows": grown(options.telemetry_rows, scale_telemetry.measure),
         "prepared_rows": prepared_rows(),
     }
-    write_json(options.output, found)
-    write_text(options.output.with_suffix(".svg"), chart(found).svg() + "\n")
+    write_json(options.output, result)
+    write_text(options.output.with_suffix(".svg"), chart(result).svg() + "\n")
     if options.output == RESULT:
-        put("scale.md", "cost of the pipeline", section(found))
-        put("grids.md", "cost of runs", section_of_runs(found))
+        put("scale.md", "cost of the pipeline", section(result))
+        put("grids.md", "cost of runs", section_of_runs(result))
 
 
 def grown(sizes: Sequence[int], measure: Callable[[int], Found]) -> Found:
@@ -118,13 +118,13 @@ def prepared_rows() -> Found:
 
 def exponents(rows: Sequence[Found]) -> dict[str, float]:
     """Return by figure the slope of a least-squares fit of log cost against log size, over the two largest sizes."""
-    found = {}
+    result = {}
     for name in {name for row in rows for name in row if isinstance(row[name], dict)}:
         points = sorted((row["size"], cost(row[name])) for row in rows if name in row)[-2:]
         if len(points) == 2:  # and so the fit is the line through both
             (few, less), (many, more) = points
-            found[name] = round(math.log(more / less) / math.log(many / few), 2)
-    return found
+            result[name] = round(math.log(more / less) / math.log(many / few), 2)
+    return result
 
 
 def cost(figure: dict[str, float]) -> float:

@@ -30,11 +30,11 @@ def write_data_sets(directory: Path, data_sets: int) -> str:
     folder = Path("data/made_up")
     (directory / folder).mkdir(parents=True)
     config["prepare"] = {first: settings}
-    for place in range(1, data_sets):
-        file = folder / f"{place}.json"
-        row = {"instruction": "Which data set is this?", "output": f"It is number {place}."}
+    for index in range(1, data_sets):
+        file = folder / f"{index}.json"
+        row = {"instruction": "Which data set is this?", "output": f"It is number {index}."}
         (directory / file).write_text(json.dumps([row]), encoding="utf-8")
-        config["prepare"][f"{first}{place}"] = settings | {"path": str(file)}
+        config["prepare"][f"{first}{index}"] = settings | {"path": str(file)}
     config |= {"runs": {name: {"dataset": name} for name in config["prepare"]}, "continued": {}, "grids": {}}
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     return str(first)

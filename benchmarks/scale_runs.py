@@ -75,12 +75,12 @@ def engines(directory: Path, dataset: str, dvc: bool) -> dict[str, Any]:
     jobs = make_up(directory, printed, dataset)
     timed([sys.executable, "-c", MARK, "--cores", "1", "--forceall", "all"], directory, **{IMPORTING: "1"})
     no_op, _ = timed([*SNAKEMAKE, "all"], directory, NOTHING)
-    found: dict[str, Any] = {"jobs": jobs, "snakemake_plan": plan, "snakemake_no_op": no_op}
+    result: dict[str, Any] = {"jobs": jobs, "snakemake_plan": plan, "snakemake_no_op": no_op}
     if dvc:
-        found["dvc_commit"], _ = timed([DVC, "commit", "--force", "--quiet"], directory)
-        found["dvc_status"], _ = timed([DVC, "status"], directory, CLEAN)
-        found["dvc_repro_no_op"], _ = timed([DVC, "repro"], directory, CLEAN)
-    return found
+        result["dvc_commit"], _ = timed([DVC, "commit", "--force", "--quiet"], directory)
+        result["dvc_status"], _ = timed([DVC, "status"], directory, CLEAN)
+        result["dvc_repro_no_op"], _ = timed([DVC, "repro"], directory, CLEAN)
+    return result
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def write(table: Path, rows: int) -> None:
     with table.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(real[place % len(real)] | {"step": str(place + 1)} for place in range(rows))
+        writer.writerows(real[index % len(real)] | {"step": str(index + 1)} for index in range(rows))
 
 
 def drawn(table: Path) -> str:

@@ -58,10 +58,10 @@ def main() -> None:
     results = parser.parse_args().results
     rows = [row_of(path, results) for path in sorted((results / "compare/rows").glob("*.json"))]
     rows.sort(key=lambda row: list(STRATEGIES).index(row["strategy"]))
-    found = {"machine": machine(), "runs": [{name: row[name] for name in FIGURES} for row in rows]}
-    write_json(RESULT, found)
-    write_text(PAGE, written(PAGE.read_text(encoding="utf-8"), found))
-    put("../README.md", "strategies", published_table(found))
+    values = {"machine": machine(), "runs": [{name: row[name] for name in FIGURES} for row in rows]}
+    write_json(RESULT, values)
+    write_text(PAGE, written(PAGE.read_text(encoding="utf-8"), values))
+    put("../README.md", "strategies", published_table(values))
 
 
 def row_of(path: Path, results: Path) -> dict[str, Any]:

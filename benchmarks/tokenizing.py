@@ -124,8 +124,8 @@ def tokenizer_alone(rows: Path) -> tuple[int, float]:
     started = time.perf_counter()
     tokens = 0
     for start in range(0, len(written), 1000):
-        found = tokenizer.backend_tokenizer.encode_batch_fast(written[start : start + 1000], add_special_tokens=False)
-        tokens += sum(len(encoding.ids) for encoding in found)
+        result = tokenizer.backend_tokenizer.encode_batch_fast(written[start : start + 1000], add_special_tokens=False)
+        tokens += sum(len(encoding.ids) for encoding in result)
     return tokens, time.perf_counter() - started
 
 

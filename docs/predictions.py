@@ -240,7 +240,7 @@ def communication_figure() -> Figure:
     axes = figure.subplots()
     for shift, method, colour in ((-0.2, "lora", COLOURS[0]), (0.2, "full", COLOURS[6])):
         sizes = [sum(planned("llama-3-8b", name, 2, method).cost.moved.values()) / 1e9 for name in SHARDING]
-        places = [place + shift for place in range(len(SHARDING))]
+        places = [index + shift for index in range(len(SHARDING))]
         axes.barh(
             places, sizes, height=0.4, label={"lora": f"LoRA, r {RANK}", "full": "all weights"}[method], color=colour
         )

@@ -107,12 +107,12 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast files first, so that a mistake shows early, and beside them those that wait."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    longest = {name: place for place, name in enumerate(LONG_FILES)}
+    longest = {name: index for index, name in enumerate(LONG_FILES)}
 
-    def place(path: Path) -> tuple[bool, bool, int, str]:
+    def index(path: Path) -> tuple[bool, bool, int, str]:
         return path.stem not in WAITING, path in slow, longest.get(path.stem, len(longest)), str(path)
 
-    items.sort(key=lambda item: place(item.path))
+    items.sort(key=lambda item: index(item.path))
 
 
 @pytest.fixture(scope="module", autouse=True)

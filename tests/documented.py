@@ -50,13 +50,13 @@ class Command:
     @property
     def variables(self) -> dict[str, str]:
         """What is set before the program's name."""
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for word in shlex.split(self.text):
             if not VARIABLE.match(word):
                 break
             name, _, value = word.partition("=")
-            found[name] = value
-        return found
+            result[name] = value
+        return result
 
 
 def commands(page: Path) -> Iterator[Command]:

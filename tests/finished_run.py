@@ -62,7 +62,7 @@ class FinishedRun:
             low, high = wilson(sum(right), len(right))
             shares = {"accuracy": sum(right) / len(right), "accuracy_low": low, "accuracy_high": high}
             write_json(self.folder / folder / f"tasks/{task}.json", {"rows": len(right), **shares})
-            answers = [{"place": f"row {place}", "right": each} for place, each in enumerate(right)]
+            answers = [{"place": f"row {index}", "right": each} for index, each in enumerate(right)]
             write_json(self.folder / folder / f"tasks/{task}.answers.json", answers)
 
     def on_gpus(self) -> None:
@@ -84,8 +84,8 @@ class FinishedRun:
         """Put `text` where rows, names and messages of the user's own come onto the page."""
 
         def answers(rows: list[dict[str, Any]]) -> None:
-            for place, row in enumerate(rows):
-                row["category"] = text if place % 2 else "even"
+            for index, row in enumerate(rows):
+                row["category"] = text if index % 2 else "even"
             rows[0].update(question=text, expected=text, answer=text)
 
         for name in ("base/answers.json", "default/answers.json"):

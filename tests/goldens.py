@@ -114,7 +114,7 @@ def _goldens_of(name: str) -> list[Golden]:
     parts = re.split(r"^== (.+)\n", Path(TEMPLATES / f"{name}.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
     sections = {title: body.removesuffix("\n") for title, body in zip(parts[1::2], parts[2::2], strict=True)}
     shared = {title: sections.pop(title) for title in list(sections) if title.startswith("{")}
-    found = []
+    result = []
     for title, body in sections.items():
         conversation, *options = title.split(", ")
         settings = {key: words for key, *words in (option.split() for option in options)}
@@ -123,5 +123,5 @@ def _goldens_of(name: str) -> list[Golden]:
             loss = loss[0]
         text = re.sub(r"\{(preamble|tools|defaults)\}", lambda key: shared[key[0]], body)
         refusal = text.removeprefix("!! ") if text.startswith("!! ") else ""
-        found.append(Golden(name, conversation, loss, settings.get("stops", []), "" if refusal else text, refusal))
-    return found
+        result.append(Golden(name, conversation, loss, settings.get("stops", []), "" if refusal else text, refusal))
+    return result

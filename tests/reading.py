@@ -69,12 +69,12 @@ def file_of(name: str, data: bytes) -> Iterator[Path]:
 
 def read_all(path: Path, rows: int = 1000, size: int = 1 << 20) -> list[tuple[str, Any]]:
     """Return (place behind the path, value) of all rows, by way of a pickle as between processes."""
-    found = []
+    result = []
     for chunk in chunks(path, rows, size):
         records = list(pickle.loads(pickle.dumps(chunk)).records())  # noqa: S301
         assert len(records) <= rows
-        found += [(place.removeprefix(str(path)).lstrip(":"), value) for place, value in records]
-    return found
+        result += [(place.removeprefix(str(path)).lstrip(":"), value) for place, value in records]
+    return result
 
 
 def values_of(path: Path, rows: int = 1000, size: int = 1 << 20) -> list[Any]:

@@ -30,7 +30,7 @@ def main() -> None:
     run = parser.parse_args().project / "results/lora"
     answers = read_json(run / "answers.json", "snakemake")
     expected = Counter(row["expected"] for row in answers)
-    found = {
+    result = {
         "machine": machine(),
         "difference": read_json(run / "metrics/difference.json", "snakemake"),
         "training": read_json(run / "metrics/train.json", "snakemake"),
@@ -38,8 +38,8 @@ def main() -> None:
         "expected": dict(expected),
         "answered": dict(Counter(row["answer"].strip() for row in answers).most_common(5)),
     }
-    write_json(RESULT, found)
-    print(markdown(found))
+    write_json(RESULT, result)
+    print(markdown(result))
 
 
 def markdown(found: Mapping[str, Any]) -> str:

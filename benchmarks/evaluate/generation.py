@@ -82,11 +82,11 @@ def main() -> None:
             "model": options.model.name, "rows": options.rows, "max_new_tokens": options.max_new_tokens,
             "threads": options.threads, "busy": options.busy,
         } | version  # fmt: skip
-        found = take_turns(names, request, folder, options.rounds)
+        values = take_turns(names, request, folder, options.rounds)
         with busy(options.busy):
             loaded = take_turns(["zerolora", SPINNING], request, folder, options.rounds)
-    reference = found[REFERENCE][0]["texts"]
-    result |= {"free": summary(found, reference), "loaded": summary(loaded, reference)}
+    reference = values[REFERENCE][0]["texts"]
+    result |= {"free": summary(values, reference), "loaded": summary(loaded, reference)}
     if options.add:
         result = together(read_json(options.output, "generation.py"), result)
     write_json(options.output, result)
@@ -96,12 +96,12 @@ def main() -> None:
 
 def take_turns(names: list[str], request: Found, folder: Path, rounds: int) -> dict[str, list[Found]]:
     """Return what each contestant found in each round; every other round is in the opposite order."""
-    found: dict[str, list[Found]] = {name: [] for name in names}
+    result: dict[str, list[Found]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names[:: 1 if number % 2 == 0 else -1]:
-            found[name].append(answered(name, request, folder))
-            print(f"{name}: {found[name][-1]['rows_per_second']:.2f} rows/s", flush=True)
-    return found
+            result[name].append(answered(name, request, folder))
+            print(f"{name}: {result[name][-1]['rows_per_second']:.2f} rows/s", flush=True)
+    return result
 
 
 def answered(name: str, request: Found, folder: Path) -> Found:
@@ -175,12 +175,12 @@ def in_vllm(asked: Found, folder: Path) -> Found:
     told = subprocess.run(command, env=vllm_engine.environment(), capture_output=True, text=True, check=False)
     if told.returncode:
         raise SystemExit(told.stdout[-3000:] + told.stderr[-3000:])
-    found = read_json(figures, "in_vllm.py")
+    result = read_json(figures, "in_vllm.py")
     tokenizer, _ = load_tokenizer(model.base, [], None)
-    texts, tokens = _decoded(tokenizer, found["answers"])
-    seconds = found["seconds"]
+    texts, tokens = _decoded(tokenizer, result["answers"])
+    seconds = result["seconds"]
     return {
-        "seconds": seconds, "cpu_seconds": found["cpu_seconds"], "rows_per_second": len(rows) / seconds,
+        "seconds": seconds, "cpu_seconds": result["cpu_seconds"], "rows_per_second": len(rows) / seconds,
         "tokens_per_second": tokens / seconds, "tokens": tokens, "texts": texts,
     }  # fmt: skip
 
@@ -192,7 +192,7 @@ def ours(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: 
 
 def one_by_one(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:
     """Answer one prompt after the other with transformers' generate."""
-    found = []
+    result = []
     for row in rows:
         prompt = torch.tensor([row["input_ids"][: row["prompt"]]], device=model.device)
         with torch.no_grad():
@@ -201,8 +201,8 @@ def one_by_one(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], l
                 temperature=None, top_p=None, top_k=None, eos_token_id=sorted(stops),
                 pad_token_id=tokenizer.pad_token_id,
             )  # fmt: skip
-        found.append(whole[0, row["prompt"] :].tolist())
-    return _decoded(tokenizer, found)
+        result.append(whole[0, row["prompt"] :].tolist())
+    return _decoded(tokenizer, result)
 
 
 def continuous(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:

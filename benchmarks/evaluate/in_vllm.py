@@ -33,12 +33,12 @@ def main(path: Path) -> None:
 
 def answered(engine: Any, prompts: Prompts, sampling: Any) -> Prompts:
     """Return the tokens of the answers, in the prompts' order."""
-    for place, tokens in enumerate(prompts):
-        engine.add_request(str(place), {"prompt_token_ids": tokens}, sampling)
-    found: dict[int, list[int]] = {}
+    for index, tokens in enumerate(prompts):
+        engine.add_request(str(index), {"prompt_token_ids": tokens}, sampling)
+    result: dict[int, list[int]] = {}
     while engine.has_unfinished_requests():
-        found |= {int(each.request_id): list(each.outputs[0].token_ids) for each in engine.step() if each.finished}
-    return [found[place] for place in range(len(prompts))]
+        result |= {int(each.request_id): list(each.outputs[0].token_ids) for each in engine.step() if each.finished}
+    return [result[index] for index in range(len(prompts))]
 
 
 if __name__ == "__main__":

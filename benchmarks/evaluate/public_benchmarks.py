@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--project", type=Path, default=Path())
     results = parser.parse_args().project / "results"
-    found: dict[str, Any] = {"machine": machine(), "tasks": {}}
+    result: dict[str, Any] = {"machine": machine(), "tasks": {}}
     for task in SHOWN:
         places = {"base": results / "base/reference/tasks", "tuned": results / "default/tasks"}
         rights = [
@@ -46,13 +46,13 @@ def main() -> None:
         ]
         gained = sum(after > before for before, after in zip(*rights, strict=True))
         lost = sum(after < before for before, after in zip(*rights, strict=True))
-        found["tasks"][task] = {
+        result["tasks"][task] = {
             **{name: read_json(place / f"{task}.json", "snakemake") for name, place in places.items()},
             **{"gained": gained, "lost": lost, "p": mcnemar(gained, lost)},
         }
-    write_json(RESULT, found)
-    put("tasks.md", "public benchmarks", markdown(found))
-    print(markdown(found))
+    write_json(RESULT, result)
+    put("tasks.md", "public benchmarks", markdown(result))
+    print(markdown(result))
 
 
 def markdown(found: Mapping[str, Any]) -> str:

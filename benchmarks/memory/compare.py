@@ -119,7 +119,7 @@ def all_compared() -> list[dict[str, Any]]:
 
 def cases() -> list[dict[str, Any]]:
     """Return what is asked: a seeded draw for each model, of methods, strategies and batches."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for seed, counts in DRAWS.items():
         draw = random.Random(seed)  # noqa: S311 (a sample, no secret)
         for model, count in counts.items():
@@ -132,8 +132,8 @@ def cases() -> list[dict[str, Any]]:
             if seed == OURS:
                 drawn = [as_trained(case) for case in drawn]
             drawn = [case for case in drawn if case["method"] != "ia3" or model not in WITHOUT_IA3]
-            found += [case for case in drawn[: TRACED.get(model)] if case not in found]
-    return found + of_optimizers() + offloaded() + every_method()
+            result += [case for case in drawn[: TRACED.get(model)] if case not in result]
+    return result + of_optimizers() + offloaded() + every_method()
 
 
 def offloaded() -> list[dict[str, Any]]:
@@ -155,20 +155,20 @@ def of_optimizers() -> list[dict[str, Any]]:
     """Return a few cases of the other optimizers. In full fine-tuning their states are a large part of the bytes."""
     runs = itertools.product(("lion", "adamw_8bit", "adafactor"), ("lora", "full"), ("ddp", "zero0", "zero2", "zero3"))
     batch = {"micro_batch": 1, "length": 256, "checkpointing": False, "attention": "sdpa", "logits": 0, "r": 64}
-    found = [
+    result = [
         {"model": "smollm2-135m", "method": method, "strategy": strategy, "ranks": 1 if strategy == "ddp" else 8}
         | {**batch, "precision": "bf16", "dropout": 0.0, "optimizer": optimizer}
         for optimizer, method, strategy in runs
         if (method, strategy) != ("full", "ddp")
     ]
     target = Target(device="cuda", precision="bf16", nodes=1, ranks_per_node=8, nvme=None)
-    specs = [spec_of(case) for case in found]
-    return [case for case, spec in zip(found, specs, strict=True) if not spec.optimizer.conflict(spec.layout, target)]
+    specs = [spec_of(case) for case in result]
+    return [case for case, spec in zip(result, specs, strict=True) if not spec.optimizer.conflict(spec.layout, target)]
 
 
 def every_method() -> list[dict[str, Any]]:
     """Return a case of each method on each family that both can run."""
-    found = []
+    result = []
     for variant, (method, strategy) in enumerate(VARIANTS):
         for number, model in enumerate(EVERY):
             case = {
@@ -188,12 +188,12 @@ def every_method() -> list[dict[str, Any]]:
                 continue  # torch's fake kernel multiplies no experts in fp32
             with contextlib.suppress(UserError):  # peft has no DoRA of experts, transformers no 4-bit Falcon
                 spec_of(case).parameters(model_of(case))
-                found.append(case)
+                result.append(case)
                 if (method, strategy) == ("qlora", "zero2") and model in IN_8_BITS:
-                    found += [{**case, "quantization": "int8", "checkpointing": each} for each in (False, True)]
+                    result += [{**case, "quantization": "int8", "checkpointing": each} for each in (False, True)]
                     # What is not adapted keeps its input in int8 only.
-                    found.append({**case, "quantization": "int8", "checkpointing": False, "targets": QUERIES[model]})
-    return found
+                    result.append({**case, "quantization": "int8", "checkpointing": False, "targets": QUERIES[model]})
+    return result
 
 
 def case_of(draw: random.Random, model: str, method: str, strategy: str) -> dict[str, Any]:
@@ -319,8 +319,8 @@ def others(row: dict[str, Any]) -> dict[str, int | None]:
 
     config = config_of(row["model"])
     local = min(8, row["ranks"])
-    found = baselines(config, row["strategy"], row["precision"], local, row["ranks"] // local)
-    return {name: answer.gpu for name, answer in found.items()}
+    result = baselines(config, row["strategy"], row["precision"], local, row["ranks"] // local)
+    return {name: answer.gpu for name, answer in result.items()}
 
 
 def grouped(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -349,28 +349,28 @@ def markdown(summary: dict[str, Any]) -> str:
     groups = {"all": summary["all"]}
     for name in ("method", "strategy"):
         groups |= summary[f"by_{name}"]
-    for name, found in groups.items():
+    for name, result in groups.items():
         lines.append(
-            f"| {name} | {found['combinations']} | {found['mean_absolute_error']:.2%} | {found['worst_error']:+.1%} | "
-            f"{found['lowest_error']:+.1%} |"
+            f"| {name} | {result['combinations']} | {result['mean_absolute_error']:.2%} | "
+            f"{result['worst_error']:+.1%} | {result['lowest_error']:+.1%} |"
         )
     for name, label in (("deepspeed", "DeepSpeed's estimator"), ("accelerate", "accelerate estimate-memory")):
-        found = summary["others"][name]
+        result = summary["others"][name]
         lines.append(
-            f"| {label} | {found['combinations']} | {found['mean_absolute_error']:.0%} | "
-            f"{found['worst_factor']:.0f} times off | |"
+            f"| {label} | {result['combinations']} | {result['mean_absolute_error']:.0%} | "
+            f"{result['worst_factor']:.0f} times off | |"
         )
     return "\n".join(lines)
 
 
 def errors(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return mean, worst and lowest relative error."""
-    found = [row["error"] for row in rows]
+    result = [row["error"] for row in rows]
     return {
-        "combinations": len(found),
-        "mean_absolute_error": sum(map(abs, found)) / len(found),
-        "worst_error": max(found, key=abs),
-        "lowest_error": min(found),
+        "combinations": len(result),
+        "mean_absolute_error": sum(map(abs, result)) / len(result),
+        "worst_error": max(result, key=abs),
+        "lowest_error": min(result),
     }
 
 

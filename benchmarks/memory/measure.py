@@ -90,8 +90,8 @@ def main() -> None:
         print(json.dumps(summary(rows)))
         return
     rows = []
-    for found in measured(groups, time.monotonic() + (options.seconds or (3600 if on_cpu else 480))):
-        rows += found
+    for result in measured(groups, time.monotonic() + (options.seconds or (3600 if on_cpu else 480))):
+        rows += result
         write_json(output, {**summary(rows), "rows": rows})  # what is known so far, should this be ended
     # Last, as asking for a GPU's name makes a context on it, which would count as use.
     write_json(output, {"machine": machine(), **summary(rows), "rows": rows})
@@ -235,10 +235,10 @@ def measured(groups: list[Group], deadline: float) -> Iterator[list[dict[str, An
             ]
             fits = [(batch, prediction) for batch, prediction, why in asked if why is None]
             answers = start({**group, "batches": [batch for batch, _ in fits]}, Path(room)) if fits else []
-            found = [row(group, *pair, answer) for pair, answer in zip(fits, answers, strict=True)]
-            found += [row(group, batch, prediction, {"skipped": why}) for batch, prediction, why in asked if why]
-            print("\n".join([name_of(group), *map(line, found)]), file=sys.stderr)
-            yield found
+            result = [row(group, *pair, answer) for pair, answer in zip(fits, answers, strict=True)]
+            result += [row(group, batch, prediction, {"skipped": why}) for batch, prediction, why in asked if why]
+            print("\n".join([name_of(group), *map(line, result)]), file=sys.stderr)
+            yield result
 
 
 def too_large(group: Group, prediction: Prediction) -> str | None:
@@ -363,9 +363,9 @@ def predicted_anew(each: dict[str, Any]) -> dict[str, Any]:
     """Return a row with today's prediction beside what was measured."""
     prediction = predict(read_model_spec(MODELS / f"{each['model']}.json"), spec_of(each, each))
     measured = ("host_", "gpu_", "step_seconds", "failed", "skipped")
-    found = {name: value for name, value in each.items() if name.startswith(measured)}
-    case = {name: value for name, value in each.items() if name not in (*found, *PREDICTED)}
-    return row({**case, "batches": None}, {}, prediction, found)
+    result = {name: value for name, value in each.items() if name.startswith(measured)}
+    case = {name: value for name, value in each.items() if name not in (*result, *PREDICTED)}
+    return row({**case, "batches": None}, {}, prediction, result)
 
 
 def line(each: dict[str, Any]) -> str:
@@ -381,13 +381,13 @@ def line(each: dict[str, Any]) -> str:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the relative errors of what was measured: mean, worst, lowest; and the reserves that GPUs needed."""
-    found = [each["error"] for each in rows if "error" in each]
-    result: dict[str, Any] = {"measured": len(found), "not_measured": len(rows) - len(found)}
-    if found:
+    values = [each["error"] for each in rows if "error" in each]
+    result: dict[str, Any] = {"measured": len(values), "not_measured": len(rows) - len(values)}
+    if values:
         result |= {
-            "mean_absolute_error": sum(map(abs, found)) / len(found),
-            "worst_error": max(found, key=abs),
-            "lowest_error": min(found),
+            "mean_absolute_error": sum(map(abs, values)) / len(values),
+            "worst_error": max(values, key=abs),
+            "lowest_error": min(values),
         }
     reserves = [each["implied_reserve"] for each in rows if "implied_reserve" in each]
     if reserves:
@@ -471,20 +471,20 @@ def run_rank(request: dict[str, Any]) -> None:
     isolation.check_loss(engine, adapter.base_of(engine.module), device, plan.precision)
     with Path(request["output"]).open("a") as output:
         for batch, data in zip(group["batches"], request["data"], strict=True):
-            found = one_batch(engine, group, batch, Path(data), memory, device)
-            if device.type == "cuda" and "failed" not in found:
-                found |= {"gpu_context": context, "gpu_connected": marks["gpu_connected"]}
-            if device.type == "cpu" and not full and "failed" not in found:
-                found |= {"host_steps": resident()}
+            result = one_batch(engine, group, batch, Path(data), memory, device)
+            if device.type == "cuda" and "failed" not in result:
+                result |= {"gpu_context": context, "gpu_connected": marks["gpu_connected"]}
+            if device.type == "cpu" and not full and "failed" not in result:
+                result |= {"host_steps": resident()}
                 expected = adapter.expected_tensors(weights, plan)
                 base = {"name": str(weights), "revision": None}
                 place, rank_number = weights.parent / "adapter", torch.distributed.get_rank()
                 adapter.save(engine, plan, place, rank_number, expected, {}, {}, base)
-                found |= {name: value for name, value in marks.items() if name.startswith("host")}
-                found |= {"host_peak_steps": found["host_peak"], "host_peak": memory.host()}
-            output.write(json.dumps(found) + "\n")
+                result |= {name: value for name, value in marks.items() if name.startswith("host")}
+                result |= {"host_peak_steps": result["host_peak"], "host_peak": memory.host()}
+            output.write(json.dumps(result) + "\n")
             output.flush()
-            if "failed" in found:
+            if "failed" in result:
                 # The engine was left in the middle of a step.
                 os._exit(1)
     torch.distributed.barrier()
@@ -572,14 +572,14 @@ def one_batch(
         saver.wait()
     except torch.OutOfMemoryError as error:
         return {"failed": f"out of memory: {str(error).splitlines()[0][:200]}"}
-    found: dict[str, Any] = {"host_peak": memory.host(), "step_seconds": seconds}
+    result: dict[str, Any] = {"host_peak": memory.host(), "step_seconds": seconds}
     if device.type == "cuda":
-        found |= {
+        result |= {
             "gpu_allocated": torch.cuda.max_memory_allocated(device),
             "gpu_reserved": torch.cuda.max_memory_reserved(device),
             "gpu_in_use": in_use(device),
         }
-    return found
+    return result
 
 
 def micro_batch(batches: Any, number: int, batch: Batch, device: torch.device) -> dict[str, Any]:

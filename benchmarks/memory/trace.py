@@ -107,23 +107,23 @@ def trace(options: argparse.Namespace) -> dict[str, Any]:
     live = Live()
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         materialize(model)
-        found = {"weights": live.now}
+        result = {"weights": live.now}
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = built(options.optimizer, trained)
         engine = with_engine(model, optimizer, options)
-        found["static"] = live.now
+        result["static"] = live.now
         if options.explain:
             print("static:", file=sys.stderr)
             show(live.composition())
         for step in range(STEPS):
             live.explain = options.explain and step == STEPS - 1
             live.restart()
-            found |= one_step(engine, optimizer, live, options)
-        found["held"] = live.now
+            result |= one_step(engine, optimizer, live, options)
+        result["held"] = live.now
     if options.explain:
         print("peak:", file=sys.stderr)
         show(live.at_peak)
-    return found
+    return result
 
 
 def built(name: str, trained: list[Any]) -> torch.optim.Optimizer:
@@ -159,20 +159,20 @@ def one_step(engine: Any, optimizer: Any, live: Live, options: argparse.Namespac
     else:
         outputs = engine(input_ids=ids, labels=ids, use_cache=False)  # held until the step is over, as in most loops
         loss = outputs.loss
-    found = {"forward": live.now, "peak_forward": live.peak}
+    result = {"forward": live.now, "peak_forward": live.peak}
     live.restart()
     engine.backward(loss) if deepspeed else loss.backward()
     del loss
-    found |= {"peak_backward": live.peak}
+    result |= {"peak_backward": live.peak}
     live.restart()
     if deepspeed:
         engine.step()
     else:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    found |= {"peak_step": live.peak}
-    found["peak"] = max(found["peak_forward"], found["peak_backward"], found["peak_step"])
-    return found
+    result |= {"peak_step": live.peak}
+    result["peak"] = max(result["peak_forward"], result["peak_backward"], result["peak_step"])
+    return result
 
 
 def join_fake_ranks(ranks: int) -> None:
@@ -205,7 +205,7 @@ def on_meta(options: argparse.Namespace) -> Any:
             attn_implementation=IMPLEMENTATIONS.get(options.attention, options.attention),
         )
         first = config.get_text_config().vocab_size
-        rows = add_rows(model, [AddedToken("", first + place, True) for place in range(options.added_tokens)])
+        rows = add_rows(model, [AddedToken("", first + index, True) for index in range(options.added_tokens)])
         if options.loss == "fused" or rows:
             make_chunked(model)
         if options.activation_checkpointing:

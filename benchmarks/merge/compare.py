@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--add", action="store_true", help="keep the models that the output has")
     parser.add_argument("--llamafactory", type=Path, help="llamafactory-cli of a virtual environment")
     options = parser.parse_args()
-    found: dict[str, Any] = machine(("torch", "transformers", "peft", "safetensors")) | {
+    result: dict[str, Any] = machine(("torch", "transformers", "peft", "safetensors")) | {
         "page_cache": "cold" if options.cold else "warm",
         "rank": options.rank,
         "settle_seconds": options.settle,
@@ -105,16 +105,16 @@ def main() -> None:
         "models": {},
     }
     if options.add and options.output.exists():
-        found["models"] = models_of(options.output, found)
+        result["models"] = models_of(options.output, result)
     for size in options.models:
         with tempfile.TemporaryDirectory(dir=options.folder) as name:
             folder = Path(name)
             write_model(folder, MODELS[size], options.rank)
             (folder / "small").mkdir()
             write_model(folder / "small", MODELS["tiny"], options.rank)
-            found["models"][size] = compared(folder, options)
-            write_json(options.output, found)
-    print(markdown(found))
+            result["models"][size] = compared(folder, options)
+            write_json(options.output, result)
+    print(markdown(result))
 
 
 def models_of(output: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def compared(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 for output in kept.values():
                     shutil.rmtree(output)
     bytes_ = sum(path.stat().st_size for path in base.glob("*.safetensors"))
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         way: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
         | {"least_seconds": min(each["seconds"] for each in rounds)}
         for way, rounds in of_rounds.items()
@@ -165,8 +165,8 @@ def compared(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "bytes": bytes_,
         "largest_tensor_bytes": largest_tensor(base),
         "adapter_bytes": (adapter / "adapter_model.safetensors").stat().st_size,
-        "ways": found,
-        "of_copy": of_copy(found),
+        "ways": result,
+        "of_copy": of_copy(result),
         "same_weights": alike,
         "of_rounds": of_rounds,
     }
@@ -327,8 +327,8 @@ def versions(command: Path) -> dict[str, str]:
     names = ("llamafactory", "torch", "transformers", "peft")
     code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
     python = command.parent / "python"
-    found: dict[str, str] = json.loads(subprocess.run([python, "-c", code], capture_output=True, check=True).stdout)
-    return found
+    result: dict[str, str] = json.loads(subprocess.run([python, "-c", code], capture_output=True, check=True).stdout)
+    return result
 
 
 def file_system(path: Path) -> str:
@@ -350,7 +350,7 @@ def same(ours: Path, theirs: Path) -> bool:
     from zerolora.tensor_file import read_header
 
     files = [[read_header(path) for path in folder.glob("*.safetensors")] for folder in (ours, theirs)]
-    one, other = ({name: each for file in found for name, each in file.tensors.items()} for found in files)
+    one, other = ({name: each for file in result for name, each in file.tensors.items()} for result in files)
     alike = (torch.equal(each.read(), other[name].read()) for name, each in one.items() if name in other)
     return one.keys() == other.keys() and all(alike)
 

@@ -121,7 +121,7 @@ def reference_task(folder: Path, model: Path, options: argparse.Namespace, valid
 def lengths(data: Path) -> list[int]:
     """Return to how many tokens prompts and answers are padded: as published, or to the longest if that is longer."""
     rows = open_split(data, "train")
-    prompts = [next(place for place, label in enumerate(row) if label != IGNORED) for row in rows["labels"]]
+    prompts = [next(index for index, label in enumerate(row) if label != IGNORED) for row in rows["labels"]]
     answers = [length - prompt for length, prompt in zip(rows["length"], prompts, strict=True)]
     return [max(PROMPT, *prompts), max(ANSWER, *answers)]
 
@@ -130,7 +130,7 @@ def compared(runs: dict[str, list[Run]], warm_up: int) -> dict[str, Any]:
     """Return all contestants, and ours over each of the others: speed and peak memory."""
     others = [name for name in runs if name != "zerolora"]
     return {
-        "contestants": {name: summary(found, warm_up) for name, found in runs.items()},
+        "contestants": {name: summary(result, warm_up) for name, result in runs.items()},
         "speed": {
             name: ratio(runs["zerolora"], runs[name], lambda run: run.tokens_per_second(warm_up)) for name in others
         },

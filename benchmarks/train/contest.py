@@ -248,20 +248,20 @@ def opponent(kind: str, folder: Path, settings: dict[str, Any], ranks: int) -> R
     where.listener.close()  # theirs is opened by their own first rank
     own = {"OMP_NUM_THREADS": threads_of(ranks)} | ({"DS_ACCELERATOR": "cpu"} if settings["device"] == "cpu" else {})
     finished([command] * ranks, [own | where.environment(rank) for rank in where.ranks], folder)
-    found = [read_json(folder / f"rank{rank}.json", "opponents.py") for rank in where.ranks]
+    result = [read_json(folder / f"rank{rank}.json", "opponents.py") for rank in where.ranks]
     steps = [
         Step(
             seconds=after - before,
-            tokens=sum(each["tokens"][number] for each in found),
-            supervised=(supervised := sum(each["supervised"][number] for each in found)),
-            loss=sum(each["losses"][number] for each in found) / supervised,
+            tokens=sum(each["tokens"][number] for each in result),
+            supervised=(supervised := sum(each["supervised"][number] for each in result)),
+            loss=sum(each["losses"][number] for each in result) / supervised,
         )
-        for number, (before, after) in enumerate(itertools.pairwise(found[0]["ends"]))
+        for number, (before, after) in enumerate(itertools.pairwise(result[0]["ends"]))
     ]
     return Run(
         steps,
-        sum(each["peak_host_bytes"] for each in found),
-        max(each["peak_gpu_bytes"] for each in found),
+        sum(each["peak_host_bytes"] for each in result),
+        max(each["peak_gpu_bytes"] for each in result),
     )
 
 

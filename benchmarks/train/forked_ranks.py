@@ -71,21 +71,21 @@ def main() -> None:
 def compared(ours: Ours, rounds: int) -> dict[str, Any]:
     """Return the medians of each way, and whether both wrote the same adapter."""
     ways: dict[str, Start] = {"forked": forked, "separate": separate}
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    result: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     adapters = set()
     for number in range(rounds):
         for way, start in list(ways.items())[:: 1 if number % 2 == 0 else -1]:
-            found[way].append(taken(ours, start))
+            result[way].append(taken(ours, start))
             adapters.add(adapter(ours))
-            print(f"{ours.ranks} ranks, {way}: {found[way][-1]}", flush=True)
+            print(f"{ours.ranks} ranks, {way}: {result[way][-1]}", flush=True)
     medians: dict[str, Any] = {
         way: {name: statistics.median(each[name] for each in of_way) for name in of_way[0]}
-        for way, of_way in found.items()
+        for way, of_way in result.items()
     }
     if shutil.which("strace"):
         for way, start in ways.items():
             medians[way]["opened_files"] = opened(ours, start)
-    return medians | {"same_adapter": len(adapters) == 1, "of_rounds": found}
+    return medians | {"same_adapter": len(adapters) == 1, "of_rounds": result}
 
 
 def taken(ours: Ours, start: Start) -> dict[str, float]:
@@ -159,12 +159,12 @@ def separate(ours: Ours, tracer: list[str]) -> list["subprocess.Popen[bytes]"]:
 
 def family(processes: list["subprocess.Popen[bytes]"]) -> list[psutil.Process]:
     """Return processes and all that they have started."""
-    found = []
+    result = []
     for each in processes:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(each.pid)
-            found += [process, *process.children(recursive=True)]
-    return found
+            result += [process, *process.children(recursive=True)]
+    return result
 
 
 def check(processes: list["subprocess.Popen[bytes]"], ours: Ours) -> None:

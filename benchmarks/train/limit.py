@@ -36,18 +36,18 @@ def main() -> None:
         folder = Path(name)
         model = model_of(options, folder)
         contestants = trainings(folder, model, options)
-        found: dict[str, list[dict[str, float]]] = {label: [] for label in contestants}
+        values: dict[str, list[dict[str, float]]] = {label: [] for label in contestants}
         for number in range(options.rounds):
             for label, ours in contestants.items():
                 rate = matmul_rate(folder / "probe.json", options, ours.ranks)
-                found[label].append({"matmul_flops_per_second": rate, **judged(ours.train(), options.warm_up, rate)})
-                print(f"round {number + 1}: {label}: {found[label][-1]}", flush=True)
+                values[label].append({"matmul_flops_per_second": rate, **judged(ours.train(), options.warm_up, rate)})
+                print(f"round {number + 1}: {label}: {values[label][-1]}", flush=True)
         result = about(options.device) | {
             "model": options.model.stem, "precision": options.precision, "steps": options.steps,
             "warm_up": options.warm_up,
             "trainings": {
                 label: {**medians(rounds), "rendered": contestants[label].zero["zerolora"], "rounds": rounds}
-                for label, rounds in found.items()
+                for label, rounds in values.items()
             },
         }  # fmt: skip
         write_json(options.output, result)

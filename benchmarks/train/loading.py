@@ -51,14 +51,14 @@ def main() -> None:
             **TRAIN, "max_steps": 1, "precision": options.precision, "ranks_per_node": options.ranks, "micro_batch": 1,
             "global_batch": options.ranks,
         }  # fmt: skip
-        found = {}
+        values = {}
         for strategy in options.strategies:
-            found[strategy] = peaks(task.ours(strategy, train, {}, strategy, "1"), options.every)
-            print(f"{strategy}: {found[strategy]}", flush=True)
+            values[strategy] = peaks(task.ours(strategy, train, {}, strategy, "1"), options.every)
+            print(f"{strategy}: {values[strategy]}", flush=True)
         result = about(options.device) | {
             "model": options.model.stem, "precision": options.precision, "ranks": options.ranks,
             "weights_bytes": sum(path.stat().st_size for path in model.glob("*.safetensors")),
-            "libraries_anonymous_bytes": libraries(), "strategies": found,
+            "libraries_anonymous_bytes": libraries(), "strategies": values,
         }  # fmt: skip
     write_json(options.output, result)
 
@@ -126,8 +126,8 @@ def parsed(rollup: str) -> dict[str, int]:
 
 def libraries() -> int:
     """Return the bytes that a process has to itself once it has imported what a rank imports."""
-    found = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
-    return parsed(found.stdout)["Anonymous"]
+    result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    return parsed(result.stdout)["Anonymous"]
 
 
 def _options() -> argparse.Namespace:

@@ -59,8 +59,8 @@ def main() -> None:
             "model": options.model.stem, "precision": options.precision, "rows": options.rows, "steps": options.steps,
             "warm_up": options.warm_up, "max_length": options.max_length,
             "methods": {
-                name: summary(found, rounds[BASELINE]) | {"predicted_bytes": predicted(trained[name], options.device)}
-                for name, found in rounds.items()
+                name: summary(values, rounds[BASELINE]) | {"predicted_bytes": predicted(trained[name], options.device)}
+                for name, values in rounds.items()
             },
         }  # fmt: skip
         write_json(options.output, result)
@@ -89,12 +89,12 @@ def summary(found: list[dict[str, float]], baseline: list[dict[str, float]]) -> 
 
 def predicted(ours: Ours, device: str) -> int:
     """Return the bytes that the estimate says a rank's GPU, or the host, holds at its peak."""
-    (found,) = (
+    (result,) = (
         each
         for each in read_json(ours.folder / "estimate.json", "estimate")["strategies"]
         if each["strategy"] == "zero0"
     )
-    return int(found["gpu" if device == "cuda" else "host"]["total"])
+    return int(result["gpu" if device == "cuda" else "host"]["total"])
 
 
 def _options() -> argparse.Namespace:

@@ -151,7 +151,7 @@ def reference(settings: dict[str, Any], folder: Path) -> Any:
 
 def padded(row: dict[str, Any], prompt: int, answer: int) -> dict[str, list[int]]:
     tokens, labels = row["input_ids"], row["labels"]
-    first = next(place for place, label in enumerate(labels) if label != IGNORED)
+    first = next(index for index, label in enumerate(labels) if label != IGNORED)
     assert first <= prompt and len(tokens) - first <= answer, "a row is longer than what it is padded to"
     left, right = [0] * (prompt - first), [0] * (answer - len(tokens) + first)
     ignored = [IGNORED] * len(left)

@@ -45,14 +45,14 @@ def main() -> None:
         del train["device"]
         task = reference_task(folder, model_of(options, folder), options, VALIDATED)
         ours = task.ours("ours", {**train, "max_steps": 1, "precision": options.precision}, {}, "zero2", "1")
-        found = [started(ours, folder / "caches")]
+        values = [started(ours, folder / "caches")]
         for _ in range(options.rounds):
             warm(task.folder)
-            found.append(started(ours, folder / "caches"))
+            values.append(started(ours, folder / "caches"))
         compiled = sorted(path.name for path in (folder / "caches").rglob("*") if path.is_file())
     result = about(options.device) | {
         "model": options.model.stem, "ranks": ours.ranks, "compiled_files": compiled,
-        **{name: judged([each[name] for each in found]) for name in found[0]},
+        **{name: judged([each[name] for each in values]) for name in values[0]},
     }  # fmt: skip
     write_json(options.output, result)
     print(result)

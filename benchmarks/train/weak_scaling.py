@@ -69,9 +69,9 @@ def label(strategy: str, ranks: int) -> str:
 
 def efficiency(one: list[Run], several: list[Run], ranks: int, warm_up: int) -> dict[str, Any]:
     """Return tokens/s of all ranks over as many times those of one, and each round's tokens/s."""
-    found = ratio(several, one, lambda run: run.tokens_per_second(warm_up))
+    result = ratio(several, one, lambda run: run.tokens_per_second(warm_up))
     return {
-        "efficiency": found["median"] / ranks,
+        "efficiency": result["median"] / ranks,
         "tokens_per_second": {
             str(count): [run.tokens_per_second(warm_up) for run in runs] for count, runs in ((1, one), (ranks, several))
         },

@@ -37,8 +37,8 @@ class UserError(Exception):
 
 
 def wording(text: str) -> str:
-    """Return a text that is only ever shown to the user. What is written out in a call of this function is not part of a
-    code fingerprint (config/fingerprint.py), so nothing may compute with it."""
+    """Return a text that is only ever shown to the user. What is written out in a call of this function is not part of
+    a code fingerprint (config/fingerprint.py), so nothing may compute with it."""
     return text
 
 

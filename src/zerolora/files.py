@@ -134,12 +134,12 @@ def describe(directory: Path, hashes: Mapping[str, str] | None = None) -> dict[s
     `hashes` has the sha256 of files that need not be read again, by relative name. Raises UserError for a name that is
     not UTF-8, which JSON cannot hold.
     """
-    known, found = hashes or {}, {}
+    known, result = hashes or {}, {}
     for path in sorted(directory.rglob("*")):
         if path.is_file() and path.name != MANIFEST:
             name = checked_name(path).relative_to(directory).as_posix()
-            found[name] = {"sha256": known.get(name) or sha256(path), "bytes": path.stat().st_size}
-    return found
+            result[name] = {"sha256": known.get(name) or sha256(path), "bytes": path.stat().st_size}
+    return result
 
 
 def checked_name(path: Path) -> Path:

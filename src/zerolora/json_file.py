@@ -31,12 +31,12 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
     # Opening a pipe waits for its writer unless O_NONBLOCK is set.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            what = "a directory" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+        result = os.fstat(file)
+        if not stat.S_ISREG(result.st_mode):
+            what = "a directory" if stat.S_ISDIR(result.st_mode) else "a pipe or a device"
             raise UserError(f"{path}: is {what}; a file is expected")
-        if found.st_size > largest:
-            raise UserError(f"{path}: has {found.st_size:,} bytes, too many for such a file; at most {largest:,}")
+        if result.st_size > largest:
+            raise UserError(f"{path}: has {result.st_size:,} bytes, too many for such a file; at most {largest:,}")
         parts = []
         # A file may grow, and those of /proc have no size.
         while part := os.read(file, largest + 1):

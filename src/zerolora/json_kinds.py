@@ -91,8 +91,8 @@ def list_of(kind: JsonKind) -> JsonKind:
         if not isinstance(value, list):
             return (), f"is {shown(value)}", words
         for number, each in enumerate(value):
-            if found := kind.fault(each):
-                return _inside(str(number), found)
+            if result := kind.fault(each):
+                return _inside(str(number), result)
         return None
 
     words = f"a list, of {kind.words} each"
@@ -108,10 +108,10 @@ def map_of(kind: JsonKind, key: JsonKind = TEXT, but: Mapping[str, JsonKind] | N
         if not isinstance(value, dict):
             return (), f"is {shown(value)}", words
         for name, each in value.items():
-            if found := key.fault(name):
-                return (), f"has a key that {found[1]}", found[2]
-            if found := others.get(name, kind).fault(each):
-                return _inside(name, found)
+            if result := key.fault(name):
+                return (), f"has a key that {result[1]}", result[2]
+            if result := others.get(name, kind).fault(each):
+                return _inside(name, result)
         return None
 
     words = f"an object, with {kind.words} for each key"
@@ -130,8 +130,8 @@ def record(optional: Mapping[str, JsonKind], required: Mapping[str, JsonKind] | 
             if name not in value:
                 return (name,), "is missing", kind.words
         for name, each in value.items():
-            if name in known and (found := known[name].fault(each)):
-                return _inside(name, found)
+            if name in known and (result := known[name].fault(each)):
+                return _inside(name, result)
         return None
 
     words = f"an object with {', '.join(needed)}" if needed else "an object"

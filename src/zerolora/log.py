@@ -84,8 +84,8 @@ def status_file(log: Path) -> Path:
 
 def attempts(log: Path) -> list[Path]:
     """Return the logs of all attempts since a stage last ended well, the first one first."""
-    found = log.parent.glob(f"{log.stem}.attempt*.log")
-    return sorted(found, key=lambda path: (len(path.name), path.name))
+    result = log.parent.glob(f"{log.stem}.attempt*.log")
+    return sorted(result, key=lambda path: (len(path.name), path.name))
 
 
 def read_status(log: Path) -> dict[str, Any]:

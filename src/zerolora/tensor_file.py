@@ -160,13 +160,13 @@ def read_header(path: Path) -> TensorFile:
     entries = parsed(path, decoded(path, text), AGAIN)
     check(entries, HEADER, path, AGAIN)
     metadata = entries.pop("__metadata__", None)
-    found = {
+    result = {
         name: StoredTensor(
             path, name, entry["dtype"], tuple(entry["shape"]), *(8 + length + at for at in entry["data_offsets"])
         )
         for name, entry in entries.items()
     }
-    tensors = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)))
+    tensors = dict(sorted(result.items(), key=lambda item: (item[1].start, item[1].stop)))
     end = 8 + length
     for name, each in tensors.items():
         wanted = math.prod(each.shape) * TYPES[each.kind][1] if each.kind in TYPES else each.nbytes
@@ -175,7 +175,7 @@ def read_header(path: Path) -> TensorFile:
         end = each.stop
     if end != size:
         raise _broken(path, f"{size} bytes, and its tensors end at {end}")
-    return TensorFile(path, metadata, tensors, len(text).to_bytes(8, "little") + text, tuple(found))
+    return TensorFile(path, metadata, tensors, len(text).to_bytes(8, "little") + text, tuple(result))
 
 
 def save_tensors(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:

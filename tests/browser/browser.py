@@ -14,8 +14,8 @@ NARROW, WIDE = 375, 1280
 
 def missing() -> str:
     """Return what this machine lacks to open a page, in one line; nothing if it lacks nothing."""
-    found = shutil.which("chromium")
-    return "" if found else "chromium not found; `make test` installs it on Debian (tests/browser/install)"
+    result = shutil.which("chromium")
+    return "" if result else "chromium not found; `make test` installs it on Debian (tests/browser/install)"
 
 
 @contextmanager

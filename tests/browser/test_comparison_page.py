@@ -20,7 +20,9 @@ CHARTS = 6
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the page of finished runs, one that its gate does not let pass, and one that has not run."""
-    rows = {f"run{place}": row(place, adapter_bytes=10**7 * 1000 ** (place % 2)) for place in range(RUNS - 2)}
+    rows = {
+        f"run{position}": row(position, adapter_bytes=10**7 * 1000 ** (position % 2)) for position in range(RUNS - 2)
+    }
     rows["gated"] = row(9, status="failed", reason=f"evaluate.fail_if: {SCRIPT}", strategy="config/deepspeed/<b>.json")
     folder = tmp_path_factory.mktemp("comparison")
     results = results_of(folder / "results", rows, [*rows, "waiting"])
@@ -67,7 +69,7 @@ def test_a_click_sorts_numbers_as_numbers_and_empty_ones_last(page: Any) -> None
     button.click()
     assert page.locator("thead th").nth(loss - 1).get_attribute("aria-sort") == "ascending"
     ascending = column(page, loss)
-    assert ascending == [f"{0.5 + place:.4g}" for place in range(RUNS - 2)] + ["9.5", ""]
+    assert ascending == [f"{0.5 + index:.4g}" for index in range(RUNS - 2)] + ["9.5", ""]
     button.click()
     assert column(page, loss) == [*reversed(ascending[:-1]), ""]
 

@@ -168,8 +168,8 @@ class Cluster:
         """Return the ids of all jobs with this comment that were submitted in `directory`, oldest first; of
         Snakemake's jobs the comment names rule and run."""
         lines = self.run("squeue", "-h", "-t", "all", "-S", "i", "-o", "%A|%Z|%k").stdout.splitlines()
-        found = [line.split("|", 2) for line in lines]
-        return [job for job, place, text in found if (place, text) == (str(directory), comment)]
+        result = [line.split("|", 2) for line in lines]
+        return [job for job, place, text in result if (place, text) == (str(directory), comment)]
 
     def job_state(self, job: str) -> str:
         """Return a job's state, as in RUNNING, as the controller knows it."""
@@ -243,7 +243,7 @@ class Cluster:
                 *("neighbour", "replace", _address(receiver), "lladdr", NOWHERE, "dev", "eth0", "nud", "permanent")
             )
 
-    def mend(self, node: str, other: str) -> None:
+    def reconnect(self, node: str, other: str) -> None:
         """Let two nodes hear each other again."""
         for sender, receiver in ((node, other), (other, node)):
             self._machines[sender].network("neighbour", "delete", _address(receiver), "dev", "eth0")

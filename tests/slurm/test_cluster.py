@@ -27,7 +27,7 @@ def test_two_nodes_can_lose_each_other_and_meet_again(cluster: Cluster) -> None:
         assert cluster.on("node2", *HEARS, "node1").returncode == 124
         assert cluster.on("node1", *HEARS, "node3").returncode == 0
     finally:
-        cluster.mend("node1", "node2")
+        cluster.reconnect("node1", "node2")
     assert cluster.on("node1", *HEARS, "node2").returncode == 0
 
 

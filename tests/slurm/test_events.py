@@ -1,7 +1,7 @@
 """What clusters do to jobs, on a real Slurm: one training suffers it all, and ends as the undisturbed one.
 
 Each event is a test. They share the training, since every start of it on two nodes takes twenty CPU-seconds; after each
-it must continue from a checkpoint, and at the end its adapter, losses and metrics are those of the undisturbed training.
+it must resume from a checkpoint, and at the end its adapter, losses and metrics are those of the undisturbed training.
 """
 
 import functools
@@ -70,9 +70,9 @@ class Disturbed:
         """Wait until training has started more often than so many times, and continues from a checkpoint."""
         said = re.compile(r"resuming at step ([1-9]\d*) of")
         self.cluster.wait(lambda: len(self.logs()) > starts and said.search(self.logs()[-1]), "training continues", 240)
-        found = said.search(self.logs()[-1])
-        assert found
-        self.save(int(found[1]) + 1)
+        match = said.search(self.logs()[-1])
+        assert match
+        self.save(int(match[1]) + 1)
 
     def step(self) -> int:
         """Return the step of the newest checkpoint, 0 if there is none."""
@@ -235,7 +235,7 @@ def network_cut(disturbed: Disturbed) -> None:
     try:
         disturbed.cluster.wait(lambda: disturbed.state() == "FAILED", "the job fails", 180)
     finally:
-        disturbed.cluster.mend(one, other)
+        disturbed.cluster.reconnect(one, other)
     hangs = rf"zerolora: rank 1 on {other}, last in .*step \d+.*, has not responded for \d+ s; "
     waits = rf"rank 0 on {one} is in .*step \d+.*; run the same command to resume from its checkpoint"
     assert re.search(hangs + waits, disturbed.logs()[-1]), disturbed.logs()[-1]
@@ -310,7 +310,7 @@ def disturbed(prepared: ClusterProject, undisturbed: dict[str, bytes], profile: 
     settle(prepared, profile, FIRST_SITE)
     disturbed = Disturbed(prepared)
     yield disturbed
-    mend(disturbed)
+    repair(disturbed)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=[event.__name__ for event in EVENTS])
@@ -339,9 +339,9 @@ def test_at_the_end_it_is_the_undisturbed_training(
     snakemake_killed(disturbed)
     disturbed.snakemake.wait(timeout=240)
     assert disturbed.snakemake.returncode == 0, disturbed.said.read_text()[-6000:]
-    found = files_of(prepared.directory / "results/default")
+    actual = files_of(prepared.directory / "results/default")
     for name, content in undisturbed.items():
-        assert found[name] == content, name
+        assert actual[name] == content, name
 
 
 def settle(project: ClusterProject, shipped: dict[str, Any], site: Callable[[dict[str, Any]], None]) -> None:
@@ -351,7 +351,7 @@ def settle(project: ClusterProject, shipped: dict[str, Any], site: Callable[[dic
     project.write_profile(profile)
 
 
-def mend(disturbed: Disturbed) -> None:
+def repair(disturbed: Disturbed) -> None:
     """Leave no job and no Snakemake behind, and all nodes up."""
     if disturbed.snakemake.poll() is None:
         os.killpg(disturbed.snakemake.pid, signal.SIGKILL)

@@ -106,16 +106,16 @@ def test_the_report_sets_what_was_predicted_against_what_slurm_accounted(project
     (job,) = project.jobs(TRAIN)
     elapsed, minutes = project.cluster.sacct(job, "ElapsedRaw", "TimelimitRaw")
     held = max(size(text) for (text,) in project.cluster.sacct_steps(job, "MaxRSS"))
-    found, wanted = usage(project), asked_for_training(project)
-    assert found["accounted_jobs"] == job
-    assert found["accounted_seconds"] == int(elapsed) > 0
-    assert found["accounted_rank_hours"] == pytest.approx(2 * int(elapsed) / 3600)
-    assert found["accounted_host_bytes"] == held
-    assert (found["asked_seconds"], found["asked_host_bytes"]) == (60 * int(minutes), wanted["mem_mib"] * 1024**2)
-    assert (found["predicted_seconds"], found["predicted_host_bytes"]) == (wanted["seconds"], wanted["host_bytes"])
+    actual, wanted = usage(project), asked_for_training(project)
+    assert actual["accounted_jobs"] == job
+    assert actual["accounted_seconds"] == int(elapsed) > 0
+    assert actual["accounted_rank_hours"] == pytest.approx(2 * int(elapsed) / 3600)
+    assert actual["accounted_host_bytes"] == held
+    assert (actual["asked_seconds"], actual["asked_host_bytes"]) == (60 * int(minutes), wanted["mem_mib"] * 1024**2)
+    assert (actual["predicted_seconds"], actual["predicted_host_bytes"]) == (wanted["seconds"], wanted["host_bytes"])
     # One rank a node: what it measured of itself is part of what Slurm sees there, if Slurm looks at its peak.
-    assert 0.5 * held < found["measured_host_bytes"] < 1.5 * held
-    assert max(held, found["measured_host_bytes"]) < found["asked_host_bytes"]
+    assert 0.5 * held < actual["measured_host_bytes"] < 1.5 * held
+    assert max(held, actual["measured_host_bytes"]) < actual["asked_host_bytes"]
     page = (project.directory / "results/default/report.html").read_text()
     assert f"(job {job})" in page
     assert gib(held) in page and gib(wanted["host_bytes"]) in page
@@ -151,18 +151,18 @@ def test_the_tasks_of_a_step_share_out_all_ranks_and_agree_where_to_meet(
         re.fullmatch(r"Topology\(ranks=range\((\d+), (\d+)\), (.*)\)", line) for line in result.stdout.splitlines()
     ]
     assert len(places) == tasks
-    assert sorted(rank for found in places if found for rank in range(int(found[1]), int(found[2]))) == list(
+    assert sorted(rank for actual in places if actual for rank in range(int(actual[1]), int(actual[2]))) == list(
         range(nodes * ranks_per_node)
     )
-    assert len({found[3] for found in places if found}) == 1
+    assert len({actual[3] for actual in places if actual}) == 1
 
 
 def test_the_probe_measures_the_network_between_the_nodes_of_a_job(project: ClusterProject, tmp_path: Path) -> None:
     output = tmp_path / "mine.json"
     project.run("srun", *shape(2, 2), "zerolora", "probe", "--output", str(output))
-    found = json.loads(output.read_text())
-    assert (found["nodes"], found["ranks_per_node"]) == (2, 1)
-    assert all(found["measured"][f"network_{name}"] > 0 for name in ("all_reduce_bytes_per_second", "latency_seconds"))
+    actual = json.loads(output.read_text())
+    assert (actual["nodes"], actual["ranks_per_node"]) == (2, 1)
+    assert all(actual["measured"][f"network_{name}"] > 0 for name in ("all_reduce_bytes_per_second", "latency_seconds"))
 
 
 def shape(nodes: int, tasks: int) -> list[str]:
@@ -214,10 +214,10 @@ def test_all_tries_of_a_training_are_accounted_for(project: ClusterProject, tmp_
     seconds = [
         int(text) for job in (first, second) for (text,) in cluster.sacct_steps(job, "ElapsedRaw", options=options)
     ]
-    found = json.loads(project.run("workflow/scripts/accounting.py", str(steps)).stdout)
+    actual = json.loads(project.run("workflow/scripts/accounting.py", str(steps)).stdout)
     assert len(seconds) == 3 and min(seconds) >= 2
-    assert (found["jobs"], found["seconds"]) == (f"{first} {second}", sum(seconds))
-    assert found["gpu_seconds"] == 2 * sum(seconds)
+    assert (actual["jobs"], actual["seconds"]) == (f"{first} {second}", sum(seconds))
+    assert actual["gpu_seconds"] == 2 * sum(seconds)
 
 
 def test_what_does_not_fit_is_refused_before_it_is_submitted(project: ClusterProject) -> None:

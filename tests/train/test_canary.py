@@ -34,8 +34,8 @@ def risky(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def kept(bench: Bench, name: str) -> Path:
-    (found,) = (bench.folder / "canary" / name).glob("*.json")
-    return found
+    (result,) = (bench.folder / "canary" / name).glob("*.json")
+    return result
 
 
 def test_a_strategy_that_scales_gradients_is_stopped_with_both_curves(bench: Bench, risky: str) -> None:
@@ -64,8 +64,8 @@ def test_a_sound_strategy_goes_on_and_is_not_compared_again(
     command = bench.command("sound", risky, canary=2)
     result = bench.server.run(command, bench.folder, bench.environment)
     assert result.returncode == 0 and "canary: the first 2 steps, twice: a test says so" in result.stderr
-    found = json.loads(kept(bench, "sound").read_text())
-    assert len(found["curves"]["risky"]["loss"]) == 2 and found["seconds"] > 0
+    actual = json.loads(kept(bench, "sound").read_text())
+    assert len(actual["curves"]["risky"]["loss"]) == 2 and actual["seconds"] > 0
     assert metrics(bench.folder / "sound")["losses"] == pytest.approx(reference["losses"], rel=1e-5)
     assert not kept(bench, "sound").with_suffix("").exists()
     again = bench.server.run(command, bench.folder, bench.environment)

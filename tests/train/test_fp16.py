@@ -51,10 +51,10 @@ def test_steps_that_overflow_are_left_out_and_a_resumed_run_is_the_same_bytes(
 ) -> None:
     name = f"fp16-{strategy}-overflow"
     whole = trained(bench, name, strategy)
-    found = steps(whole)
+    actual = steps(whole)
     alike = ALIKE[strategy]
-    assert found[:alike] == [pytest.approx(each, rel=1e-3, nan_ok=True) for each in middle[:alike]]
-    updates = sum(not math.isnan(each["gradient_norm"]) for each in found)
+    assert actual[:alike] == [pytest.approx(each, rel=1e-3, nan_ok=True) for each in middle[:alike]]
+    updates = sum(not math.isnan(each["gradient_norm"]) for each in actual)
     assert newest(bench, name)["updates"] == updates < 16
     assert newest(bench, name)["loss_scale"]["cur_scale"] < 2**24
     checkpoints = bench.folder / "checkpoints"
@@ -63,7 +63,7 @@ def test_steps_that_overflow_are_left_out_and_a_resumed_run_is_the_same_bytes(
     resumed = trained(bench, f"{name}-resumed", strategy)
     for file in ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json"):
         assert (resumed / file).read_bytes() == (whole / file).read_bytes(), file
-    assert str(steps(resumed)) == str(found)
+    assert str(steps(resumed)) == str(actual)
 
 
 def trained(bench: Bench, name: str, strategy: str, **scale: int) -> Path:

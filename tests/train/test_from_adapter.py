@@ -53,9 +53,9 @@ def test_it_is_what_peft_makes_of_that_adapter(name: str, bench: Bench, tiny_mod
     [("saved", "zero3"), ("saved", "fsdp"), ("dora", "ddp"), ("ia3", "fsdp"), ("full", "zero3"), ("nf4", "zero3")],
 )
 def test_it_goes_on_alike_under_every_engine(name: str, strategy: str, bench: Bench) -> None:
-    found, expected = (metrics(continued(bench, name, each)) for each in (strategy, "zero0"))
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-    assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
+    actual, expected = (metrics(continued(bench, name, each)) for each in (strategy, "zero0"))
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
 
 
 def test_it_is_resumed_only_from_the_same_adapter(bench: Bench) -> None:

@@ -116,8 +116,8 @@ def with_rows(model: Any, settings: dict[str, Any]) -> Any:
 
 
 def answer_of(model: Any) -> torch.Tensor:
-    found: torch.Tensor = model.eval()(input_ids=torch.arange(1, 30)[None]).logits
-    return found
+    result: torch.Tensor = model.eval()(input_ids=torch.arange(1, 30)[None]).logits
+    return result
 
 
 def long_run(bench: Bench, name: str) -> Path:
@@ -242,8 +242,8 @@ def test_every_method_trains_on_every_engine_resumes_and_is_merged() -> None:
 
 def test_an_adapter_says_how_its_base_was_quantized(bench: Bench) -> None:
     """What `zerolora merge --dequantized` reads."""
-    found = json.loads((short_run(bench, "nf4", "ddp") / "adapter/manifest.json").read_text())
-    assert found["quantization"] == {"type": "nf4", "double": True, "precision": "fp32"}
+    actual = json.loads((short_run(bench, "nf4", "ddp") / "adapter/manifest.json").read_text())
+    assert actual["quantization"] == {"type": "nf4", "double": True, "precision": "fp32"}
     plain = json.loads((short_run(bench, "dora", "ddp") / "adapter/manifest.json").read_text())
     assert "quantization" not in plain
 
@@ -265,9 +265,9 @@ def test_every_strategy_trains_it_alike_or_refuses_it(name: str, strategy: str, 
         assert len(str(raised.value).splitlines()) == 1
         return
     run, reference = short_run(bench, name, strategy), short_run(bench, name, "zero0")
-    found, expected = metrics(run), metrics(reference)
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-    assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
+    actual, expected = metrics(run), metrics(reference)
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
     ours, theirs = adapter_of(run), adapter_of(reference)
     assert ours.keys() == theirs.keys()
     for key, tensor in theirs.items():
@@ -307,11 +307,11 @@ def test_in_bf16_saved_modules_and_what_was_taken_out_are_published_and_resumed(
     (last.parent / "finished").unlink(missing_ok=True)
     result = bench.start("bf16-zero3", "zero3", **settings)
     assert "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
-    found = metrics(run)
+    actual = metrics(run)
     for name in (run, bench.folder / "bf16-zero3"):
-        assert metrics(name)["losses"] == pytest.approx(found["losses"], rel=2e-4)
+        assert metrics(name)["losses"] == pytest.approx(actual["losses"], rel=2e-4)
         merge(tiny_model, name / "adapter", tmp_path / name.name, tmp_path / name.name)
-        assert validation_loss(bench, tmp_path / name.name) == pytest.approx(found["loss_validation"], rel=3e-4)
+        assert validation_loss(bench, tmp_path / name.name) == pytest.approx(actual["loss_validation"], rel=3e-4)
     saved = adapter_of(run)["base_model.model.model.norm.weight"]
     assert saved.dtype == torch.float32
     assert not torch.equal(saved, load_file(tiny_model / "model.safetensors")["model.norm.weight"])
@@ -322,8 +322,8 @@ def test_merged_it_is_what_was_trained(name: str, bench: Bench, tiny_model: Path
     """The merged model has the validation loss that training reports."""
     run = long_run(bench, name)
     merge(tiny_model, run / "adapter", tmp_path / "merged", tmp_path / "merged")
-    found = validation_loss(bench, tmp_path / "merged", RUNS[name].get("data", "data"))
-    assert found == pytest.approx(metrics(run)["loss_validation"], rel=1e-5)
+    actual = validation_loss(bench, tmp_path / "merged", RUNS[name].get("data", "data"))
+    assert actual == pytest.approx(metrics(run)["loss_validation"], rel=1e-5)
 
 
 def validation_loss(bench: Bench, model: Path, data: str = "data") -> float:

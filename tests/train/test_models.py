@@ -106,7 +106,7 @@ def settings_of(family: str) -> dict[str, Any]:
 
 LOAD = {"router_imbalance", "router_idle_share"}
 ROUTED = {"deepseek_v3": LOAD, **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), LOAD | {"router_aux_loss"})}
-"""What is told of the routers of a family; transformers has no auxiliary loss for DeepSeek-V3."""
+"""What training logs of the routers of a family; transformers has no auxiliary loss for DeepSeek-V3."""
 
 
 def routed_of(run: Path) -> list[dict[str, float]]:

@@ -57,13 +57,13 @@ def test_config_docs_and_file_have_it(name: str) -> None:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_engine_and_split_trains_alike_and_resumes_to_the_same_bytes(bench: Bench, objective: str) -> None:
-    found: list[dict[str, Any]] = []
+    actual: list[dict[str, Any]] = []
     for strategy in SPLITS:
         name = f"{objective}-{strategy}"
         whole = train(bench, objective, strategy, name)
         columns = columns_of(whole)
         assert {*OBJECTIVES[objective].metrics} < {*columns}
-        found.append(columns)
+        actual.append(columns)
         best = min(columns[f"{OBJECTIVES[objective].best}_validation"])
         assert metrics(whole)[f"{OBJECTIVES[objective].best}_validation"] == best
         for file in (bench.folder / "checkpoints" / name).glob("*/step-00000002.safetensors"):
@@ -75,7 +75,7 @@ def test_every_engine_and_split_trains_alike_and_resumes_to_the_same_bytes(bench
         assert json.loads((resumed / "metrics/train_resources.json").read_text())["resumes"] == 1
         for file in FILES:
             assert (resumed / file).read_bytes() == (bench.folder / f"{name}-whole" / file).read_bytes(), file
-    for columns in found[1:]:
-        assert columns.keys() == found[0].keys()
+    for columns in actual[1:]:
+        assert columns.keys() == actual[0].keys()
         for name, values in columns.items():
-            assert values == pytest.approx(found[0][name], rel=1e-5), name
+            assert values == pytest.approx(actual[0][name], rel=1e-5), name

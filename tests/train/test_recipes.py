@@ -93,13 +93,13 @@ def test_its_plan_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of each run, and the table of the README, which is made of it."""
     monkeypatch.chdir(ROOT)
     planned = recipe_plans.plans(name)
-    found = {
+    actual = {
         run: best
         if isinstance(best, str)
         else (best.choice.strategy, best.choice.micro_batch, best.choice.activation_checkpointing)
         for run, best in planned.items()
     }
-    assert found == PLANNED[name]
+    assert actual == PLANNED[name]
     readme = (RECIPES / name / "README.md").read_text(encoding="utf-8")
     assert recipe_plans.written(name, readme, planned) == readme, "run `python docs/recipe_plans.py`"
 

@@ -46,9 +46,9 @@ def test_a_run_handed_from_stage_to_stage_and_ranks_to_ranks_is_the_undisturbed_
         assert code == STOPPED, errors
         assert f"step {step} of {STEPS} is saved" in errors
         assert f"resuming at step {step - 1} of {STEPS}" in errors or step == 1
-    found = metrics(bench.run("handed", "zero1", ranks_per_node=3, **LONG))
-    assert found["losses"] == pytest.approx(whole["losses"], rel=1e-5)
-    assert found["loss_validation"] == pytest.approx(whole["loss_validation"], rel=1e-5)
+    actual = metrics(bench.run("handed", "zero1", ranks_per_node=3, **LONG))
+    assert actual["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert actual["loss_validation"] == pytest.approx(whole["loss_validation"], rel=1e-5)
     resources = json.loads((bench.folder / "handed/metrics/train_resources.json").read_text())
     assert resources["resumes"] == len(CHAIN)
     file = "adapter/adapter_model.safetensors"
@@ -170,8 +170,8 @@ def interrupted(bench: Bench, finished: Path, name: str) -> list[Path]:
 
 
 def test_the_last_two_are_kept(bench: Bench, finished: Path) -> None:
-    found = [header(path) for path in checkpoints(bench, "finished")]
-    assert [manifest["step"] for manifest in found] == [2, 3]
+    actual = [header(path) for path in checkpoints(bench, "finished")]
+    assert [manifest["step"] for manifest in actual] == [2, 3]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "garbage"])

@@ -43,10 +43,10 @@ def column(run: Path, name: str) -> list[float]:
 
 def assert_same(run: Path, reference: Path) -> None:
     """Hold a run against one whose ranks share no rows. AdamW hides a wrong scale of gradients; their norm does not."""
-    found, expected = metrics(run), metrics(reference)
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-    assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
-    assert found["tokens"] == expected["tokens"]
+    actual, expected = metrics(run), metrics(reference)
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
+    assert actual["tokens"] == expected["tokens"]
     assert column(run, "gradient_norm") == pytest.approx(column(reference, "gradient_norm"), rel=1e-4)
     file = "adapter/adapter_model.safetensors"
     adapter, other = load_file(run / file), load_file(reference / file)
@@ -97,9 +97,9 @@ def test_a_run_goes_on_with_ranks_that_share_rows(four_heads: Bench, references:
     command = four_heads.command("handed", "zero2", packing="packed", **SETTINGS, **shared)
     result = four_heads.server.run(command, four_heads.folder, four_heads.environment)
     assert result.returncode == 0 and "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
-    found, expected = metrics(four_heads.folder / "handed"), metrics(references["packed"])
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-    assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
+    actual, expected = metrics(four_heads.folder / "handed"), metrics(references["packed"])
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
 
 
 def test_offload_changes_no_bit_of_rows_that_ranks_share(four_heads: Bench) -> None:

@@ -40,13 +40,13 @@ def resources(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", ["zero0", "zero2", "zero3", "ddp", "fsdp"])
 def test_every_engine_leaves_a_line_a_step(bench: Bench, strategy: str) -> None:
     run = bench.run(f"told-{strategy}", strategy, **LONG)
-    found = lines(run)
-    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
-    assert all(tuple(row) == COLUMNS for row in found)
+    actual = lines(run)
+    assert [row["step"] for row in actual] == list(range(1, STEPS + 1))
+    assert all(tuple(row) == COLUMNS for row in actual)
     with (run / "metrics/loss.csv").open(newline="") as file:
-        for row, told in zip(found, csv.DictReader(file), strict=True):
+        for row, told in zip(actual, csv.DictReader(file), strict=True):
             assert (row["loss"], row["learning_rate"]) == (float(told["loss"]), float(told["learning_rate"]))
-    for row in found:
+    for row in actual:
         parts = [row[f"{part}_seconds"] for part in PARTS]
         assert all(part >= 0 for part in parts)
         assert 0.8 * row["seconds"] <= sum(parts) <= row["seconds"] * 1.001
@@ -56,7 +56,7 @@ def test_every_engine_leaves_a_line_a_step(bench: Bench, strategy: str) -> None:
         assert row["host_memory_bytes"] > 0
         assert row["mfu"] is row["gpu_percent"] is row["gpu_memory_bytes"] is None  # an unmeasured CPU
         assert row["gpu_energy_joules"] is None
-    assert found[0]["between_seconds"] == 0 < found[1]["between_seconds"]
+    assert actual[0]["between_seconds"] == 0 < actual[1]["between_seconds"]
     (*_, last) = sorted((bench.folder / "checkpoints" / run.name).rglob("step-*.safetensors"))
     assert resources(run)["checkpoint_bytes"] == last.stat().st_size
     assert "energy_joules" not in resources(run)
@@ -65,7 +65,7 @@ def test_every_engine_leaves_a_line_a_step(bench: Bench, strategy: str) -> None:
     mean = trained["tokens"] / (STEPS * 4)  # of rows, which are about as long as each other
     expected = per["token"] * trained["tokens"] + per["squared_token"] * trained["tokens"] * mean
     expected += per["supervised_token"] * trained["supervised_tokens"]
-    done = sum(row["tflops_per_second"] * row["seconds"] for row in found) * 2 * 1e12  # on two ranks
+    done = sum(row["tflops_per_second"] * row["seconds"] for row in actual) * 2 * 1e12  # on two ranks
     assert done == pytest.approx(expected, rel=0.01)
 
 

@@ -90,11 +90,11 @@ def test_20_steps_are_those_of_the_librarys_own(bench: Bench, optimizer: str) ->
     torch.set_float32_matmul_precision(before)
     assert len(losses) == 20
     assert metrics(run)["losses"] == pytest.approx(losses, rel=1e-6)
-    found = load_file(run / ADAPTER)
+    actual = load_file(run / ADAPTER)
     whole = {name.replace(".default.", "."): tensor for name, tensor in adapter.items()}
-    assert found.keys() == whole.keys()
+    assert actual.keys() == whole.keys()
     for name, tensor in whole.items():
-        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6), name
+        assert torch.allclose(actual[name], tensor, rtol=0, atol=1e-6), name
 
 
 # By optimizer: its strategies, the first as reference. States of 8 bits are quantized in blocks of what a rank holds,
@@ -122,9 +122,9 @@ def of(bench: Bench, optimizer: str, strategy: str) -> Path:
 def test_every_engine_that_can_learns_the_same(bench: Bench, optimizer: str, strategy: str) -> None:
     reference, run = of(bench, optimizer, STRATEGIES[optimizer][0]), of(bench, optimizer, strategy)
     close = 1e-5 if strategy in SAME.get(optimizer, STRATEGIES[optimizer]) else BLOCKS
-    found, expected = metrics(run), metrics(reference)
-    assert found["losses"] == pytest.approx(expected["losses"], rel=close)
-    assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=close)
+    actual, expected = metrics(run), metrics(reference)
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=close)
+    assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=close)
     adapter, whole = load_file(run / ADAPTER), load_file(reference / ADAPTER)
     for name, tensor in whole.items():
         assert torch.allclose(adapter[name], tensor, rtol=1e-4, atol=1e-4 if close < BLOCKS else 1e-2), name
@@ -157,9 +157,9 @@ def test_a_run_resumes_under_another_strategy(bench: Bench, optimizer: str, befo
     assert result.returncode == 0, result.stderr[-2000:]
     assert "resuming at step 3 of 4" in result.stderr
     close = BLOCKS if optimizer == "adamw_8bit" and before != after else 1e-5
-    found, expected = metrics(bench.folder / name), metrics(whole)
-    assert found["losses"] == pytest.approx(expected["losses"], rel=close)
-    assert found["loss_validation"] == pytest.approx(expected["loss_validation"], rel=close)
+    actual, expected = metrics(bench.folder / name), metrics(whole)
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=close)
+    assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=close)
 
 
 def test_the_number_of_ranks_changes_nothing_for_lion(bench: Bench) -> None:

@@ -51,10 +51,10 @@ ON_CPU = [name for name in STRATEGIES if name not in ("zero0", "zero3_quantized"
 
 def assert_same(bench: Bench, run: Path, reference: dict[str, Any]) -> None:
     """Hold a run against stage 0: the same losses, the same adapter, nothing compiled."""
-    found = metrics(run)
-    assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
-    assert found["loss_validation"] == pytest.approx(reference["loss_validation"], rel=1e-5)
-    assert found["trainable_parameters"] == reference["trainable_parameters"] > 0
+    actual = metrics(run)
+    assert actual["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+    assert actual["loss_validation"] == pytest.approx(reference["loss_validation"], rel=1e-5)
+    assert actual["trainable_parameters"] == reference["trainable_parameters"] > 0
     file = "adapter/adapter_model.safetensors"
     adapter, expected = load_file(run / file), load_file(bench.folder / "reference" / file)
     assert adapter.keys() == expected.keys()
@@ -114,9 +114,9 @@ def varied(bench: Bench) -> dict[str, Any]:
 def test_variants_of_lora_learn_the_same_by_every_engine(
     bench: Bench, reference: dict[str, Any], varied: dict[str, Any], strategy: str
 ) -> None:
-    found = metrics(bench.run(f"varied-{strategy}", strategy, **VARIED))
-    assert found["losses"] == pytest.approx(varied["losses"], rel=1e-5)
-    assert found["losses"] != pytest.approx(reference["losses"], rel=3e-4)
+    actual = metrics(bench.run(f"varied-{strategy}", strategy, **VARIED))
+    assert actual["losses"] == pytest.approx(varied["losses"], rel=1e-5)
+    assert actual["losses"] != pytest.approx(reference["losses"], rel=3e-4)
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
@@ -158,14 +158,14 @@ def test_two_nodes_of_two_ranks_learn_the_same(bench: Bench, reference: dict[str
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_json_of_ones_own_trains_to_the_same_losses(bench: Bench, reference: dict[str, Any], stage: int) -> None:
     """The published experiment's own files, pinned memory and overlapping and all."""
-    found = metrics(bench.run(f"own{stage}", f"config/deepspeed/reference-stage{stage}.json"))
-    assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+    actual = metrics(bench.run(f"own{stage}", f"config/deepspeed/reference-stage{stage}.json"))
+    assert actual["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_number_of_ranks_changes_no_loss(bench: Bench, reference: dict[str, Any], ranks: int) -> None:
-    found = metrics(bench.run(f"ranks{ranks}", ranks_per_node=ranks))
-    assert found["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+    actual = metrics(bench.run(f"ranks{ranks}", ranks_per_node=ranks))
+    assert actual["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -180,10 +180,10 @@ def packed(bench: Bench) -> dict[str, Any]:
 def test_packed_rows_give_the_same_losses_on_any_ranks(
     bench: Bench, packed: dict[str, Any], strategy: str, ranks: int
 ) -> None:
-    found = metrics(bench.run(f"packed-{strategy}-{ranks}", strategy, packing="packed", ranks_per_node=ranks))
-    assert found["losses"] == pytest.approx(packed["losses"], rel=1e-5)
-    assert found["loss_validation"] == pytest.approx(packed["loss_validation"], rel=1e-5)
-    spreads = {name: value for name, value in found.items() if name.startswith("rank_")}
+    actual = metrics(bench.run(f"packed-{strategy}-{ranks}", strategy, packing="packed", ranks_per_node=ranks))
+    assert actual["losses"] == pytest.approx(packed["losses"], rel=1e-5)
+    assert actual["loss_validation"] == pytest.approx(packed["loss_validation"], rel=1e-5)
+    spreads = {name: value for name, value in actual.items() if name.startswith("rank_")}
     assert len(spreads) == 4
     assert any(spreads.values()) == (ranks > 1)
     assert spreads["rank_attention_spread_mean"] <= spreads["rank_attention_spread_worst"]
@@ -203,10 +203,10 @@ def test_all_rows_in_one_packed_row_give_the_loss_of_all_rows(bench: Bench) -> N
 
 
 def test_padded_micro_batches_of_packed_rows_give_the_same_losses(bench: Bench, packed: dict[str, Any]) -> None:
-    found = metrics(bench.run("packed-padded", "zero3", packing="packed", ranks_per_node=1, micro_batch=4))
-    assert found["losses"] == pytest.approx(packed["losses"], rel=1e-5)
-    assert found["loss_validation"] == pytest.approx(packed["loss_validation"], rel=1e-5)
-    assert found["padding_share"] > packed["padding_share"] == 0
+    actual = metrics(bench.run("packed-padded", "zero3", packing="packed", ranks_per_node=1, micro_batch=4))
+    assert actual["losses"] == pytest.approx(packed["losses"], rel=1e-5)
+    assert actual["loss_validation"] == pytest.approx(packed["loss_validation"], rel=1e-5)
+    assert actual["padding_share"] > packed["padding_share"] == 0
 
 
 def test_shares_of_sources_are_those_of_the_data_on_any_ranks(bench: Bench) -> None:
@@ -218,15 +218,15 @@ def test_shares_of_sources_are_those_of_the_data_on_any_ranks(bench: Bench) -> N
         "epochs": 2,
         "max_steps": None,
     }
-    found = [metrics(bench.run(f"mixed-{ranks}", **whole, ranks_per_node=ranks)) for ranks in (1, 2)]
+    actual = [metrics(bench.run(f"mixed-{ranks}", **whole, ranks_per_node=ranks)) for ranks in (1, 2)]
     columns = open_split(bench.folder / "mixed", "train").to_pandas().groupby("source").sum(numeric_only=True)
     for number, name in enumerate(["short.json", "long.json"]):
-        for run in found:
+        for run in actual:
             assert run[f"tokens.{name}"] == 2 * columns["length"][number]
             supervised = columns["supervised"][number] / columns["supervised"].sum()
             assert run[f"supervised_share.{name}"] == pytest.approx(supervised)
-        assert found[0][f"loss_share.{name}"] == pytest.approx(found[1][f"loss_share.{name}"], rel=1e-5)
-    assert sum(value for name, value in found[0].items() if name.startswith("loss_share.")) == pytest.approx(1)
+        assert actual[0][f"loss_share.{name}"] == pytest.approx(actual[1][f"loss_share.{name}"], rel=1e-5)
+    assert sum(value for name, value in actual[0].items() if name.startswith("loss_share.")) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("zero2", 1), ("zero3", 2)])
@@ -245,8 +245,8 @@ def test_the_same_model_is_trained_on_rows_by_themselves(leaking: Bench) -> None
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_any_attention_gives_the_same_losses(bench: Bench, packed: dict[str, Any], attention: str) -> None:
     """As the one that takes a row at a time."""
-    found = metrics(bench.run(f"packed-{attention}", packing="packed", ranks_per_node=2, attention=attention))
-    assert found["losses"] == pytest.approx(packed["losses"], rel=1e-5)
+    actual = metrics(bench.run(f"packed-{attention}", packing="packed", ranks_per_node=2, attention=attention))
+    assert actual["losses"] == pytest.approx(packed["losses"], rel=1e-5)
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])

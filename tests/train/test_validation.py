@@ -42,13 +42,13 @@ def validated(run: Path) -> dict[int, float]:
 
 
 def test_it_stops_once_the_loss_has_not_fallen_for_long_enough(watched: Path) -> None:
-    found, losses = metrics(watched), validated(watched)
-    assert list(losses) == list(range(2, found["steps"] + 1, 2))
+    actual, losses = metrics(watched), validated(watched)
+    assert list(losses) == list(range(2, actual["steps"] + 1, 2))
     best = min(losses, key=lambda step: losses[step])
-    assert found["steps"] == best + 2 * WATCHED["patience"] < WATCHED["max_steps"]
-    assert found["published_step"] == best
-    assert found["loss_validation"] == losses[best]
-    assert len(found["losses"]) == found["steps"]
+    assert actual["steps"] == best + 2 * WATCHED["patience"] < WATCHED["max_steps"]
+    assert actual["published_step"] == best
+    assert actual["loss_validation"] == losses[best]
+    assert len(actual["losses"]) == actual["steps"]
 
 
 def test_the_rates_of_a_run_that_stopped_early_are_those_it_was_trained_with(watched: Path) -> None:
@@ -68,12 +68,12 @@ def test_the_published_adapter_is_that_of_the_best_step(bench: Bench, watched: P
 
 
 def test_the_checkpoint_of_the_best_step_is_kept_beside_the_last_two(bench: Bench, watched: Path) -> None:
-    found = metrics(watched)
+    actual = metrics(watched)
     (folder,) = (path for path in (bench.folder / "checkpoints/early-stopped").iterdir() if path.is_dir())
     files = sorted(folder.glob("step-*"))
     steps = [header(path)["step"] for path in files]
-    assert steps == [found["published_step"], found["steps"] - 1, found["steps"]]
-    assert header(files[-1])["best_step"] == found["published_step"]
+    assert steps == [actual["published_step"], actual["steps"] - 1, actual["steps"]]
+    assert header(files[-1])["best_step"] == actual["published_step"]
 
 
 def handed_over(bench: Bench, name: str, step: int) -> None:
@@ -115,7 +115,7 @@ def test_from_the_best_checkpoint_it_is_the_same_bytes(bench: Bench, watched: Pa
 
 
 def test_the_last_adapter_is_published_if_that_is_wanted(bench: Bench, watched: Path) -> None:
-    found = metrics(bench.run("last", "zero2", **WATCHED | {"keep": "last"}))
+    actual = metrics(bench.run("last", "zero2", **WATCHED | {"keep": "last"}))
     losses = validated(watched)
-    assert found["published_step"] == found["steps"] == max(losses)
-    assert found["loss_validation"] == losses[found["steps"]]
+    assert actual["published_step"] == actual["steps"] == max(losses)
+    assert actual["loss_validation"] == losses[actual["steps"]]

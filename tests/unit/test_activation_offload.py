@@ -81,11 +81,11 @@ def test_every_layers_input_is_moved_and_nothing_else(elsewhere: type[Elsewhere]
     layers = model.model.layers if family == "llama" else model.transformer.h
     for layer in layers:
         layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach().clone()))
-    found = gradients(model)
+    actual = gradients(model)
     assert len(elsewhere.packed) == elsewhere.unpacked == len(inputs) == LAYERS
     assert all(map(torch.equal, elsewhere.packed, inputs))
-    assert found.keys() == expected.keys() and len(found) > LAYERS
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    assert actual.keys() == expected.keys() and len(actual) > LAYERS
+    assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -113,7 +113,7 @@ def test_the_device_holds_no_layers_input_until_its_backward_pass(elsewhere: typ
 
 def test_a_cpu_keeps_the_same_tensors() -> None:
     """torch's own hook: as many storages live after the forward pass as without."""
-    found = []
+    actual = []
     for offloads in (False, True):
         model = checkpointing("llama", True)
         if offloads:
@@ -125,9 +125,9 @@ def test_a_cpu_keeps_the_same_tensors() -> None:
             )
         ids = torch.arange(24).reshape(2, 12)
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        found.append([each.expired() for each in inputs])
+        actual.append([each.expired() for each in inputs])
         del loss
-    assert found == [[False] * LAYERS] * 2
+    assert actual == [[False] * LAYERS] * 2
 
 
 @pytest.mark.parametrize("engine", ["ddp", "deepspeed"])

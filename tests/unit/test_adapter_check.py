@@ -80,14 +80,14 @@ CASES = [(tied, kind) for kind in KINDS for tied in (True, False) if tied or any
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[Path, Any]]:
     """Return a base, its directory and the model, by whether embedding and head share their weight."""
-    found = {}
+    result = {}
     for tied in (True, False):
         folder = tmp_path_factory.mktemp("base")
         torch.manual_seed(0)
         config = LlamaConfig(**SIZES, tie_word_embeddings=tied, attention_bias=True, dtype="float32")
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        found[tied] = folder, AutoModelForCausalLM.from_pretrained(folder)
-    return found
+        result[tied] = folder, AutoModelForCausalLM.from_pretrained(folder)
+    return result
 
 
 def write_adapter(model: Any, folder: Path, peft_type: str = "LORA", **options: Any) -> Path:
@@ -106,8 +106,8 @@ def write_adapter(model: Any, folder: Path, peft_type: str = "LORA", **options: 
 
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model.eval()(torch.arange(30).view(2, 15)).logits
-    return found
+        result: torch.Tensor = model.eval()(torch.arange(30).view(2, 15)).logits
+    return result
 
 
 def check(adapter: Path, base: Path) -> None:

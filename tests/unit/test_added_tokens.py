@@ -80,10 +80,10 @@ def test_it_computes_what_peft_computes(name: str) -> None:
     logits = theirs(input_ids=ids).logits
     torch.testing.assert_close(ours(input_ids=ids).logits, logits)
     expected = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
-    found = token_losses(ours, batch)
-    torch.testing.assert_close(found, expected)
+    actual = token_losses(ours, batch)
+    torch.testing.assert_close(actual, expected)
     (expected * weights).sum().backward()
-    (found * weights).sum().backward()
+    (actual * weights).sum().backward()
     trained = {key: each for key, each in theirs.named_parameters() if each.requires_grad}
     assert sum("trainable_tokens" in key for key in trained) == (2 if name == "own head" else 1)
     for key, each in ours.named_parameters():

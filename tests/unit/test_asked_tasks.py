@@ -83,8 +83,8 @@ def harness(model: Path, folder: Path, *tasks: str, adapter: Path | None = None,
         HarnessTaskSettings(**{"tasks": list(tasks), "batch": 3, "files": {}, **settings}),
         EvaluatedModel(model, adapter), None, folder / "h.json", folder / "h.answers.json",
     )  # fmt: skip
-    found: dict[str, Any] = json.loads((folder / "h.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / "h.json").read_text())
+    return result
 
 
 # Imports lm_eval and evaluates twice: over 5 s.
@@ -225,14 +225,14 @@ def test_texts_may_hold_any_line_end(model: Path, here: Path) -> None:
 def test_solved_rows_come_before_a_row_and_never_are_it(tmp_path: Path) -> None:
     rows = [{"question": f"q{n}", "label": f"a{n}"} for n in range(6)]
     how: dict[str, Any] = {"prompt": "{{question}}:", "answer": "{{label}}", "few_shot": 3}
-    found = prompts(rows, tmp_path, **how)
-    for number, row in enumerate(found):
+    actual = prompts(rows, tmp_path, **how)
+    for number, row in enumerate(actual):
         *solved, own = row["prompt"].split("\n\n")
         assert own == row["question"] == f"q{number}:"
         assert len(set(solved)) == 3 and f"q{number}: a{number}" not in solved
         assert [turn["role"] for turn in row["messages"]] == ["user", "assistant"] * 3 + ["user"]
-    assert prompts(rows, tmp_path, **how, limit=2) == found[:2]
-    assert prompts(rows, tmp_path, **how, seed=3) != found
+    assert prompts(rows, tmp_path, **how, limit=2) == actual[:2]
+    assert prompts(rows, tmp_path, **how, seed=3) != actual
     with pytest.raises(UserError, match="has 5 rows to solve before each; write few_shot: 5 or less"):
         prompts(rows, tmp_path, **{**how, "few_shot": 6})
 
@@ -304,7 +304,7 @@ def test_an_unknown_task_of_the_harness_and_a_missing_network_are_one_line(model
 
 
 def test_the_result_of_the_harness_is_flat_and_has_no_date() -> None:
-    found = {
+    actual = {
         "results": {
             "gsm8k": {
                 "alias": "gsm8k",
@@ -319,7 +319,7 @@ def test_the_result_of_the_harness_is_flat_and_has_no_date() -> None:
         "date": 1.7e9,
         "git_hash": "abc",
     }
-    assert flat(found) == {
+    assert flat(actual) == {
         "arc_acc": 0.5,
         "arc_acc_stderr": 0.2,
         "arc_rows": 4,

@@ -273,7 +273,10 @@ SETTINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
         "begins with a byte order mark",
     ),
     "no tokenizer": (remove_tokenizer, "has no tokenizer files"),
-    "no tokenizer.json": (lambda path: (path / "tokenizer.json").unlink(), "is not a tokenizer that transformers reads"),
+    "no tokenizer.json": (
+        lambda path: (path / "tokenizer.json").unlink(),
+        "is not a tokenizer that transformers reads",
+    ),
     "a broken tokenizer": (lambda path: (path / "tokenizer.json").write_text("{"), "tokenizer.json:"),
 }
 

@@ -50,8 +50,8 @@ def state_of(step: int, size: int = 3) -> State:
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
     written = state_of(4)
-    found, manifest = read(write(tmp_path, written, RESUME_KEY, FINGERPRINT))
-    assert (found.step, found.updates, found.seconds, found.resumes, found.loss_scale) == (
+    actual, manifest = read(write(tmp_path, written, RESUME_KEY, FINGERPRINT))
+    assert (actual.step, actual.updates, actual.seconds, actual.resumes, actual.loss_scale) == (
         4,
         3,
         1.5,
@@ -60,9 +60,9 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     )
     assert manifest["resume_key"] == RESUME_KEY and manifest["run_fingerprint"] == FINGERPRINT
     for part, tensors in written.parts.items():
-        assert torch.equal(found.parts[part]["a.b"], tensors["a.b"])
-    assert torch.equal(found.loop["loss"], written.loop["loss"])
-    assert found.best_step == 2 and torch.equal(found.best["a.b"], written.best["a.b"])
+        assert torch.equal(actual.parts[part]["a.b"], tensors["a.b"])
+    assert torch.equal(actual.loop["loss"], written.loop["loss"])
+    assert actual.best_step == 2 and torch.equal(actual.best["a.b"], written.best["a.b"])
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004.safetensors"]
     (tmp_path / "other").touch()
     assert (tmp_path / "step-00000004.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
@@ -72,8 +72,8 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 def test_a_tensor_in_the_models_own_type_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
     """NumPy, and so a hash of its arrays, knows no bf16."""
     parts = {"start": {"a": torch.randn(3, 2).to(dtype), "b": torch.tensor(1.5, dtype=dtype)}}
-    found, _ = read(write(tmp_path, State(0, parts, 0, {}, 0.0), RESUME_KEY, FINGERPRINT))
-    assert all(torch.equal(found.parts["start"][name], tensor) for name, tensor in parts["start"].items())
+    actual, _ = read(write(tmp_path, State(0, parts, 0, {}, 0.0), RESUME_KEY, FINGERPRINT))
+    assert all(torch.equal(actual.parts["start"][name], tensor) for name, tensor in parts["start"].items())
 
 
 @given(place=st.integers(0, 10**6), flip=st.integers(1, 255))
@@ -161,8 +161,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_never_deleted(tmp_path: Path) -> 
     for step in (1, 2, 3, 4, 5):
         saver.write(dataclasses.replace(state_of(step), best_step=None))
     saver.wait()
-    found = {path.name: path.read_bytes() for path in saver.folder.glob("damaged-*")}
-    assert sorted(found.values()) == [b"torn", b"torn again", b"torn as well"]
+    actual = {path.name: path.read_bytes() for path in saver.folder.glob("damaged-*")}
+    assert sorted(actual.values()) == [b"torn", b"torn again", b"torn as well"]
     assert [path.name for path in saver.folder.glob("step-*")] == ["step-00000005.safetensors"]
 
 
@@ -416,8 +416,8 @@ def test_what_cannot_be_read_in_the_folder_of_another_key_is_a_line(tmp_path: Pa
             path.symlink_to("/proc/self/mem")
         else:
             path.write_bytes(b"torn")
-        found, [line] = training(folder, RESUME_KEY).choose("auto")
-        assert found is None and line.startswith(f"{path} is not resumed: {why}")
+        actual, [line] = training(folder, RESUME_KEY).choose("auto")
+        assert actual is None and line.startswith(f"{path} is not resumed: {why}")
         assert line.endswith("; training starts over")
         assert path.is_symlink() or path.read_bytes() == b"torn"
 

@@ -41,10 +41,10 @@ def test_f1_is_squads() -> None:
     from lm_eval.tasks.mlqa.utils import exact_match_score, f1_score  # SQuAD's, of a language
 
     for answer, expected in PAIRS:
-        found = judged("f1", answer, expected)
+        actual = judged("f1", answer, expected)
         if "—" not in answer:  # punctuation beyond ASCII is MLQA's alone
-            assert found.right == exact_match_score(answer, expected, "en")
-            assert found.scores["f1"] == pytest.approx(f1_score(answer, expected, "en"))
+            assert actual.right == exact_match_score(answer, expected, "en")
+            assert actual.scores["f1"] == pytest.approx(f1_score(answer, expected, "en"))
 
 
 @given(WORDS, WORDS)
@@ -103,13 +103,13 @@ def test_numbers_are_extracted_as_gsm8k_of_the_harness() -> None:
         assert [[flexible(answer)]] == by_flexible.apply([[answer]], [])
         for gold in ("3 + 4 = 7\n#### 7", "#### 1,234", "#### -5", "#### 12"):
             for ours, published in ((strict, by_strict), (flexible, by_flexible)):
-                found = published.apply([[answer]], [])
+                actual = published.apply([[answer]], [])
                 expected = exact_match_hf_evaluate(
-                    predictions=found[0], references=[gold], regexes_to_ignore=ignored, ignore_case=True
+                    predictions=actual[0], references=[gold], regexes_to_ignore=ignored, ignore_case=True
                 )["exact_match"]
                 assert (comparable(ours(answer)) == comparable(gold)) == bool(expected), (answer, gold)
-    found = judged("numeric", "He has 9 apples.", "9 apples")
-    assert found == Judgement(True, True, {"strict_accuracy": 0.0})
+    actual = judged("numeric", "He has 9 apples.", "9 apples")
+    assert actual == Judgement(True, True, {"strict_accuracy": 0.0})
     assert judged("numeric", "#### 7", "so\n#### 7").scores == {"strict_accuracy": 1.0}
 
 
@@ -121,10 +121,10 @@ def test_choices_are_taken_as_the_harness_takes_them(choices: list[tuple[str, fl
     byte_length = np.array([float(len(i.encode("utf-8"))) for i in texts])
     answer = [Likelihood(text, value, 1) for text, value in choices]
     for gold in range(len(choices)):
-        found = judged("multiple_choice", answer, gold)
-        assert found.right == (np.argmax(lls) == gold)
-        assert found.scores["accuracy_norm"] == float(np.argmax(lls / completion_len) == gold)
-        assert found.scores["accuracy_bytes"] == float(np.argmax(lls / byte_length) == gold)
+        actual = judged("multiple_choice", answer, gold)
+        assert actual.right == (np.argmax(lls) == gold)
+        assert actual.scores["accuracy_norm"] == float(np.argmax(lls / completion_len) == gold)
+        assert actual.scores["accuracy_bytes"] == float(np.argmax(lls / byte_length) == gold)
 
 
 def test_perplexity_is_the_harness() -> None:
@@ -132,13 +132,13 @@ def test_perplexity_is_the_harness() -> None:
 
     rows = [Likelihood("Hello wörld, \n again.", -31.5, 8), Likelihood("One", -4.25, 1)]
     task = TASKS["perplexity"]
-    found = task.metrics([task.judge({}, each) for each in rows])
+    actual = task.metrics([task.judge({}, each) for each in rows])
     words = [(each.logarithm, len(re.split(r"\s+", each.text))) for each in rows]
     octets = [(each.logarithm, len(each.text.encode("utf-8"))) for each in rows]
-    assert found["word_perplexity"] == pytest.approx(weighted_perplexity(words))
-    assert found["byte_perplexity"] == pytest.approx(weighted_perplexity(octets))
-    assert found["bits_per_byte"] == pytest.approx(bits_per_byte(octets))
-    assert found["token_perplexity"] == pytest.approx(math.exp(35.75 / 9))
+    assert actual["word_perplexity"] == pytest.approx(weighted_perplexity(words))
+    assert actual["byte_perplexity"] == pytest.approx(weighted_perplexity(octets))
+    assert actual["bits_per_byte"] == pytest.approx(bits_per_byte(octets))
+    assert actual["token_perplexity"] == pytest.approx(math.exp(35.75 / 9))
     assert task.metrics([task.judge({}, Likelihood("a", -1e6, 1))])["token_perplexity"] == math.inf
 
 

@@ -143,17 +143,17 @@ def test_what_is_chosen_fits_and_nothing_that_fits_is_faster() -> None:
             attention="sdpa",
         )
         try:
-            found = choosing(models[model], settings, rows_of(length), machine(gpu, nodes, local, settings.precision))
+            actual = choosing(models[model], settings, rows_of(length), machine(gpu, nodes, local, settings.precision))
         except UserError as error:
             assert "nothing fits" in str(error)
             refused += 1
             continue
         chosen += 1
-        best = found[0]
+        best = actual[0]
         assert best.fault is None
         assert best.gpu <= datasheet.memory
         assert best.host <= settings.host_memory
-        fitting = [each for each in found if each.fault is None]
+        fitting = [each for each in actual if each.fault is None]
         assert best.seconds <= (1 + TIE) * min(each.seconds for each in fitting)
         assert not any(each.preference < best.preference and each.seconds < best.seconds for each in fitting)
     assert chosen > POINTS / 2
@@ -203,9 +203,9 @@ def test_the_lowest_stage_wins_where_there_is_room() -> None:
 
 def test_between_equal_times_attention_within_rows_wins() -> None:
     """Rows of a few tokens: kernels hardly count, and the masked ones were measured to be slower than predicted."""
-    found = choosing(model_of("smollm2-135m"), settings_of(strategy="ddp"), rows_of(57, packing=False), machine())
-    best = found[0]
-    rivals = [each for each in found if replace(each.choice, attention="flash") == best.choice]
+    actual = choosing(model_of("smollm2-135m"), settings_of(strategy="ddp"), rows_of(57, packing=False), machine())
+    best = actual[0]
+    rivals = [each for each in actual if replace(each.choice, attention="flash") == best.choice]
     assert {each.choice.attention for each in rivals} == {"flash", "sdpa", "eager"}
     assert next(each for each in rivals if each.choice.attention == "sdpa").seconds <= best.seconds * (1 + TIE)
     assert best.choice.attention == "flash"
@@ -225,19 +225,19 @@ def test_between_nodes_weights_stay_inside_a_node_if_they_can() -> None:
 
 
 def test_quantized_weights_are_never_chosen_unasked() -> None:
-    found = choosing(model_of("llama-3-8b"), settings_of(), rows_of(4096), machine())
-    assert "zero3_quantized" not in {each.choice.strategy for each in found}
+    actual = choosing(model_of("llama-3-8b"), settings_of(), rows_of(4096), machine())
+    assert "zero3_quantized" not in {each.choice.strategy for each in actual}
     asked = choosing(model_of("llama-3-8b"), settings_of(strategy="zero3_quantized"), rows_of(4096), machine())
     assert asked[0].choice.strategy == "zero3_quantized"
 
 
 def test_what_the_config_fixes_is_kept() -> None:
     settings = settings_of(strategy="zero2", micro_batch=2, activation_checkpointing=True, attention="eager")
-    found = choosing(model_of("llama-3.2-1b"), settings, rows_of(512), machine())
-    assert {(each.choice.strategy, each.choice.micro_batch, each.choice.accumulation) for each in found} == {
+    actual = choosing(model_of("llama-3.2-1b"), settings, rows_of(512), machine())
+    assert {(each.choice.strategy, each.choice.micro_batch, each.choice.accumulation) for each in actual} == {
         ("zero2", 2, 2)
     }
-    assert all(each.choice.activation_checkpointing and each.choice.attention == "eager" for each in found)
+    assert all(each.choice.activation_checkpointing and each.choice.attention == "eager" for each in actual)
 
 
 def test_activations_are_offloaded_if_asked_and_then_checkpointed() -> None:
@@ -256,8 +256,8 @@ def test_a_row_that_fits_only_with_offload_is_planned_with_it() -> None:
 
 
 def test_micro_batches_divide_the_global_batch() -> None:
-    found = choosing(model_of("llama-3.2-1b"), settings_of(global_batch=48), rows_of(512), machine())
-    assert {(each.choice.micro_batch, each.choice.accumulation) for each in found} == {(1, 6), (2, 3), (3, 2), (6, 1)}
+    actual = choosing(model_of("llama-3.2-1b"), settings_of(global_batch=48), rows_of(512), machine())
+    assert {(each.choice.micro_batch, each.choice.accumulation) for each in actual} == {(1, 6), (2, 3), (3, 2), (6, 1)}
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
@@ -277,20 +277,20 @@ def test_the_published_experiments_order_comes_out() -> None:
     data = replace(rows_of(60, packing=False), most_supervised=20)
     names = ("zero0", "zero1", "zero2_offload", "zero3_offload")
     model = model_of("qwen2.5-14b")
-    found = {name: choosing(model, settings.model_copy(update={"strategy": name}), data, hardware) for name in names}
-    alike = [found[name][0].seconds for name in names[:3]]
+    actual = {name: choosing(model, settings.model_copy(update={"strategy": name}), data, hardware) for name in names}
+    alike = [actual[name][0].seconds for name in names[:3]]
     assert max(alike) < 1.1 * min(alike)
-    assert found["zero3_offload"][0].seconds > 3 * max(alike)
-    least = {name: min(each.gpu for each in found[name]) for name in names}
+    assert actual["zero3_offload"][0].seconds > 3 * max(alike)
+    least = {name: min(each.gpu for each in actual[name]) for name in names}
     assert least["zero3_offload"] < least["zero2_offload"] / 2
     assert choosing(model, settings, data, hardware)[0].layout.stage == 0
 
 
 def test_the_table_says_what_and_why() -> None:
     settings = settings_of(gpu_memory=24 * GIB)
-    found = choosing(model_of("llama-3-8b"), settings, rows_of(4096), machine())
-    summarized = json.loads(json.dumps(summary(found, settings, rows_of(4096))))
-    assert summarized["considered"] == len(found)
+    actual = choosing(model_of("llama-3-8b"), settings, rows_of(4096), machine())
+    summarized = json.loads(json.dumps(summary(actual, settings, rows_of(4096))))
+    assert summarized["considered"] == len(actual)
     first = summarized["ranked"][0]
     assert first["rejected"] is None
     assert first["rank_hours"] == pytest.approx(summarized["steps"] * first["step_seconds"] * 8 / 3600)
@@ -355,8 +355,8 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
     # Written into the config, it is chosen.
     for values in written.values():
         settings = settings.model_copy(update=values)
-    found = choosing(model_of(model), settings, rows_of(4096), machine())[0]
-    assert asked(found.host) <= settings.host_memory and found.gpu <= (settings.gpu_memory or 0)
+    actual = choosing(model_of(model), settings, rows_of(4096), machine())[0]
+    assert asked(actual.host) <= settings.host_memory and actual.gpu <= (settings.gpu_memory or 0)
 
 
 def test_the_nearest_stage_is_told_before_a_faster_one() -> None:
@@ -381,8 +381,8 @@ def test_memory_with_headroom_is_what_must_fit_a_host() -> None:
 
 
 def test_a_gpu_that_is_not_named_is_guessed_and_said_so() -> None:
-    found, source = hardware_of(settings_of(hardware=HARDWARE))
-    assert found.name == "A100-80GB-SXM"
+    actual, source = hardware_of(settings_of(hardware=HARDWARE))
+    assert actual.name == "A100-80GB-SXM"
     assert "guessed from compute capability 8.0" in source
     assert typical(8.7) == "A10"
     assert typical(5.0) == "V100-32GB"
@@ -394,16 +394,16 @@ def test_an_unknown_gpu_is_named() -> None:
 
 
 def test_cpu_ranks_have_a_hardware_too() -> None:
-    found, source = hardware_of(settings_of(device="cpu", hardware=HARDWARE, precision="fp32"))
-    assert found.cpu
+    actual, source = hardware_of(settings_of(device="cpu", hardware=HARDWARE, precision="fp32"))
+    assert actual.cpu
     assert "no hardware.probe" in source
 
 
 def test_a_probe_is_used_if_it_fits_the_run() -> None:
     probe = json.loads((ROOT / "config/hardware/two-cpu-ranks.json").read_text())
     settings = settings_of(device="cpu", precision="fp32", ranks_per_node=2, hardware=HARDWARE | {"probe": probe})
-    found, source = hardware_of(settings)
-    assert found.rate == probe["measured"]["matmul_fp32_flops_per_second"]
+    actual, source = hardware_of(settings)
+    assert actual.rate == probe["measured"]["matmul_fp32_flops_per_second"]
     assert source == "measured by zerolora probe"
     assert hardware_of(settings.model_copy(update={"ranks_per_node": 4}))[0].ranks_per_node == 4
     for changed, message in (

@@ -56,19 +56,19 @@ def test_the_row_of_a_real_run_has_its_figures(tmp_path: Path) -> None:
     """The files of a finished run of SmolLM2-135M (tests/finished_run/), and the same as if on GPUs."""
     run = FinishedRun(tmp_path)
     run.page()
-    found, measured = (
+    actual, measured = (
         json.loads((tmp_path / name).read_text())
         for name in ("compare/rows/default.json", "default/metrics/train_resources.json")
     )
-    assert (found["status"], found["reason"], found["strategy"]) == ("done", "", "zero2")
-    assert found["wall_seconds"] == measured["total_seconds"]
-    assert found["accuracy_low"] < found["accuracy"] == 0.995 < found["accuracy_high"]
-    assert sum(found["parts"].values()) == pytest.approx(found["step_seconds"], rel=0.02)
-    assert found["curve"][0][0] == 1 and found["curve"][-1][0] == found["steps"] == 100
-    assert found["adapter_bytes"] > 4 * found["trainable_parameters"]
-    assert 90 < found["cpu_percent"] <= 100
-    assert found["communication_bytes"] == sum(measured[f"all_{what}_bytes_per_step"] for what in ("gather", "reduce"))
-    assert not ONLY_ON_GPUS & found.keys()
+    assert (actual["status"], actual["reason"], actual["strategy"]) == ("done", "", "zero2")
+    assert actual["wall_seconds"] == measured["total_seconds"]
+    assert actual["accuracy_low"] < actual["accuracy"] == 0.995 < actual["accuracy_high"]
+    assert sum(actual["parts"].values()) == pytest.approx(actual["step_seconds"], rel=0.02)
+    assert actual["curve"][0][0] == 1 and actual["curve"][-1][0] == actual["steps"] == 100
+    assert actual["adapter_bytes"] > 4 * actual["trainable_parameters"]
+    assert 90 < actual["cpu_percent"] <= 100
+    assert actual["communication_bytes"] == sum(measured[f"all_{what}_bytes_per_step"] for what in ("gather", "reduce"))
+    assert not ONLY_ON_GPUS & actual.keys()
     run.on_gpus()
     run.edit("default/metrics/train_resources.json", lambda each: each.update(energy_joules=7200.0))
     run.page(fail_if="accuracy < 1")
@@ -116,10 +116,10 @@ def test_rows_are_in_the_order_of_their_names(tmp_path: Path) -> None:
 def test_metrics_are_flat_and_dvc_shows_their_changes(tmp_path: Path) -> None:
     """Also from a commit to the next, with a run more."""
     results = results_of(tmp_path / "results", {"default": row()})
-    found = json.loads((made(results) / "metrics.json").read_text())
-    assert found["runs.default.loss"] == 0.5
-    assert all(isinstance(value, int | float) for value in found.values())
-    assert {name.rsplit(".", 1)[0] for name in found} == {"runs.default"}
+    actual = json.loads((made(results) / "metrics.json").read_text())
+    assert actual["runs.default.loss"] == 0.5
+    assert all(isinstance(value, int | float) for value in actual.values())
+    assert {name.rsplit(".", 1)[0] for name in actual} == {"runs.default"}
     git = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org")
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     served("dvc", "init", "--quiet", directory=tmp_path, DVC_NO_ANALYTICS="1").check_returncode()
@@ -263,7 +263,7 @@ def test_a_further_task_that_fails_is_why_a_run_has_no_report(tmp_path: Path, st
 
 
 def test_a_terminal_gets_120_columns_and_is_told_what_is_left_out(tmp_path: Path) -> None:
-    runs = {f"run-{place:03}": row(place) | GPU for place in range(12)}
+    runs = {f"run-{index:03}": row(index) | GPU for index in range(12)}
     ours = {name: {"train.lora.r": 8, "train.learning_rate": 0.002} for name in runs}
     text = show(results_of(tmp_path, runs, **ours), colour=False)
     assert max(map(cell_len, text.splitlines())) <= 120
@@ -317,7 +317,7 @@ def test_results_of_an_older_version_are_one_line(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
 def test_the_front_is_what_no_other_run_beats(points: list[tuple[int, int]]) -> None:
-    named = [(*point, str(place)) for place, point in enumerate(points)]
+    named = [(*point, str(index)) for index, point in enumerate(points)]
     kept = {points[int(name)] for name in front(named)}
 
     def beaten(point: tuple[int, int]) -> bool:

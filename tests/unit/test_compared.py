@@ -75,10 +75,10 @@ def test_a_changed_default_counts(neutral: dict[str, Any]) -> None:
     """It was 4 when the key was new; what it is now is no longer neutral, wherever a section is used."""
     neutral["Inner"] = {"r": 4}
     module._keys.cache_clear()
-    found = compared(Outer(name="a", parts=[Inner()]))
-    assert found["inner"] == {"kind": "inner", "r": 8} and found["parts"] == [{"kind": "inner", "r": 8}]
-    assert found["odd"] == {"kind": "inner", "r": 4}
-    assert "alpha" not in found
+    actual = compared(Outer(name="a", parts=[Inner()]))
+    assert actual["inner"] == {"kind": "inner", "r": 8} and actual["parts"] == [{"kind": "inner", "r": 8}]
+    assert actual["odd"] == {"kind": "inner", "r": 4}
+    assert "alpha" not in actual
 
 
 pytest.mark.parametrize("settings", WRITTEN)
@@ -104,8 +104,8 @@ def test_the_neutral_value_is_filled_in_and_not_the_default_of_today(neutral: di
 @pytest.mark.parametrize("value", [None, 5, "x", [], [1], {"a": 1}])
 def test_what_is_no_section_is_left_as_it_is(neutral: dict[str, Any], value: Any) -> None:
     for key in ("inner", "other", "parts", "named"):
-        found = filled(Outer, {key: value})[key]
-        assert found == value or (value == {"a": 1} and key in ("inner", "other") and found["a"] == 1)
+        actual = filled(Outer, {key: value})[key]
+        assert actual == value or (value == {"a": 1} and key in ("inner", "other") and actual["a"] == 1)
 
 
 def test_the_settings_of_the_default_config_are_read_back_whole() -> None:

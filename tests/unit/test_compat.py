@@ -366,12 +366,12 @@ def test_needed_load_without_compilers() -> None:
 def test_torchao_is_loaded_by_commands_that_quantize_alone() -> None:
     """transformers imports it in every process that builds a model; hidden, it does not. In processes of their own."""
     code = "import sys; {}; import transformers.modeling_utils; print(sys.modules.get('torchao') is not None)"
-    found = [
+    actual = [
         alone("-c", code.format(way))
         for way in ("pass", "from zerolora.compat import torchao_patches; torchao_patches.hide()")
     ]
-    assert [each.stdout for each in found] == ["True\n", "False\n"]
-    assert "torchao" in found[0].stderr and "torchao" not in found[1].stderr
+    assert [each.stdout for each in actual] == ["True\n", "False\n"]
+    assert "torchao" in actual[0].stderr and "torchao" not in actual[1].stderr
 
 
 def test_needed_keep_layout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,7 +591,7 @@ def test_needed_around_planning(tmp_path: Path) -> None:
 
 
 def test_needed_after_each_job(tmp_path: Path) -> None:
-    """Of a run that fails, onsuccess tells nothing, while `after_each_job` has told of the jobs that ended well."""
+    """After a run that fails, onsuccess does not run, while `after_each_job` has run for the jobs that ended well."""
     said = _snakemake_says(tmp_path)
     assert "finished one" in said
     assert "finished two" not in said

@@ -57,10 +57,10 @@ def test_a_run_replaces_a_value_of_free_keys_and_merges_a_section(tmp_path: Path
     config["runs"]["own"] = {"dataset": "rows", "train": own}
     runs = resolved(write(tmp_path, config))["runs"]
     assert runs["default"]["train"]["schedule_options"] == options
-    found = runs["own"]["train"]
-    assert (found["schedule"], found["schedule_options"]) == ("linear", {})
-    assert (found["lora"]["r"], found["lora"]["alpha"]) == (4, 2.0)
-    assert (found["lora"]["rank_pattern"], found["lora"]["alpha_pattern"]) == ({}, {"k_proj": 1.0})
+    actual = runs["own"]["train"]
+    assert (actual["schedule"], actual["schedule_options"]) == ("linear", {})
+    assert (actual["lora"]["r"], actual["lora"]["alpha"]) == (4, 2.0)
+    assert (actual["lora"]["rank_pattern"], actual["lora"]["alpha_pattern"]) == ({}, {"k_proj": 1.0})
 
 
 # What stands in an origin and in a run that continues from it, and the lines' beginnings; none if it is possible.
@@ -129,7 +129,11 @@ def expect_lines(path: Path, beginnings: list[str]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("model", "other", "prepare.more.model: other, but second continues from results/default/adapter, whose base is"),
+        (
+            "model",
+            "other",
+            "prepare.more.model: other, but second continues from results/default/adapter, whose base is",
+        ),
         ("add_tokens", ["<note>"], "prepare.more.add_tokens: ['<note>'], but second continues from results/default/"),
         ("add_special_tokens", ["<note>"], "prepare.more.add_special_tokens: ['<note>'], but second continues from"),
         ("max_length", 64, ""),

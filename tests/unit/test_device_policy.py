@@ -52,8 +52,8 @@ def test_an_evaluation_on_the_cpu_uses_no_gpu_that_is_there(
 ) -> None:
     """The merged model, its comparison with base and adapter, and both unmerged."""
     model = EvaluatedModel(models.base, models.adapter, models.merged)
-    found = answers_of(settings(engine="transformers", unmerged=True), models, model, tmp_path)
-    assert len(found) == 12 and not touched
+    actual = answers_of(settings(engine="transformers", unmerged=True), models, model, tmp_path)
+    assert len(actual) == 12 and not touched
 
 
 def test_a_models_device_is_where_each_stage_loads_it(models: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

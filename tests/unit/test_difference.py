@@ -30,16 +30,19 @@ def test_base_base_and_adapter_and_merged_are_compared_in_pairs() -> None:
     merged = answers([0, 0] + [1] * 7 + [0] * 3, unmerged=between)  # two lost, one gained
     for at, row in enumerate(merged):
         row["answer"] = str(at) if at != 11 else "another"
-    found = difference({"rows": 12, "accuracy": 0.0}, {"rows": 12, "accuracy": 7 / 12}, (base, merged))
-    assert found["merged_over_unmerged_difference"] == pytest.approx(-1 / 12)
-    assert found["merged_over_unmerged_p"] == mcnemar(1, 2)
-    assert (found["merged_over_unmerged_gained"], found["merged_over_unmerged_lost"]) == (1, 2)
-    assert found["merged_over_unmerged_rows"] == [0, 1, 8] and found["merged_over_unmerged_texts"] == 1
+    actual = difference({"rows": 12, "accuracy": 0.0}, {"rows": 12, "accuracy": 7 / 12}, (base, merged))
+    assert actual["merged_over_unmerged_difference"] == pytest.approx(-1 / 12)
+    assert actual["merged_over_unmerged_p"] == mcnemar(1, 2)
+    assert (actual["merged_over_unmerged_gained"], actual["merged_over_unmerged_lost"]) == (1, 2)
+    assert actual["merged_over_unmerged_rows"] == [0, 1, 8] and actual["merged_over_unmerged_texts"] == 1
     low, high = bootstrap_mean(np.array([-1.0, -1, *[0] * 6, 1, 0, 0, 0]))
-    assert (found["merged_over_unmerged_difference_low"], found["merged_over_unmerged_difference_high"]) == (low, high)
-    assert found["unmerged_over_base_difference"] == pytest.approx(8 / 12)
-    assert (found["unmerged_over_base_gained"], found["unmerged_over_base_p"]) == (8, mcnemar(8, 0))
-    assert found["difference"] == pytest.approx(7 / 12)  # of merged and base, as ever
+    assert (actual["merged_over_unmerged_difference_low"], actual["merged_over_unmerged_difference_high"]) == (
+        low,
+        high,
+    )
+    assert actual["unmerged_over_base_difference"] == pytest.approx(8 / 12)
+    assert (actual["unmerged_over_base_gained"], actual["unmerged_over_base_p"]) == (8, mcnemar(8, 0))
+    assert actual["difference"] == pytest.approx(7 / 12)  # of merged and base, as ever
     assert with_unmerged(base, answers([1] * 12)) == {}
 
 
@@ -81,18 +84,18 @@ def test_the_bootstrap_is_scipys_over_pairs(scored: bool) -> None:
 def test_all_figures_of_two_models() -> None:
     before = answers([0] * 20 + [1] * 20, category=["a", "b"] * 20, f1=[0.0] * 40)
     after = answers([1] * 18 + [0] * 4 + [1] * 18, category=["a", "b"] * 20, f1=[0.5] * 40)
-    found = compared(before, after)
-    assert (found["base_accuracy"], found["accuracy"], found["difference"]) == (0.5, 0.9, 0.4)
-    assert (found["gained"], found["lost"]) == (18, 2)
-    assert found["p"] == pytest.approx(stats.binomtest(18, 20).pvalue)
-    assert found["difference_low"] < 0.4 < found["difference_high"]
-    assert (found["accuracy_low"], found["accuracy_high"]) == wilson(36, 40)
-    assert found["f1_difference"] == found["f1_difference_low"] == found["f1_difference_high"] == 0.5
-    assert (found["a.answers"], found["a.accuracy"]) == (20, 0.9)
-    lengths = {name: value for name, value in found.items() if name.startswith("prompt") and name.endswith("answers")}
+    actual = compared(before, after)
+    assert (actual["base_accuracy"], actual["accuracy"], actual["difference"]) == (0.5, 0.9, 0.4)
+    assert (actual["gained"], actual["lost"]) == (18, 2)
+    assert actual["p"] == pytest.approx(stats.binomtest(18, 20).pvalue)
+    assert actual["difference_low"] < 0.4 < actual["difference_high"]
+    assert (actual["accuracy_low"], actual["accuracy_high"]) == wilson(36, 40)
+    assert actual["f1_difference"] == actual["f1_difference_low"] == actual["f1_difference_high"] == 0.5
+    assert (actual["a.answers"], actual["a.accuracy"]) == (20, 0.9)
+    lengths = {name: value for name, value in actual.items() if name.startswith("prompt") and name.endswith("answers")}
     assert sum(lengths.values()) == 40 and len(lengths) == 3
-    assert found["prompt_tokens_0_13.difference"] == 1
-    assert all(isinstance(value, int | float) for value in found.values())
+    assert actual["prompt_tokens_0_13.difference"] == 1
+    assert all(isinstance(value, int | float) for value in actual.values())
     assert [pair[1]["right"] for pair in changed(before, after)] == [False] * 2 + [True] * 18
     # Few rows have no groups by length, and rows without a prompt no figures.
     assert not any("prompt_tokens" in name for name in compared(answers([0, 1]), answers([1, 1])))
@@ -122,8 +125,8 @@ FIGURES = {
     ],
 )
 def test_a_gate_fails_where_its_condition_holds(condition: str, failure: str | None) -> None:
-    found = parse(condition).failure(FIGURES)
-    assert found is None if failure is None else found and found.startswith(failure)
+    actual = parse(condition).failure(FIGURES)
+    assert actual is None if failure is None else actual and actual.startswith(failure)
 
 
 @pytest.mark.parametrize(

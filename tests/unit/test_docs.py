@@ -133,10 +133,10 @@ def test_the_tables_of_packers_and_of_balance_are_those_measured() -> None:
     rows += [f"{grown['seconds']} s" for grown in packing["growth"]]
     balance: Any = result("balance.json")
     rows += [
-        f"| {kind} | {order} | {found['tokens_mean']:.2%} | {found['tokens_worst']:.1%} | "
-        f"{found['attention_mean']:.2%} | {found['attention_worst']:.1%} |"
+        f"| {kind} | {order} | {actual['tokens_mean']:.2%} | {actual['tokens_worst']:.1%} | "
+        f"{actual['attention_mean']:.2%} | {actual['attention_worst']:.1%} |"
         for kind in ("packed", "single rows")
-        for order, found in balance[kind].items()
+        for order, actual in balance[kind].items()
     ]
     assert [row for row in rows if row not in text] == []
     ours = [entry["packers"]["zerolora"]["share_of_bound"] for entry in packing["sets"]]
@@ -145,11 +145,11 @@ def test_the_tables_of_packers_and_of_balance_are_those_measured() -> None:
 
 def test_the_table_of_merges_is_the_one_measured() -> None:
     text = (ROOT / "docs/merge.md").read_text(encoding="utf-8")
-    found: Any = result("merge.json")
-    assert compare_merges.markdown(found) in text
-    starts = [model["ways"]["start"]["seconds"] for model in found["models"].values()]
+    actual: Any = result("merge.json")
+    assert compare_merges.markdown(actual) in text
+    starts = [model["ways"]["start"]["seconds"] for model in actual["models"].values()]
     assert f"included, is {min(starts):.1f} to {max(starts):.1f} s of each merge" in text
-    ways = [found["models"][size]["ways"] for size in ("7B", "3B", "1B")]
+    ways = [actual["models"][size]["ways"] for size in ("7B", "3B", "1B")]
     words = " ".join(text.split())
     for of, told in (
         ("cp", "{:.2f}, {:.2f} and {:.2f} of the bandwidth of `cp` at 7B, 3B and 1B"),
@@ -165,29 +165,29 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
     assert min(memory) > 8 and max(times) < 0.5
     times = [one["seconds"] / other["seconds"] for one, other in zip(ours, factory, strict=True)]
     assert "of LLaMA-Factory's time it takes {:.2f}, {:.2f} and {:.2f}.".format(*times) in words
-    versions = found["llamafactory"]
+    versions = actual["llamafactory"]
     assert "LLaMA-Factory {llamafactory} with transformers {transformers} and peft {peft}.".format(**versions) in words
-    assert all(model["same_weights"] for model in found["models"].values())
+    assert all(model["same_weights"] for model in actual["models"].values())
 
 
 def test_the_table_of_exports_is_the_one_measured() -> None:
-    found: Any = result("export.json")
+    actual: Any = result("export.json")
     text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
-    assert export.markdown(found) in text
-    machine = found["machine"]
-    assert f"has {found['merged_bytes'] / 1e6:.0f} MB in fp32" in text
+    assert export.markdown(actual) in text
+    machine = actual["machine"]
+    assert f"has {actual['merged_bytes'] / 1e6:.0f} MB in fp32" in text
     assert f"{machine['date']}, {machine['cores']} CPU cores" in text
     # llm-compressor is not in the lock.
-    assert {each["target"] for each in found["cases"]} >= {target for target, _ in export.CASES} - {
+    assert {each["target"] for each in actual["cases"]} >= {target for target, _ in export.CASES} - {
         "compressed_tensors"
     }
-    exact = [each for each in found["cases"] if each["type"] in (None, "f16", "q8_0", "int8")]
+    exact = [each for each in actual["cases"] if each["type"] in (None, "f16", "q8_0", "int8")]
     assert all(each["equal"] == each["rows"] == 3 for each in exact)
 
 
 def test_the_table_of_public_benchmarks_is_the_one_measured() -> None:
-    found: Any = result("public.json")
-    assert public_benchmarks.markdown(found) in (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+    actual: Any = result("public.json")
+    assert public_benchmarks.markdown(actual) in (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
 
 
 def test_what_dvc_prints_of_two_runs_is_what_it_printed() -> None:
@@ -197,21 +197,21 @@ def test_what_dvc_prints_of_two_runs_is_what_it_printed() -> None:
     if not dvc_diff.RESULT.is_file():
         assert "<!-- what DVC says -->\n<!-- end -->" in text
         return
-    found: Any = result("dvc.json")
-    assert dvc_diff.section(found) in text
-    assert set(found["outputs"]) == set(dvc_diff.TABLES)
-    assert max(len(line) for output in found["outputs"].values() for line in output.splitlines()) <= dvc_diff.WIDTH
-    assert "learning_rate" in found["outputs"][dvc_diff.TABLES[-1]]
+    actual: Any = result("dvc.json")
+    assert dvc_diff.section(actual) in text
+    assert set(actual["outputs"]) == set(dvc_diff.TABLES)
+    assert max(len(line) for output in actual["outputs"].values() for line in output.splitlines()) <= dvc_diff.WIDTH
+    assert "learning_rate" in actual["outputs"][dvc_diff.TABLES[-1]]
     plot = dvc_diff.PLOT.read_text(encoding="utf-8")
     assert plot.startswith("<svg") and "workspace" in plot and "HEAD" in plot
 
 
 def test_the_errors_of_the_estimate_are_those_found() -> None:
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
-    found: Any = result("memory.json")
-    assert compare.markdown(found) in text
-    assert found["all"]["combinations"] >= 100
-    assert len({row["model"] for row in found["rows"]}) >= 5
+    actual: Any = result("memory.json")
+    assert compare.markdown(actual) in text
+    assert actual["all"]["combinations"] >= 100
+    assert len({row["model"] for row in actual["rows"]}) >= 5
 
 
 ESTIMATES = [command for command in COMMANDS if command.words[:2] == ["zerolora", "memory"]]
@@ -232,11 +232,11 @@ def test_the_estimates_of_the_documents_can_be_had(document: str, tmp_path: Path
         result = from_hub(filled, config, tmp_path) if hub else served("zerolora", *filled.split())
         assert result.returncode == 0, f"{command}: {result.stderr or result.stdout}"
         if "--json" in command:
-            found = [json.loads(line)["strategy"] for line in result.stdout.splitlines()]
+            actual = [json.loads(line)["strategy"] for line in result.stdout.splitlines()]
         else:
-            found = [line.split()[0] for line in result.stdout.split("\n\n")[1].splitlines()[1:]]
+            actual = [line.split()[0] for line in result.stdout.split("\n\n")[1].splitlines()[1:]]
         named = re.findall(r"--strategy (\w+)", command) or list(STRATEGIES)
-        assert found == (["…" + str(own)[-23:]] if "--deepspeed" in command else named), command
+        assert actual == (["…" + str(own)[-23:]] if "--deepspeed" in command else named), command
 
 
 def from_hub(command: str, config: bytes, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -264,7 +264,8 @@ def test_the_speed_and_memory_of_prepare_are_those_measured() -> None:
     tokenizing: Any = result("tokenizing.json")
     speed, ratio = tokenizing["speed"], tokenizing["ratio_to"]
     rows = [
-        f"| {name} | {found['rows_per_second']:,} | {found['tokens_per_second']:,} |" for name, found in speed.items()
+        f"| {name} | {actual['rows_per_second']:,} | {actual['tokens_per_second']:,} |"
+        for name, actual in speed.items()
     ]
     rows += [f"{tokenizing['rows']:,} rows", f"{tokenizing['mean_tokens']} tokens"]
     rows += [f"{ratio['datasets.map']:.2f} times", f"{ratio['tokenizer alone']:.0%}"]
@@ -276,21 +277,23 @@ def test_the_speed_and_memory_of_prepare_are_those_measured() -> None:
 
 
 def test_the_host_memory_of_cpu_ranks_is_what_was_measured() -> None:
-    found: Any = result("memory_cpu.json")
-    errors = f"{found['mean_absolute_error']:.1%} | {found['worst_error']:+.1%} | {found['lowest_error']:.1%}"
-    assert f"| {found['measured']} | {errors} |" in (ROOT / "docs/memory.md").read_text(encoding="utf-8")
-    assert found["mean_absolute_error"] <= 0.03 and abs(found["worst_error"]) <= 0.08 and found["lowest_error"] >= -0.02
+    actual: Any = result("memory_cpu.json")
+    errors = f"{actual['mean_absolute_error']:.1%} | {actual['worst_error']:+.1%} | {actual['lowest_error']:.1%}"
+    assert f"| {actual['measured']} | {errors} |" in (ROOT / "docs/memory.md").read_text(encoding="utf-8")
+    assert (
+        actual["mean_absolute_error"] <= 0.03 and abs(actual["worst_error"]) <= 0.08 and actual["lowest_error"] >= -0.02
+    )
 
 
 def test_the_regret_of_the_choice_is_what_was_measured() -> None:
-    found: Any = result("choice.json")
+    actual: Any = result("choice.json")
     text = (ROOT / "docs/choice.md").read_text(encoding="utf-8")
-    rows = [f"| configurations measured | {found['measured']} |", f"measured seconds | {found['spearman']:.2f} |"]
-    rows += [f"over the best's | {found['ratio']:.1%} |"]
-    rows += [f"`{found[who]['strategy']}`, micro-batch {found[who]['micro_batch']}, " for who in ("chosen", "best")]
-    rows += [f"| {found[who]['tokens_per_second']:,.0f} tokens/s |" for who in ("chosen", "best")]
+    rows = [f"| configurations measured | {actual['measured']} |", f"measured seconds | {actual['spearman']:.2f} |"]
+    rows += [f"over the best's | {actual['ratio']:.1%} |"]
+    rows += [f"`{actual[who]['strategy']}`, micro-batch {actual[who]['micro_batch']}, " for who in ("chosen", "best")]
+    rows += [f"| {actual[who]['tokens_per_second']:,.0f} tokens/s |" for who in ("chosen", "best")]
     assert [row for row in rows if row not in text] == []
-    assert found["ratio"] >= 0.95 and found["failed"] == 0
+    assert actual["ratio"] >= 0.95 and actual["failed"] == 0
 
 
 def test_the_process_memory_of_the_estimate_is_what_was_measured() -> None:

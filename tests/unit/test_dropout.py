@@ -11,9 +11,9 @@ def test_each_value_is_dropped_as_often_and_whatever_its_neighbours_are(probabil
     torch.manual_seed(0)
     count = 400_000
     dropped = torch.zeros(count)
-    found = places(count, probability)
-    dropped[found] = 1
-    assert torch.equal(found, found.unique())
+    actual = places(count, probability)
+    dropped[actual] = 1
+    assert torch.equal(actual, actual.unique())
     spread = (probability * (1 - probability) / count) ** 0.5
     assert abs(dropped.mean().item() - probability) < 5 * spread
     both = (dropped[1:] * dropped[:-1]).mean().item()
@@ -25,9 +25,9 @@ def test_each_value_is_dropped_as_often_and_whatever_its_neighbours_are(probabil
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_few_values(count: int) -> None:
     torch.manual_seed(0)
-    found = [places(count, 0.5).tolist() for _ in range(200)]
-    assert all(place in range(count) for each in found for place in each)
-    assert {tuple(each) for each in found} == {
+    actual = [places(count, 0.5).tolist() for _ in range(200)]
+    assert all(place in range(count) for each in actual for place in each)
+    assert {tuple(each) for each in actual} == {
         tuple(place for place in range(count) if chosen >> place & 1) for chosen in range(2**count)
     }
 

@@ -41,14 +41,14 @@ class Row(NamedTuple):
 
 def rows_of(tokenizer: Any, rows: list[list[Piece]]) -> list[Row | BadRow]:
     tokens = Encoder(tokenizer).encode(rows)
-    found: list[Row | BadRow] = []
+    result: list[Row | BadRow] = []
     for number in range(len(tokens.ids)):
         ids = tokens.ids[number].tolist()
         kinds = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]].tolist()
         labels = [IGNORED if kind == CONTEXT else token for token, kind in zip(ids, kinds, strict=True)]
         learned = Counter(tokens.roles[kind] for kind in kinds if kind != CONTEXT)
-        found.append(tokens.wrong.get(number) or Row(ids, labels, int(tokens.prompt[number]), dict(learned)))
-    return found
+        result.append(tokens.wrong.get(number) or Row(ids, labels, int(tokens.prompt[number]), dict(learned)))
+    return result
 
 
 def row_of(template: Template, example: Example) -> Row:
@@ -59,15 +59,15 @@ def row_of(template: Template, example: Example) -> Row:
 
 def runs(row: Row) -> list[list[int]]:
     """Return the supervised tokens, those that stand together as one list."""
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     previous = IGNORED
     for label in row.labels:
         if label != IGNORED:
             if previous == IGNORED:
-                found.append([])
-            found[-1].append(label)
+                result.append([])
+            result[-1].append(label)
         previous = label
-    return found
+    return result
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
@@ -186,8 +186,8 @@ def test_text_cut_at_added_tokens_has_the_tokens_of_the_whole(name: str, data: s
     tokenizer = tokenizer_of(name)
     added = st.sampled_from([token.content for token in tokenizer.added_tokens_decoder.values()])
     texts = data.draw(st.lists(st.lists(CONTENT | added, min_size=1, max_size=6).map("".join), min_size=1, max_size=4))
-    found = rows_of(tokenizer, [[Piece(text, "text", True)] for text in texts])
-    for text, row in zip(texts, found, strict=True):
+    actual = rows_of(tokenizer, [[Piece(text, "text", True)] for text in texts])
+    for text, row in zip(texts, actual, strict=True):
         if isinstance(row, Row):
             assert row.input_ids == ids_of(tokenizer, text)
 

@@ -155,9 +155,9 @@ def test_another_model_than_the_runs_is_seen(source: RunResult) -> None:
     """The check compares: the base model does not answer as the merged one, nor as base and adapter."""
     other = replace(TARGETS["gguf"], opened=lambda *_: answering(model_of(source.weights), "transformers"))
     for result in (source, unmerged(source)):
-        found = loaded_check(other, result, TARGETS["gguf"].settings(), source.weights)
-        assert found["equal"] == 0
-        assert found["agreement"] < 0.5
+        actual = loaded_check(other, result, TARGETS["gguf"].settings(), source.weights)
+        assert actual["equal"] == 0
+        assert actual["agreement"] < 0.5
 
 
 def test_the_adapter_for_vllm_answers_through_peft(source: RunResult, tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_the_adapter_as_gguf_answers_upon_its_base_in_llama_cpp(
     assert [*manifest["files"]] == ["adapter.gguf"]
     assert sorted(path.name for path in (tmp_path / "gguf_adapter").iterdir()) == ["adapter.gguf", "manifest.json"]
     monkeypatch.setattr(llama_cpp, "PACKAGE", "no_llama_cpp")
-    found = TARGETS["gguf_adapter"].opened(source, TARGETS["gguf_adapter"].settings(), tmp_path / "gguf_adapter")
-    assert found.library.startswith("gguf ") and found.answers is None
+    actual = TARGETS["gguf_adapter"].opened(source, TARGETS["gguf_adapter"].settings(), tmp_path / "gguf_adapter")
+    assert actual.library.startswith("gguf ") and actual.answers is None
 
 
 @pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if target.of_merged])
@@ -213,8 +213,8 @@ def test_torchao_writes_a_smaller_checkpoint_that_answers(
     assert weight.nbytes == 64 * 96 * size
     # The weights are the merged model's, rounded.
     wanted = model_of(source.merged_model).model.layers[1].mlp.down_proj.weight
-    found = model_of(tmp_path / "torchao").model.layers[1].mlp.down_proj.weight.dequantize()
-    error = (found - wanted).norm() / wanted.norm()
+    actual = model_of(tmp_path / "torchao").model.layers[1].mlp.down_proj.weight.dequantize()
+    error = (actual - wanted).norm() / wanted.norm()
     assert 0.001 < error < {"int8": 0.01, "fp8": 0.04, "nvfp4": 0.15}[type_]
 
 
@@ -348,9 +348,9 @@ def test_a_head_that_was_untied_is_exported(untied: Callable[[str], RunResult], 
 def test_torchao_keeps_a_head_that_was_untied(family: str, untied: Callable[[str], RunResult], tmp_path: Path) -> None:
     result = untied(family)
     assert "lm_head.weight" in exported("torchao", result, tmp_path)["unquantized"]
-    whole, found = model_of(result.merged_model), model_of(tmp_path / "torchao")
-    assert torch.equal(found.lm_head.weight, whole.lm_head.weight)
-    assert torch.equal(found.get_input_embeddings().weight, whole.get_input_embeddings().weight)
+    whole, actual = model_of(result.merged_model), model_of(tmp_path / "torchao")
+    assert torch.equal(actual.lm_head.weight, whole.lm_head.weight)
+    assert torch.equal(actual.get_input_embeddings().weight, whole.get_input_embeddings().weight)
     assert not torch.equal(whole.lm_head.weight, whole.get_input_embeddings().weight)
 
 

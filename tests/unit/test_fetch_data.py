@@ -210,7 +210,9 @@ def test_a_pattern_without_a_match_is_told_what_is_there(hub: Hub, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("count", "end"), [(0, "none, since it contains no file"), (10, "9.json"), (12, ", and 2 more")])
+@pytest.mark.parametrize(
+    ("count", "end"), [(0, "none, since it contains no file"), (10, "9.json"), (12, ", and 2 more")]
+)
 def test_no_more_than_ten_files_are_listed(client: pytest.MonkeyPatch, tmp_path: Path, count: int, end: str) -> None:
     with serving(Hub({f"{number:2}.json": b"[]" for number in range(count)})) as server:
         use(client, server.endpoint)
@@ -395,6 +397,6 @@ def test_an_adapter_comes_with_the_tokens_that_it_adds(
         use(client, hub.endpoint)
         pinned = FetchAdapterSettings(repository=REPOSITORY, revision=REVISION, license="MIT")
         fetch_adapter(pinned, tmp_path / "theirs")
-    found = added_tokens.of_directory(tmp_path / "theirs")
-    assert found == ([added_tokens.AddedToken("<note>", 258, False)] if with_tokens else [])
+    actual = added_tokens.of_directory(tmp_path / "theirs")
+    assert actual == ([added_tokens.AddedToken("<note>", 258, False)] if with_tokens else [])
     assert not (tmp_path / "theirs/training_args.bin").exists()

@@ -170,14 +170,14 @@ def _modules_of_stages() -> list[set[str]]:
 
 def _registries() -> list[tuple[str, str]]:
     """Return (module, package) of every module of the package that imports modules by names that are not written."""
-    found = []
+    result = []
     for path in sorted(fingerprint.PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(fingerprint.PACKAGE).with_suffix("").parts).removesuffix(".__init__")
         for argument in re.findall(r"import_module\(([^\"].*)", path.read_text(encoding="utf-8")):
             match = re.match(r'f"\{(?:(\w+)\.)?__name__\}\.', argument)
             assert match, f"{path}: {argument}: write the name of a package, as the other registries do"
-            found.append((name, match[1] or name))
-    return found
+            result.append((name, match[1] or name))
+    return result
 
 
 def test_there_are_registries_outside_and_inside_of_their_packages() -> None:
@@ -187,11 +187,11 @@ def test_there_are_registries_outside_and_inside_of_their_packages() -> None:
 @pytest.mark.parametrize(("registry", "package"), _registries())
 def test_a_stage_that_imports_a_registry_has_every_module_that_the_registry_finds(registry: str, package: str) -> None:
     names = {path.stem for path in fingerprint.PACKAGE.joinpath(*package.split(".")).glob("*.py")} - {"__init__"}
-    stages = [found for found in _modules_of_stages() if registry in found]
+    stages = [actual for actual in _modules_of_stages() if registry in actual]
     assert names
     assert stages or fingerprint.left_out(registry), f"no stage imports {registry}"
-    for found in stages:
-        assert {each for name in names if not fingerprint.left_out(each := f"{package}.{name}")} <= found
+    for actual in stages:
+        assert {each for name in names if not fingerprint.left_out(each := f"{package}.{name}")} <= actual
 
 
 def test_a_new_module_needs_no_list(copy: Copy) -> None:

@@ -62,7 +62,7 @@ def test_heads_of_every_shape_attend_as_row_by_row(name: str, monkeypatch: pytes
     monkeypatch.setattr(module, "varlen_attn", kernel)
     lengths.set(ROWS)
     try:
-        found = []
+        actual = []
         for on_gpu in (True, False):
             monkeypatch.setattr(attention, "_has_varlen", lambda *_, on_gpu=on_gpu: on_gpu)
             tensors = [each.float() if not on_gpu else each for each in given]
@@ -70,10 +70,10 @@ def test_heads_of_every_shape_attend_as_row_by_row(name: str, monkeypatch: pytes
                 torch.nn.Module(), tensors[0], tensors[1], tensors[2], None, scaling=scaling, sliding_window=window
             )
             assert attended.shape == (2, 17, heads, own)
-            found.append(attended.float())
+            actual.append(attended.float())
     finally:
         lengths.set(None)
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=4e-3)  # of fp16
+    torch.testing.assert_close(actual[0], actual[1], rtol=0, atol=4e-3)  # of fp16
 
 
 def test_heads_beyond_the_kernels_take_another_way(monkeypatch: pytest.MonkeyPatch) -> None:

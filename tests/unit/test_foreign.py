@@ -211,8 +211,8 @@ def test_an_equal_key_of_a_large_object_is_named_at_once(tmp_path: Path) -> None
     begun = time.process_time()
     with pytest.raises(UserError, match=r"'k49999' is there twice"):
         read_json(tmp_path / "x.json", "zerolora y")
-    (found,) = (value for chunk in chunks(tmp_path / "rows.jsonl") for _, value in chunk.records())
-    assert "has the key 'k49999' twice" in str(found) and time.process_time() - begun < 5
+    (actual,) = (value for chunk in chunks(tmp_path / "rows.jsonl") for _, value in chunk.records())
+    assert "has the key 'k49999' twice" in str(actual) and time.process_time() - begun < 5
 
 
 def test_a_growing_file_is_not_read_forever(tmp_path: Path) -> None:
@@ -244,8 +244,8 @@ def test_an_odd_header_of_tensors_is_one_line(tmp_path: Path, header: Any, wrong
     text = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
     for reader in (read_header, lambda path: count_parameters(path.parent)):
-        found = refused(reader, tmp_path / "model.safetensors")
-        assert re.search(wrong, found), found
+        actual = refused(reader, tmp_path / "model.safetensors")
+        assert re.search(wrong, actual), actual
 
 
 def test_weights_that_are_a_pipe_are_not_waited_for(tmp_path: Path) -> None:

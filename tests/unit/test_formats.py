@@ -214,7 +214,7 @@ def test_a_row_is_the_same_from_json_and_from_parquet(tmp_path: Path, form: str,
     """Parquet fills in null where a row lacks what another has."""
     parquet.write_table(pyarrow.Table.from_pylist(rows, _schema(rows)), tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = [
+    actual = [
         [
             (detect(value, reading), parse(value, form, reading))
             for chunk in chunks(tmp_path / name)
@@ -223,8 +223,8 @@ def test_a_row_is_the_same_from_json_and_from_parquet(tmp_path: Path, form: str,
         ]
         for name in ("rows.jsonl", "rows.parquet")
     ]
-    assert [name for name, _ in found[0]] == [form] * len(rows)
-    assert found[0] == found[1]
+    assert [name for name, _ in actual[0]] == [form] * len(rows)
+    assert actual[0] == actual[1]
 
 
 def _schema(rows: list[dict[str, Any]]) -> Any:
@@ -269,7 +269,7 @@ def test_names_of_sharegpt_speakers(name: str, role: str) -> None:
         ),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "chosen judges or compares answers, and every answer would be learnt: only supervised fine-tuning is "
+            "chosen judges or compares answers, and every answer would be supervised: only supervised fine-tuning is "
             "supported; name the answers to learn, as in columns: {completion: chosen}, or write ignore: "
             "[chosen, rejected] to train without them",
         ),
@@ -715,18 +715,18 @@ def test_whatever_a_row_holds_it_is_read_or_bad(case: tuple[str, dict[str, Any]]
     form, row = case
     for action in (lambda: detect(row, Reading()), lambda: parse(row, form, Reading())):
         try:
-            found = action()
+            actual = action()
         except BadRow as error:
             assert "\n" not in str(error)
             str(error).encode()
             continue
-        if isinstance(found, str):
-            assert found in FORMS
+        if isinstance(actual, str):
+            assert actual in FORMS
             continue
-        assert [found.messages, found.text, found.tokens].count(None) == 2
-        json.dumps([found.messages, found.text, found.tokens], ensure_ascii=False, default=str).encode()
-        if found.messages is not None:
-            answers = [message for message in found.messages if message["role"] == "assistant"]
+        assert [actual.messages, actual.text, actual.tokens].count(None) == 2
+        json.dumps([actual.messages, actual.text, actual.tokens], ensure_ascii=False, default=str).encode()
+        if actual.messages is not None:
+            answers = [message for message in actual.messages if message["role"] == "assistant"]
             assert answers
             assert all(message["content"].strip() or message["tool_calls"] for message in answers)
 

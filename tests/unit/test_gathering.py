@@ -40,24 +40,24 @@ def most(each: Gathered) -> int:
 def test_without_prefetching_one_module_is_held_at_a_time() -> None:
     model = decoder()
     norms = (2 * LAYERS + 1) * HIDDEN  # stay gathered
-    found = held(model)
-    by_module = {path.rpartition(".")[2]: size - norms for path, _, size in found.forward}
+    actual = held(model)
+    by_module = {path.rpartition(".")[2]: size - norms for path, _, size in actual.forward}
     assert by_module.pop("") == EMBEDDING
     assert by_module == dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), ATTENTION) | {
         "gate_proj": MLP,
         "up_proj": MLP,
         "down_proj": EMBEDDING,  # then the head arrives
     }
-    assert found.loss == EMBEDDING + norms
-    assert found.before_last == MLP + norms
+    assert actual.loss == EMBEDDING + norms
+    assert actual.before_last == MLP + norms
 
 
 def test_a_bucket_is_held_twice_until_its_last_weight_is_used() -> None:
     """While a projection of a layer is used, those that follow lie in their buffer and as copies."""
     model = decoder()
     layer = 4 * ATTENTION + 3 * MLP
-    found, alone = (held(model, prefetch=layer, live=2 * layer, together=each) for each in (True, False))
-    assert found.before_last == alone.before_last + 3 * MLP
+    actual, alone = (held(model, prefetch=layer, live=2 * layer, together=each) for each in (True, False))
+    assert actual.before_last == alone.before_last + 3 * MLP
 
 
 def test_all_experts_of_a_layer_arrive_at_once() -> None:
@@ -66,8 +66,8 @@ def test_all_experts_of_a_layer_arrive_at_once() -> None:
     model = from_config(json.loads(text) | {"num_hidden_layers": 3}, Path("config.json"))
     experts = next(module.parameters for module in model.modules if module.kind == "experts")
     for together in (True, False):
-        found = held(model, together=together, persistence=0)
-        assert found.backward_end == experts * (1 + together)
+        actual = held(model, together=together, persistence=0)
+        assert actual.backward_end == experts * (1 + together)
 
 
 def test_a_fused_loss_keeps_the_head_for_the_whole_step() -> None:
@@ -84,10 +84,10 @@ def test_no_more_is_held_than_everything_twice(
 ) -> None:
     model = decoder(tie_word_embeddings=tied)
     adapters = sum(module.inputs + module.outputs for module in model.linears)
-    found = held(model, checkpointing, prefetch=prefetch, live=live, head=head)
-    assert EMBEDDING <= most(found) <= 2 * (model.parameters + adapters)
+    actual = held(model, checkpointing, prefetch=prefetch, live=live, head=head)
+    assert EMBEDDING <= most(actual) <= 2 * (model.parameters + adapters)
     # Beyond the limit are a bucket, its last weight, a module, and the buffers of as much.
-    assert most(found) <= 2 * (live + prefetch + 2 * EMBEDDING) + (2 * LAYERS + 1) * HIDDEN + head * EMBEDDING
+    assert most(actual) <= 2 * (live + prefetch + 2 * EMBEDDING) + (2 * LAYERS + 1) * HIDDEN + head * EMBEDDING
 
 
 def traces_of_mixtures() -> list[dict[str, Any]]:
@@ -97,10 +97,10 @@ def traces_of_mixtures() -> list[dict[str, Any]]:
 
 def test_mixtures_of_experts_at_stage_3_are_those_of_a_trace() -> None:
     """Experts are most of such a model: a layer of them more or less gathered is a tenth of the total."""
-    found = [compare.compared(trace["case"], trace["bytes"])["error"] for trace in traces_of_mixtures()]
-    assert len(found) >= 7
-    assert sum(map(abs, found)) / len(found) < 0.02
-    assert -0.02 < min(found) <= max(found) < 0.08
+    actual = [compare.compared(trace["case"], trace["bytes"])["error"] for trace in traces_of_mixtures()]
+    assert len(actual) >= 7
+    assert sum(map(abs, actual)) / len(actual) < 0.02
+    assert -0.02 < min(actual) <= max(actual) < 0.08
 
 
 def test_experts_that_are_not_adapted_stay_after_their_use_until_the_backward_pass() -> None:

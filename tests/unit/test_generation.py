@@ -233,8 +233,8 @@ def test_base_and_adapter_are_asked_beside_the_merged_model(
     figures, alone = (read_json(folder / "evaluate.json", "") for folder in (tmp_path, evaluated.folder))
     assert figures["unmerged_loss"] == pytest.approx(alone["loss"], rel=1e-5)
     assert figures["unmerged_accuracy"] == alone["accuracy"] and alone.items() <= figures.items()
-    found = with_unmerged(evaluated.answers, answers)
-    assert found["merged_over_unmerged_texts"] == 0 == found["unmerged_over_base_texts"]
+    actual = with_unmerged(evaluated.answers, answers)
+    assert actual["merged_over_unmerged_texts"] == 0 == actual["unmerged_over_base_texts"]
 
 
 def test_a_merged_model_and_an_adapter_say_themselves_where_answers_end(

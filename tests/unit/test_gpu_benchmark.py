@@ -49,9 +49,9 @@ def test_items_call_scripts_and_models_that_there_are() -> None:
 def test_the_documents_say_whether_it_was_measured(kind: str) -> None:
     page, what = PAGES[kind]
     text = " ".join((ROOT / f"docs/{page}.md").read_text(encoding="utf-8").split())
-    found = [path for path in RESULTS.glob(f"gpu_{kind}*.json") if "measured" in json.loads(path.read_text())]
+    actual = [path for path in RESULTS.glob(f"gpu_{kind}*.json") if "measured" in json.loads(path.read_text())]
     sentence = f"Not measured on a GPU: {what}" if what else "Not measured on a GPU"
-    assert (sentence in text) == (not found), (page, sentence)
+    assert (sentence in text) == (not actual), (page, sentence)
 
 
 def item(name: str, code: str, seconds: int = 5) -> Item:

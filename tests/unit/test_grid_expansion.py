@@ -99,19 +99,19 @@ def test_names_are_unique_and_stay(over: dict[str, list[Any]], random: Any, valu
     """Each combination is there once, whatever the order; a further value changes no name."""
     if mistakes(over):
         return
-    found = combinations("sweep", over)
+    actual = combinations("sweep", over)
     keys = list(over)
-    by_key = [[each.values[key] for key in keys] for each in found]
+    by_key = [[each.values[key] for key in keys] for each in actual]
     wanted = [list(values) for values in itertools.product(*(over[key] for key in keys))]
     assert sorted(map(repr, by_key)) == sorted(map(repr, wanted))
-    assert len({each.name for each in found}) == len(found) == math.prod(map(len, over.values()))
+    assert len({each.name for each in actual}) == len(actual) == math.prod(map(len, over.values()))
     shuffled = {key: random.sample(over[key], len(over[key])) for key in random.sample(keys, len(keys))}
     assert {each.name: each.values for each in combinations("sweep", shuffled)} == {
-        each.name: each.values for each in found
+        each.name: each.values for each in actual
     }
     more = {**over, keys[0]: [*over[keys[0]], value]}
     if not mistakes(more):
-        assert {each.name for each in found} < {each.name for each in combinations("sweep", more)}
+        assert {each.name for each in actual} < {each.name for each in combinations("sweep", more)}
 
 
 @pytest.mark.parametrize(
@@ -285,12 +285,12 @@ def test_dvc_gets_what_its_stages_read() -> None:
     def text(grids: dict[str, Any]) -> str:
         return text_of(Config.model_validate({**TINY_CONFIG, **more, "grids": grids}))
 
-    found = yaml.safe_load(text({"sweep": SWEEP, "again": again}))
+    actual = yaml.safe_load(text({"sweep": SWEEP, "again": again}))
     pairs = list(itertools.product(("zero0", "zero1"), (2, 8)))
     adapter, data = "results/default/adapter", "results/data/rows/stats.json"
     rows = {"sums": "results/tasks/sums.jsonl", "arc": "results/settings/tasks/arc.json"}
     runs = ["default", "again-seed1", *(f"sweep-{strategy}-r{r}" for strategy, r in pairs)]
-    assert found == {
+    assert actual == {
         "models": {"big": {"source": "results/settings/fetch/big.json"}, "tiny": {"source": "model"}},
         **{"hub_data": {}, "package_data": {}, "adapters": {}},
         "packed": {name: {"dataset": "rows"} for name in ("again", "default", "sweep")},

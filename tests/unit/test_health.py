@@ -24,9 +24,9 @@ HEALTHY: dict[str, Any] = dict.fromkeys(COLUMNS) | {
 
 def said(rows: list[dict[str, Any]]) -> list[str]:
     health = Health()
-    found = [health.judge(HEALTHY | row | {"step": step}) for step, row in enumerate(rows, start=1)]
-    assert sum(health.faults.values()) == sum(map(len, found))
-    return [line for lines in found for line in lines]
+    result = [health.judge(HEALTHY | row | {"step": step}) for step, row in enumerate(rows, start=1)]
+    assert sum(health.faults.values()) == sum(map(len, result))
+    return [line for lines in result for line in lines]
 
 
 def test_of_a_healthy_run_nothing_is_said() -> None:
@@ -38,16 +38,16 @@ def test_one_or_two_large_gradients_are_no_fault() -> None:
 
 
 def test_a_gradient_that_explodes_is_told_once_with_what_to_do() -> None:
-    found = said([{}] * 20 + [{"gradient_norm": 50.0}] * 30)
-    assert found == [
+    actual = said([{}] * 20 + [{"gradient_norm": 50.0}] * 30)
+    assert actual == [
         "step 23: the gradient's norm is 50, for 3 steps more than 10 times the usual 0.5; "
         "lower train.learning_rate, or train.gradient_clipping"
     ]
 
 
 def test_a_fault_that_lasts_is_told_again_later() -> None:
-    found = said([{}] * 20 + [{"gradient_norm": 50.0}] * (QUIET + 10))
-    assert [line.split(":")[0] for line in found] == ["step 23", f"step {23 + QUIET}"]
+    actual = said([{}] * 20 + [{"gradient_norm": 50.0}] * (QUIET + 10))
+    assert [line.split(":")[0] for line in actual] == ["step 23", f"step {23 + QUIET}"]
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
@@ -62,8 +62,8 @@ def test_a_step_without_a_norm_says_nothing() -> None:
 
 def test_falling_throughput_is_told_with_the_part_that_grew() -> None:
     slow = {"tokens_per_second": 50.0, "seconds": 2.0, "communication_seconds": 1.1}
-    found = said([{}] * 40 + [slow] * 40)
-    assert found == [
+    actual = said([{}] * 40 + [slow] * 40)
+    assert actual == [
         "step 51: 50 tokens/s, after 100 before (medians of 20 steps): communication takes 1.1 s of a step, "
         "0.1 s before; see what else runs there, and docs/telemetry.md"
     ]
@@ -97,9 +97,9 @@ def test_a_damaged_number_costs_its_line_alone(tmp_path: Path, name: str, damage
     cells = second.split(b",")
     cells[COLUMNS.index(name)] = damage
     path.write_bytes(text([]).encode() + first + b",".join(cells) + third)
-    found = read(path)
-    assert [row for row in found if row["step"] != 2] == [line(1), line(3)]
-    assert all(row[each] is not None for row in found for each in MEASURED)
+    actual = read(path)
+    assert [row for row in actual if row["step"] != 2] == [line(1), line(3)]
+    assert all(row[each] is not None for row in actual for each in MEASURED)
 
 
 def test_a_line_that_was_not_measured_is_read_as_none(tmp_path: Path) -> None:

@@ -934,7 +934,7 @@ def test_a_warm_up_of_llamafactory_is_the_one_that_wins_there(
         ("chatml", "chatml", ""),
         ("deepseek", "deepseek", "a blank stands before an answer here"),
         ("deepseek3", "deepseek-3", ""),
-        ("empty", "plain", "an end-of-sequence token behind an answer is learnt here"),
+        ("empty", "plain", "an end-of-sequence token behind an answer is supervised here"),
         ("gemma", "gemma", "around a text are left out here"),
         ("llama2", "llama-2", "a blank stands before and behind an answer here"),
         ("llama3", "llama-3", "around a text are left out here"),

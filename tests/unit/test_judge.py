@@ -94,8 +94,8 @@ def test_files_without_questions_are_refused(tmp_path: Path) -> None:
 
 
 def test_each_turn_is_graded_and_compared_in_both_orders() -> None:
-    found = requests(QUESTIONS, ANSWERS)
-    assert [(each.question.id, each.turn, each.kind, each.role) for each in found] == [
+    actual = requests(QUESTIONS, ANSWERS)
+    assert [(each.question.id, each.turn, each.kind, each.role) for each in actual] == [
         (question, turn, kind, role)
         for question in "12"
         for turn in (1, 2)
@@ -103,15 +103,15 @@ def test_each_turn_is_graded_and_compared_in_both_orders() -> None:
     ]
     names = ["single-v1", "single-v1", "pair-v2", "pair-v2"]
     names += [f"{name}-multi-turn" for name in names]
-    assert [each.prompt for each in found[:8]] == names
+    assert [each.prompt for each in actual[:8]] == names
     maths = [name.replace("single-v1", "single-math-v1").replace("pair-v2", "pair-math-v1") for name in names]
-    assert [each.prompt for each in found[8:]] == maths
-    first, last = found[3].messages[1]["content"], found[-1].messages[1]["content"]
+    assert [each.prompt for each in actual[8:]] == maths
+    first, last = actual[3].messages[1]["content"], actual[-1].messages[1]["content"]
     assert first.index("a good one") < first.index("so so") and "Write {this}." in first
     assert last.index("It is 4.") < last.index("a {good} one") < last.index("a good one") < last.index("so so")
-    assert "It is 2." not in str(found[:8])
-    assert len({each.key(model="judge") for each in found}) == len(found)
-    assert found[0].key(model="judge") != found[0].key(model="other")
+    assert "It is 2." not in str(actual[:8])
+    assert len({each.key(model="judge") for each in actual}) == len(actual)
+    assert actual[0].key(model="judge") != actual[0].key(model="other")
 
 
 def test_a_reference_is_shown_only_where_mt_bench_shows_it() -> None:
@@ -136,10 +136,10 @@ def test_what_is_no_rating_is_not_guessed(text: str) -> None:
 
 @given(st.sampled_from([BASE, TUNED, TIE, None]), st.sampled_from([BASE, TUNED, TIE, None]))
 def test_a_win_needs_both_orders(one: str | None, other: str | None) -> None:
-    found = outcome(one, other)
-    assert found == outcome(other, one)
-    assert (found is None) == (one is None or other is None)
-    assert (found in (BASE, TUNED)) == (one == other and one in (BASE, TUNED))
+    actual = outcome(one, other)
+    assert actual == outcome(other, one)
+    assert (actual is None) == (one is None or other is None)
+    assert (actual in (BASE, TUNED)) == (one == other and one in (BASE, TUNED))
 
 
 @given(st.sampled_from("AB"))
@@ -151,20 +151,20 @@ def test_exchanging_the_assistants_exchanges_the_winner(letter: str) -> None:
 
 def test_the_better_model_wins_in_both_orders(tmp_path: Path) -> None:
     with judging() as judge:
-        found = metrics(asked(judge, tmp_path), 42)
-    assert (found["win_rate"], found["tie_rate"], found["loss_rate"]) == (1, 0, 0)
-    assert (found["score_base"], found["score_tuned"], found["score_difference"]) == (4, 9, 5)
-    assert found["score_tuned_turn_2"] == found["score_tuned_category_math"] == 9
-    assert found["win_rate_category_writing"] == 1 and found["score_difference_low"] == 5
-    assert (found["questions"], found["requests"], found["unparsable"]) == (2, 16, 0)
-    assert (found["prompt_tokens"], found["completion_tokens"], found["requests_without_usage"]) == (1600, 160, 0)
+        actual = metrics(asked(judge, tmp_path), 42)
+    assert (actual["win_rate"], actual["tie_rate"], actual["loss_rate"]) == (1, 0, 0)
+    assert (actual["score_base"], actual["score_tuned"], actual["score_difference"]) == (4, 9, 5)
+    assert actual["score_tuned_turn_2"] == actual["score_tuned_category_math"] == 9
+    assert actual["win_rate_category_writing"] == 1 and actual["score_difference_low"] == 5
+    assert (actual["questions"], actual["requests"], actual["unparsable"]) == (2, 16, 0)
+    assert (actual["prompt_tokens"], actual["completion_tokens"], actual["requests_without_usage"]) == (1600, 160, 0)
 
 
 def test_a_judge_that_prefers_a_position_makes_ties(tmp_path: Path) -> None:
     with judging(lambda messages: "[[A]]" if "Assistant B" in messages[1]["content"] else "[[5]]") as judge:
-        found = metrics(asked(judge, tmp_path), 42)
-    assert (found["win_rate"], found["tie_rate"], found["loss_rate"]) == (0, 1, 0)
-    assert found["score_difference"] == 0
+        actual = metrics(asked(judge, tmp_path), 42)
+    assert (actual["win_rate"], actual["tie_rate"], actual["loss_rate"]) == (0, 1, 0)
+    assert actual["score_difference"] == 0
 
 
 def test_what_cannot_be_read_is_counted_and_left_out(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_what_cannot_be_read_is_counted_and_left_out(tmp_path: Path) -> None:
 
     with judging(some) as judge:
         records = asked(judge, tmp_path)
-    found = metrics(records, 42)
-    assert (found["unparsable"], found["unparsable_single"], found["unparsable_pair"]) == (8, 4, 4)
-    assert found["win_rate"] == 1 and found["win_rate_category_math"] is None is found["score_base_category_math"]
+    actual = metrics(records, 42)
+    assert (actual["unparsable"], actual["unparsable_single"], actual["unparsable_pair"]) == (8, 4, 4)
+    assert actual["win_rate"] == 1 and actual["win_rate_category_math"] is None is actual["score_base_category_math"]
     nothing = metrics([{**record, "answer": ""} for record in records], 42)
     assert nothing["score_base"] is None is nothing["win_rate_low"] and nothing["unparsable"] == 16
 
@@ -370,8 +370,8 @@ def test_the_price_is_that_of_the_tokens(tmp_path: Path) -> None:
         settings = settings_of(judge, **prices)
         records = asked(judge, tmp_path, **prices)
     publish(settings, QUESTIONS, ANSWERS, records, tmp_path / "output")
-    found = json.loads((tmp_path / "output/judge.json").read_text())
-    assert found["price"] == pytest.approx(1600 * 2.5e-6 + 160 * 10e-6)
+    actual = json.loads((tmp_path / "output/judge.json").read_text())
+    assert actual["price"] == pytest.approx(1600 * 2.5e-6 + 160 * 10e-6)
     assert price(1, 1, settings_of(judge, prompt_price=1.0)) is None
 
 

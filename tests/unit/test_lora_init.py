@@ -53,7 +53,7 @@ def test_published_it_is_the_trained_product_less_the_first(r: int, alpha: float
     }
     before = {"r": r, "lora_alpha": alpha, "use_rslora": stabilized, "rank_pattern": {}, "alpha_pattern": {}}
     after = doubled(before)
-    found = published(trained, start)
+    actual = published(trained, start)
 
     def scale(config: dict[str, Any]) -> float:
         return float(config["lora_alpha"] / (math.sqrt(config["r"]) if stabilized else config["r"]))
@@ -62,9 +62,9 @@ def test_published_it_is_the_trained_product_less_the_first(r: int, alpha: float
         return tensors["m.lora_B.weight"] @ tensors["m.lora_A.weight"]
 
     expected = scale(before) * (product(trained) - product(start))
-    torch.testing.assert_close(scale(after) * product(found), expected, rtol=1e-4, atol=1e-4)
-    assert found["saved.weight"] is trained["saved.weight"]
-    assert not is_start(found["m.lora_B.weight"])
+    torch.testing.assert_close(scale(after) * product(actual), expected, rtol=1e-4, atol=1e-4)
+    assert actual["saved.weight"] is trained["saved.weight"]
+    assert not is_start(actual["m.lora_B.weight"])
     assert is_start(published(start, start)["m.lora_B.weight"])
 
 

@@ -66,17 +66,17 @@ def test_the_command_keeps_the_papers_rows() -> None:
     model = MODELS / "llama-2-7b.json"
     parameters = read_model_spec(model).parameters
     result = run("--model", str(model), "--method", "full", "--gpus-per-node", "8", "--json")
-    found = {entry["strategy"]: entry["gpu"] for entry in map(json.loads, result.stdout.splitlines())}
+    actual = {entry["strategy"]: entry["gpu"] for entry in map(json.loads, result.stdout.splitlines())}
     for name, factor in (("zero0", 16), ("zero1", 4 + 12 / 8), ("zero2", 2 + 14 / 8), ("zero3", 16 / 8)):
-        assert abs(found[name]["model_states"] - factor * parameters) < 8, name
+        assert abs(actual[name]["model_states"] - factor * parameters) < 8, name
 
 
 def test_the_command_prints_one_object_a_strategy_that_adds_up() -> None:
     options = ["--model", str(MODELS / "qwen2.5-7b.json"), "--nodes", "2", "--gpus-per-node", "4", "--json"]
     result = run(*options, "--activation-checkpointing", "--micro-batch", "2", "--sequence-length", "2048")
-    found = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [entry["strategy"] for entry in found] == list(STRATEGIES)
-    for entry in found:
+    actual = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [entry["strategy"] for entry in actual] == list(STRATEGIES)
+    for entry in actual:
         gpu = entry["gpu"]
         terms = ("model_states", "activations", "logits", "buffers", "reserve")
         assert sum(gpu[term] for term in terms) == gpu["total"]
@@ -201,8 +201,8 @@ def test_four_bits_have_the_constants_that_the_paper_says(small: Path) -> None:
     model = read_model_spec(small)
     count = sum(module.parameters * module.count for module in model.linears)
     for double, bits in ((False, 0.5), (True, 0.127)):
-        found = QloraMethod(double_quantization=double).parameters(model, 2).frozen_bytes
-        quantized = found - 2 * (model.parameters - count)
+        actual = QloraMethod(double_quantization=double).parameters(model, 2).frozen_bytes
+        quantized = actual - 2 * (model.parameters - count)
         assert round(8 * quantized / count - 4, 3) == bits
 
 
@@ -299,16 +299,16 @@ def test_pages_stay_beside_what_a_cpu_rank_made_of_them() -> None:
     """Of the modules that are quantized, or that the factors' start is taken out of; not of weights as they are."""
     model = SPECS["smollm2-135m"]
     adapted = sum(module.inputs * module.outputs * module.count for module in model.linears)
-    found = {}
+    actual = {}
     for name, method in {
         "lora": LoraMethod(), "start": LoraMethod(init="pissa"), "some": LoraMethod(init="olora", targets=("q_proj",)),
         "nf4": QloraMethod(), "int8": QloraMethod(quantization="int8"),
     }.items():  # fmt: skip
         spec = replace(SPEC, method=method, ranks_per_node=2, precision="fp32", on_cpu=True)
-        found[name] = predict(model, spec).host["page_cache"]
-    assert found.pop("lora") == 0
-    assert found.pop("some") == 2 * 4 * 30 * 576 * 576
-    assert set(found.values()) == {2 * 4 * adapted}
+        actual[name] = predict(model, spec).host["page_cache"]
+    assert actual.pop("lora") == 0
+    assert actual.pop("some") == 2 * 4 * 30 * 576 * 576
+    assert set(actual.values()) == {2 * 4 * adapted}
 
 
 def _states_of(model: ModelSpec, spec: TrainingSpec) -> tuple[float, int]:
@@ -466,11 +466,11 @@ OFFLOADED = {compare.key(case) for case in compare.offloaded()}
 
 def test_predictions_stay_within_bounds_of_every_trace() -> None:
     """benchmarks/results/memory_traces.jsonl holds the peaks of real steps; a change of the model is held to them."""
-    found = compare.errors(compare.all_compared())
-    assert found["combinations"] >= 250
-    assert found["mean_absolute_error"] <= 0.03
-    assert abs(found["worst_error"]) <= 0.08
-    assert found["lowest_error"] >= -0.02
+    actual = compare.errors(compare.all_compared())
+    assert actual["combinations"] >= 250
+    assert actual["mean_absolute_error"] <= 0.03
+    assert abs(actual["worst_error"]) <= 0.08
+    assert actual["lowest_error"] >= -0.02
 
 
 def test_ddp_is_traced_as_training_computes() -> None:
@@ -478,10 +478,10 @@ def test_ddp_is_traced_as_training_computes() -> None:
     the mean error was 7 % and the worst 109 %."""
     traced = [trace for trace in compare.read_traces() if trace["case"]["strategy"] == "ddp"]
     assert {trace["case"]["method"] for trace in traced} == set(METHODS)
-    found = compare.errors([compare.compared(trace["case"], trace["bytes"]) for trace in traced])
-    assert found["mean_absolute_error"] < 0.003
-    assert abs(found["worst_error"]) < 0.05
-    assert found["lowest_error"] > -0.012
+    actual = compare.errors([compare.compared(trace["case"], trace["bytes"]) for trace in traced])
+    assert actual["mean_absolute_error"] < 0.003
+    assert abs(actual["worst_error"]) < 0.05
+    assert actual["lowest_error"] > -0.012
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -496,9 +496,9 @@ def test_ddp_keeps_the_activations_of_stage_0_and_copies_of_what_is_trained(meth
 def test_int8_is_not_computed_as_four_bits_are() -> None:
     """Its product keeps the input, also of what is not adapted: 3 % of the total with an adapter of queries alone."""
     traced = [trace for trace in compare.read_traces() if trace["case"].get("quantization") == "int8"]
-    found = [compare.compared(trace["case"], trace["bytes"])["error"] for trace in traced]
-    assert len(found) >= 9
-    assert max(map(abs, found)) < 1e-3
+    actual = [compare.compared(trace["case"], trace["bytes"])["error"] for trace in traced]
+    assert len(actual) >= 9
+    assert max(map(abs, actual)) < 1e-3
 
 
 def test_offloaded_checkpoints_are_as_far_from_the_device_as_in_traces() -> None:

@@ -372,8 +372,8 @@ def test_the_largest_of_each_strategy_is_a_column() -> None:
     options = ["--model", LLAMA, "--gpus-per-node", "8", "--max-micro-batch", "--max-sequence-length"]
     entries, cells = objects(*options), rows_of(run(*options).stdout)
     for entry in entries:
-        found = [f"{entry[key]:,}" if entry[key] else "none" for key in ("max_micro_batch", "max_sequence_length")]
-        assert cells[entry["strategy"]][7:9] == found
+        actual = [f"{entry[key]:,}" if entry[key] else "none" for key in ("max_micro_batch", "max_sequence_length")]
+        assert cells[entry["strategy"]][7:9] == actual
     assert len({entry["max_sequence_length"] for entry in entries}) > 3
 
 
@@ -434,13 +434,13 @@ def test_evaluation_and_generation_are_lines_of_their_own() -> None:
     result, entries = run(*options), objects(*options)
     model = read_model_spec(Path(LLAMA))
     for entry in entries:
-        found, made = entry["evaluation"], entry["generation"]
-        assert found["weights"] == made["weights"] == 2 * model.parameters
+        actual, made = entry["evaluation"], entry["generation"]
+        assert actual["weights"] == made["weights"] == 2 * model.parameters
         assert made["cache"] == 2 * 32 * 14 * 1499 * 8 * 128 * 2
-        for each in (found, made):
+        for each in (actual, made):
             assert each["total"] == each["weights"] + each["cache"] + each["working"] + each["reserve"]
             assert each["fits"] == (each["total"] <= 80 * GIB)
-        assert found["fits_in_training"] == (found["in_training"] <= 80 * GIB) or entry["strategy"].endswith("hybrid")
+        assert actual["fits_in_training"] == (actual["in_training"] <= 80 * GIB) or entry["strategy"].endswith("hybrid")
     fitting = [entry["strategy"] for entry in entries if entry["evaluation"]["fits_in_training"]]
     assert 0 < len(fitting) < len(entries)
     assert told(result.stdout, "evaluation").startswith("14 x 4,096 tokens: forward pass ")
@@ -453,12 +453,12 @@ def test_evaluation_and_generation_are_lines_of_their_own() -> None:
 def test_generation_holds_the_cache_and_the_larger_of_both_passes(rows: int, prompt: int, answer: int) -> None:
     model = read_model_spec(Path(SMALL_LLAMA))
     spec = TrainingSpec("ddp", LoraMethod(), 1, 1, 1, 1, prompt, False, "sdpa", "bf16")
-    found = generated(model, spec, rows, prompt, answer)
-    assert found.total >= found.weights + found.cache
+    actual = generated(model, spec, rows, prompt, answer)
+    assert actual.total >= actual.weights + actual.cache
     first = ForwardSpec(rows, prompt, 2, "sdpa", True, False, "supervised", 1)
-    assert found.total >= found.weights + found.cache + evaluation(model, first, NOTHING)
-    assert generated(model, spec, rows + 1, prompt, answer).total > found.total
-    assert generated(model, spec, rows, prompt, answer + 1).total >= found.total
+    assert actual.total >= actual.weights + actual.cache + evaluation(model, first, NOTHING)
+    assert generated(model, spec, rows + 1, prompt, answer).total > actual.total
+    assert generated(model, spec, rows, prompt, answer + 1).total >= actual.total
     assert evaluated(model, spec, rows).cache == 0
 
 

@@ -98,10 +98,10 @@ def test_units_are_those_that_training_makes(name: str) -> None:
     root = sizes.pop("")
     towers = tuple(f"{part}." for part in other_parts(model))
     layers = [size for unit, size in sizes.items() if not unit.startswith(towers)] if towers else [*sizes.values()]
-    found = fsdp_units(SPECS[name])
-    assert list(found.layers) == layers
+    actual = fsdp_units(SPECS[name])
+    assert list(actual.layers) == layers
     # Small parts of a tower that are units too, as its embeddings, are counted with the root.
-    assert root <= found.root <= 1.02 * root
+    assert root <= actual.root <= 1.02 * root
 
 
 def test_what_is_added_outside_of_the_layers_is_gathered_with_the_root() -> None:
@@ -127,7 +127,7 @@ class Live(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 storage = value.untyped_storage()
                 self.known[storage._cdata] = weakref.ref(storage)
-        alive = [found for each in self.known.values() if (found := each()) is not None]
+        alive = [actual for each in self.known.values() if (actual := each()) is not None]
         self.peak = max(self.peak, sum(storage.nbytes() for storage in alive))
         return result
 

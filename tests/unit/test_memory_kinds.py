@@ -356,8 +356,8 @@ def test_what_would_lower_the_total_can_run(method: Any) -> None:
 
 def test_attention_that_transformers_lacks_is_refused(mixtures: dict[str, ModelSpec]) -> None:
     capacity = Capacity(80 * GIB, 512 * GIB)
-    found = estimated(mixtures["gpt_oss"], training(), capacity)
-    assert (found["fits"], found["why"]) == (False, "a gpt_oss has no sdpa attention; write eager")
+    actual = estimated(mixtures["gpt_oss"], training(), capacity)
+    assert (actual["fits"], actual["why"]) == (False, "a gpt_oss has no sdpa attention; write eager")
     assert estimated(mixtures["gpt_oss"], training(attention="eager"), capacity)["fits"]
     assert mixtures["gpt_oss"].attentions == ("eager",)
 
@@ -373,9 +373,9 @@ def test_attentions_are_those_of_the_classes() -> None:
         model = read_model_spec(path)
         config = CONFIG_MAPPING[model.family]
         mapping = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if model.encoder_layers else MODEL_FOR_CAUSAL_LM_MAPPING
-        found: Any = mapping[config]
-        own = takes_own_attention(found) and model.family != "gemma2"  # which caps scores
-        supported = {"flash": own, "sdpa": found._supports_sdpa, "eager": True}
+        actual: Any = mapping[config]
+        own = takes_own_attention(actual) and model.family != "gemma2"  # which caps scores
+        supported = {"flash": own, "sdpa": actual._supports_sdpa, "eager": True}
         assert model.attentions == tuple(name for name, has in supported.items() if has), path
     assert {read_model_spec(path).family for path in MODELS.glob("*.json")} == set(FAMILIES) - {"gemma"}
 

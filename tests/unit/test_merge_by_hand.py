@@ -466,7 +466,9 @@ def test_only_factors_are_added_with_a_weight(tmp_path: Path, tiny_model: Path, 
 def test_a_weight_that_makes_no_model_is_one_line(
     weight: float, tmp_path: Path, tiny_model: Path, adapter: Path
 ) -> None:
-    with pytest.raises(UserError, match=f"--weight: {weight:g} times an adapter is not a model, or the base itself; wri"):
+    with pytest.raises(
+        UserError, match=f"--weight: {weight:g} times an adapter is not a model, or the base itself; wri"
+    ):
         merge_by_hand(tiny_model, [adapter], [weight], tmp_path / "merged")
 
 

@@ -107,14 +107,14 @@ def test_rows_of_a_stored_factor_are_those_of_the_factor(
     save_file(factors, tmp_path / "factors.safetensors")
     stored = read_header(tmp_path / "factors.safetensors").tensors
     monkeypatch.setattr(lora, "SMALL", factors["B"].nbytes if kept else factors["B"].nbytes - 1)
-    found, expected = torch.ones(48, 24), torch.ones(48, 24)
+    actual, expected = torch.ones(48, 24), torch.ones(48, 24)
     for first in (0, 16, 32):
         rows = slice(first, first + 16)
-        lora.Product("weight", dict(stored), 0.3, transposed=False).apply(found[rows], first)
+        lora.Product("weight", dict(stored), 0.3, transposed=False).apply(actual[rows], first)
         lora.Product("weight", dict(factors), 0.3, transposed=False).apply(expected[rows], first)
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     # Another product: near zero, the sum of four terms of size 1 is off by their rounding, whatever its own size.
-    assert torch.allclose(found, 1 + 0.3 * factors["B"] @ factors["A"], atol=1e-6)
+    assert torch.allclose(actual, 1 + 0.3 * factors["B"] @ factors["A"], atol=1e-6)
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])
@@ -193,9 +193,9 @@ def test_a_header_that_grows_is_one_that_safetensors_reads(tmp_path: Path) -> No
     body["b"] = torch.full((5, 4), 7.0).numpy().tobytes()
     (tmp_path / "y.safetensors").write_bytes(grown.header + b"".join(body[name] for name in grown.tensors))
     assert (tmp_path / "y.safetensors").stat().st_size == grown.nbytes
-    found = load_file(tmp_path / "y.safetensors")
-    assert torch.equal(found.pop("b"), torch.full((5, 4), 7.0))
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in found.items())
+    actual = load_file(tmp_path / "y.safetensors")
+    assert torch.equal(actual.pop("b"), torch.full((5, 4), 7.0))
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in actual.items())
     assert read_header(tmp_path / "y.safetensors").metadata == before.metadata
     assert before.resized(tmp_path / "z", {}).header == before.header
 
@@ -203,10 +203,10 @@ def test_a_header_that_grows_is_one_that_safetensors_reads(tmp_path: Path) -> No
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 100, 4096])
 @pytest.mark.parametrize("width", [1, 7, 300, 10**6])
 def test_spans_cover_all_rows_and_none_is_thin(rows: int, width: int) -> None:
-    found = stream.spans((rows, width), 4096)
-    assert [row for first, last in found for row in range(first, last)] == list(range(rows))
-    assert len(found) == 1 or min(last - first for first, last in found) >= stream.THIN
-    assert max(last - first for first, last in found) <= max(2 * stream.THIN, math.ceil(4096 / width) + stream.THIN)
+    actual = stream.spans((rows, width), 4096)
+    assert [row for first, last in actual for row in range(first, last)] == list(range(rows))
+    assert len(actual) == 1 or min(last - first for first, last in actual) >= stream.THIN
+    assert max(last - first for first, last in actual) <= max(2 * stream.THIN, math.ceil(4096 / width) + stream.THIN)
 
 
 BROKEN: dict[str, Callable[[bytes], bytes]] = {

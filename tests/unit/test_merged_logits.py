@@ -46,10 +46,10 @@ def test_a_merge_loses_nothing_of_what_was_trained(
 ) -> None:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
-    found = figures(tiny_model, adapter, tmp_path / "merged", data)
-    assert tuple(found) == OF_MERGED
-    assert found["merged_kl"] < 1e-6 and found["merged_kl_share"] < 1e-3
-    assert found["merged_argmax"] == 1 and 0 < found["merged_logits"] < 1e-4
+    actual = figures(tiny_model, adapter, tmp_path / "merged", data)
+    assert tuple(actual) == OF_MERGED
+    assert actual["merged_kl"] < 1e-6 and actual["merged_kl_share"] < 1e-3
+    assert actual["merged_argmax"] == 1 and 0 < actual["merged_logits"] < 1e-4
     assert "is not what was trained" not in caplog.text
 
 
@@ -60,9 +60,9 @@ def test_a_merge_that_lost_the_adapter_is_told(
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     shutil.copytree(tiny_model, tmp_path / "merged")
     with caplog.at_level(logging.WARNING):
-        found = figures(tiny_model, adapter, tmp_path / "merged", data)
-    assert found["merged_kl_share"] == pytest.approx(1) and found["merged_kl_share"] > BOUND
-    assert found["merged_kl"] > 1e-5
+        actual = figures(tiny_model, adapter, tmp_path / "merged", data)
+    assert actual["merged_kl_share"] == pytest.approx(1) and actual["merged_kl_share"] > BOUND
+    assert actual["merged_kl"] > 1e-5
     assert "100 % of what fine-tuning changed is lost" in caplog.text
 
 
@@ -70,10 +70,10 @@ def test_the_divergence_is_that_of_torch(tiny_model: Path, tmp_path: Path, data:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     other = next_tokens(load(tiny_model, CPU, [])[0], ROWS)
     tuned = next_tokens(load(tiny_model, CPU, [], adapter)[0], ROWS)
-    found = of_merged(other, EvaluatedModel(tiny_model, adapter, tiny_model), data, ROWS)
+    actual = of_merged(other, EvaluatedModel(tiny_model, adapter, tiny_model), data, ROWS)
     theirs = torch.nn.functional.kl_div(other, tuned, log_target=True, reduction="batchmean")
-    assert found["merged_kl"] == pytest.approx(theirs.item(), rel=1e-4)
-    assert found["merged_logits"] == pytest.approx((other - tuned).abs().max().item())
+    assert actual["merged_kl"] == pytest.approx(theirs.item(), rel=1e-4)
+    assert actual["merged_logits"] == pytest.approx((other - tuned).abs().max().item())
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
@@ -84,13 +84,13 @@ def test_a_quantized_base_is_what_an_adapter_of_qlora_was_trained_on(
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     quantization = {"type": kind, "double": True, "precision": "fp32"}
     (adapter / "manifest.json").write_text(json.dumps({"files": {}, "quantization": quantization}))
-    found = {}
+    actual = {}
     for dequantized in (True, False):
         output = tmp_path / f"merged-{dequantized}"
         merge_by_hand(tiny_model, [adapter], [], output, dequantized=dequantized)
-        found[dequantized] = figures(tiny_model, adapter, output, data)
-        assert tuple(found[dequantized]) == OF_MERGED + OF_TRAINED
-    assert found[True]["trained_logits"] < 1e-4 < found[True]["merged_logits"]
-    assert found[False]["merged_logits"] < 1e-4 < found[False]["trained_logits"]
+        actual[dequantized] = figures(tiny_model, adapter, output, data)
+        assert tuple(actual[dequantized]) == OF_MERGED + OF_TRAINED
+    assert actual[True]["trained_logits"] < 1e-4 < actual[True]["merged_logits"]
+    assert actual[False]["merged_logits"] < 1e-4 < actual[False]["trained_logits"]
     # int8 is so near to the original that both divergences may be nothing but rounding: some 1e-7 of a sum of fp32.
-    assert found[True]["trained_kl"] <= found[False]["trained_kl"] + 1e-6
+    assert actual[True]["trained_kl"] <= actual[False]["trained_kl"] + 1e-6

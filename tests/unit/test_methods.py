@@ -103,9 +103,9 @@ def test_it_builds_and_merges_what_peft_does(name: str, variant: str, untied_mod
     expected = (built.merge_and_unload() if method.peft_type else built).state_dict()
     assert {key for key, update in updates.items() if not update.optional} <= weights.keys()
     for key, value in weights.items():
-        found = updates[key].applied(value) if key in updates else value
-        assert (key in updates) == (not torch.equal(found, value)), key
-        torch.testing.assert_close(found, expected[key], msg=key)
+        actual = updates[key].applied(value) if key in updates else value
+        assert (key in updates) == (not torch.equal(actual, value)), key
+        torch.testing.assert_close(actual, expected[key], msg=key)
 
 
 @pytest.mark.parametrize("name", ["lora", "dora", "ia3"])

@@ -26,21 +26,21 @@ def index(sources: list[int], rows: list[int] | None = None, prompts: list[int] 
 def test_each_row_is_in_one_split_and_the_seed_alone_decides(validation: int, test: int, seed: int, train: int) -> None:
     settings = prepare_settings(split={"validation": validation, "test": test}, seed=seed)
     rows = index([0] * (validation + test + train))
-    found = mix(rows, settings, [PLAIN])
-    assert (found.times.sum(), len(found.validation), len(found.test)) == (train, validation, test)
-    everywhere = [*np.flatnonzero(found.times), *found.validation, *found.test]
+    actual = mix(rows, settings, [PLAIN])
+    assert (actual.times.sum(), len(actual.validation), len(actual.test)) == (train, validation, test)
+    everywhere = [*np.flatnonzero(actual.times), *actual.validation, *actual.test]
     assert sorted(everywhere) == list(range(validation + test + train))
     again = mix(rows, settings, [PLAIN])
-    assert all(np.array_equal(one, other) for one, other in zip(found[:3], again[:3], strict=True))
+    assert all(np.array_equal(one, other) for one, other in zip(actual[:3], again[:3], strict=True))
 
 
 def test_a_source_with_a_split_goes_there_whole_and_nothing_is_drawn_from_it() -> None:
     sources = [PLAIN, Source(split="test"), Source(split="train")]
     settings = prepare_settings(split={"validation": 2, "test": 0})
-    found = mix(index([0] * 5 + [1] * 4 + [2] * 3), settings, sources)
-    assert found.test.tolist() == [5, 6, 7, 8]
-    assert found.times[9:].tolist() == [1, 1, 1]
-    assert set(found.validation) <= set(range(5))
+    actual = mix(index([0] * 5 + [1] * 4 + [2] * 3), settings, sources)
+    assert actual.test.tolist() == [5, 6, 7, 8]
+    assert actual.times[9:].tolist() == [1, 1, 1]
+    assert set(actual.validation) <= set(range(5))
 
 
 @given(st.lists(st.integers(20, 200), min_size=2, max_size=4), st.data())
@@ -48,10 +48,10 @@ def test_weights_are_shares_of_the_training_rows_and_use_no_row_twice(sizes: lis
     weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)))
     sources = [Source(weight=weight) for weight in weights]
     rows = index([number for number, size in enumerate(sizes) for _ in range(size)])
-    found = mix(rows, SETTINGS, sources)
-    assert found.times.max() == 1
-    available = np.bincount(np.delete(rows.source, [*found.validation, *found.test]), minlength=len(sizes))
-    taken = np.bincount(rows.source, found.times, len(sizes))
+    actual = mix(rows, SETTINGS, sources)
+    assert actual.times.max() == 1
+    available = np.bincount(np.delete(rows.source, [*actual.validation, *actual.test]), minlength=len(sizes))
+    taken = np.bincount(rows.source, actual.times, len(sizes))
     shares = np.array(weights) / sum(weights)
     total = (available / shares).min()
     assert np.all(np.abs(taken - shares * total) <= 1 + 1e-6)
@@ -62,25 +62,25 @@ def test_weights_are_shares_of_the_training_rows_and_use_no_row_twice(sizes: lis
 def test_a_count_is_kept_exactly_with_rows_repeating_where_there_are_too_few() -> None:
     sources = [Source(rows=25), Source(rows=4), PLAIN]
     rows = index([0] * 10 + [1] * 10 + [2] * 10)
-    found = mix(rows, SETTINGS, sources)
-    held_out = {*found.validation, *found.test}
-    assert found.times[:10].sum() == 25
-    repeated = [times for row, times in enumerate(found.times[:10]) if row not in held_out]
+    actual = mix(rows, SETTINGS, sources)
+    held_out = {*actual.validation, *actual.test}
+    assert actual.times[:10].sum() == 25
+    repeated = [times for row, times in enumerate(actual.times[:10]) if row not in held_out]
     assert max(repeated) - min(repeated) <= 1
-    assert found.times[10:20].sum() == 4
-    assert all(found.times[row] == 0 for row in held_out)
+    assert actual.times[10:20].sum() == 4
+    assert all(actual.times[row] == 0 for row in held_out)
 
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_duplicates_are_counted_and_dropped_when_asked(drop: bool) -> None:
     hashes = [1, 2, 3, 4, 5, 6, 7, 8, 1, 1, 2]
     settings = prepare_settings(duplicates="drop" if drop else "report")
-    found = mix(index([0] * 11, hashes), settings, [PLAIN])
-    assert found.counts["duplicate_rows"] == 3
-    kept = [*np.flatnonzero(found.times), *found.validation, *found.test]
+    actual = mix(index([0] * 11, hashes), settings, [PLAIN])
+    assert actual.counts["duplicate_rows"] == 3
+    kept = [*np.flatnonzero(actual.times), *actual.validation, *actual.test]
     assert sorted(kept) == list(range(8 if drop else 11))
     if drop:
-        assert found.counts["leaked_rows"] == 0
+        assert actual.counts["leaked_rows"] == 0
 
 
 @given(st.lists(st.integers(0, 9), min_size=30, max_size=60), st.integers(0, 99))
@@ -115,8 +115,8 @@ def test_a_split_that_would_be_empty_is_refused() -> None:
 @given(st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**60, 2**63]), max_size=40), st.data())
 def test_hashes_are_found_again(hashes: list[int], data: st.DataObject) -> None:
     given_hashes = np.array(hashes, np.uint64)
-    assert _first(given_hashes).tolist() == [value not in hashes[:place] for place, value in enumerate(hashes)]
+    assert _first(given_hashes).tolist() == [value not in hashes[:index] for index, value in enumerate(hashes)]
     rows = data.draw(st.lists(st.integers(0, len(hashes) - 1))) if hashes else []
     wanted = data.draw(st.lists(st.sampled_from(hashes))) if hashes else []
-    found = _among(given_hashes, np.array(rows, np.int64), np.array(wanted, np.uint64))
-    assert found.tolist() == [hashes[row] in wanted for row in rows]
+    actual = _among(given_hashes, np.array(rows, np.int64), np.array(wanted, np.uint64))
+    assert actual.tolist() == [hashes[row] in wanted for row in rows]

@@ -109,10 +109,10 @@ def test_a_term_is_the_mean_over_its_own_unit_in_any_split(
     assert expected.units == {"pair": PAIRS, "chosen token": sum(pairs["chosen_supervised"])}
     assert expected.loss == expected.means["preference"] + expected.means["sft"]
     assert 0 < expected.metrics["accuracy"] < 1
-    found, gradient = trained(pairs, together, ranks, micro_batch)
-    assert found.means == pytest.approx(expected.means, rel=1e-5)
-    assert found.by_source.tolist() == pytest.approx(expected.by_source.tolist(), rel=1e-5)
-    assert found.by_source.sum().item() / PAIRS == pytest.approx(found.loss, rel=1e-5)
+    actual, gradient = trained(pairs, together, ranks, micro_batch)
+    assert actual.means == pytest.approx(expected.means, rel=1e-5)
+    assert actual.by_source.tolist() == pytest.approx(expected.by_source.tolist(), rel=1e-5)
+    assert actual.by_source.sum().item() / PAIRS == pytest.approx(actual.loss, rel=1e-5)
     assert torch.allclose(gradient, of_expected, rtol=1e-5, atol=1e-7)
 
 

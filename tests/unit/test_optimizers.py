@@ -380,15 +380,15 @@ def test_auto_never_chooses_what_the_optimizer_cannot(tmp_path: Path, tiny_model
         precision="bf16",
         optimizer=OPTIMIZERS["adafactor"],
     )
-    found = estimates(read_model_spec(tiny_model), spec, Capacity(2**36, 2**36), list(STRATEGIES))
-    assert {entry["strategy"] for entry in found if entry["fits"]} == {"zero0", "ddp"}
-    assert "rows and columns" in next(entry["why"] for entry in found if entry["strategy"] == "zero2")
+    actual = estimates(read_model_spec(tiny_model), spec, Capacity(2**36, 2**36), list(STRATEGIES))
+    assert {entry["strategy"] for entry in actual if entry["fits"]} == {"zero0", "ddp"}
+    assert "rows and columns" in next(entry["why"] for entry in actual if entry["strategy"] == "zero2")
 
 
 def test_a_default_that_is_written_out_changes_no_setting(tmp_path: Path) -> None:
     """So that nothing runs again, and a checkpoint is still resumed."""
     written = {"optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8, "warmup_ratio": 0.03}
-    found = [resolve(load(config_of(tmp_path, train))).runs["default"] for train in ({}, written)]
-    assert found[0] == found[1]
+    actual = [resolve(load(config_of(tmp_path, train))).runs["default"] for train in ({}, written)]
+    assert actual[0] == actual[1]
     lion = resolve(load(config_of(tmp_path, {"optimizer": "lion", "warmup_steps": 2}))).runs["default"].train
     assert (lion.betas, lion.epsilon, lion.warmup_ratio) == ([0.9, 0.99], None, None)

@@ -48,15 +48,15 @@ def started(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Pope
         stdout=subprocess.PIPE,
         text=True,
     )
-    found: dict[str, psutil.Process] = {}
+    actual: dict[str, psutil.Process] = {}
     assert engine.stdout
-    while "job" not in found:
+    while "job" not in actual:
         name, pid = engine.stdout.readline().split()
-        found[name] = psutil.Process(int(pid))
+        actual[name] = psutil.Process(int(pid))
     try:
-        yield engine, found
+        yield engine, actual
     finally:
-        for process in found.values():
+        for process in actual.values():
             if process.is_running():
                 process.kill()
         engine.kill()
@@ -65,17 +65,17 @@ def started(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Pope
 
 @pytest.mark.parametrize("killed", ["engine", "shell"])
 def test_a_job_and_what_it_started_end_with_engine_and_shell(killed: str) -> None:
-    with started() as (engine, found):
-        (engine if killed == "engine" else found["shell"]).kill()
-        _, alive = psutil.wait_procs([found["job"], found["child"]], timeout=20)
+    with started() as (engine, actual):
+        (engine if killed == "engine" else actual["shell"]).kill()
+        _, alive = psutil.wait_procs([actual["job"], actual["child"]], timeout=20)
         assert alive == []
 
 
 @pytest.mark.parametrize("killed", ["engine", "shell"])
 def test_a_job_that_saves_its_state_may_do_so(killed: str) -> None:
-    with started("saves") as (engine, found):
-        (engine if killed == "engine" else found["shell"]).kill()
-        psutil.wait_procs([found["job"]], timeout=20)
+    with started("saves") as (engine, actual):
+        (engine if killed == "engine" else actual["shell"]).kill()
+        psutil.wait_procs([actual["job"]], timeout=20)
         assert engine.stdout and "saved" in iter(lambda: engine.stdout.readline().strip(), "")  # type: ignore[union-attr]
 
 

@@ -156,8 +156,8 @@ def test_each_format_is_detected_or_named(
 ) -> None:
     folder.write("rows.jsonl.gz", [row] * 12)
     folder.prepare(path="rows.jsonl.gz", format=form if named else "auto")
-    for found in folder.all_rows():
-        assert tokenizer.decode(learned(found)) == (taught or tokenizer.decode([71, 2]))
+    for actual in folder.all_rows():
+        assert tokenizer.decode(learned(actual)) == (taught or tokenizer.decode([71, 2]))
     assert folder.stats()["duplicate_rows"] == 11
 
 
@@ -167,7 +167,9 @@ def test_columns_are_mapped(folder: Folder) -> None:
     assert {row["question"] for row in open_split(folder.output, "test")} <= {row["q"] for row in rows}
     with pytest.raises(UserError, match=r"columns of rows\.json: no row has a value in contxt, for input"):
         folder.prepare(format="alpaca", columns={"instruction": "q", "output": "answer.text", "input": "contxt"})
-    with pytest.raises(UserError, match=r"columns of rows\.json: messages is not a field of format alpaca; write some of"):
+    with pytest.raises(
+        UserError, match=r"columns of rows\.json: messages is not a field of format alpaca; write some of"
+    ):
         folder.prepare(format="alpaca", columns={"messages": "q"})
 
 
@@ -385,7 +387,9 @@ def test_a_source_or_file_without_a_usable_row_is_refused(folder: Folder) -> Non
     line = failure(folder, path="mix", too_long="drop", sources=sources)
     assert re.search(r"mix/b\.jsonl: none of its 3 rows is left; 3 of 23 rows that were read are dropped", line)
     folder.write("mix/b.jsonl", ["\n"])
-    assert failure(folder, path="mix", sources=sources).endswith("mix/b.jsonl: contains no rows; take it out of sources")
+    assert failure(folder, path="mix", sources=sources).endswith(
+        "mix/b.jsonl: contains no rows; take it out of sources"
+    )
 
 
 def test_a_source_with_a_share_that_gives_no_training_row_is_refused(folder: Folder) -> None:
@@ -429,7 +433,7 @@ def test_an_over_long_row(folder: Folder, policy: str, tokenizer: Any) -> None:
 
 
 def test_a_long_text_is_split_into_rows_that_hold_all_of_it(folder: Folder, tokenizer: Any) -> None:
-    folder.write("rows.jsonl", [{"text": "".join(chr(97 + place % 26) for place in range(1000))}] * 3)
+    folder.write("rows.jsonl", [{"text": "".join(chr(97 + index % 26) for index in range(1000))}] * 3)
     folder.prepare(path="rows.jsonl", too_long="split", split={"validation": 1, "test": 1}, duplicates="drop")
     text = "".join(tokenizer.decode(row["input_ids"]) for row in folder.all_rows())
     assert len(text.replace("<|im_start|>", "").replace("<|im_end|>", "")) == 1000
@@ -652,7 +656,7 @@ def test_what_is_not_read_is_in_line_stats_and_page(folder: Folder, caplog: pyte
     page = (folder.output / "mask.html").read_text()
     assert "rows.json: read as messages, template chat, loss assistant" in page
     for text in (
-        "<td>weight</td><td>key, in messages</td><td>12</td><td>0: the turn is not learnt; 1 changes nothing</td>",
+        "<td>weight</td><td>key, in messages</td><td>12</td><td>0: the turn is not supervised; 1 changes nothing</td>",
         "<td>id</td><td>key, in messages</td><td>12</td><td><b>not read</b>: it changes nothing</td>",
         "<td>label</td><td>column, in rows</td><td>12</td><td>left out, since <code>ignore</code> names it</td>",
         "<td>&lt;b&gt;</td>",

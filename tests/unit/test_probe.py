@@ -25,11 +25,11 @@ def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:
     result = server.run(command, tmp_path, environment)
     assert result.returncode == 0, result.stderr
     assert time.monotonic() - started < 40
-    found = json.loads((tmp_path / "out" / "probe.json").read_text())
-    assert (found["device"], found["nodes"], found["ranks_per_node"]) == ("cpu", 1, 2)
-    assert found["hardware"]["memory_bytes"] > 2**30
-    assert {"torch", "deepspeed", "python"} <= set(found["versions"])
-    values = found["measured"]
+    actual = json.loads((tmp_path / "out" / "probe.json").read_text())
+    assert (actual["device"], actual["nodes"], actual["ranks_per_node"]) == ("cpu", 1, 2)
+    assert actual["hardware"]["memory_bytes"] > 2**30
+    assert {"torch", "deepspeed", "python"} <= set(actual["versions"])
+    values = actual["measured"]
     # Any CPU of this century, however busy: a unit that slipped by 1000 falls out.
     assert 1e9 < values["matmul_fp32_flops_per_second"] < 1e13
     assert 1e8 < values["matmul_16bit_flops_per_second"] < 1e14
@@ -50,7 +50,7 @@ def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:
     work = StepWork(
         256, 4, 2, 135_000_000, 2_500_000, 134_000_000, 211, 30, 576, 9, 64, 49152, 256, 0.3, False, "sdpa", 4
     )
-    assert 0.1 < step_seconds(work, STRATEGIES["zero2"], measured(found, "fp32")).total < 1000
+    assert 0.1 < step_seconds(work, STRATEGIES["zero2"], measured(actual, "fp32")).total < 1000
 
 
 def test_one_rank_has_nobody_to_send_to(tmp_path: Path) -> None:

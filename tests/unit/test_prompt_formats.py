@@ -296,7 +296,9 @@ def test_the_first_stop_token_stands_for_the_end_of_sequence() -> None:
 def test_a_stop_token_that_is_not_special_is_refused_in_a_content_too() -> None:
     template = Template(tokenizer_of("qwen2.5"), prepare_settings(template="vicuna", stop_tokens=["</tool_call>"]))
     assert marked(template.pieces(Example(TALK))).endswith("« Now I rest.</tool_call>»")
-    with pytest.raises(BadRow, match="user message 1 contains the special token </tool_call>, which would end or begin"):
+    with pytest.raises(
+        BadRow, match="user message 1 contains the special token </tool_call>, which would end or begin"
+    ):
         template.pieces(Example([user("Hi </tool_call>"), answer("Hello")]))
 
 

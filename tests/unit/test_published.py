@@ -105,8 +105,8 @@ def test_published_splits_are_refused_with_the_sources_to_paste(
     assert pasted["sources"] == sources
     assert (pasted["split"]["validation"], pasted["split"]["test"]) == drawn
     assert re.search(r"contains the published splits? ", line)
-    found = files_by_split(tmp_path, pasted)
-    for split, files in found.items():
+    actual = files_by_split(tmp_path, pasted)
+    for split, files in actual.items():
         words = {"test": ("test", "eval", "hold", "held"), "validation": ("val", "dev", "eval")}.get(
             split or "", ("train", "more", "rest")
         )

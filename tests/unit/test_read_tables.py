@@ -118,10 +118,10 @@ def test_broken_utf_8_in_a_table_spoils_only_its_row(tmp_path: Path, form: str, 
     texts = pyarrow.array([b"good", b"b\xff\xfed", b"fine"])
     broken = pyarrow.Array.from_buffers(pyarrow.string(), 3, texts.buffers())
     _write_table(tmp_path / name, pyarrow.table({"text": broken}), form, 3)
-    found = read_all(tmp_path / name)
-    assert found[0][1] == {"text": "good"}
-    assert found[2][1] == {"text": "fine"}
-    assert "can't decode byte 0xff" in str(found[1][1])
+    actual = read_all(tmp_path / name)
+    assert actual[0][1] == {"text": "good"}
+    assert actual[2][1] == {"text": "fine"}
+    assert "can't decode byte 0xff" in str(actual[1][1])
 
 
 FUZZ = """
@@ -177,10 +177,10 @@ def test_a_column_whose_name_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
 def test_a_value_is_decoded_at_any_depth_of_the_stack(tmp_path: Path) -> None:
     """Workers decode what the process that cuts files has decoded already, on a stack of another depth."""
     (tmp_path / "rows.json").write_text(f'[{{"a": {"[" * 600}{"]" * 600}}}, {{"b": 1}}]')
-    found = list(chunks(tmp_path / "rows.json"))
+    result = list(chunks(tmp_path / "rows.json"))
 
     def deeper(levels: int) -> list[Any]:
-        return deeper(levels - 1) if levels else [value for chunk in found for _, value in chunk.records()]
+        return deeper(levels - 1) if levels else [value for chunk in result for _, value in chunk.records()]
 
     assert [list(value) for value in deeper(400)] == [["a"], ["b"]]
 

@@ -76,9 +76,9 @@ def test_a_key_that_is_there_twice_in_a_json_file(tmp_path: Path, text: str) -> 
     path = tmp_path / "rows.json"
     path.write_text(text)
     for size in (1, 1 << 20):
-        found = read_all(path, size=size)
-        assert str(found[0][1]).startswith("has the key 'a' twice in one object")
-        assert found[1][1] == {"a": 3}
+        actual = read_all(path, size=size)
+        assert str(actual[0][1]).startswith("has the key 'a' twice in one object")
+        assert actual[1][1] == {"a": 3}
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_the_index_that_pandas_writes_is_a_column(tmp_path: Path) -> None:
 def test_any_bytes_spoil_only_their_own_line(noise: bytes, size: int) -> None:
     noise = noise.replace(b"\n", b"")
     with file_of("rows.jsonl", b'{"a": 1}\n' + noise + b'\n{"a": 2}\n') as path:
-        found = read_all(path, size=size)
-    assert (found[0], found[-1]) == (("1", {"a": 1}), ("3", {"a": 2}))
-    assert all(place == "2" for place, _ in found[1:-1])
+        actual = read_all(path, size=size)
+    assert (actual[0], actual[-1]) == (("1", {"a": 1}), ("3", {"a": 2}))
+    assert all(place == "2" for place, _ in actual[1:-1])
 
 
 def test_strange_line_separators_are_text(tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_any_list_reads_back(objects: list[dict[str, Any]], data: st.DataObject,
     text, expected = _listed(objects, data)
     whole = json.loads(text)
     with file_of("rows.json", text.encode()) as path:
-        found = read_all(path, rows, size)
-    assert [value for _, value in found] == whole
-    assert [place for place, _ in found] == [place for place, _ in expected]
+        actual = read_all(path, rows, size)
+    assert [value for _, value in actual] == whole
+    assert [place for place, _ in actual] == [place for place, _ in expected]
 
 
 @given(OBJECTS, st.data(), SIZES)
@@ -244,12 +244,12 @@ def test_elements_that_are_no_objects(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_bytes(b'[{"a": 1},\n5, "x", [1], null, true, -1.5e3,\n{"a": "\xff",\n "b": "\xfe"}, {"a": 2},\n12]')
     for size in (1, 2, 1 << 20):
-        found = read_all(path, size=size)
-        assert [value for _, value in found if isinstance(value, dict)] == [{"a": 1}, {"a": 2}]
-        assert [place for place, _ in found] == ["1"] + ["2"] * 6 + ["3", "4", "5"]
-        assert str(found[1][1]).startswith("is 5; write an object")
-        assert str(found[3][1]).startswith("is a list; write an object")
-        assert str(found[7][1]) == "byte 8 of line 3 (0xff) is not UTF-8; save the file as UTF-8"
+        actual = read_all(path, size=size)
+        assert [value for _, value in actual if isinstance(value, dict)] == [{"a": 1}, {"a": 2}]
+        assert [place for place, _ in actual] == ["1"] + ["2"] * 6 + ["3", "4", "5"]
+        assert str(actual[1][1]).startswith("is 5; write an object")
+        assert str(actual[3][1]).startswith("is a list; write an object")
+        assert str(actual[7][1]) == "byte 8 of line 3 (0xff) is not UTF-8; save the file as UTF-8"
 
 
 def test_broken_utf_8_behind_a_line_break_names_its_own_line(tmp_path: Path) -> None:
@@ -308,8 +308,8 @@ def test_any_text_is_read_as_the_csv_module_reads_it(text: str, size: int, rows:
             with pytest.raises(UserError, match=r"rows.csv:\d+: a quote is opened and never closed before "):
                 read_all(path, rows, size)
         else:
-            found = read_all(path, rows, size)
-            assert [(place, None if isinstance(value, BadRow) else value) for place, value in found] == expected
+            actual = read_all(path, rows, size)
+            assert [(place, None if isinstance(value, BadRow) else value) for place, value in actual] == expected
 
 
 def test_lines_are_counted_through_quoted_line_breaks(tmp_path: Path) -> None:

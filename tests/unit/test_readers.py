@@ -188,12 +188,12 @@ def test_a_row_without_end_does_not_fill_the_memory(
 def test_blank_lines_do_not_fill_the_memory(tmp_path: Path, name: str, begin: str, end: str) -> None:
     (tmp_path / name).write_text(begin + "\n" * 1_000_000 + end)
     tracemalloc.start()
-    found = [record for chunk in chunks(tmp_path / name, size=1000) for record in chunk.records()]
+    actual = [record for chunk in chunks(tmp_path / name, size=1000) for record in chunk.records()]
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 500_000
-    assert found[-1][0].endswith(str(1_000_001 + begin.count("\n")))
-    assert all(isinstance(value, dict) for _, value in found)
+    assert actual[-1][0].endswith(str(1_000_001 + begin.count("\n")))
+    assert all(isinstance(value, dict) for _, value in actual)
 
 
 @pytest.mark.parametrize("text", ["[" + "\n" * 5000, "[" + " " * 5000, '[{"a": 1}, ' + " " * 5000])
@@ -334,14 +334,14 @@ def test_a_saved_data_set_is_read_in_its_own_order(tmp_path: Path) -> None:
 def test_a_chunk_says_where_it_is_from(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n' * 5)
-    found = list(chunks(path, rows=2))
-    assert [(chunk.file, chunk.first, len(list(chunk.records()))) for chunk in found] == [
+    actual = list(chunks(path, rows=2))
+    assert [(chunk.file, chunk.first, len(list(chunk.records()))) for chunk in actual] == [
         (str(path), 1, 2),
         (str(path), 3, 2),
         (str(path), 5, 1),
     ]
-    assert isinstance(found[0], Chunk)
-    assert next(found[1].records()) == (f"{path}:3", {"a": 1})
+    assert isinstance(actual[0], Chunk)
+    assert next(actual[1].records()) == (f"{path}:3", {"a": 1})
 
 
 @pytest.mark.parametrize("target", ["elsewhere", "."])

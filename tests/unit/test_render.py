@@ -30,7 +30,7 @@ from zerolora.planner.deepspeed_keys import (
 from zerolora.planner.render import Rendered, lines, rendered, training_choice
 from zerolora.planner.render import render as run_render
 from zerolora.planner.run_hardware import target_of
-from zerolora.planner.user_config import DEFAULTS, filled, layout_of, mended
+from zerolora.planner.user_config import DEFAULTS, corrected, filled, layout_of
 from zerolora.planner.user_faults import faults
 from zerolora.planner.zero_json import FsdpOptions
 from zerolora.strategies import STRATEGIES
@@ -161,11 +161,11 @@ def impossible(name: str, device: str, precision: str, nvme: str | None) -> bool
 
 
 def leaves(config: dict[str, Any], prefix: str) -> set[str]:
-    found = set()
+    result = set()
     for key, value in config.items():
         name = f"{prefix}.{key}"
-        found |= leaves(value, name) if isinstance(value, dict) else {name}
-    return found
+        result |= leaves(value, name) if isinstance(value, dict) else {name}
+    return result
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -412,7 +412,10 @@ def test_an_auto_that_nobody_knows_is_refused(predicted: Path) -> None:
 
 ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 4}, "stage is 4; write 0, 1, 2 or 3"),
-    ({"stage": 2, "overlapp_comm": True}, "zero_optimization.overlapp_comm is not a key of DeepSpeed; write overlap_comm"),
+    (
+        {"stage": 2, "overlapp_comm": True},
+        "zero_optimization.overlapp_comm is not a key of DeepSpeed; write overlap_comm",
+    ),
     ({"stage": 3, "aio": {}}, "aio belongs to the top level"),
     ({"stage": 2, "cpu_offload": True}, "cpu_offload is deprecated; write offload_optimizer: {device: cpu}"),
     ({"stage": 2, "reduce_bucket_size": "5e8"}, "reduce_bucket_size is '5e8'; write a whole number"),
@@ -469,9 +472,9 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("zero", "told"), ZERO_MISTAKES)
 def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], told: str) -> None:
-    found = list(faults({"zero_optimization": zero}))
-    assert len(found) == 1
-    assert told in found[0].text and found[0].at[0] == "zero_optimization"
+    actual = list(faults({"zero_optimization": zero}))
+    assert len(actual) == 1
+    assert told in actual[0].text and actual[0].at[0] == "zero_optimization"
 
 
 @pytest.mark.parametrize(
@@ -652,8 +655,8 @@ def test_advice_that_runs_badly_is_left_out_with_a_line(user: dict[str, Any], ex
     written = {"zero_optimization": {"stage": 3, **user}}
     before = json.dumps(written)
     assert list(faults(written)) == []
-    result, mends = mended(written)
-    assert {each.at: each.value for each in mends} == expected and all(each.instead for each in mends)
+    result, corrections = corrected(written)
+    assert {each.at: each.value for each in corrections} == expected and all(each.instead for each in corrections)
     assert not {key for _, key in expected} & result["zero_optimization"].keys()
     assert json.dumps(written) == before
 
@@ -823,7 +826,7 @@ def test_a_stock_json_of_another_tool_loads(name: str, predicted: Path) -> None:
     values, strategy, left_out = STOCK[name]
     user = TRAINER | values
     assert list(faults(user)) == []
-    assert {".".join(each.at) for each in mended(user)[1]} == left_out
+    assert {".".join(each.at) for each in corrected(user)[1]} == left_out
     described = layout_of(filled(user, 64)).strategy
     named = [each for each in STRATEGIES.values() if each.engine == "deepspeed" and layout(each) == layout(described)]
     assert [each.name for each in named] == ([strategy] if strategy else [])
@@ -843,8 +846,8 @@ def test_a_mistake_has_the_line_of_the_json(tmp_path: Path, monkeypatch: pytest.
     settings = settings_of(strategy=str(file), user_config=json.loads(file.read_text()))
     with pytest.raises(UserError) as error:
         render(settings, predicted)
-    found = [line.split(": ")[1:3] for line in str(error.value).splitlines()]
-    assert [(at, text.split(" ")[0]) for at, text in found] == [
+    actual = [line.split(": ")[1:3] for line in str(error.value).splitlines()]
+    assert [(at, text.split(" ")[0]) for at, text in actual] == [
         ("ds.json:9", "'fsdp'"),
         ("ds.json:9", "'x'"),
         ("ds.json:6", "zero_optimization.overlap"),
@@ -882,9 +885,9 @@ def test_a_mutated_json_is_faulty_or_loads(data: st.DataObject) -> None:
             )
         )
         section[data.draw(st.sampled_from(keys) | st.text(max_size=5))] = data.draw(JSON_VALUES)
-    found = list(faults(user))
-    assert all("\n" not in each.text for each in found)
-    if found:
+    actual = list(faults(user))
+    assert all("\n" not in each.text for each in actual)
+    if actual:
         return
     result = filled(user, 64)
     layout_of(result)

@@ -225,18 +225,18 @@ def test_durations_are_in_two_units(seconds: float, text: str) -> None:
 
 
 def test_resources_that_nobody_used_have_no_row() -> None:
-    found = {"predicted_gpu_bytes": 0, "measured_gpu_bytes": 0, "predicted_seconds": 10.0, "measured_seconds": 20.0}
-    assert table(found) == (["predicted", "measured"], {"wall time": ["10 s", "20 s"]})
-    columns, rows = table(found | {"accounted_seconds": 30, "asked_host_bytes": 2**30})
+    actual = {"predicted_gpu_bytes": 0, "measured_gpu_bytes": 0, "predicted_seconds": 10.0, "measured_seconds": 20.0}
+    assert table(actual) == (["predicted", "measured"], {"wall time": ["10 s", "20 s"]})
+    columns, rows = table(actual | {"accounted_seconds": 30, "asked_host_bytes": 2**30})
     assert columns == ["predicted", "asked", "measured", "accounted"]
     assert rows["host memory of a node"] == ["", "1.00 GiB", "", ""]
 
 
 def test_the_commands_go_to_the_commit_if_there_is_one() -> None:
     digest = "0123456789abcdef" * 2 + "01234567"
-    found = commands(digest + UNCOMMITTED, "results/a/report.html")
-    assert found["compute it again"].splitlines()[0] == f"git checkout {digest}"
-    assert any(f"make checkout REV={digest}" in command for command in found.values())
+    actual = commands(digest + UNCOMMITTED, "results/a/report.html")
+    assert actual["compute it again"].splitlines()[0] == f"git checkout {digest}"
+    assert any(f"make checkout REV={digest}" in command for command in actual.values())
     (only,) = commands("not in a git repository", "results/a/report.html").values()
     assert only == ".venv/bin/snakemake --profile profiles/local results/a/report.html"
 

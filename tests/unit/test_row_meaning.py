@@ -25,7 +25,7 @@ def said(content: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
 
-def learnt(row: dict[str, Any], template: str = "smollm2", reading: Reading | None = None, **settings: Any) -> str:
+def supervised(row: dict[str, Any], template: str = "smollm2", reading: Reading | None = None, **settings: Any) -> str:
     """Return the text of a row, supervised parts in « »."""
     reading = reading or Reading()
     example = parse(row, detect(row, reading), reading)
@@ -34,14 +34,14 @@ def learnt(row: dict[str, Any], template: str = "smollm2", reading: Reading | No
 
 def refused(row: dict[str, Any], **how: Any) -> str:
     with pytest.raises(BadRow) as caught:
-        learnt(row, **how)
+        supervised(row, **how)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def taught(row: dict[str, Any], **how: Any) -> list[str]:
     """Return the supervised parts of a row without their stop tokens."""
-    return [part.partition("»")[0].removesuffix("<|im_end|>") for part in learnt(row, **how).split("«")[1:]]
+    return [part.partition("»")[0].removesuffix("<|im_end|>") for part in supervised(row, **how).split("«")[1:]]
 
 
 # Weights of turns
@@ -85,7 +85,7 @@ def test_a_turn_of_weight_0_is_not_learnt(form: str, off: dict[str, Any]) -> Non
 @pytest.mark.parametrize("form", FORMS)
 def test_another_weight_is_refused_with_a_way_through(form: str) -> None:
     row = FORMS[form]({"weight": 0.5}, {})
-    assert "weight is 0.5; write 1 = learnt or 0 = not learnt" in refused(row)
+    assert "weight is 0.5; write 1 = supervised or 0 = not supervised" in refused(row)
     assert "ignore: [weight]" in refused(row)
     assert taught(row, reading=Reading(ignored=frozenset({"weight"}))) == ["Bad.", "Good."]
     assert ".loss is 'no'; write 1" in refused(FORMS[form]({"loss": "no"}, {}))
@@ -119,7 +119,7 @@ def test_a_turn_that_says_so_is_learnt_whatever_its_role() -> None:
 def test_a_row_that_takes_all_its_answers_out_is_bad() -> None:
     text = refused({"messages": [HI, said("Bad.", weight=0)]})
     assert text.startswith("nothing of it is supervised with loss 'assistant'; the row's own weights leave none;")
-    assert "weight 0" not in learnt({"messages": [HI, said("Good.")]})
+    assert "weight 0" not in supervised({"messages": [HI, said("Good.")]})
     assert "nothing of it is supervised" in refused(FORMS["messages"]({}, {"weight": 0}), loss="last")
 
 
@@ -194,7 +194,7 @@ def test_a_completion_needs_an_answer() -> None:
 )
 def test_thoughts_reach_the_template_or_are_refused(key: str, row: Any) -> None:
     expected = f"{U}Hi<|im_end|>\n{A}«<think>\nTwo and two.\n</think>\n\n4<|im_end|>»"
-    assert learnt(row(key), template="qwen3") == expected
+    assert supervised(row(key), template="qwen3") == expected
     for template in ("smollm2", "gemma-4", "command-r7b"):
         text = refused(row(key), template=template)
         assert f"leaves out {key} of the assistant message" in text and f"ignore: [{key}]" in text
@@ -219,7 +219,7 @@ def test_thoughts_of_an_earlier_turn_that_the_template_drops() -> None:
 
 
 def test_thoughts_have_the_name_that_the_template_reads() -> None:
-    text = learnt({"messages": [HI, said("4", reasoning="Two and two.")]}, template="gpt-oss")
+    text = supervised({"messages": [HI, said("4", reasoning="Two and two.")]}, template="gpt-oss")
     assert "Two and two." in text.partition("«")[2]
 
 
@@ -243,7 +243,7 @@ SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
     ids=["messages", "conversations", "sharegpt", "lists", "texts", "alpaca"],
 )
 def test_every_form_reads_a_system_prompt(key: str, row: dict[str, Any]) -> None:
-    assert learnt({**row, key: "Be brief."}) == f"{SYSTEM}{U}Hi<|im_end|>\n{A}«Hello<|im_end|>»"
+    assert supervised({**row, key: "Be brief."}) == f"{SYSTEM}{U}Hi<|im_end|>\n{A}«Hello<|im_end|>»"
     both = {**row, "system": "Be brief.", "system_prompt": "Be long."}
     assert "system and system_prompt are two texts for the same; keep one" in refused(both)
 
@@ -255,7 +255,7 @@ def test_two_system_prompts_of_a_conversation() -> None:
     }
     assert refused(row).startswith("system and messages[0] are both system prompts; keep one")
     row["messages"][0]["content"] = "Be brief."
-    assert learnt(row).startswith(SYSTEM)
+    assert supervised(row).startswith(SYSTEM)
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -282,7 +282,7 @@ CALLING = said("", function_call={"name": "add", "arguments": "{}"})
 )
 def test_every_form_reads_its_tools(row: dict[str, Any]) -> None:
     assert parse(row, detect(row, Reading()), Reading()).tools == [TOOL]
-    assert '"name": "add"' in learnt(row, template="qwen3").partition("«")[0]
+    assert '"name": "add"' in supervised(row, template="qwen3").partition("«")[0]
 
 
 def test_tools_that_no_one_reads_or_that_contradict() -> None:
@@ -294,7 +294,7 @@ def test_tools_that_no_one_reads_or_that_contradict() -> None:
 
 def test_context_is_the_input_of_an_instruction_and_nothing_else() -> None:
     assert taught({"instruction": "Add.", "context": "1 + 4", "output": "5"}) == ["5"]
-    assert f"{U}Add.\n1 + 4<|im_end|>" in learnt({"instruction": "Add.", "context": "1 + 4", "output": "5"})
+    assert f"{U}Add.\n1 + 4<|im_end|>" in supervised({"instruction": "Add.", "context": "1 + 4", "output": "5"})
     for row in ({"prompt": "Add.", "completion": "5"}, {"messages": [HI, said("x")]}, FORMS["sharegpt"]({}, {})):
         for key in ("context", "history"):
             text = refused({**row, key: "1 + 4"})
@@ -322,12 +322,12 @@ def test_what_a_question_is_about_is_read_or_refused() -> None:
     assert taught({**row, "talk": history}, reading=Reading({**how, "history": "talk"})) == ["Hello", "5"]
     text = refused({**row, "passage": "A text."}, reading=Reading(how))
     assert "; write columns: {input: passage}, or put it into the question" in text
-    assert "A text." in learnt({**row, "passage": "A text."}, reading=Reading({**how, "input": "passage"}))
+    assert "A text." in supervised({**row, "passage": "A text."}, reading=Reading({**how, "input": "passage"}))
     text = refused({**row, "passage": "A text.", "input": "1 + 4"}, reading=Reading({**how, "input": "passage"}))
     assert text.startswith("input changes what is asked")
 
 
-# Judged rows, media, and other keys that change what is learnt
+# Judged rows, media, and other keys that change what is supervised
 
 
 JUDGED = {
@@ -392,7 +392,7 @@ def test_other_keys_that_change_what_is_learnt(row: dict[str, Any], said: str) -
 SWITCHED = "seems to select turns for the loss, and is not a key that is read; write columns: {train: KEY} if true"
 PARTS = "selects which turns or tokens are in the loss; write train: true or false in each turn, or labels"
 THOUGHT = "holds thoughts of an answer, and is not a key that is read; write columns: {reasoning_content: KEY}"
-COMPARES = "judges or compares answers, and every answer would be learnt"
+COMPARES = "judges or compares answers, and every answer would be supervised"
 OF_TURNS = {
     **dict.fromkeys(
         ("train_on_turn", "mask", "masked", "compute_loss", "trainOnTurn", "is_trained", "trainable"), SWITCHED
@@ -530,7 +530,7 @@ def test_a_row_of_a_published_split_is_not_trained_on(column: str) -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"weight": 0}, "messages[1].content[0].weight is of a part, and a turn is learnt as a whole"),
+        ({"weight": 0}, "messages[1].content[0].weight is of a part, and a turn is supervised as a whole"),
         ({"train": False}, "content[0].train is of a part"),
         ({"masked": True}, "content[0].masked is of a part"),
         (
@@ -614,7 +614,7 @@ def test_thoughts_beside_thoughts_are_not_learnt_twice(begin: str) -> None:
 
 
 def test_a_mode_of_thinking_is_no_thought() -> None:
-    """As in NVIDIA's Nemotron rows: it would be learnt as the thought of each answer."""
+    """As in NVIDIA's Nemotron rows: it would be supervised as the thought of each answer."""
     assert taught({"messages": [HI, said("x")], "reasoning": "on"}) == ["x"]
     row = {"prompt": "Hi", "completion": "x", "reasoning": "Off"}
     assert refused(row, template="qwen3") == "reasoning is 'Off', which is not a thought; write ignore: [reasoning]"
@@ -737,7 +737,7 @@ def test_calls_that_are_turns_of_their_own_in_messages(role: str) -> None:
     (_, first, _, second, *_) = example.messages or []
     assert first == {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": FIRST}]}
     assert [call["function"] for call in second["tool_calls"]] == [FIRST, SECOND]
-    assert example.learnt == [None, None, None, False, None, None]
+    assert example.supervised == [None, None, None, False, None, None]
     assert "<tool_call>" in taught(row, template="qwen3")[0]
     row["messages"][1]["content"] = "add(1)"
     assert refused(row).startswith("messages[1].content is 'add(1)', which is not JSON")
@@ -857,4 +857,4 @@ def test_alpacas_frame_writes_what_the_template_writes(alpaca: Template) -> None
 
 def test_other_prompt_formats_join_an_input_by_a_line_break() -> None:
     row = {"instruction": "Add.", "input": "1 + 4", "output": "5"}
-    assert learnt(row).endswith(f"{U}Add.\n1 + 4<|im_end|>\n{A}«5<|im_end|>»")
+    assert supervised(row).endswith(f"{U}Add.\n1 + 4<|im_end|>\n{A}«5<|im_end|>»")

@@ -21,15 +21,15 @@ def test_a_thousand_runs_are_planned_and_found_done_in_a_minute() -> None:
 def test_the_docs_say_what_was_measured() -> None:
     page, grids = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("scale", "grids"))
     assert scale_runs.table(SIZES) in grids
-    found = json.loads(scale.RESULT.read_text(encoding="utf-8"))
-    assert scale.section(found) in page and scale.section_of_runs(found) in grids
-    assert found["prepared_rows"] == scale.prepared_rows()
-    assert scale.RESULT.with_suffix(".svg").read_text(encoding="utf-8").rstrip() == scale.chart(found).svg()
+    actual = json.loads(scale.RESULT.read_text(encoding="utf-8"))
+    assert scale.section(actual) in page and scale.section_of_runs(actual) in grids
+    assert actual["prepared_rows"] == scale.prepared_rows()
+    assert scale.RESULT.with_suffix(".svg").read_text(encoding="utf-8").rstrip() == scale.chart(actual).svg()
 
 
 def test_the_cost_of_telemetry_is_of_the_charts() -> None:
     """Loading Vega takes a second. More rows than points of a line take no more of the page."""
-    found = [scale_telemetry.measure(rows) for rows in (30, 300, 3000)]
-    assert all(each["charts"]["cpu_seconds"] > 0 for each in found)
-    few, full, many = (each["charts_on_page"]["bytes"] for each in found)
+    actual = [scale_telemetry.measure(rows) for rows in (30, 300, 3000)]
+    assert all(each["charts"]["cpu_seconds"] > 0 for each in actual)
+    few, full, many = (each["charts_on_page"]["bytes"] for each in actual)
     assert few < full / 2 and many < 1.1 * full

@@ -90,8 +90,8 @@ def test_failed_and_waiting_trials_and_those_of_other_values_are_no_obstacle() -
     off_the_grid = Trial(values={**waiting.values, "train.warmup_steps": 3})
     of_another_kind = Trial(values={**waiting.values, "train.learning_rate": "fast"})
     trials = [failed, waiting, pruned, without_keys, of_another_value, off_the_grid, of_another_kind]
-    found = [Outcome("failed"), WAITING, with_loss(2.0, "pruned"), *[with_loss(1.0)] * 4]
-    assert len(choose(search(), trials, found, 2)) == 2
+    actual = [Outcome("failed"), WAITING, with_loss(2.0, "pruned"), *[with_loss(1.0)] * 4]
+    assert len(choose(search(), trials, actual, 2)) == 2
 
 
 LOSSES = st.lists(st.floats(0, 10, allow_nan=False), min_size=3, max_size=3)
@@ -239,10 +239,10 @@ def test_outcomes_are_those_of_the_results(tmp_path: Path, monkeypatch: pytest.M
     result_of("tune-2", {2: 1.1}, 2, 2)  # a bar at the end stops nothing
     study.trials.append(Trial(values={}))
     result_of("tune-5", {2: float("nan")}, 2, 2)
-    found = outcomes("tune", study)
-    assert [each.state for each in found] == ["complete", "pruned", "complete", "waiting", "failed", "failed"]
-    assert [each.loss for each in found] == [0.8, 1.1, 1.1, None, None, None]
-    assert found[0].validations == [(2, 0.9), (4, 0.8)]
+    actual = outcomes("tune", study)
+    assert [each.state for each in actual] == ["complete", "pruned", "complete", "waiting", "failed", "failed"]
+    assert [each.loss for each in actual] == [0.8, 1.1, 1.1, None, None, None]
+    assert actual[0].validations == [(2, 0.9), (4, 0.8)]
     Path("results/tune-1/metrics/loss.csv").write_text("step\n1\n", encoding="utf-8")
     with pytest.raises(UserError, match="results/tune-1/metrics: train.json and loss.csv are not those of one"):
         outcomes("tune", study)

@@ -148,7 +148,7 @@ def parameters_of(shape: ModelSpec) -> dict[str, tuple[int, ...]]:
 def compared(shape: ModelSpec, model: Any) -> None:
     assert parameters_of(shape) == {name: tuple(each.shape) for name, each in model.named_parameters()}
     assert shape.parameters == sum(each.numel() for each in model.parameters())
-    places = {path: place for place, (path, _) in enumerate(model.named_modules())}
+    places = {path: index for index, (path, _) in enumerate(model.named_modules())}
     order = [
         places[module.path.replace("{}", "0")]
         for module in shape.modules

@@ -32,11 +32,11 @@ def test_it_has_values_and_gradients_of_the_fused_kernel(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
 
-    found = done(functools.partial(short_rows.attend, scaling=scaling))
+    actual = done(functools.partial(short_rows.attend, scaling=scaling))
     expected = done(fused)
-    assert len(found) == len(expected) == 4
+    assert len(actual) == len(expected) == 4
     tolerance = 2e-2 if precision == torch.bfloat16 else 2e-5
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype
         assert torch.allclose(one, other, rtol=tolerance, atol=tolerance)
 

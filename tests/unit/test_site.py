@@ -154,10 +154,10 @@ def test_zero_of_the_page_is_the_papers() -> None:
 @pytest.mark.parametrize("heading", reference_pages.REGISTRIES)
 def test_every_name_of_a_registry_has_its_line(heading: str, pages: dict[Path, Page], site: Path) -> None:
     folder = reference_pages.REGISTRIES[heading][0]
-    found = dict(reference_pages.entries(heading, folder))
-    assert found and all(text for text in found.values())
+    actual = dict(reference_pages.entries(heading, folder))
+    assert actual and all(text for text in actual.values())
     text = (site / "reference/registries.html").read_text(encoding="utf-8")
-    assert [name for name in found if f"<code>{name}</code>" not in text] == []
+    assert [name for name in actual if f"<code>{name}</code>" not in text] == []
 
 
 def test_the_interfaces_come_from_the_docstrings(site: Path) -> None:

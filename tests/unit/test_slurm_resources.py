@@ -65,8 +65,8 @@ def test_no_configuration_that_was_measured_took_longer_than_asked_for() -> None
 
 
 def test_no_host_that_was_measured_held_more_than_asked_for() -> None:
-    found = result("memory_cpu.json")
-    assert 1 / (1 + found["lowest_error"]) < SHARE
+    actual = result("memory_cpu.json")
+    assert 1 / (1 + actual["lowest_error"]) < SHARE
 
 
 def test_prepare_asks_for_what_its_benchmark_took(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_evaluation_is_predicted_above_what_was_measured(tmp_path: Path) -> None
     measured = result("make_run.json")["evaluate_resources"]["peak_host_bytes_generating"]
     run = settings_of(device="cpu", gpu_memory=None, precision="fp32")
     model, data = fetched(tmp_path / "model", "smollm2-135m", 4, 1), prepared(tmp_path / "data", 200, 60)
-    found = evaluating(EVALUATE, model, data, run)
-    assert found["gpus"] == 0
-    assert measured < found["host_bytes"] < 1.5 * measured
-    assert found["mem_mib"] * 1024**2 >= asked(found["host_bytes"]) > measured
+    actual = evaluating(EVALUATE, model, data, run)
+    assert actual["gpus"] == 0
+    assert measured < actual["host_bytes"] < 1.5 * measured
+    assert actual["mem_mib"] * 1024**2 >= asked(actual["host_bytes"]) > measured
 
 
 def test_evaluation_takes_a_gpu_if_there_is_one_that_holds_the_model(tmp_path: Path) -> None:

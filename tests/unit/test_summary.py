@@ -42,8 +42,8 @@ def test_they_are_what_their_names_say() -> None:
 
 def test_without_questions_or_gpu_there_is_nothing_to_divide() -> None:
     used = USED | {"measured_gpu_bytes": 0, "predicted_gpu_bytes": 0}
-    found = headline({"loss": 2.0}, {"loss": 1.0}, {"steps": 10}, RESOURCES, used)
-    assert set(found) == {"loss", "tok/s", "step_s", "wall_s", "host_use"}
+    actual = headline({"loss": 2.0}, {"loss": 1.0}, {"steps": 10}, RESOURCES, used)
+    assert set(actual) == {"loss", "tok/s", "step_s", "wall_s", "host_use"}
 
 
 def test_dvc_shows_two_runs_in_120_columns(tmp_path: Path) -> None:

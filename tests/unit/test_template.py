@@ -115,12 +115,12 @@ def options(loss: str = "assistant", template: str = "chat", system: str = "") -
 
 def spans(pieces: list[Piece]) -> list[tuple[int, int]]:
     """Return where the learned pieces begin and end in the text."""
-    found, place = [], 0
+    result, place = [], 0
     for piece in pieces:
         if piece.supervised:
-            found.append((place, place + len(piece.text)))
+            result.append((place, place + len(piece.text)))
         place += len(piece.text)
-    return found
+    return result
 
 
 @st.composite

@@ -16,8 +16,8 @@ KEPT = compare.read_traces()
 def quick(strategy: str) -> dict[str, Any]:
     """Return the smallest kept trace of a strategy; weights of 4 bits would ask for bitsandbytes."""
     of_strategy = [trace for trace in KEPT if trace["case"]["strategy"] == strategy]
-    found = [trace for trace in of_strategy if trace["case"]["method"] not in ("qlora", "qdora")]
-    small = [trace for trace in found if trace["case"]["model"] in ("smollm2-135m", "gpt2", "qwen2.5-0.5b")]
+    actual = [trace for trace in of_strategy if trace["case"]["method"] not in ("qlora", "qdora")]
+    small = [trace for trace in actual if trace["case"]["model"] in ("smollm2-135m", "gpt2", "qwen2.5-0.5b")]
     return min(small, key=lambda trace: trace["bytes"]["peak"])
 
 

@@ -172,8 +172,8 @@ def test_a_plan_comes_back_as_it_was_written(packed: list[list[int]]) -> None:
         plan = open_plan(Path(folder) / "train.arrow")
         write_plan(Path(folder) / "again.arrow", plan)
         again = open_plan(Path(folder) / "again.arrow")
-    found = [plan.members[start:end].tolist() for start, end in pairwise(plan.starts)]
-    assert found == packed
+    actual = [plan.members[start:end].tolist() for start, end in pairwise(plan.starts)]
+    assert actual == packed
     assert all(np.array_equal(one, other) for one, other in zip(plan, again, strict=True))
     assert plan.starts.dtype == np.dtype(np.int64) and plan.members.dtype == np.dtype(np.int32)
 
@@ -185,8 +185,8 @@ def test_a_large_plan_comes_back_as_it_was_written(tmp_path: Path) -> None:
     write_plan(tmp_path / "plan", plan)
     write_plan(tmp_path / "lists", ([row, row - 1] for row in range(2 * count - 1, 0, -2)))
     assert (tmp_path / "plan").read_bytes() == (tmp_path / "lists").read_bytes()
-    found = open_plan(tmp_path / "plan")
-    assert all(np.array_equal(one, other) for one, other in zip(found, plan, strict=True))
+    actual = open_plan(tmp_path / "plan")
+    assert all(np.array_equal(one, other) for one, other in zip(actual, plan, strict=True))
 
 
 @pytest.mark.parametrize("kept", [0, 10, 200, -1, -8])
@@ -233,8 +233,8 @@ def test_the_gate_expects_two_factors_for_each_linear_module(expected: dict[str,
 
 @pytest.mark.parametrize("spoil", ["nothing", "missing", "empty", "shape", "nan", "zero", "stranger"])
 def test_the_gate_lets_no_broken_adapter_through(expected: dict[str, torch.Size], spoil: str) -> None:
-    found = {name: torch.ones(shape) for name, shape in expected.items()}
-    name = next(name for name in found if "lora_B" in name)
+    actual = {name: torch.ones(shape) for name, shape in expected.items()}
+    name = next(name for name in actual if "lora_B" in name)
     said = {
         "nothing": None,
         "missing": "is missing",
@@ -246,18 +246,18 @@ def test_the_gate_lets_no_broken_adapter_through(expected: dict[str, torch.Size]
     }[spoil]
     match spoil:
         case "missing":
-            del found[name]
+            del actual[name]
         case "empty":
-            found[name] = torch.empty(0)
+            actual[name] = torch.empty(0)
         case "shape":
-            found[name] = torch.ones(1)
+            actual[name] = torch.ones(1)
         case "nan":
-            found[name][0, 0] = float("nan")
+            actual[name][0, 0] = float("nan")
         case "zero":
-            found[name].zero_()
+            actual[name].zero_()
         case "stranger":
-            found["other.weight"] = torch.ones(1)
-    faults = faults_of(found, expected, LoraMethod)
+            actual["other.weight"] = torch.ones(1)
+    faults = faults_of(actual, expected, LoraMethod)
     assert len(faults) == (said is not None)
     assert said is None or said in faults[0]
 
@@ -340,5 +340,5 @@ def test_ranks_exchange_no_pickles() -> None:
     package = Path(rendezvous.__file__).parents[2]
     sources = [*package.glob("train/**/*.py"), *package.glob("probe/*.py")]
     assert len(sources) > 20
-    found = [path.name for path in sources if forbidden.search(path.read_text(encoding="utf-8"))]
-    assert found == []
+    actual = [path.name for path in sources if forbidden.search(path.read_text(encoding="utf-8"))]
+    assert actual == []

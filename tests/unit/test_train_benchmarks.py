@@ -71,10 +71,10 @@ def test_the_template_with_marks_writes_the_same_text(tiny_model: Path) -> None:
 
 def test_padding_keeps_every_token_where_it_is_learned() -> None:
     row = {"input_ids": [7, 8, 9, 5, 6], "labels": [-100, -100, -100, 5, 6]}
-    found = opponents.padded(row, 4, 3)
-    assert found["input_ids"] == [7, 8, 9, 0, 5, 6, 0]
-    assert found["attention_mask"] == [1, 1, 1, 0, 1, 1, 0]
-    assert found["labels"] == [-100, -100, -100, -100, 5, 6, -100]
+    actual = opponents.padded(row, 4, 3)
+    assert actual["input_ids"] == [7, 8, 9, 0, 5, 6, 0]
+    assert actual["attention_mask"] == [1, 1, 1, 0, 1, 1, 0]
+    assert actual["labels"] == [-100, -100, -100, -100, 5, 6, -100]
 
 
 @pytest.mark.slow
@@ -116,9 +116,9 @@ def test_against_the_reference(held: Contest) -> None:
     result = held(against_reference, "--ranks", "1", "--max-length", "128")
     contestants = result["contestants"]
     # The rows of a global batch are not the same ones, but as many, and almost as long.
-    tokens = [found["rounds"][0]["steps"][0]["tokens"] for found in contestants.values()]
+    tokens = [actual["rounds"][0]["steps"][0]["tokens"] for actual in contestants.values()]
     assert max(tokens) < 1.1 * min(tokens)
-    losses = [found["rounds"][0]["steps"][0]["loss"] for found in contestants.values()]
+    losses = [actual["rounds"][0]["steps"][0]["loss"] for actual in contestants.values()]
     assert max(losses) - min(losses) < 0.05
     assert result["padded_to"]["answer"] > 20  # of this tokenizer, with a token a byte
     assert contestants.keys() - result["speed"].keys() == {"zerolora"}
@@ -129,20 +129,20 @@ def test_against_the_reference(held: Contest) -> None:
 def test_the_ratio_to_the_limit(held: Contest, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a rate of matrix products that nobody measured: tests/unit/test_probe.py measures them."""
     monkeypatch.setattr(limit, "matmul_rate", lambda *_: 1e12)
-    found = held(limit, *CHAT, "--max-length", "128")["trainings"]
-    assert len(found) == 2
-    for each in found.values():
+    actual = held(limit, *CHAT, "--max-length", "128")["trainings"]
+    assert len(actual) == 2
+    for each in actual.values():
         assert 0 < each["ratio_to_matmul"] < 1 and 0 < each["overhead_share"] < 1
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_weak_scaling_and_what_is_sent(held: Contest) -> None:
-    found = held(weak_scaling, "--max-length", "128", "--strategies", "ddp", "zero2", "fsdp")["strategies"]
-    for each in found.values():
+    actual = held(weak_scaling, "--max-length", "128", "--strategies", "ddp", "zero2", "fsdp")["strategies"]
+    for each in actual.values():
         assert each["efficiency"] > 0
         assert each["counted_over_predicted"] == pytest.approx(1, abs=0.3)
-    assert found["ddp"]["bytes_counted"].keys() == {"all_reduce"}
+    assert actual["ddp"]["bytes_counted"].keys() == {"all_reduce"}
 
 
 @pytest.mark.slow
@@ -152,19 +152,19 @@ def test_forked_ranks_are_measured(held: Contest, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(forked_ranks, "separate", forked_ranks.forked)
     monkeypatch.setattr(shutil, "which", lambda _: "strace")
     monkeypatch.setattr(forked_ranks, "opened", lambda *_: 7)
-    found = held(forked_ranks, "--max-length", "128", "--ranks", "2")["ranks"]["2"]
-    assert found["same_adapter"]
+    actual = held(forked_ranks, "--max-length", "128", "--ranks", "2")["ranks"]["2"]
+    assert actual["same_adapter"]
     for way in ("forked", "separate"):
-        assert 0 < found[way]["first_step_seconds"] < found[way]["wall_seconds"]
-        assert found[way]["pss_bytes"] > 0
+        assert 0 < actual[way]["first_step_seconds"] < actual[way]["wall_seconds"]
+        assert actual[way]["pss_bytes"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_what_methods_cost(held: Contest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", {name: methods.METHODS[name] for name in ("lora", "ia3")})
-    found = held(methods, "--max-length", "128", "--rounds", "1")["methods"]
-    assert found["lora"]["step_over_lora"] == 1
-    assert found["ia3"]["published_bytes"] < found["lora"]["published_bytes"]
-    for each in found.values():
+    actual = held(methods, "--max-length", "128", "--rounds", "1")["methods"]
+    assert actual["lora"]["step_over_lora"] == 1
+    assert actual["ia3"]["published_bytes"] < actual["lora"]["published_bytes"]
+    for each in actual.values():
         assert each["peak_bytes"] > 2**27 and each["predicted_bytes"] > 2**27 and each["step_seconds"] > 0

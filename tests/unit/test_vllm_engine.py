@@ -101,8 +101,8 @@ def test_vllm_goes_on_and_stops_where_the_model_says(models: SimpleNamespace, tm
     (folder,) = (tmp_path / "work").glob("*/")
     (folder / "rank0.jsonl").write_text("[3, [5, 6, 7], 3]\n[4, [5,")
     (folder / "figures0.json").write_text("{}")
-    found = answers_of(settings(vllm_python=PYTHON), models, model, tmp_path)
-    assert found[:3] + found[4:] == own[:3] + own[4:] and found[3] != own[3]
+    actual = answers_of(settings(vllm_python=PYTHON), models, model, tmp_path)
+    assert actual[:3] + actual[4:] == own[:3] + own[4:] and actual[3] != own[3]
     assert not (tmp_path / "work").exists()
 
 

@@ -43,11 +43,11 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     written = ZeroJson(options=options, choice=choice(canary=Canary(steps=5, reasons=["new"], zero=safe)))
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     written.write(first)
-    found = ZeroJson.read(first)
-    found.write(second)
-    assert found == written and first.read_bytes() == second.read_bytes()
-    assert found.engine.zero_optimization.stage == 2 and found.engine.fsdp is None
-    assert found.choice.canary and ZeroJson.of(found.choice.canary.zero).as_json() == safe
+    actual = ZeroJson.read(first)
+    actual.write(second)
+    assert actual == written and first.read_bytes() == second.read_bytes()
+    assert actual.engine.zero_optimization.stage == 2 and actual.engine.fsdp is None
+    assert actual.choice.canary and ZeroJson.of(actual.choice.canary.zero).as_json() == safe
     assert "canary" not in safe["zerolora"]  # a key at its neutral value
 
 

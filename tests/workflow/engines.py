@@ -110,8 +110,8 @@ def _stages_in(printed: str) -> set[str]:
     stages = {"@".join([rule, *filter(None, ["-".join(values.split())])]) for rule, values in STARTED.findall(printed)}
     for rule, block in JOB.findall(printed):
         if rule not in TARGETS:
-            found = WILDCARDS.search(block)
-            values = [each.partition("=")[2] for each in found[1].split(", ")] if found else []
+            match = WILDCARDS.search(block)
+            values = [each.partition("=")[2] for each in match[1].split(", ")] if match else []
             stages.add(f"{rule}@{'-'.join(values)}" if values else rule)
     return stages
 

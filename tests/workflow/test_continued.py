@@ -83,9 +83,9 @@ def test_an_adapter_of_the_hub_is_fetched_by_itself(project: Project) -> None:
         target = "resources/adapters/theirs/manifest.json"
         project.run("snakemake", "--profile", "profiles/local", target, **own)
         project.served = True
-    found = json.loads((project.directory / target).read_text())
-    assert sorted(found["files"]) == ["adapter_config.json", "adapter_model.safetensors"]
-    assert found["source"] == {"repository": REPOSITORY, "revision": REVISION}
+    actual = json.loads((project.directory / target).read_text())
+    assert sorted(actual["files"]) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert actual["source"] == {"repository": REPOSITORY, "revision": REVISION}
     assert "fetch_adapter@theirs" in edges_of(project)["train@third"]
     assert snakemake_would_run(project) == {"resolve", "compare"} | {f"{stage}@third" for stage in OF_A_RUN}
 

@@ -122,14 +122,14 @@ def test_packed_rows_teach_the_same(results: Path) -> None:
         assert check_loss(base, base, cpu, "fp32")
         check_isolation(base, base.config, cpu)
         model = PeftModel.from_pretrained(base, results / "default/adapter", is_trainable=True)
-        found = []
+        actual = []
         for packed_rows, packing in (([samples], True), ([[row] for row in samples], False)):
             model.zero_grad()
             loss = token_losses(model, collate(packed_rows, packing, cpu)).sum()
             loss.backward()
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-            found.append((loss.item(), gradients))
-        (packed, gradients), (alone, expected) = found
+            actual.append((loss.item(), gradients))
+        (packed, gradients), (alone, expected) = actual
         assert packed == pytest.approx(alone, rel=1e-4)
         assert gradients.keys() == expected.keys()
         assert len(expected) > 0

@@ -88,7 +88,7 @@ def test_a_fresh_clone_pulls_and_has_nothing_to_do(project: Project, tmp_path: P
 
 
 def test_a_run_that_failed_and_was_taken_back_leaves_both_clean(project: Project) -> None:
-    """Snakemake's records are then ahead of DVC's, which never heard of the failed run."""
+    """Snakemake's records are then ahead of DVC's, which has no entry of the failed run."""
     project.run("git", "checkout", "--", "dvc.lock")
     rate = project.config["train"]["learning_rate"]
     edit_config(project, **{"train.learning_rate": 3e-2, "train.lora.targets": ["no_such_module"]})

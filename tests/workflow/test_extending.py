@@ -115,9 +115,9 @@ def read(project: Project, name: str) -> Any:
 
 
 def test_each_is_a_file_or_an_entry_and_a_line_and_a_stage_is_four_files(project: Project) -> None:
-    found = project.run("git", "status", "--porcelain", "--untracked-files=all", "src", "workflow", "docs", "dvc.yaml")
-    new = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith("??"))
-    changed = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith(" M"))
+    actual = project.run("git", "status", "--porcelain", "--untracked-files=all", "src", "workflow", "docs", "dvc.yaml")
+    new = sorted(line[3:] for line in actual.stdout.splitlines() if line.startswith("??"))
+    changed = sorted(line[3:] for line in actual.stdout.splitlines() if line.startswith(" M"))
     files = [example for example in EXAMPLES if not example.below]
     assert len(EXAMPLES) == 10 and len(new) == len(files) + 2, new  # the stage's module and rule
     assert changed == [
@@ -166,10 +166,10 @@ def test_the_optimizer_is_estimated_and_its_state_saved(project: Project) -> Non
     assert manifest["resume_key"]["train.optimizer"] == "lion_8bit"
     assert {name.split("/")[0] for name in manifest["tensors"]} >= {"weight", "exp_avg"}
     asked = ["memory", "--model", "model", "--strategy", "zero0", "--lora-r", "4", "--json", "--optimizer"]
-    found = [
+    actual = [
         json.loads(project.run("zerolora", *asked, name).stdout)["gpu"]["moments"] for name in ("lion", "lion_8bit")
     ]
-    assert found[0] == pytest.approx(4 / (1 + 4 / 256) * found[1], rel=0.01)
+    assert actual[0] == pytest.approx(4 / (1 + 4 / 256) * actual[1], rel=0.01)
 
 
 def test_the_objective_keeps_its_contract(project: Project) -> None:

@@ -110,21 +110,21 @@ def resources(project: Project) -> dict[str, str]:
 
 
 def test_a_job_asks_for_what_was_computed_unless_the_site_says_otherwise(project: Project) -> None:
-    found, wanted = resources(project), read(project, "render.json")["slurm_resources"]
-    assert f"mem_mb={wanted['mem_mib']}," in found["train"]
-    assert f"runtime={wanted['minutes']}," in found["train"]
-    assert "runtime=15" in found["evaluate"] and "gres=," in f"{found['evaluate']},"
-    assert "mem_mb=<TBD>" in found["merge"]  # there is no adapter yet
+    actual, wanted = resources(project), read(project, "render.json")["slurm_resources"]
+    assert f"mem_mb={wanted['mem_mib']}," in actual["train"]
+    assert f"runtime={wanted['minutes']}," in actual["train"]
+    assert "runtime=15" in actual["evaluate"] and "gres=," in f"{actual['evaluate']},"
+    assert "mem_mb=<TBD>" in actual["merge"]  # there is no adapter yet
     profile = project.directory / "profiles/slurm/config.yaml"
     shipped = profile.read_text()
     own = yaml.safe_load(shipped)
     own["set-resources"]["train"] |= {"runtime": 33, "mem_mb": 5000}
     own["set-resources"]["evaluate"] = {"mem_mb": 6000}
     profile.write_text(yaml.safe_dump(own))
-    found = resources(project)
+    actual = resources(project)
     profile.write_text(shipped)
-    assert "runtime=33" in found["train"] and "mem_mb=5000" in found["train"]
-    assert "runtime=15" in found["evaluate"] and "mem_mb=6000" in found["evaluate"]
+    assert "runtime=33" in actual["train"] and "mem_mb=5000" in actual["train"]
+    assert "runtime=15" in actual["evaluate"] and "mem_mb=6000" in actual["evaluate"]
 
 
 def test_what_is_asked_for_is_read_afresh_and_reruns_nothing(project: Project) -> None:
@@ -144,7 +144,7 @@ def test_gpus_are_asked_for_where_the_config_has_some(project: Project) -> None:
     edit_config(project, **{f"hardware.{key}": value for key, value in hardware.items()}, **{"train.ranks_per_node": 2})
     edit_config(project, **{"hardware.host_memory": "24GiB", "train.micro_batch": 1, "evaluate.max_new_tokens": 5})
     project.snakemake(ZERO)
-    found = resources(project)
-    assert "gres=gpu:2" in found["train"]
-    assert "gres=gpu:1" in found["evaluate"] and "gres=gpu:1" in found["evaluate_base"]
-    assert "gres=" not in found["merge"]
+    actual = resources(project)
+    assert "gres=gpu:2" in actual["train"]
+    assert "gres=gpu:1" in actual["evaluate"] and "gres=gpu:1" in actual["evaluate_base"]
+    assert "gres=" not in actual["merge"]

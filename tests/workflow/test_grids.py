@@ -20,8 +20,8 @@ def stages_of(*runs: str, stages: tuple[str, ...] = OF_A_RUN) -> set[str]:
 
 def in_file(project: Project) -> dict[str, Any]:
     """Return what config/runs.yaml has of the project's runs."""
-    found = yaml.safe_load((project.directory / "config/runs.yaml").read_text(encoding="utf-8"))
-    return {group: found[group] for group in ("packed", "estimated", "rendered", "runs")}
+    result = yaml.safe_load((project.directory / "config/runs.yaml").read_text(encoding="utf-8"))
+    return {group: result[group] for group in ("packed", "estimated", "rendered", "runs")}
 
 
 def over(project: Project, *ranks: int) -> None:

@@ -369,7 +369,7 @@ def test_nobody_else_can_write_dvcs_cache_of_hashes(project: Project, tmp_path: 
     run(project)
     where = "from dvc.repo import Repo; print(Repo().site_cache_dir)"
     for directory in (clone, project.directory, project.directory / "docs"):
-        found = subprocess.run(
+        actual = subprocess.run(
             [sys.executable, "-c", where],
             cwd=directory,
             env=environment,
@@ -377,7 +377,7 @@ def test_nobody_else_can_write_dvcs_cache_of_hashes(project: Project, tmp_path: 
             capture_output=True,
             text=True,
         )
-        place = (directory / found.stdout.strip()).resolve()
+        place = (directory / actual.stdout.strip()).resolve()
         cache = (clone if directory == clone else project.directory) / ".cache/dvc"
         assert place.is_relative_to(cache)
         for path in (cache, *cache.rglob("*")):

@@ -61,7 +61,7 @@ def test_every_module_that_is_left_out_is_altered_or_hands_on() -> None:
 
 def test_altered_they_change_no_output(make_project: Callable[[str], Project]) -> None:
     """Two runs of the whole pipeline, each with a server of its own code, which takes half a minute."""
-    found = {}
+    actual = {}
     for name in ("as-it-is", "altered"):
         project = make_project(name)
         edit_config(
@@ -80,12 +80,12 @@ def test_altered_they_change_no_output(make_project: Callable[[str], Project]) -
                 path.write_text(f"{path.read_text()}\n{text}\n")
         project.snakemake("all")
         results = project.directory / "results"
-        found[name] = {
+        actual[name] = {
             str(path.relative_to(results)): path.read_bytes()
             for path in results.rglob("*")
             if path.is_file() and path.relative_to(results).parts[0] != "logs"
         }
-    one, other = found["as-it-is"], found["altered"]
+    one, other = actual["as-it-is"], actual["altered"]
     assert one.keys() == other.keys() > MEASURED
     different = {name for name in one if one[name] != other[name]}
     assert different <= MEASURED

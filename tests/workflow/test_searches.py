@@ -23,14 +23,14 @@ SEARCH: dict[str, Any] = {
 
 def trials(project: Project) -> list[dict[str, Any]]:
     text = (project.directory / "config/searches/tune.json").read_text(encoding="utf-8")
-    found: list[dict[str, Any]] = json.loads(text)["trials"]
-    return found
+    result: list[dict[str, Any]] = json.loads(text)["trials"]
+    return result
 
 
 def metrics(project: Project, run: str) -> dict[str, Any]:
     path = project.directory / f"results/{run}/metrics/train.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def write_cache_list(stages: Iterable[Any], path: Path) -> None:
 
 def changed_in_cache(path: Path) -> set[str]:
     """Return the stages with files in DVC's cache that are not as such a list has them; none without a list."""
-    found = set()
+    result = set()
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         stage, _, rest = line.partition("\t")
         size, _, rest = rest.partition("\t")
@@ -76,11 +76,11 @@ def changed_in_cache(path: Path) -> set[str]:
         try:
             status = os.stat(file)  # noqa: PTH116 (thousands of them, at each start)
         except OSError:
-            found.add(stage)
+            result.add(stage)
             continue
         if (str(status.st_size), str(status.st_mtime_ns)) != (size, time):
-            found.add(stage)
-    return found
+            result.add(stage)
+    return result
 
 
 def remove_broken_rwlock() -> None:
@@ -117,7 +117,7 @@ class DvcStages:
 
     def damaged(self) -> dict[str, list[str]]:
         """Return, by stage, the outputs that are there but are not those of dvc.lock."""
-        found: dict[str, list[str]] = {}
+        result: dict[str, list[str]] = {}
         for name, changes in self._changes().items():
             for change in changes:
                 if isinstance(change, dict):
@@ -125,8 +125,8 @@ class DvcStages:
                         # "not in cache" is said first, whatever the file holds.
                         changed = kind == "modified" or (kind == "not in cache" and self._is_modified(name, path))
                         if changed and name in self.recorded:
-                            found.setdefault(name, []).append(path)
-        return found
+                            result.setdefault(name, []).append(path)
+        return result
 
     def up_to_date(self) -> dict[str, str]:
         """Return {stage: Snakemake's target of it} for the stages that are clean with every stage before them."""

@@ -299,10 +299,10 @@ def _runs_of(job: Any, config: Config) -> list[str]:
 
 def _is_as_written(stage: str) -> bool:
     """Tell whether the outputs of a stage are what its job wrote; say so on standard error if not."""
-    found = outputs.check(stage)
-    if not found and stage in outputs.recorded():
+    result = outputs.check(stage)
+    if not result and stage in outputs.recorded():
         return True
-    paths = [path for kind in vars(found).values() for path in kind.get(stage, [])]
+    paths = [path for kind in vars(result).values() for path in kind.get(stage, [])]
     print(f"not recorded in DVC: {', '.join(paths) or stage} is not what {stage} wrote", file=sys.stderr)
     return False
 
@@ -314,10 +314,10 @@ def _edited(workflow: Any, stages: Iterable[str]) -> dict[str, str]:
     """
     jobs = {_stage_of(job): job for job in workflow.dag.jobs if job.rule.name not in TARGET_RULES}
     hashes = outputs.hashes()
-    found = {stage: _edited_input(workflow, stage, jobs[stage], hashes) for stage in stages}
-    if "resolve" in found:
-        found["resolve"] = _edited_file() or found["resolve"]
-    return {stage: reason for stage, reason in found.items() if reason}
+    result = {stage: _edited_input(workflow, stage, jobs[stage], hashes) for stage in stages}
+    if "resolve" in result:
+        result["resolve"] = _edited_file() or result["resolve"]
+    return {stage: reason for stage, reason in result.items() if reason}
 
 
 def _check_before_dvc_records() -> None:
@@ -432,10 +432,10 @@ def _synchronise(
     """Compare the outputs with their record; where that or dvc.lock has changed, or one has no record, ask DVC. Return
     those that are still unknown."""
     settings = workflow.dag_settings
-    found = _without_forced(outputs.check(), settings)
-    comments = LOCK.exists() and "resolve" not in found.stages and _commit_comments(config, executing)
+    result = _without_forced(outputs.check(), settings)
+    comments = LOCK.exists() and "resolve" not in result.stages and _commit_comments(config, executing)
     lost, dvc = changed_in_cache(AGREED_CACHE), None
-    if LOCK.exists() and (found or lost or not _agreed() or unknown):
+    if LOCK.exists() and (result or lost or not _agreed() or unknown):
         from dvc.exceptions import DvcException
 
         try:
@@ -443,13 +443,13 @@ def _synchronise(
                 dvc = DvcStages(repo, executing)
                 if comments:
                     dvc.take_for_clean("resolve")
-                _fill_cache(dvc, (lost | dvc.lost()) - found.stages, executing)
-                up_to_date = _settle(dvc, found, settings, executing)
+                _fill_cache(dvc, (lost | dvc.lost()) - result.stages, executing)
+                up_to_date = _settle(dvc, result, settings, executing)
                 if executing:
                     dvc.write_cache_list(AGREED_CACHE)
         except DvcException as error:
             _check_dvc_lock()
-            if not (found.changed or found.added):  # which may be why
+            if not (result.changed or result.added):  # which may be why
                 print(f"not taken over from DVC: {error}", file=sys.stderr)
         else:
             targets = [*up_to_date.values()]
@@ -466,10 +466,10 @@ def _synchronise(
             elif taken_over:
                 _agree()
             return _unknown(workflow, every_output)
-    if found.changed or found.added:
-        raise _damage_error(found, dvc)
+    if result.changed or result.added:
+        raise _damage_error(result, dvc)
     if executing:
-        _run_again(found.missing)
+        _run_again(result.missing)
     return unknown
 
 

@@ -89,7 +89,7 @@ def record(stage: str, declared: list[str]) -> None:
 def check(only: str | None = None) -> Findings:
     """Compare the recorded files, of every stage or of one, with those on disk."""
     stages = _read()
-    found = Findings()
+    result = Findings()
     refreshed = _kept.lines > 2 * len(stages)
     for stage in stages if only is None else stages.keys() & {only}:
         entry = stages[stage]
@@ -99,7 +99,7 @@ def check(only: str | None = None) -> Findings:
             try:
                 now = _stat(Path(path))
             except (FileNotFoundError, NotADirectoryError):
-                found.missing.setdefault(stage, []).append(path)
+                result.missing.setdefault(stage, []).append(path)
                 continue
             if now == (size, time):
                 continue
@@ -107,14 +107,14 @@ def check(only: str | None = None) -> Findings:
                 entry["files"][path] = [*now, digest]
                 refreshed = True
             else:
-                found.changed.setdefault(stage, []).append(path)
+                result.changed.setdefault(stage, []).append(path)
         for directory in entry["directories"]:
             added = _files_below(directory) - entry["files"].keys()
             if added:
-                found.added.setdefault(stage, []).extend(sorted(added))
+                result.added.setdefault(stage, []).extend(sorted(added))
     if refreshed:
         _write(stages)
-    return found
+    return result
 
 
 def restat(stage: str) -> None:
@@ -169,14 +169,14 @@ def _listed(manifest: Path) -> dict[str, Any]:
 
 
 def _files_below(directory: str) -> set[str]:
-    found: set[str] = set()
+    result: set[str] = set()
     for entry in os.scandir(directory) if Path(directory).is_dir() else ():
         if entry.is_dir(follow_symlinks=False):
             if entry.name != "__pycache__":
-                found |= _files_below(entry.path)
+                result |= _files_below(entry.path)
         elif not any(fnmatch(entry.name, pattern) for pattern in IGNORED):
-            found.add(entry.path)
-    return found
+            result.add(entry.path)
+    return result
 
 
 def _stat(path: Path) -> tuple[int, int]:

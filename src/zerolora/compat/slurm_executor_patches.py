@@ -227,8 +227,8 @@ class Gathering:
 def _gathering(executor: Any) -> Gathering:
     if not hasattr(executor, "zerolora_gathering"):
         executor.zerolora_gathering = Gathering(executor)
-    found: Gathering = executor.zerolora_gathering
-    return found
+    result: Gathering = executor.zerolora_gathering
+    return result
 
 
 def _request(job: Any) -> tuple[Any, ...]:

@@ -217,21 +217,21 @@ def load_report(model: Any, stored: dict[str, Any]) -> LoadReport:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        found, _ = convert_and_load_state_dict_in_model(model, stored, options, disk_offload_index=None)
+        result, _ = convert_and_load_state_dict_in_model(model, stored, options, disk_offload_index=None)
         persistent = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        lacking = found.missing_keys & persistent
-        model.tie_weights(missing_keys=found.missing_keys, recompute_mapping=False)
-        lacking &= found.missing_keys
-        model._adjust_missing_and_unexpected_keys(found)
+        lacking = result.missing_keys & persistent
+        model.tie_weights(missing_keys=result.missing_keys, recompute_mapping=False)
+        lacking &= result.missing_keys
+        model._adjust_missing_and_unexpected_keys(result)
     finally:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
     return LoadReport(
-        sorted(lacking - found.conversion_errors.keys(), key=_dotted),
-        sorted(found.unexpected_keys, key=_dotted),
-        {name: (tuple(shape), tuple(expected)) for name, shape, expected in sorted(found.mismatched_keys)},
-        {name: " ".join(str(why).split()) for name, why in found.conversion_errors.items()},
+        sorted(lacking - result.conversion_errors.keys(), key=_dotted),
+        sorted(result.unexpected_keys, key=_dotted),
+        {name: (tuple(shape), tuple(expected)) for name, shape, expected in sorted(result.mismatched_keys)},
+        {name: " ".join(str(why).split()) for name, why in result.conversion_errors.items()},
     )
 
 
@@ -271,30 +271,30 @@ class StoredNames:
             _, pattern = renamed[name]
             assert pattern is not None
             converter.add_tensor(target, name, pattern, tensor)
-        found = converter.convert(target, model=self.model, config=self.model.config)
-        return {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
+        result = converter.convert(target, model=self.model, config=self.model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in result.items()}
 
     def stored(self, weights: dict[str, Any], names: list[str]) -> dict[str, Any]:
         """Return the tensors, of these names, that `converted` made the weights of."""
         from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
-        found = revert_weight_conversion(self.model, weights)
-        if found.keys() != set(names):  # an older checkpoint: the same tensors under other names
-            assert len(found) == len(names), f"{sorted(found)[:3]} are not {sorted(names)[:3]}"
-            found = dict(zip(sorted(names, key=dot_natural_key), sorted(found.items(), key=_natural), strict=True))
-            found = {name: tensor for name, (_, tensor) in found.items()}
-        return dict(found)
+        result = revert_weight_conversion(self.model, weights)
+        if result.keys() != set(names):  # an older checkpoint: the same tensors under other names
+            assert len(result) == len(names), f"{sorted(result)[:3]} are not {sorted(names)[:3]}"
+            result = dict(zip(sorted(names, key=dot_natural_key), sorted(result.items(), key=_natural), strict=True))
+            result = {name: tensor for name, (_, tensor) in result.items()}
+        return dict(result)
 
     def _renamed(self, stored: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key
 
         prefix = self.model.base_model_prefix
-        found: tuple[str, str | None] = rename_source_key(
+        result: tuple[str, str | None] = rename_source_key(
             stored, self._renamings, self._converters, prefix, self.shapes
         )
-        if found[0] not in self.shapes and stored in self.shapes:  # as convert_and_load_state_dict_in_model
-            found = rename_source_key(stored, [], [], prefix, self.shapes)
-        return found
+        if result[0] not in self.shapes and stored in self.shapes:  # as convert_and_load_state_dict_in_model
+            result = rename_source_key(stored, [], [], prefix, self.shapes)
+        return result
 
 
 def _natural(item: tuple[str, Any]) -> Any:

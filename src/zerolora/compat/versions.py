@@ -30,17 +30,17 @@ class Patch:
 
     def check(self) -> None:
         """Raise UserError if the installed version is none that this patch is for."""
-        found = installed(self.library)
-        if found in self.versions:
+        result = installed(self.library)
+        if result in self.versions:
             return
         wanted = " or ".join(self.versions)
-        if found.startswith(tuple(f"{series}." for series in self.untested)):
+        if result.startswith(tuple(f"{series}." for series in self.untested)):
             missing = next((feature for feature in self.features if not _exists(feature)), None)
             if missing is None:
                 return
             wanted += f" (this one has no {missing.replace(':', '.')})"
         raise UserError(
-            f"{self.library} {found} is installed, but zerolora.compat ({self.name}) is written for {wanted}; run "
+            f"{self.library} {result} is installed, but zerolora.compat ({self.name}) is written for {wanted}; run "
             "`make`, which installs envs/requirements.lock"
         )
 

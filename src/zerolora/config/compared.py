@@ -73,14 +73,14 @@ def _is_section(annotation: Any) -> bool:
 
 
 def _compared(settings: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key in _keys(type(settings)):
         value = getattr(settings, key.name)
         kept, nested = _nested(value, values[key.name])
         left_out = kept == {} and key.default == {} if nested else kept == key.default == key.neutral
         if key.always or not left_out:
-            found[key.name] = kept
-    return found
+            result[key.name] = kept
+    return result
 
 
 def _nested(value: Any, dumped: Any) -> tuple[Any, bool]:
@@ -98,16 +98,16 @@ def _nested(value: Any, dumped: Any) -> tuple[Any, bool]:
 @functools.cache
 def _keys(section: type[BaseModel]) -> tuple[Key, ...]:
     neutral = _neutral()
-    found = []
+    result = []
     for name, field in section.model_fields.items():
         marked = any(isinstance(each, AlwaysCompared) for each in field.metadata)
         if field.is_required() or marked or _names_class(field.annotation):
-            found.append(Key(name, True, None, None))
+            result.append(Key(name, True, None, None))
             continue
         value = field.get_default(call_default_factory=True)
         default = _nested(value, to_jsonable_python(value))[0]
-        found.append(Key(name, False, default, neutral.get(_owner(section, name), {}).get(name, default)))
-    return tuple(found)
+        result.append(Key(name, False, default, neutral.get(_owner(section, name), {}).get(name, default)))
+    return tuple(result)
 
 
 def _names_class(annotation: Any) -> bool:
@@ -128,13 +128,13 @@ def neutral_values() -> dict[str, dict[str, Any]]:
     """Return neutral.json with the default of each key that it does not have yet."""
     from zerolora.config.settings import Resolved, TrainingChoice
 
-    found = {name: dict(values) for name, values in _neutral().items()}
+    result = {name: dict(values) for name, values in _neutral().items()}
     for section in (*_sections(Resolved), *_sections(TrainingChoice)):
         for key in _keys(section):
             value = section.model_fields[key.name].get_default(call_default_factory=True)
             if not key.always and not isinstance(value, BaseModel):
-                found.setdefault(_owner(section, key.name), {}).setdefault(key.name, key.default)
-    return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
+                result.setdefault(_owner(section, key.name), {}).setdefault(key.name, key.default)
+    return {name: dict(sorted(values.items())) for name, values in sorted(result.items())}
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -336,7 +336,7 @@ def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
         if isinstance(node, ast.ImportFrom | ast.Import)
         for alias in node.names
     }
-    found = set()
+    result = set()
     for node in _run_nodes(tree):
         if not isinstance(node, ast.Call) or _called(node.func).rpartition(".")[2] != REGISTRY_MARK:
             continue
@@ -344,21 +344,21 @@ def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
         package = f"zerolora.{name}" if where == "__path__" else aliases.get(where.removesuffix(".__path__"), "")
         head, _, rest = package.partition(".")
         assert where.endswith("__path__") and head == "zerolora", f"{path}: {where}: write the __path__ of a package"
-        found.add(rest)
-    return sorted(found)
+        result.add(rest)
+    return sorted(result)
 
 
 def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
     """Return the modules of the package that a module imports when it runs, at any depth, and their packages."""
-    found = set()
+    values = set()
     for node in _run_nodes(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.module and not node.level, f"{path}: relative import"
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            values |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            values |= {alias.name for alias in node.names}
     result = set()
-    for each in found | ({f"zerolora.{name}"} if name else set()):
+    for each in values | ({f"zerolora.{name}"} if name else set()):
         head, _, rest = each.partition(".")
         if head == "zerolora":
             parts = rest.split(".") if rest else []

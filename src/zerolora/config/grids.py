@@ -52,28 +52,28 @@ def combinations(grid: str, over: Mapping[str, Values]) -> list[Combination]:
 
 def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
     """Return (location in `over`, message) for values without a name, or with one name, and for too many runs."""
-    found: list[Mistake] = []
+    result: list[Mistake] = []
     for key, values in over.items():
         for other in over:
             if other.startswith(f"{key}."):
-                found.append(((other,), f"is part of {key}, which has values of its own; write one of the two"))
+                result.append(((other,), f"is part of {key}, which has values of its own; write one of the two"))
         nameless = [] if isinstance(values, Mapping) else [each for each in values if not _names_itself(each)]
         if nameless:
             text = "gives no short name to a run; write a mapping of names to values, as in {first: ..., second: ...}"
-            found.append(((key,), f"{shown(nameless[0])} {text}"))
+            result.append(((key,), f"{shown(nameless[0])} {text}"))
             continue
         parts: dict[str, Any] = {}
         for part, value in _named(key, over):
             if part in parts and value == parts[part]:
-                found.append(((key,), f"{shown(value)} is there twice; write it once"))
+                result.append(((key,), f"{shown(value)} is there twice; write it once"))
             elif part in parts:
                 text = f"are both called {part} in a run's name; write a mapping of names to values"
-                found.append(((key,), f"{shown(parts[part])} and {shown(value)} {text}"))
+                result.append(((key,), f"{shown(parts[part])} and {shown(value)} {text}"))
             parts.setdefault(part, value)
     count = math.prod(len(values) for values in over.values())
     if count > MOST_RUNS:
-        found.append(((), f"{count:,} runs; write values for at most {MOST_RUNS:,}"))
-    return found
+        result.append(((), f"{count:,} runs; write values for at most {MOST_RUNS:,}"))
+    return result
 
 
 def repeated(names: Sequence[str]) -> list[str]:

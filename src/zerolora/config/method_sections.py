@@ -12,7 +12,9 @@ def _expression(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
-        raise ValueError(f"is not a valid regular expression ({error}); escape its special characters with \\") from None
+        raise ValueError(
+            f"is not a valid regular expression ({error}); escape its special characters with \\"
+        ) from None
     return value
 
 

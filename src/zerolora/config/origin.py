@@ -54,15 +54,15 @@ def _kind(train: Train) -> tuple[str | None, bool]:
 def _meaning(train: Train, section: str, publishes: bool) -> dict[str, Any]:
     """Return what decides the meaning of an adapter that a run builds, or `publishes`, by key of a method's section."""
     settings = getattr(train, section).model_dump()
-    found = {
+    result = {
         key: sorted(set(value)) if isinstance(value := settings[key], list) else value
         for key in NAMES & settings.keys()
     }
     if section == "lora":
         lora = {name: settings[key] for key, name in LORA.items()}
         lora = lora_init.doubled(lora) if publishes and settings["init"] != DEFAULT_INIT else lora
-        found |= {key: lora[name] for key, name in LORA.items()}
-    return found
+        result |= {key: lora[name] for key, name in LORA.items()}
+    return result
 
 
 def _twice(train: Train) -> str:
@@ -85,6 +85,6 @@ def _unlike_data(config: Config, run: str, origin: str) -> Iterable[tuple[tuple[
         if getattr(data, key) != getattr(theirs, key):
             yield (
                 ("prepare", names[0], key),
-                f"{shown(getattr(data, key))}, but {run} continues from results/{origin}/adapter, which was trained with "
-                f"{shown(getattr(theirs, key))}; write {key}: {shown(getattr(theirs, key))}",
+                f"{shown(getattr(data, key))}, but {run} continues from results/{origin}/adapter, which was trained "
+                f"with {shown(getattr(theirs, key))}; write {key}: {shown(getattr(theirs, key))}",
             )

@@ -31,9 +31,9 @@ def summaries(folder: Path) -> dict[str, str]:
 
 def listed(folder: Path) -> str:
     """Return the recipes, one a line."""
-    found = summaries(folder)
-    width = max(map(len, found))
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in found.items())
+    result = summaries(folder)
+    width = max(map(len, result))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in result.items())
 
 
 def write_recipe(name: str, folder: Path, output: Path, force: bool) -> None:

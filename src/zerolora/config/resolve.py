@@ -181,13 +181,13 @@ def check_resolved(common: str, named: Mapping[str, str], output: Path, runs: Pa
 
 def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]]:
     """Return {name: {stage: its settings}} for the stages that runs may share (config/sharing.py)."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for run in runs.values():
         for kind, stage in STAGES._asdict().items():
             settings = compared(getattr(run, stage))
-            known = found.setdefault(getattr(run, kind), {}).setdefault(stage, settings)
+            known = result.setdefault(getattr(run, kind), {}).setdefault(stage, settings)
             assert known == settings, f"runs that share {stage} differ in what it reads"
-    return found
+    return result
 
 
 def _overrides(config: Config, run: str) -> dict[str, Any]:
@@ -197,13 +197,13 @@ def _overrides(config: Config, run: str) -> dict[str, Any]:
 
 
 def _dotted(values: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in sorted(values.items()):
         if isinstance(value, dict):
-            found |= {f"{key}.{inner}": each for inner, each in _dotted(value).items()}
+            result |= {f"{key}.{inner}": each for inner, each in _dotted(value).items()}
         else:
-            found[key] = value
-    return found
+            result[key] = value
+    return result
 
 
 def _evaluation(config: Config) -> dict[str, Any]:

@@ -207,12 +207,12 @@ def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
         yield here[:2], f"continues from no adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
         return
     seen = [run]
-    while (found := RUN_ADAPTER.fullmatch(start)) and found[1] in config.all_runs:
-        if found[1] in seen:
+    while (match := RUN_ADAPTER.fullmatch(start)) and match[1] in config.all_runs:
+        if match[1] in seen:
             yield here, f"{start} continues from {' and '.join(seen)} itself; name another adapter"
             return
-        seen.append(found[1])
-        start = str(config.all_runs[found[1]].train.get("from_adapter") or "")
+        seen.append(match[1])
+        start = str(config.all_runs[match[1]].train.get("from_adapter") or "")
     if start.startswith("results/"):
         each = config.expanded_runs.get(run)
         same = config.names_by_owner[each.section, each.owner] if each else seen
@@ -226,11 +226,11 @@ def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
 def _impossible_from(config: Config, run: str) -> Iterable[Mistake]:
     """Yield which settings of a run do not fit the run of the config that it continues from."""
     start = config.all_runs[run].train.get("from_adapter")
-    found = RUN_ADAPTER.fullmatch(start) if config.is_continued(run) and isinstance(start, str) else None
-    if not found or found[1] not in config.all_runs or found[1] == run:
+    result = RUN_ADAPTER.fullmatch(start) if config.is_continued(run) and isinstance(start, str) else None
+    if not result or result[1] not in config.all_runs or result[1] == run:
         return
     try:
-        mistakes = list(unlike_origin(config, run, found[1]))
+        mistakes = list(unlike_origin(config, run, result[1]))
     except ValidationError:  # reported by itself
         return
     for key, message in mistakes:
@@ -291,8 +291,8 @@ def _unused(config: Config) -> Iterable[Mistake]:
         if f"{HUB_ADAPTERS}/{name}" not in starts:
             yield (
                 ("fetch", "adapter", name),
-                f"no run continues from it; write train: {{from_adapter: {HUB_ADAPTERS}/{name}}} in a run of continued, "
-                "or remove it",
+                f"no run continues from it; write train: {{from_adapter: {HUB_ADAPTERS}/{name}}} in a run of "
+                "continued, or remove it",
             )
     for name in config.prepare:
         if name not in used_data:

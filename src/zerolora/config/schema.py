@@ -254,7 +254,7 @@ class PrepareSection(Section):
     roles: dict[Text, Role] = {}
     """The role of each name that the messages give to one, as in {bot: assistant, customer: user}."""
     ignore: list[Text] = []
-    """Columns, and keys of messages, to leave out although they change what is learnt, as in [label, weight]."""
+    """Columns, and keys of messages, to leave out although they change what is supervised, as in [label, weight]."""
     sources: dict[str, Source] = {}
     """Files, folders or patterns (data/train-*) by their path relative to `path`, each with the keys that differ from
     the data set's."""
@@ -487,7 +487,7 @@ class TaskRows(Section):
     roles: dict[Text, Role] = {}
     """The role of each name that the messages give to one, as in {bot: assistant}."""
     ignore: list[Text] = []
-    """Columns, and keys of messages, to leave out although they change what is learnt, as in [label]."""
+    """Columns, and keys of messages, to leave out although they change what is supervised, as in [label]."""
     prompt: Jinja | None = None
     """A Jinja template of a row's columns, as in "Question: {{ question }}\\nAnswer:". Default: the conversation
     of the row's form up to its last answer."""
@@ -742,11 +742,11 @@ class Config(Section):
     @functools.cached_property
     def expanded_runs(self) -> dict[str, Expanded]:
         """Return the runs of grids and searches, but for failed trials; none of a grid with mistakes."""
-        found = {}
+        result = {}
         for owner, grid in self.grids.items():
             for each in combinations(owner, grid.over) if not mistakes(grid.over) else ():
                 shared = shared_names(owner, each.name, each.parts)
-                found[each.name] = Expanded("grids", owner, _with_values(grid, each.values), shared)
+                result[each.name] = Expanded("grids", owner, _with_values(grid, each.values), shared)
         for owner, study in self._studies.items():
             search = self.searches[owner]
             for number, trial in enumerate(study.trials):
@@ -758,8 +758,8 @@ class Config(Section):
                     # Not by today's `over`, which may have other keys: what has been trained keeps its name.
                     parts = {key: part_of(key, value) for key, value in trial.values.items()}
                     shared = shared_names(owner, run, parts)
-                    found[run] = Expanded("searches", owner, _with_values(search, values), shared)
-        return found
+                    result[run] = Expanded("searches", owner, _with_values(search, values), shared)
+        return result
 
     def shared_by(self, run: str) -> Shared:
         """Return the names under which a run keeps what it may share."""

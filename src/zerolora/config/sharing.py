@@ -54,12 +54,12 @@ def names(owner: str, run: str, parts: Mapping[str, str | None]) -> Shared:
 
     parts: by the key of each of the run's own values, what a name has of it; None if it has none.
     """
-    found = []
+    result = []
     for read in READ:
         touched = [parts[key] for key in sorted(parts) if _touches(key, read)]
         name = "-".join([owner, *filter(None, touched)])
-        found.append(name if None not in touched and len(name) <= LONGEST else run)
-    return Shared(*found)
+        result.append(name if None not in touched and len(name) <= LONGEST else run)
+    return Shared(*result)
 
 
 def _touches(key: str, read: Iterable[str]) -> bool:

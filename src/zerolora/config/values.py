@@ -129,7 +129,9 @@ def _expression(value: str) -> str:
         with bounded("tasks.rows.NAME.choices"):  # jinja2 computes constants when it compiles
             ImmutableSandboxedEnvironment().compile_expression(value)
     except TemplateSyntaxError as error:
-        raise ValueError(f"is not a valid Jinja expression: {error.message}; write one, as in [option_a, option_b]") from None
+        raise ValueError(
+            f"is not a valid Jinja expression: {error.message}; write one, as in [option_a, option_b]"
+        ) from None
     return value
 
 
@@ -140,7 +142,9 @@ def _jinja(value: str) -> str:
     try:
         ImmutableSandboxedEnvironment().parse(value)
     except TemplateSyntaxError as error:
-        raise ValueError(f"is not a valid Jinja template: {error.message}; write one, as in {{{{ question }}}}") from None
+        raise ValueError(
+            f"is not a valid Jinja template: {error.message}; write one, as in {{{{ question }}}}"
+        ) from None
     return value
 
 

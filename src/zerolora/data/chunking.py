@@ -22,7 +22,7 @@ OPEN_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z', re.DOTALL)  # a JSO
 OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*")
 COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 EMPTY_LINES = re.compile(r"(?:\r?\n)*")
-MEND = wording("correct it, since the rows after it cannot be read otherwise")
+REMEDY = wording("correct it, since the rows after it cannot be read otherwise")
 # (text, position, whether it is the first record, whether the text is the whole rest of the file) -> the record's begin
 # and end; None if the text ends before the record does, or holds no more records.
 Find = Callable[[str, int, bool, bool], tuple[int, int] | None]
@@ -96,8 +96,8 @@ def _cut_json(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> It
     if start.startswith(b"["):
         yield from _cut(chunk._replace(kind="values"), blocks, _find_element, rows, size)
     elif not start.startswith(b"{"):
-        found = shown(start[:20].splitlines()[0].decode("utf-8", "replace"))
-        raise UserError(f"{chunk.file}:{line}: begins with {found}; write a list of objects, or an object a line")
+        result = shown(start[:20].splitlines()[0].decode("utf-8", "replace"))
+        raise UserError(f"{chunk.file}:{line}: begins with {result}; write a list of objects, or an object a line")
     elif _goes_on(start.split(b"\n", 1)[0].decode("latin-1")):
         yield from _cut(chunk._replace(kind="values"), blocks, _find_object, rows, size)
     else:
@@ -118,10 +118,10 @@ def _goes_on(line: str) -> bool:
 def _cut_csv(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
     """Split after records, whose quoted cells may contain line breaks. The first record is the header."""
     find = functools.partial(_find_record, DELIMITERS[chunk.kind])
-    found = _cut(chunk, blocks, find, rows, size, header=True)
-    for header in itertools.islice(found, 1):
+    result = _cut(chunk, blocks, find, rows, size, header=True)
+    for header in itertools.islice(result, 1):
         columns = _header(header)
-        for part in found:
+        for part in result:
             yield part._replace(columns=columns)
 
 
@@ -158,22 +158,22 @@ def _cut(
     first = True
     while True:
         try:
-            found = find(text, position, first, whole)
+            result = find(text, position, first, whole)
         except _BrokenError as error:
             if whole or error.position + UNSURE <= len(text):
                 line += text.count("\n", counted, error.position)
                 raise UserError(f"{chunk.file}:{line}: {error}") from None
-            found = None
-        if found:
-            begin, position = found
+            result = None
+        if result:
+            begin, position = result
             if not count:
                 line += text.count("\n", counted, begin)
                 start = counted = begin
             count += 1
-        if count and (count == (1 if header else rows) or position - start >= size or (whole and not found)):
+        if count and (count == (1 if header else rows) or position - start >= size or (whole and not result)):
             yield chunk._replace(first=line, data=text[start:position].encode("latin-1"))
             count, header = 0, False
-        if found:
+        if result:
             first, wanted = False, 1
             continue
         if whole:
@@ -201,15 +201,15 @@ class _BrokenError(Exception):
 
     def __init__(self, text: str, position: int, reason: str) -> None:
         rest = text[position : position + UNSURE].split("\n", 1)[0].encode("latin-1").decode("utf-8", "replace")
-        super().__init__(f"{reason} {f'before {shown(rest)}' if rest else 'at the end'}; {MEND}")
+        super().__init__(f"{reason} {f'before {shown(rest)}' if rest else 'at the end'}; {REMEDY}")
         self.position = position
 
 
 def _find_element(text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
     """Find the next element of a JSON list."""
-    found = (OPENING if first else COMMA).match(text, position)
-    begin = found.end() if found else end_of(BLANK, text, position)
-    if found and begin < len(text) and not (first and text[begin] == "]"):
+    matched = (OPENING if first else COMMA).match(text, position)
+    begin = matched.end() if matched else end_of(BLANK, text, position)
+    if matched and begin < len(text) and not (first and text[begin] == "]"):
         return _find_value(text, begin, whole)
     if text[begin : begin + 1] == "]":
         rest = end_of(BLANK, text, begin + 1)
@@ -252,9 +252,9 @@ def _well_formed(delimiter: str) -> re.Pattern[str]:
 def _find_record(delimiter: str, text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
     """Find the next CSV record. A malformed record ends where the csv module ends it, which reads it later."""
     begin = end_of(EMPTY_LINES, text, position)
-    found = _well_formed(delimiter).match(text, begin)
-    if found:
-        return begin, found.end()
+    matched = _well_formed(delimiter).match(text, begin)
+    if matched:
+        return begin, matched.end()
     end, exhausted = begin, False
 
     def lines() -> Iterator[str]:

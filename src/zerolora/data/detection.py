@@ -63,7 +63,7 @@ def form_of(source: SourceFiles, root: Path) -> Detected:
 def _sample(path: Path, settings: Source) -> _Sample:
     sample, error = _Sample(Counter(), {}, ""), ""
     records = ((chunk.kind, *record) for chunk in chunks(path, ROWS, SIZE) for record in chunk.records())
-    for number, (kind, place, value) in enumerate(records):
+    for number, (kind, index, value) in enumerate(records):
         if number >= ROWS and (sample.rows or error):
             break
         if isinstance(value, BadRow):
@@ -71,10 +71,10 @@ def _sample(path: Path, settings: Source) -> _Sample:
         try:
             form = detect(value, reading_of(settings, kind))
         except BadRow as bad:
-            error = error or f"{place}: {bad}"
+            error = error or f"{index}: {bad}"
             continue
         sample.rows[form] += 1
-        sample.places.setdefault(form, place)
+        sample.places.setdefault(form, index)
     return sample._replace(error=error)
 
 
@@ -90,10 +90,10 @@ def _mixed(source: SourceFiles, root: Path, samples: dict[Path, _Sample], forms:
 def other_form(value: Any, form: str, reading: Reading) -> str:
     """Return the other form of which a row is a good one, "" if there is none. For rows that are none of `form`."""
     try:
-        found = detect(value, reading)
-        if found != form:
-            parse(value, found, reading)
-            return found
+        result = detect(value, reading)
+        if result != form:
+            parse(value, result, reading)
+            return result
     except BadRow:
         pass
     return ""

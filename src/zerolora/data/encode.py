@@ -89,15 +89,15 @@ class Encoder:
         supervised[ids.heads] = CONTEXT
         answers = [start + last_answer(row) for start, row in zip(first.tolist(), rows, strict=False)]
         prompt = tokens.offsets[np.array(answers, np.int64)] - ids.offsets[:-1]
-        found = Tokens(ids, supervised, prompt, list(roles), {})
-        for number in np.flatnonzero(found.supervised == 0).tolist():
-            found.wrong[number] = NOTHING
+        result = Tokens(ids, supervised, prompt, list(roles), {})
+        for number in np.flatnonzero(result.supervised == 0).tolist():
+            result.wrong[number] = NOTHING
         for number, text in self._misread(pieces, tokens).items():
-            found.wrong[int(np.searchsorted(first, number, "right")) - 1] = BadRow(
+            result.wrong[int(np.searchsorted(first, number, "right")) - 1] = BadRow(
                 f"the tokenizer reads {shown(pieces[number].text)} back as {shown(text)}; "
                 "remove the characters it does not know"
             )
-        return found
+        return result
 
     def _misread(self, pieces: list[Piece], tokens: Ragged) -> dict[int, str]:
         """Return {index: decoded text} of the supervised pieces that decode to another text."""
@@ -105,7 +105,9 @@ class Encoder:
         if self.spelling:
             spelt = self.spelling.of(tokens.take(np.array(supervised, np.int64)))
             supervised = [
-                number for number, found in zip(supervised, spelt, strict=True) if found != pieces[number].text.encode()
+                number
+                for number, result in zip(supervised, spelt, strict=True)
+                if result != pieces[number].text.encode()
             ]
         texts = self.backend.decode_batch([tokens[number].tolist() for number in supervised], skip_special_tokens=False)
         return {number: text for number, text in zip(supervised, texts, strict=True) if not _same(text, pieces[number])}
@@ -127,7 +129,7 @@ class Encoder:
         return Ragged.of(self._ids(list(numbers))).take(np.array(order, np.int64)).joined(counts)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        return [found.ids for found in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [result.ids for result in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _behind_others(self, rows: list[list[Piece]], alone: list[list[int]]) -> list[list[int]]:
         """Return the tokens of pieces in the context of their rows, given the tokens that each has alone."""
@@ -135,18 +137,18 @@ class Encoder:
         places, texts, anchors = [], [], []
         number = 0
         for row in rows:
-            for place, piece in enumerate(row):
+            for index, piece in enumerate(row):
                 # BOS as a piece of its own is what the tokenizer would add, so the text begins after it.
-                if place > 1 or (place == 1 and row[0].text != self.bos):
+                if index > 1 or (index == 1 and row[0].text != self.bos):
                     places.append(number)
                     texts.append(piece.text)
                     anchors.append(self._anchor(piece, alone[number - 1]))
                 number += 1
         both = self._ids([anchor + text for anchor, text in zip(anchors, texts, strict=True)])
         known = dict(zip(ANCHORS, self._ids(list(ANCHORS)), strict=True))
-        for number, text, anchor, found in zip(places, texts, anchors, both, strict=True):
+        for number, text, anchor, result in zip(places, texts, anchors, both, strict=True):
             before = known.get(anchor) or self._ids([anchor])[0]
-            tokens[number] = found[len(before) :] if found[: len(before)] == before else self._behind_any(text, known)
+            tokens[number] = result[len(before) :] if result[: len(before)] == before else self._behind_any(text, known)
         return tokens
 
     def _anchor(self, piece: Piece, before: list[int]) -> str:
@@ -158,9 +160,9 @@ class Encoder:
 
     def _behind_any(self, text: str, known: dict[str, list[int]]) -> list[int]:
         for anchor, before in known.items():
-            found = self._ids([anchor + text])[0]
-            if found[: len(before)] == before:
-                return found[len(before) :]
+            result = self._ids([anchor + text])[0]
+            if result[: len(before)] == before:
+                return result[len(before) :]
         raise UserError(
             f"the model's tokenizer does not keep {shown(text)} apart from what stands before it; write template: plain"
         )
@@ -204,9 +206,9 @@ class _Spelling:
 
 def last_answer(row: list[Piece]) -> int:
     """Return the index of the last answer's piece, 0 if there is none."""
-    for place in range(len(row) - 1, 0, -1):
-        if row[place].role == "assistant":
-            return place
+    for position in range(len(row) - 1, 0, -1):
+        if row[position].role == "assistant":
+            return position
     return 0
 
 

@@ -13,8 +13,8 @@ class Example(NamedTuple):
     A message is {"role", "content"} and may have "reasoning_content", "tool_calls", "tool_call_id" and "name"; roles
     are system, user, assistant and tool. `labels` goes with `tokens`.
 
-    learnt: for each message whether the row itself takes it out of the loss (False) or puts it in (True), None if the
-    config's `loss` decides; None for all. prompt: the number of messages that only ask, whose answers `loss: assistant`
+    supervised: for each message whether the row itself takes it out of the loss (False) or puts it in (True), None if
+    the config's `loss` decides; None for all. prompt: the number of messages that only ask, whose answers `loss: assistant`
     does not learn. input: the part behind the line break in the last question of an alpaca row, "" without one.
     thoughts: the row's own name of "reasoning_content", "" if no message has it.
     """
@@ -24,7 +24,7 @@ class Example(NamedTuple):
     text: str | None = None
     tokens: list[int] | None = None
     labels: list[int] | None = None
-    learnt: list[bool | None] | None = None
+    supervised: list[bool | None] | None = None
     prompt: int = 0
     input: str = ""
     thoughts: str = ""

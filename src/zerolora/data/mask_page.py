@@ -29,7 +29,7 @@ COUNTS = {
 def write_page(
     path: Path, data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any], sources: list[ReadSource]
 ) -> None:
-    """Write a page of what is learnt: by role, by column and key of the sources, and token by token in some rows.
+    """Write a page of what is supervised: by role, by column and key of the sources, and token by token in some rows.
 
     In a row, context is grey and supervised tokens are green, with a border between tokens.
     """
@@ -66,10 +66,10 @@ def _coloured(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
     result: list[str] = []
     pending: list[int] = []
     shown = list(zip(ids, labels, strict=True))[:LONGEST]
-    for place, (token, label) in enumerate(shown):
+    for index, (token, label) in enumerate(shown):
         pending.append(token)
         text = tokenizer.decode(pending, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        follows = place + 1 < len(shown) and (shown[place + 1][1] == IGNORED) == (label == IGNORED)
+        follows = index + 1 < len(shown) and (shown[index + 1][1] == IGNORED) == (label == IGNORED)
         if text.endswith("\ufffd") and follows and len(pending) < 8:
             continue
         kind = "c" if label == IGNORED else "l"

@@ -126,21 +126,21 @@ def _first(hashes: np.ndarray) -> np.ndarray:
 def _among(hashes: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return for each row whether its hash is in `wanted`; in blocks, to keep memory low."""
     wanted = np.sort(wanted)
-    found = np.zeros(len(rows), dtype=bool)
+    result = np.zeros(len(rows), dtype=bool)
     if len(wanted):
         for start in range(0, len(rows), BLOCK):
             some = hashes[rows[start : start + BLOCK]]
             places = np.searchsorted(wanted, some).clip(max=len(wanted) - 1)
-            found[start : start + BLOCK] = wanted[places] == some
-    return found
+            result[start : start + BLOCK] = wanted[places] == some
+    return result
 
 
 def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], settings: PrepareSettings) -> None:
     """Set in place how often each training row is used, by its source's `rows` or `weight`. Raises _TooFewError if such
     a source has none."""
     members = {number: np.flatnonzero((source == number) & (times > 0)) for number in range(len(sources))}
-    for (name, entry), found in zip(settings.sources.items(), members.values(), strict=False):
-        if (entry.weight or entry.rows) and not len(found):
+    for (name, entry), result in zip(settings.sources.items(), members.values(), strict=False):
+        if (entry.weight or entry.rows) and not len(result):
             key = "weight" if entry.weight else "rows"
             raise _TooFewError(
                 f"no row of {name} is left to train on, which has {key} in sources",
@@ -150,13 +150,13 @@ def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], set
     total = sum(weights.values())
     whole = min((len(members[number]) * total / weight for number, weight in weights.items()), default=0)
     for number, entry in enumerate(sources):
-        found = members[number]
-        wanted = entry.rows or len(found)
+        result = members[number]
+        wanted = entry.rows or len(result)
         if number in weights:
             # The small addend prevents that a share such as 0.1 x 10 rows rounds to just below a whole row.
-            wanted = min(len(found), int(whole * weights[number] / total + 1e-6))
-        if len(found) == 0 or wanted == len(found):
+            wanted = min(len(result), int(whole * weights[number] / total + 1e-6))
+        if len(result) == 0 or wanted == len(result):
             continue
-        draw = np.random.default_rng([settings.seed, number]).permutation(found)
-        times[found] = wanted // len(found)
-        times[draw[: wanted % len(found)]] += 1
+        draw = np.random.default_rng([settings.seed, number]).permutation(result)
+        times[result] = wanted // len(result)
+        times[draw[: wanted % len(result)]] += 1

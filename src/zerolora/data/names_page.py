@@ -8,24 +8,26 @@ from zerolora.data.statistics import printed
 
 EFFECTS = {
     **dict.fromkeys(("messages", "conversations"), "the turns"),
-    **dict.fromkeys(("role", "from"), "whose turn it is, which decides with <code>loss</code> whether it is learnt"),
-    **dict.fromkeys(("content", "value"), "the text of a turn: learnt where the turn is"),
-    **dict.fromkeys(FACTORS, "0: the turn is not learnt; 1 changes nothing"),
-    **dict.fromkeys(SWITCHES, "false or 0: the turn is not learnt; true or 1: it is, whatever its role"),
     **dict.fromkeys(
-        REASONING, "the thoughts of an answer, in the template's place for them: learnt where the answer is"
+        ("role", "from"), "whose turn it is, which decides with <code>loss</code> whether it is supervised"
     ),
-    **dict.fromkeys(("tool_calls", "function_call"), "calls of tools: learnt where the turn is"),
+    **dict.fromkeys(("content", "value"), "the text of a turn: supervised where the turn is"),
+    **dict.fromkeys(FACTORS, "0: the turn is not supervised; 1 changes nothing"),
+    **dict.fromkeys(SWITCHES, "false or 0: the turn is not supervised; true or 1: it is, whatever its role"),
+    **dict.fromkeys(
+        REASONING, "the thoughts of an answer, in the template's place for them: supervised where the answer is"
+    ),
+    **dict.fromkeys(("tool_calls", "function_call"), "calls of tools: supervised where the turn is"),
     **dict.fromkeys(("tools", "functions"), "the tools that the template lists: context"),
     **dict.fromkeys(("system", "system_prompt"), "the system message, a turn of its own"),
     **dict.fromkeys(("instruction", "input", "context"), "the question, a turn of the user"),
     "history": "earlier questions and answers, turns of user and assistant",
     "output": "the answer, a turn of the assistant",
-    "prompt": "the question, whose answers are not learnt with <code>loss: assistant</code> or <code>last</code>",
+    "prompt": "the question, whose answers are not supervised with <code>loss: assistant</code> or <code>last</code>",
     "completion": "the answer, or the turns behind the prompt",
-    "text": "learnt as a whole",
-    "input_ids": "the tokens: learnt where labels say so, all of them without labels",
-    "labels": "the tokens that are learnt; -100 = context",
+    "text": "supervised as a whole",
+    "input_ids": "the tokens: supervised where labels say so, all of them without labels",
+    "labels": "the tokens that are supervised; -100 = context",
     **dict.fromkeys(("attention_mask", "position_ids"), "checked: a single row without padding"),
     **dict.fromkeys(("tool_call_id", "name"), "given to the template"),
 }

@@ -46,10 +46,10 @@ def _search(histogram: dict[int, int], capacity: int, dual: Dual) -> list[Patter
     enough = dual.bound + dual.bound // 10_000
     best: list[Pattern] = []
     for style in STYLES:
-        found = fill(dict(histogram), capacity, style)
-        work -= len(found)
-        if not best or count(found) < count(best):
-            best = found
+        result = fill(dict(histogram), capacity, style)
+        work -= len(result)
+        if not best or count(result) < count(best):
+            best = result
         if count(best) <= enough or work < 0:
             return best
     return repaired(best, capacity, dual, enough, work)

@@ -100,11 +100,11 @@ def _promising(
     few, many = values[::step], np.add.reduceat(counts, np.arange(0, len(values), step))
     stride = 1 + len(parameters) // 400
     best, highest = 0, (0, 1)
-    for place in range(0, len(parameters), stride):
-        worth, whole = family(few, capacity, int(parameters[place]))
+    for index in range(0, len(parameters), stride):
+        worth, whole = family(few, capacity, int(parameters[index]))
         total = int(worth @ many)
         if total * highest[1] > highest[0] * whole:
-            best, highest = place, (total, whole)
+            best, highest = index, (total, whole)
     reach = min(stride, 1 + 1_000_000 // len(values))
     return parameters[max(0, best - reach) : best + reach + 1]
 

@@ -150,7 +150,8 @@ def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
     for field in columns:
         if field not in fields:
             raise UserError(
-                f"prepare: columns of {source}: {field} is not a field of format {form}; write some of {', '.join(fields)}"
+                f"prepare: columns of {source}: {field} is not a field of format {form}; write some of "
+                f"{', '.join(fields)}"
             )
 
 
@@ -160,8 +161,8 @@ def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statis
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
             gone = wording(f"none of its {counts['read_rows']:,} rows is left; {drops.line()}; correct them, or")
             raise UserError(
-                f"{Path(settings.path) / source.name}: {gone if counts['read_rows'] else 'contains no rows;'} take it out "
-                "of sources"
+                f"{Path(settings.path) / source.name}: {gone if counts['read_rows'] else 'contains no rows;'} take it "
+                "out of sources"
             )
 
 

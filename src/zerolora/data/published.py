@@ -38,18 +38,19 @@ def check_not_pooled(
     root: the data set's path. folder: the part of it that is the source. chosen: the split that its entry names.
     named: the entry is a file or a pattern, not a folder.
     """
-    found = published(root, files, folder)
-    splits = set(found.splits.values())
+    result = published(root, files, folder)
+    splits = set(result.splits.values())
     held_out = splits - {"", "train"}
-    configs = sorted({found.configs[path] for path in files if found.splits[path] or found.declared})
+    configs = sorted({result.configs[path] for path in files if result.splits[path] or result.declared})
     several = configs if len(configs) > 1 and not named else []
     if not several and not (held_out and (len(splits) > 1 or not (chosen or named))):
         return
-    first = next((name for name in ("default", *found.declared, *several) if name in several), "")
+    first = next((name for name in ("default", *result.declared, *several) if name in several), "")
     settings = {
-        path: LEFT_OUT if several and found.configs[path] != first else setting_of(found.splits[path]) for path in files
+        path: LEFT_OUT if several and result.configs[path] != first else setting_of(result.splits[path])
+        for path in files
     }
-    used = {found.splits[path] for path in files if settings[path] != LEFT_OUT}
+    used = {result.splits[path] for path in files if settings[path] != LEFT_OUT}
     numbers = ", ".join(f"{name}: {0 if name in used else getattr(split, name)}" for name in ("validation", "test"))
     names = sorted(splits - {""})
     holds = []
@@ -86,9 +87,9 @@ def settled(splits: Mapping[Key, str]) -> dict[Key, str]:
 def _named(path: Path) -> tuple[str, str]:
     """Return the config and split that a file's path names: the split by its last part that names one, the config by
     the folders above all that do."""
-    found = [split_of(part) for part in path.parts]
-    split = next((each for each in reversed(found) if each), "")
-    above = next((number for number, each in enumerate(found) if each), len(found) - 1)
+    result = [split_of(part) for part in path.parts]
+    split = next((each for each in reversed(result) if each), "")
+    above = next((number for number, each in enumerate(result) if each), len(result) - 1)
     return "/".join(path.parts[:above]) or ".", split
 
 
@@ -161,8 +162,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _matching(folder: Path, pattern: Any) -> list[Path]:
-    found = _globbed(folder, pattern)
-    return sorted(inner for path in found for inner in ([path] if path.is_file() else path.rglob("*")))
+    result = _globbed(folder, pattern)
+    return sorted(inner for path in result for inner in ([path] if path.is_file() else path.rglob("*")))
 
 
 def _globbed(folder: Path, pattern: Any) -> list[Path]:

@@ -58,8 +58,8 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
     Raises UserError if there are none.
     """
-    found = sorted(path for path in folder.glob(pattern) if not NO_DATA.fullmatch(path.name))
-    files = list(dict.fromkeys(file for path in found for file in files_of(path)))
+    result = sorted(path for path in folder.glob(pattern) if not NO_DATA.fullmatch(path.name))
+    files = list(dict.fromkeys(file for path in result for file in files_of(path)))
     for path in {parent for file in files for parent in file.parents if parent.is_relative_to(folder)} - {folder}:
         check_not_linked(path)
     if not files:

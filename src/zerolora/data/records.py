@@ -27,10 +27,10 @@ class TwiceError(Exception):
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these pairs, none of which may hide another."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         raise TwiceError(repeated(name for name, _ in pairs))
-    return found
+    return result
 
 
 STRICT = json.JSONDecoder(object_pairs_hook=_once)
@@ -271,9 +271,9 @@ def _not_utf8(text: str, line: int) -> BadRow | None:
     except UnicodeEncodeError as error:
         before = text[: error.start]
         byte = len(before.rpartition("\n")[2].encode()) + 1
-        found = ord(text[error.start]) & 0xFF
+        result = ord(text[error.start]) & 0xFF
         return BadRow(
-            f"byte {byte} of line {line + before.count(chr(10))} (0x{found:02x}) is not UTF-8; save the file as UTF-8"
+            f"byte {byte} of line {line + before.count(chr(10))} (0x{result:02x}) is not UTF-8; save the file as UTF-8"
         )
     return None
 
@@ -285,8 +285,8 @@ def _object(value: Any, text: str) -> Any:
         return _without_nans(value) if "NaN" in text else value
     if isinstance(value, BadRow):
         return value
-    found = "a list" if isinstance(value, list) else shown(value)
-    return BadRow(f'is {found}; write an object, as in {{"instruction": ..., "output": ...}}')
+    result = "a list" if isinstance(value, list) else shown(value)
+    return BadRow(f'is {result}; write an object, as in {{"instruction": ..., "output": ...}}')
 
 
 def _without_nans(row: dict[str, Any]) -> dict[str, Any]:

@@ -39,10 +39,10 @@ def _entries(root: Path, folder: Path, settings: Mapping[Path, str]) -> list[tup
         return []
     if folder != root and len(values) == 1:
         return [(folder.relative_to(root).as_posix(), values.pop())]
-    found: list[tuple[str, str]] = []
+    result: list[tuple[str, str]] = []
     for child in sorted({folder / path.relative_to(folder).parts[0] for path in inside}):
         if child not in inside:
-            found += _entries(root, child, inside)
+            result += _entries(root, child, inside)
             continue
         if inside[child] == LEFT_OUT:
             continue
@@ -50,5 +50,5 @@ def _entries(root: Path, folder: Path, settings: Mapping[Path, str]) -> list[tup
         beside = [path for path in inside if path.parent == folder and fnmatchcase(path.name, pattern)]
         alike = len(beside) > 1 and {inside[path] for path in beside} == {inside[child]}
         entry = ((folder / pattern if alike else child).relative_to(root).as_posix(), inside[child])
-        found += [entry] * (entry not in found)
-    return found
+        result += [entry] * (entry not in result)
+    return result

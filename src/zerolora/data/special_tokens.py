@@ -117,8 +117,8 @@ class SpecialTokens:
 
 def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
     """Return the end-of-sequence tokens of the generation_config.json in a model's directory."""
-    found = {} if model is None else foreign.generation_config(model)
-    named = found.get("eos_token_id")
+    result = {} if model is None else foreign.generation_config(model)
+    named = result.get("eos_token_id")
     if named is None or isinstance(named, bool):
         return set()
     numbers = [number for number in (named if isinstance(named, list) else [named]) if 0 <= number < len(tokenizer)]

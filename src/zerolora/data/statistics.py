@@ -133,8 +133,8 @@ class Statistics:
     def _not_read(self) -> str:
         parts = []
         for name, what in (("unread_columns", "columns"), ("unread_keys", "keys of messages")):
-            if found := self.names().get(name):
-                most = sorted(found, key=lambda each: (-found[each], each))
+            if result := self.names().get(name):
+                most = sorted(result, key=lambda each: (-result[each], each))
                 parts.append(
                     f"{what} {', '.join(most[:SHOWN])}{f' and {len(most) - SHOWN} more' * (len(most) > SHOWN)}"
                 )

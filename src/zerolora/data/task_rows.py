@@ -142,7 +142,7 @@ def _of_example(place: str, example: Example, whole: bool) -> Question:
         return Question(place, [], BETWEEN.join(turn["content"] for turn in turns), [], "")
     if turns[-1]["role"] != "assistant":
         raise BadRow("ends with no answer of the assistant; add it, or write prompt and answer")
-    if example.learnt and example.learnt[-1] is False:
+    if example.supervised and example.supervised[-1] is False:
         raise BadRow(
             "its last answer has weight 0, so it is not the right one; remove the row, or write ignore: [weight]"
         )
@@ -178,16 +178,16 @@ def _by_template(settings: TaskRowsSettings) -> Read:
         names = {str(name): each for name, each in value.items()}
         text = _rendered("prompt", lambda: prompt.render(names))
         right = _rendered("answer", lambda: answer.render(names))
-        found = _rendered("choices", lambda: choices(names))
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-            raise BadRow(f"choices: is {shown(found)}; write an expression that gives a list of texts")
+        result = _rendered("choices", lambda: choices(names))
+        if not isinstance(result, list) or not all(isinstance(each, str) for each in result):
+            raise BadRow(f"choices: is {shown(result)}; write an expression that gives a list of texts")
         if not text:
             raise BadRow("prompt: is empty for this row; write a template that is not")
         if settings.choices is None:
             return Question(place, [{"role": "user", "content": text}], text, [], right)
-        if len(found) < 2 or "" in found:
-            raise BadRow(f"choices: are {shown(found)}; write an expression that gives two texts or more")
-        return Question(place, [{"role": "user", "content": text}], text, found, _number(right, found))
+        if len(result) < 2 or "" in result:
+            raise BadRow(f"choices: are {shown(result)}; write an expression that gives two texts or more")
+        return Question(place, [{"role": "user", "content": text}], text, result, _number(right, result))
 
     return read
 

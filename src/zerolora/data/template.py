@@ -125,7 +125,7 @@ class Template:
 
     def _pieces(self, messages: Messages, example: Example, how: "Supervision") -> list[Piece]:
         text = self.write(messages, example.tools)
-        row = _Row(messages, example.tools, text, example.thoughts, example.input, bool(example.learnt))
+        row = _Row(messages, example.tools, text, example.thoughts, example.input, bool(example.supervised))
         pieces = self._by_frame(row, how)
         if pieces is None:
             supervised, wanted = self._supervised(how)
@@ -146,17 +146,17 @@ class Template:
     def supervision(self, example: Example) -> "Supervision":
         """Return what decides which turns of a conversation are supervised."""
         roles = tuple([message["role"] for message in example.messages or ()])
-        learnt, prompt = example.learnt, example.prompt
+        supervised, prompt = example.supervised, example.prompt
         if self.system and roles and roles[0] != "system":
             roles = ("system", *roles)
-            learnt, prompt = learnt and [None, *learnt], prompt and prompt + 1
-        return Supervision(roles, tuple(learnt) if learnt else (), prompt)
+            supervised, prompt = supervised and [None, *supervised], prompt and prompt + 1
+        return Supervision(roles, tuple(supervised) if supervised else (), prompt)
 
     def asked(self, example: Example) -> int | None:
         """Return the index in `example.messages` of the answer that evaluation asks for, the last in its pieces; None
         if there is none."""
         messages = example.messages or []
-        if not example.learnt and isinstance(self.loss, str):  # by far the most rows: it is the last answer
+        if not example.supervised and isinstance(self.loss, str):  # by far the most rows: it is the last answer
             for number in range(len(messages) - 1, -1, -1):
                 if messages[number]["role"] == "assistant":
                     return number
@@ -255,13 +255,13 @@ class Template:
     def _supervised(self, how: "Supervision") -> tuple[set[int], set[int]]:
         """Return the indices of the supervised messages, and of the messages whose turns must be located."""
         answers = [number for number, role in enumerate(how.roles) if role == "assistant"]
-        left_out = {number for number, learnt in enumerate(how.learnt) if learnt is False}
+        left_out = {number for number, supervised in enumerate(how.supervised) if supervised is False}
         if self.loss == "everything":
             return set(range(len(how.roles))) - left_out, {*answers, *left_out}
         if self.loss == "last":
             supervised = set(answers[-1:])
         else:
-            supervised = {number for number, learnt in enumerate(how.learnt) if learnt}
+            supervised = {number for number, supervised in enumerate(how.supervised) if supervised}
             if self.loss == "assistant":
                 supervised.update(number for number in answers if number >= how.prompt)
             else:
@@ -274,8 +274,8 @@ class Template:
     def _asked(self, how: "Supervision", supervised: set[int]) -> int | None:
         """Return the index of the last answer that the row does not take out of the loss, and that is in its pieces."""
         last = max(supervised, default=-1)
-        learnt = how.learnt or [None] * len(how.roles)
-        answers = (n for n in range(last, -1, -1) if how.roles[n] == "assistant" and learnt[n] is not False)
+        supervised = how.supervised or [None] * len(how.roles)
+        answers = (n for n in range(last, -1, -1) if how.roles[n] == "assistant" and supervised[n] is not False)
         return next(answers, None)
 
     def _cut(self, row: "_Row", turns: "dict[int, _Turn]", supervised: set[int]) -> list[Piece]:
@@ -400,14 +400,14 @@ class Template:
         if start is None or end is None or following is None:
             return _Turn(wrong=f"what {self.called} writes around {name} depends on its content")
         # The name of a call is somewhere in its turn, which ends with the next stop token.
-        found = self.stop.search(row.text, end, following) if calls else self.ending.match(row.text, end)
-        end = found.end() if found else len(row.text.rstrip()) if calls else end
+        result = self.stop.search(row.text, end, following) if calls else self.ending.match(row.text, end)
+        end = result.end() if result else len(row.text.rstrip()) if calls else end
         written = row.text[min(start, begin or start) : end]
         if answers and not _has(written, thoughts):
             return _without_thoughts(self.called, row, name)
         if answers and not _has(written, message["content"]):
             return _Turn(wrong=f"{self.called} leaves out part of {name}; remove that part")
-        return _Turn(start, end, found is not None)
+        return _Turn(start, end, result is not None)
 
     def _start(self, row: "_Row", number: int, begin: int | None, since: int | None) -> int | None:
         """Return where the turn begins whose content begins at `begin`: an answer begins after the generation prompt.
@@ -460,25 +460,25 @@ class Template:
         last, between = (self._writes(_marked("user", "assistant", "user")[:end]) for end in (2, 3))
         behind = [text.partition(chr(MARKS + 1))[2] for text in (last, between or last) if text]
         shared = _common(*behind) if behind else ""
-        found = re.search(any_of(self.stops), shared) or re.match(rf"\s*(?:{self.added})", shared)
-        stop = found[0].strip() if found else ""
+        result = re.search(any_of(self.stops), shared) or re.match(rf"\s*(?:{self.added})", shared)
+        stop = result[0].strip() if result else ""
         if stop and given and stop not in self.stops:
             raise UserError(f"stop_tokens: {self.called} ends an answer with {stop}, which is not listed; add it")
-        if self.own is not None and not found and (unknown := MARKER.match(shared)):
+        if self.own is not None and not result and (unknown := MARKER.match(shared)):
             raise UserError(
                 f"{self.name}: ends an answer with {unknown[1]}, which the model does not have as one token, so no "
                 f"answer would end there; write {{{{ eos_token }}}} behind it or in its place, here {self.end}"
             )
         self.stops |= {stop} - {""}
-        return shared[: found.end()] if found else ""
+        return shared[: result.end()] if result else ""
 
 
 class Supervision(NamedTuple):
-    """What decides which turns are supervised, beside the config's `loss`: the roles, and of Example `learnt`, empty
-    for None, and `prompt`."""
+    """What decides which turns are supervised, beside the config's `loss`: the roles, and of Example `supervised`,
+    empty for None, and `prompt`."""
 
     roles: tuple[str, ...]
-    learnt: tuple[bool | None, ...] = ()
+    supervised: tuple[bool | None, ...] = ()
     prompt: int = 0
 
 
@@ -524,7 +524,7 @@ def _without_thoughts(template: str, row: _Row, name: str) -> _Turn:
 def _open(text: str) -> list[Any]:
     """Split text at its markers, each replaced by the index of its message."""
     parts = re.split(f"([{chr(MARKS)}-\U000ffffd])", text)
-    return [ord(part) - MARKS if place % 2 else part for place, part in enumerate(parts)]
+    return [ord(part) - MARKS if position % 2 else part for position, part in enumerate(parts)]
 
 
 def _filled(text: list[Any], contents: list[str]) -> str:

@@ -171,8 +171,8 @@ class ChunkTokenizer:
         rows: list[_Row] = []
         bad: dict[int, tuple[str, str]] = {}  # by index of the record: the policy, and the reason
         others: dict[int, str] = {}  # by index of the record: the other form that it has
-        for number, (place, value) in enumerate(itertools.islice(job.chunk.records(), job.most)):
-            read.append((place, value))
+        for number, (position, value) in enumerate(itertools.islice(job.chunk.records(), job.most)):
+            read.append((position, value))
             try:
                 if isinstance(value, BadRow):
                     raise value
@@ -278,10 +278,10 @@ class ChunkTokenizer:
         # The last answer is the last contiguous range of supervised tokens.
         begins = (supervised != CONTEXT) & np.concatenate([[True], supervised[:-1] == CONTEXT])
         last = np.maximum.accumulate(np.where(begins, np.arange(len(supervised)), 0))
-        found = Tokens(ids, supervised, last[ids.offsets[1:] - 1] - ids.offsets[:-1], ["tokens"], wrong)
-        for number in np.flatnonzero(found.supervised == 0).tolist():
+        result = Tokens(ids, supervised, last[ids.offsets[1:] - 1] - ids.offsets[:-1], ["tokens"], wrong)
+        for number in np.flatnonzero(result.supervised == 0).tolist():
             wrong.setdefault(number, NOTHING)
-        return found
+        return result
 
     def _count(self, counts: collections.Counter[str], rows: list["_Row"]) -> None:
         """Count the turns of rows, the supervised ones, and their stop tokens."""
@@ -291,10 +291,10 @@ class ChunkTokenizer:
             messages = example.messages or ()
             turns += [message["role"] for message in messages]
             answers += [piece for piece in pieces if piece.supervised and piece.role]
-            if example.learnt:
-                for message, learnt in zip(messages, example.learnt, strict=True):
-                    if learnt is not None:
-                        counts[f"turns_{'put_in' if learnt else 'left_out'}.{message['role']}"] += 1
+            if example.supervised:
+                for message, supervised in zip(messages, example.supervised, strict=True):
+                    if supervised is not None:
+                        counts[f"turns_{'put_in' if supervised else 'left_out'}.{message['role']}"] += 1
             if example.prompt:
                 counts.update(f"turns_of_prompts.{message['role']}" for message in messages[: example.prompt])
         for role, number in collections.Counter(turns).items():
@@ -379,14 +379,16 @@ def _texts(example: Example, asked: int | None) -> tuple[str, str]:
 
 def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
     """Return 64-bit hashes of each part's row and of its prompt (of the row again if it has no prompt)."""
-    found = [(0, 0)] * len(rows)
+    values = [(0, 0)] * len(rows)
     for number in set(parts.row.tolist()):
         pieces = rows[number].pieces
         if pieces:
             last = last_answer(pieces)
             before = "".join([piece.text for piece in pieces[:last]]).encode()
             behind = "".join([piece.text for piece in pieces[last:]]).encode()
-            if rows[number].example.learnt or rows[number].example.prompt:  # the text alone does not say what is learnt
+            if (
+                rows[number].example.supervised or rows[number].example.prompt
+            ):  # the text alone does not say what is supervised
                 behind += repr(_taught(pieces)).encode()
         else:
             ids, prompt = tokens.ids[number], tokens.prompt[number]
@@ -397,8 +399,8 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
         first = whole.copy() if before else None
         whole.update(b"\0" + behind)
         row = int.from_bytes(whole.digest())
-        found[number] = row, int.from_bytes(first.digest()) if first else row
-    result: np.ndarray = np.array(found, np.uint64).reshape(-1, 2)[parts.row]
+        values[number] = row, int.from_bytes(first.digest()) if first else row
+    result: np.ndarray = np.array(values, np.uint64).reshape(-1, 2)[parts.row]
     # Parts of the same row are not duplicates of each other.
     place = np.arange(len(parts.row)) - np.searchsorted(parts.row, parts.row)
     result += place.astype(np.uint64)[:, None]
@@ -407,15 +409,15 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
 
 def _taught(pieces: list[Piece]) -> list[tuple[int, int]]:
     """Return where the supervised parts of a row's text begin and end."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     position = 0
     for piece in pieces:
         begin, position = position, position + len(piece.text)
-        if piece.supervised and found and found[-1][1] == begin:
-            begin = found.pop()[0]
+        if piece.supervised and result and result[-1][1] == begin:
+            begin = result.pop()[0]
         if piece.supervised:
-            found.append((begin, position))
-    return found
+            result.append((begin, position))
+    return result
 
 
 def _batch(parts: Parts, texts: list[tuple[str, str]], source: int) -> Any:

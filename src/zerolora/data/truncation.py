@@ -29,9 +29,9 @@ def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
     slices: list[list[tuple[int, int]]] = []
     for row, (start, end) in enumerate(itertools.pairwise(ids.offsets.tolist())):
         if row not in tokens.wrong:
-            found = _cuts(start, end, longest, policy, ids.values[start] == bos)
-            rows += [row] * len(found)
-            slices += found
+            result = _cuts(start, end, longest, policy, ids.values[start] == bos)
+            rows += [row] * len(result)
+            slices += result
     starts, ends = np.array([pair for part in slices for pair in part], np.int64).reshape(-1, 2).T
     taken = ids.slices(starts, ends).joined(map(len, slices))
     supervised = Ragged(tokens.supervised_role, ids.offsets).slices(starts, ends).values

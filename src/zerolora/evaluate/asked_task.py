@@ -66,13 +66,13 @@ def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]
     if model.device == "cpu":
         cpu_matmul.choose()
     tokens = added_tokens.of_data(data) if data else []
-    found, tokenizer = load(model.merged or model.base, model.torch_device, tokens, model.loaded_adapter)
+    result, tokenizer = load(model.merged or model.base, model.torch_device, tokens, model.loaded_adapter)
     _set_template(model, data, tokenizer)
     if data:
-        return found, tokenizer, stops_of(model, found, tokenizer, data)
+        return result, tokenizer, stops_of(model, result, tokenizer, data)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return found, tokenizer, {tokenizer.eos_token_id} - {None}
+    return result, tokenizer, {tokenizer.eos_token_id} - {None}
 
 
 def _set_template(model: EvaluatedModel, data: Path | None, tokenizer: Any) -> None:
@@ -171,8 +171,8 @@ def _choices(
         for row, prompt in zip(rows, prompts, strict=True)
         for choice in row["choices"]
     ]
-    found = iter(of_continuations(model, tokenizer, asked, settings.batch))
-    return [[next(found) for _ in row["choices"]] for row in rows]
+    result = iter(of_continuations(model, tokenizer, asked, settings.batch))
+    return [[next(result) for _ in row["choices"]] for row in rows]
 
 
 def _told(row: dict[str, Any], answer: Any, verdict: Judgement) -> dict[str, Any]:

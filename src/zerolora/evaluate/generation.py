@@ -151,9 +151,9 @@ class _Ended:
 
 def _ends(answers: torch.Tensor, stops: set[int], ended: Callable[[list[int]], bool] | None) -> list[int | None]:
     """Return how many tokens each answer has up to its first stop token, or until it has `ended`; None if neither."""
-    found = torch.isin(answers, torch.tensor(sorted(stops), dtype=torch.long, device=answers.device)).tolist()
-    tokens = answers.tolist() if ended else found
+    result = torch.isin(answers, torch.tensor(sorted(stops), dtype=torch.long, device=answers.device)).tolist()
+    tokens = answers.tolist() if ended else result
     return [
         row.index(True) + 1 if True in row else len(row) if ended and ended(own) else None
-        for row, own in zip(found, tokens, strict=True)
+        for row, own in zip(result, tokens, strict=True)
     ]

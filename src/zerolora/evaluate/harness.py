@@ -43,7 +43,7 @@ def ask_harness(
     model, tokenizer, _ = loaded(weights, data)
     model.tie_weights = lambda: None  # HFLM calls it, and a head that was trained beside tied embeddings would be lost
     try:
-        found: Any = simple_evaluate(
+        values: Any = simple_evaluate(
             HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch, trust_remote_code=False),
             tasks=list(settings.tasks),
             num_fewshot=settings.few_shot,
@@ -58,11 +58,11 @@ def ask_harness(
         )
     except Exception as error:
         raise _explained(error, settings) from error
-    samples = found.pop("samples")
-    metrics = flat(found)
+    samples = values.pop("samples")
+    metrics = flat(values)
     write_json(answers, {name: [_told(each) for each in rows] for name, rows in sorted(samples.items())})
     # Not in the folder of the metrics, all of which DVC compares.
-    write_json(output.parents[1] / "harness" / output.name, _plain(found))
+    write_json(output.parents[1] / "harness" / output.name, _plain(values))
     write_json(output, metrics)
     told = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_stderr", "_rows"))]
     result(", ".join(told[:4]) + (", …" if len(told) > 4 else ""))

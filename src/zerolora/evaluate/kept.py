@@ -1,6 +1,6 @@
 """The answers of an evaluation, kept in a directory while others are generated, and the processes that write them.
 
-Every process that answers appends to a file of its own. An evaluation that was killed continues from what they hold. The
+Every process that answers appends to a file of its own. An evaluation that was killed continues from these. The
 directory is named by a fingerprint of everything that decides an answer, so that those of other settings, weights, rows
 or code are never taken for these.
 """
@@ -48,17 +48,17 @@ class KeptAnswers:
 
     def left(self) -> list[int]:
         """Return the places of the rows without an answer."""
-        found = kept_in(self.folder)
-        return [place for place in range(self.rows) if place not in found]
+        result = kept_in(self.folder)
+        return [index for index in range(self.rows) if index not in result]
 
     def all(self) -> list[Answer]:
         """Return the answers to all rows. Raises UserError if one is missing."""
-        found = kept_in(self.folder)
-        if missing := sorted(set(range(self.rows)) - found.keys()):
+        result = kept_in(self.folder)
+        if missing := sorted(set(range(self.rows)) - result.keys()):
             raise UserError(
                 f"{self.folder}: has no answer to row {missing[0]}; delete it and run `zerolora evaluate` again"
             )
-        return [found[place] for place in range(self.rows)]
+        return [result[index] for index in range(self.rows)]
 
     def figures(self) -> list[dict[str, Any]]:
         """Return tokens, seconds and peaks of each process that answered last."""
@@ -121,19 +121,19 @@ class _Counted:
 
     def new(self) -> int:
         """Return how many whole lines with an answer were written since the last call."""
-        found = 0
+        result = 0
         for path in self.folder.glob("rank*.jsonl"):
             with path.open("rb") as file:
                 file.seek(self.read.get(path, 0))
                 lines = file.read().rpartition(b"\n")[0]
             self.read[path] = self.read.get(path, 0) + len(lines)
-            found += sum(line.endswith(b"]") for line in lines.split(b"\n"))
-        return found
+            result += sum(line.endswith(b"]") for line in lines.split(b"\n"))
+        return result
 
 
 def kept_in(folder: Path) -> dict[int, Answer]:
     """Return the answers in the files of a folder, by the row's place; a line that a kill cut off is none."""
-    found: dict[int, Answer] = {}
+    result: dict[int, Answer] = {}
     for path in sorted(folder.glob("rank*.jsonl")):
         # Not splitlines(), which divides at U+2028 and others too; answers may hold them.
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -141,8 +141,8 @@ def kept_in(folder: Path) -> dict[int, Answer]:
                 place, answer, tokens = json.loads(line)
             except ValueError:
                 continue
-            found[place] = answer, tokens
-    return found
+            result[place] = answer, tokens
+    return result
 
 
 def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine: str) -> str:

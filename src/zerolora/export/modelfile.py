@@ -65,8 +65,8 @@ def prompt_format(tokenizer: Any) -> str | None:
 
 def stop_tokens(generation: Any) -> list[int]:
     """Return the tokens at which a model stops, by its generation config."""
-    found = generation.eos_token_id
-    return [] if found is None else list(found) if isinstance(found, list) else [found]
+    result = generation.eos_token_id
+    return [] if result is None else list(result) if isinstance(result, list) else [result]
 
 
 def _written(tokenizer: Any, template: str) -> list[str] | None:

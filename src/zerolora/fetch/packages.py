@@ -23,10 +23,10 @@ def download_wheel(package: str, version: str, folder: Path) -> Path:
     """Download the wheel of a package into `folder`, without what it depends on. Raises UserError if pip cannot."""
     requirement = f"{package}=={version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    found = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
+    result = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
-    if found.returncode or not wheels:
-        reason = (found.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+    if result.returncode or not wheels:
+        reason = (result.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise UserError(f"package {requirement} cannot be downloaded: {reason}")
     return wheels[0]
 

@@ -47,10 +47,10 @@ def answer_all(
 def _answers(
     questions: list[JudgeQuestion], contender: Contender, template: str, data: Path, max_new_tokens: int, kept: WorkFile
 ) -> dict[str, tuple[str, str]]:
-    found: dict[str, list[str]] = {question.id: [] for question in questions}
+    result: dict[str, list[str]] = {question.id: [] for question in questions}
     generate: Callable[[list[list[dict[str, str]]]], list[str]] | None = None
     for turn in range(TURNS):
-        chats = {question.id: _messages(question, found[question.id]) for question in questions}
+        chats = {question.id: _messages(question, result[question.id]) for question in questions}
         keys = {name: _key(contender, template, max_new_tokens, chat) for name, chat in chats.items()}
         missing = [name for name, key in keys.items() if key not in kept.pieces]
         if missing:
@@ -59,8 +59,8 @@ def _answers(
             for name, answer in zip(missing, generate([chats[name] for name in missing]), strict=True):
                 kept.add({"key": keys[name], "answer": answer})
         for name, key in keys.items():
-            found[name].append(kept.pieces[key]["answer"])
-    return {name: (first, second) for name, (first, second) in found.items()}
+            result[name].append(kept.pieces[key]["answer"])
+    return {name: (first, second) for name, (first, second) in result.items()}
 
 
 def _messages(question: JudgeQuestion, answers: list[str]) -> list[dict[str, str]]:

@@ -29,7 +29,10 @@ def ask_all(
     with Progress("verdict", len(requests), len(requests) - len(rest)) as bar:
         for key, request in rest:
             check(
-                spent, most(request.messages, settings), settings, f"the next request, with {kept.path} to continue from,"
+                spent,
+                most(request.messages, settings),
+                settings,
+                f"the next request, with {kept.path} to continue from,",
             )
             record = {"key": key, **_record(request, endpoint.ask(request.messages), settings)}
             kept.add(record)
@@ -40,8 +43,8 @@ def ask_all(
 
 def most_of(requests: list[JudgeRequest], settings: JudgeSettings) -> tuple[int, int]:
     """Return the estimated prompt tokens of requests and the most completion tokens."""
-    found = [most(request.messages, settings) for request in requests]
-    return sum(prompt for prompt, _ in found), sum(completion for _, completion in found)
+    result = [most(request.messages, settings) for request in requests]
+    return sum(prompt for prompt, _ in result), sum(completion for _, completion in result)
 
 
 def sum_of(records: list[dict[str, Any]], start: tuple[int, int] = (0, 0)) -> tuple[int, int]:

@@ -163,7 +163,9 @@ def _key(variable: str | None, environment: Mapping[str, str]) -> str | None:
             f"judge.key_variable: the environment variable {variable} is not set; put the judge's key there"
         )
     if not all("!" <= each <= "~" for each in key):
-        raise UserError(f"judge.key_variable: {variable} contains characters that no key has; put the judge's key there")
+        raise UserError(
+            f"judge.key_variable: {variable} contains characters that no key has; put the judge's key there"
+        )
     return key
 
 

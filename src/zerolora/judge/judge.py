@@ -77,8 +77,8 @@ def publish(
     output: Path,
 ) -> None:
     """Write metrics, answers and verdicts to directory `output`, and tell what was found and spent."""
-    found = metrics(records, settings.seed)
-    spent = price(int(found["prompt_tokens"] or 0), int(found["completion_tokens"] or 0), settings)
+    values = metrics(records, settings.seed)
+    spent = price(int(values["prompt_tokens"] or 0), int(values["completion_tokens"] or 0), settings)
     asked = [
         {
             "question_id": question.id,
@@ -89,13 +89,15 @@ def publish(
         for question in questions
     ]
     with staged_directory(output) as directory:
-        write_json(directory / "judge.json", {**found, "price": spent})
+        write_json(directory / "judge.json", {**values, "price": spent})
         _write_lines(directory / ANSWERS, asked)
         _write_lines(directory / VERDICTS, [{**record, "verdict": read(record)} for record in records])
-    if found["unparsable"]:
-        LOGGER.warning("judge: %d of %d verdicts could not be read and are left out", found["unparsable"], len(records))
-    rates = ", ".join(f"{name} {_shown(found[f'{name}_rate'])}" for name in ("win", "tie", "loss"))
-    scores = ", ".join(f"{model} {_shown(found[f'score_{model}'])}" for model in MODELS)
+    if values["unparsable"]:
+        LOGGER.warning(
+            "judge: %d of %d verdicts could not be read and are left out", values["unparsable"], len(records)
+        )
+    rates = ", ".join(f"{name} {_shown(values[f'{name}_rate'])}" for name in ("win", "tie", "loss"))
+    scores = ", ".join(f"{model} {_shown(values[f'score_{model}'])}" for model in MODELS)
     cost = "price unknown" if spent is None else f"price {spent:,.4f}"
     result(f"{scores} of 10, {rates} on {len(questions)} questions, {cost}")
 

@@ -77,7 +77,7 @@ def _values(records: list[dict[str, Any]]) -> dict[str, Values]:
     """Return the values of each metric by question."""
     verdicts = {(each["question_id"], each["turn"], each["kind"], each["role"]): read(each) for each in records}
     names = [*(f"score_{model}" for model in MODELS), "score_difference", *OUTCOMES]
-    found: dict[str, Values] = {name: defaultdict(list) for name in names}
+    result: dict[str, Values] = {name: defaultdict(list) for name in names}
     for question, turn in sorted({(each["question_id"], each["turn"]) for each in records}):
         base, tuned = (verdicts.get((question, turn, SINGLE, model)) for model in MODELS)
         orders = [verdicts.get((question, turn, PAIR, f"{model}_first")) for model in MODELS]
@@ -89,8 +89,8 @@ def _values(records: list[dict[str, Any]]) -> dict[str, Values]:
             values |= {name: float(better == model) for name, model in OUTCOMES.items()}
         for name, value in values.items():
             if isinstance(value, float):
-                found[name][question].append(value)
-    return found
+                result[name][question].append(value)
+    return result
 
 
 def _mean(values: Values) -> float | None:

@@ -67,8 +67,8 @@ def _request(
     prompt = prompts[name]
     # The names of the fields are those of FastChat's prompts: answer_1 of a single answer, answer_a_1 of a pair.
     fields = {"question": question.turns[0], "question_1": question.turns[0], "question_2": question.turns[1]}
-    for place, model in enumerate(models):
-        head = "answer" if kind == SINGLE else f"answer_{'ab'[place]}"
+    for index, model in enumerate(models):
+        head = "answer" if kind == SINGLE else f"answer_{'ab'[index]}"
         first, second = answers[model][question.id]
         fields |= {head: first, f"{head}_1": first, f"{head}_2": second}
     if reference:

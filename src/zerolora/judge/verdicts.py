@@ -10,15 +10,15 @@ TIE = "tie"
 
 def rating(text: str) -> float | None:
     """Return the rating that a text gives as [[5]]; None if it gives none, two different ones, or one out of range."""
-    found = {float(each) for each in RATING.findall(text)}
-    value = found.pop() if len(found) == 1 else None
+    result = {float(each) for each in RATING.findall(text)}
+    value = result.pop() if len(result) == 1 else None
     return value if value is not None and LOWEST <= value <= HIGHEST else None
 
 
 def winner(text: str, models: tuple[str, ...]) -> str | None:
     """Return the better of two models by [[A]] or [[B]], TIE by [[C]]; None if the text says none or two of these."""
-    found = set(WINNER.findall(text))
-    return {"A": models[0], "B": models[1], "C": TIE}[found.pop()] if len(found) == 1 else None
+    result = set(WINNER.findall(text))
+    return {"A": models[0], "B": models[1], "C": TIE}[result.pop()] if len(result) == 1 else None
 
 
 def outcome(one: str | None, other: str | None) -> str | None:

@@ -101,12 +101,12 @@ def descendants(pid: int) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (fields := _fields(int(folder.name))):
             children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found, waiting = [], [pid]
+    result, waiting = [], [pid]
     while waiting:
         nearest = children.get(waiting.pop(0), [])
-        found += nearest
+        result += nearest
         waiting += nearest
-    return found
+    return result
 
 
 def _watch(files: list[int], at_once: bool) -> None:

@@ -228,7 +228,7 @@ def _entries(
     from zerolora.memory.checks import uncounted
     from zerolora.memory.estimate import estimated
 
-    found = []
+    result = []
     for spec in specs:
         entry = estimated(model, spec, capacity)
         reserve = entry["gpu"]["reserve"]
@@ -242,8 +242,8 @@ def _entries(
         if generation:
             rows = evaluation_batch or 1
             more["generation"] = inference.generation_json(model, spec, capacity, rows, generation, reserve)
-        found.append({**entry, **more, "notes": [*entry.get("notes", []), *uncounted(model, spec)]})
-    return found
+        result.append({**entry, **more, "notes": [*entry.get("notes", []), *uncounted(model, spec)]})
+    return result
 
 
 def _model(path: Path | None, hub: str | None) -> "tuple[str, ModelSpec]":

@@ -78,10 +78,10 @@ class Decoder(Layer):
     def run(self) -> Phases:
         """Run one step and return the peak of each phase."""
         tracer, step = self.tracer, self.step
-        found: Phases = {}
+        result: Phases = {}
 
         def noted(phase: str) -> None:
-            found[phase] = {**tracer.at_peak, "total": tracer.peak}
+            result[phase] = {**tracer.at_peak, "total": tracer.peak}
             tracer.restart()
 
         ids = [tracer.new(self.tokens, 8) for _ in range(3)]  # input_ids, labels, position_ids
@@ -92,19 +92,19 @@ class Decoder(Layer):
         before = tracer.live
         hidden = [self.body(mask)]
         self.reach("")
-        found["modules"] = dict(self.reached_modules)
-        found["kept"] = {"total": tracer.live - before}
-        found["offloaded"] = {"total": self.offloaded}
+        result["modules"] = dict(self.reached_modules)
+        result["kept"] = {"total": tracer.live - before}
+        result["offloaded"] = {"total": self.offloaded}
         noted("forward")
         tracer.kind = "logits"
         loss, held = self.head(hidden.pop())
         noted("loss")
         self.reached = noted
         tracer.backward(loss, tracer.new(1, 4))
-        noted("backward_end" if "backward" in found else "backward")
-        found["small_blocks"] = {"total": tracer.small_peak}
+        noted("backward_end" if "backward" in result else "backward")
+        result["small_blocks"] = {"total": tracer.small_peak}
         del ids, tables, mask, held
-        return found
+        return result
 
     def evaluate(self) -> int:
         """Run a forward pass without gradients and return its peak bytes."""

@@ -207,15 +207,15 @@ class _Coordinator:
     def prefetch(self) -> None:
         """Gather what comes next, as far as a bucket and the limit of live weights allow."""
         room, size = min(self.buckets.live - self.live, self.buckets.prefetch), 0
-        found: dict[_Weight, None] = {}
+        result: dict[_Weight, None] = {}
         while self.queue and size < room:
             weight, number = self.queue.popleft()
             weight.kept_until = max(weight.kept_until, number)
-            if not weight.available and weight not in found:
-                found[weight] = None
+            if not weight.available and weight not in result:
+                result[weight] = None
                 size += weight.size
-        if found:
-            self.gather(found)
+        if result:
+            self.gather(result)
 
     def release(self, weight: _Weight, saved: bool) -> None:
         """Drop a weight, of which a view may be saved."""
@@ -245,8 +245,8 @@ def _modules(model: ModelSpec, ranks: dict[str, int]) -> tuple[list[_Owner], lis
                 layers[number] += _owners(module, ranks, number, model.family not in TRANSPOSED)
         elif module.kind != "outside" and not module.stack:
             tied = model.tied and module.kind in SHARED and module.parameters in (0, shared.size)
-            found = [_Owner(module.path, None, [shared])] if tied else _owners(module, ranks, None)
-            (before if module.kind == "embedding" else after).extend(found)
+            result = [_Owner(module.path, None, [shared])] if tied else _owners(module, ranks, None)
+            (before if module.kind == "embedding" else after).extend(result)
     return before, layers, after
 
 

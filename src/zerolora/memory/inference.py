@@ -36,9 +36,9 @@ def evaluation_json(
     in_training = predict(model, replace(spec, micro_batch=rows)).phases["evaluation"]
     alone = evaluated(model, spec, rows)
     sizes = {"batch": rows, "length": spec.length, "reserve": reserve}
-    found = {**sizes, **_with_reserve(alone, reserve, capacity), "in_training": in_training}
+    result = {**sizes, **_with_reserve(alone, reserve, capacity), "in_training": in_training}
     fits = impossible(spec, model) is None and (capacity.gpu is None or in_training <= capacity.gpu)
-    return {**found, "fits_in_training": fits}
+    return {**result, "fits_in_training": fits}
 
 
 def generation_json(

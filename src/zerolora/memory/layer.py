@@ -188,9 +188,9 @@ class Layer(Projections):
 
         def backward(gradient: Value) -> list[Value]:
             temporary = new(count, 4) if cuda else None
-            found = [new(count, before)]
+            values = [new(count, before)]
             del temporary
-            return found
+            return values
 
         result.source = self.tracer.node([converted], [result], backward)
         del value, converted
@@ -204,9 +204,9 @@ class Layer(Projections):
 
         def backward(gradient: Value) -> list[Value]:
             temporary = new(count, width) if cuda else None
-            found = [new(count, width)]
+            values = [new(count, width)]
             del temporary
-            return found
+            return values
 
         result.source = self.tracer.node([value], [result], backward)
         return result
@@ -247,13 +247,13 @@ class Layer(Projections):
 
         def backward(gradient: Value) -> list[Value]:
             first, part = new(count, width), new(shared * heads, width)
-            found = new(shared, width)
+            values = new(shared, width)
             del part, gradient
             second = new(count, width)
             del first
             rest = new(own, width)
             del second
-            return [rest, found]
+            return [rest, values]
 
         result.source = self.tracer.node([passed, turned], [], backward)
         return result

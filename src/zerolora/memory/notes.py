@@ -22,23 +22,23 @@ def notes(model: ModelSpec, spec: TrainingSpec) -> list[str]:
 
 
 def _layers(model: ModelSpec) -> list[str]:
-    found = []
+    result = []
     if model.counted != "config.json" and not (model.experts or model.latent):
-        found.append(
+        result.append(
             "activations: traced as those of a decoder of these sizes; the architecture has no file of its own"
         )
     paths = [module.path for module in model.in_layers]
     if any("linear_attn" in path for path in paths):
-        found.append("linear attention: traced as attention over all tokens")
+        result.append("linear attention: traced as attention over all tokens")
     if any(name in path for path in paths for name in STATE_SPACE):
-        found.append("state-space layers: traced as attention")
-    return found
+        result.append("state-space layers: traced as attention")
+    return result
 
 
 def _experts(model: ModelSpec, spec: TrainingSpec) -> list[str]:
     if not model.experts:
         return []
-    found = [
+    result = [
         "experts: computed by one grouped product, whose memory does not depend on the routing; "
         "the router's auxiliary loss is not counted"
     ]
@@ -47,10 +47,10 @@ def _experts(model: ModelSpec, spec: TrainingSpec) -> list[str]:
         if module.kind == "experts"
     }  # fmt: skip
     if any(path in parameters for path, _ in spec.parameters(model).ranks):
-        found.append("experts: an adapter makes a copy of all experts' weights of a layer, kept for the backward pass")
+        result.append("experts: an adapter makes a copy of all experts' weights of a layer, kept for the backward pass")
     if spec.method.frozen_type and parameters:
-        found.append("experts: not quantized, since they are not linear modules; nor is the router")
-    return found
+        result.append("experts: not quantized, since they are not linear modules; nor is the router")
+    return result
 
 
 def _towers(model: ModelSpec) -> list[str]:

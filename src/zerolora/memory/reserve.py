@@ -27,8 +27,8 @@ def shares(spec: TrainingSpec, allocated: float) -> dict[str, int]:
         return {"total": 0}
     if spec.reserve is not None:
         return {"total": spec.reserve}
-    found = {"context": CONTEXT, "nccl": CONNECTION * CHANNELS * groups(spec), "allocator": int(UNUSED * allocated)}
-    return {**found, "total": sum(found.values())}
+    result = {"context": CONTEXT, "nccl": CONNECTION * CHANNELS * groups(spec), "allocator": int(UNUSED * allocated)}
+    return {**result, "total": sum(result.values())}
 
 
 def groups(spec: TrainingSpec) -> int:

@@ -91,13 +91,13 @@ def _shown(value: Any) -> str:
 
 def notes(entries: list[dict[str, Any]]) -> list[str]:
     """Return each note of the entries once, with its strategy if not all have it."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for entry in entries:
         for note in entry["notes"]:
-            found.setdefault(note, []).append(entry["strategy"])
+            result.setdefault(note, []).append(entry["strategy"])
     return [
         line("note", note if len(names) == len(entries) else f"{', '.join(names)}: {note}")
-        for note, names in found.items()
+        for note, names in result.items()
     ]
 
 
@@ -129,15 +129,15 @@ def verdict(
 
 def reasons(entries: list[dict[str, Any]], faults: list[str | None], capacity: Capacity) -> list[str]:
     """Return a line for each reason, other than a GPU's memory, for which strategies do not fit."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for entry, fault in zip(entries, faults, strict=True):
         gpu, host = entry["gpu"]["total"], asked(entry["host"]["total"])
         if fault:
-            found.setdefault(fault, []).append(entry["strategy"])
+            result.setdefault(fault, []).append(entry["strategy"])
         elif host > capacity.host and (capacity.gpu is None or gpu <= capacity.gpu):
             why = f"more than a host's {gib(capacity.host)}, headroom included"
-            found.setdefault(why, []).append(f"{entry['strategy']} ({gib(host)})")
-    return [line("not", f"{', '.join(names)}: {why}") for why, names in found.items()]
+            result.setdefault(why, []).append(f"{entry['strategy']} ({gib(host)})")
+    return [line("not", f"{', '.join(names)}: {why}") for why, names in result.items()]
 
 
 def inference_lines(entries: list[dict[str, Any]]) -> list[str]:

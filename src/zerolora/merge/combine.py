@@ -27,7 +27,7 @@ def updates_of(adapters: Sequence[tuple[Path, float]], model: Any) -> dict[str, 
     if len(adapters) == 1 and adapters[0][1] == 1:
         directory = adapters[0][0]
         return of_directory(directory).updates(directory, model)
-    found: dict[str, list[tuple[Update, float]]] = {}
+    result: dict[str, list[tuple[Update, float]]] = {}
     for directory, weight in adapters:
         for name, update in of_directory(directory).updates(directory, model).items():
             plain = isinstance(update, ExpertProducts) or (
@@ -43,8 +43,8 @@ def updates_of(adapters: Sequence[tuple[Path, float]], model: Any) -> dict[str, 
                     f"{directory}: {name} is not changed by LoRA factors alone, so it cannot be added with a weight; "
                     "merge this adapter by itself"
                 )
-            found.setdefault(name, []).append((update, weight))
-    return {name: _sum(each) for name, each in found.items()}
+            result.setdefault(name, []).append((update, weight))
+    return {name: _sum(each) for name, each in result.items()}
 
 
 def _sum(parts: list[tuple[Update, float]]) -> Update:

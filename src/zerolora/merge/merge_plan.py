@@ -102,7 +102,7 @@ def plan_merge(
             if converted:
                 parts.setdefault(weight, []).append(stored)
                 continue
-            found = {weight: updates[weight]} if weight in updates else {}
+            result = {weight: updates[weight]} if weight in updates else {}
             rows = _more_rows(stored, names.shapes.get(weight))
             if rows and stored.shape[0] != rows_before:
                 raise UserError(
@@ -121,12 +121,12 @@ def plan_merge(
                 more_parameters += size // TYPES[stored.kind][1]
                 if rows:
                     shapes[copy] = shape
-            if not found and not rows:
+            if not result and not rows:
                 continue
             _check_type(stored)
-            for update in found.values():
+            for update in result.values():
                 update.check(shape)
-            units[name] = MergeUnit((stored,), found, rows)
+            units[name] = MergeUnit((stored,), result, rows)
             if rows:
                 shapes[name] = shape
                 added = (rows - stored.shape[0]) * (stored.nbytes // stored.shape[0])
@@ -168,16 +168,16 @@ def _converted(group: tuple[StoredTensor, ...], names: BaseNames, updates: Mappi
     }
     with _bringing_back(group[0]):
         weights = names.converted(empty)
-    found = {weight: updates[weight] for weight in weights if weight in updates}
-    if found:
+    result = {weight: updates[weight] for weight in weights if weight in updates}
+    if result:
         for stored in group:
             _check_type(stored)
-        for weight, update in found.items():
+        for weight, update in result.items():
             update.check(tuple(weights[weight].shape))
         with _bringing_back(group[0]):
             back = names.stored(weights, list(empty))
             assert {name: tensor.shape for name, tensor in back.items()} == {k: v.shape for k, v in empty.items()}
-    return MergeUnit(group, found, converted=True)
+    return MergeUnit(group, result, converted=True)
 
 
 @contextlib.contextmanager

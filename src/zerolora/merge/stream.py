@@ -132,8 +132,8 @@ def _allocated(plan: MergePlan, output: Path, stack: contextlib.ExitStack) -> di
     """Return open files of their final sizes, with their headers."""
     outputs: dict[Path, _Output] = {}
     for _, target in plan.files:
-        found = os.statvfs(target.path.parent)
-        free = found.f_bavail * found.f_frsize + sum(each.nbytes for _, each in plan.files if each.path in outputs)
+        result = os.statvfs(target.path.parent)
+        free = result.f_bavail * result.f_frsize + sum(each.nbytes for _, each in plan.files if each.path in outputs)
         handle = os.open(target.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         outputs[target.path] = _Output(handle)
         stack.callback(os.close, handle)

@@ -86,8 +86,8 @@ def check_adapter(
     path = directory / ADAPTER
     if not tensors:
         raise UserError(
-            f"{path}: contains no tensors; they were saved before they were gathered from the ranks (ZeRO-3, FSDP): save "
-            "the adapter again"
+            f"{path}: contains no tensors; they were saved before they were gathered from the ranks (ZeRO-3, FSDP): "
+            "save the adapter again"
         )
     check_whole(path, tensors)
     if isinstance(model, ModelSpec):
@@ -215,7 +215,7 @@ def _absent(name: str, base: frozenset[str]) -> str | None:
 def _lacking(module: str, base: frozenset[str]) -> str:
     """Return what is different about a base that lacks a module, and what to do about it."""
     parts = module.split(".")
-    at = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
+    at = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts))
     layers = {
         int(own[at])
         for own in (name.split(".") for name in base)

@@ -88,8 +88,8 @@ def split_targets(model: "ModelSpec", names: tuple[str, ...]) -> tuple[tuple[str
                 "write both or neither"
             )
     own = {name for name in names if name not in former and _parameters(model, {name})}
-    found = _parameters(model, {table[old] for old in former.values()}) + _parameters(model, own) + weights
-    return tuple(name for name in names if name not in {*former, *own}), found
+    result = _parameters(model, {table[old] for old in former.values()}) + _parameters(model, own) + weights
+    return tuple(name for name in names if name not in {*former, *own}), result
 
 
 def paths_named(family: str, names: Iterable[str], paths: Iterable[str]) -> list[str]:
@@ -119,10 +119,10 @@ def all_linear(model: "ModelSpec") -> tuple[list["Module"], list[AdaptedParamete
 
 
 def _parameters(model: "ModelSpec", names: set[str]) -> list[AdaptedParameter]:
-    found = []
+    result = []
     for module in model.modules if names else ():
         for name, shape in module.weights:
             if any(f"{module.path}.{name}".endswith(f".{each}") for each in names):
                 *experts, outputs, inputs = shape
-                found.append(AdaptedParameter(module, name, experts[0] if experts else 1, inputs, outputs))
-    return found
+                result.append(AdaptedParameter(module, name, experts[0] if experts else 1, inputs, outputs))
+    return result

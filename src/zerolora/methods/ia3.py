@@ -85,8 +85,8 @@ class Ia3Method(TrainableMethod):
 
     def _targets(self, model: "ModelSpec") -> "list[Module]":
         if self.targets == "all-linear":
-            if found := [each for each in model.linears if _by_default(each.path)]:
-                return found
+            if result := [each for each in model.linears if _by_default(each.path)]:
+                return result
             raise UserError(NO_DEFAULT)
         names = (self.targets,) if isinstance(self.targets, str) else self.targets
         adaptable = [module for module in model.modules if module.kind in ADAPTABLE]

@@ -229,10 +229,10 @@ class LowRank(Method):
                     "a regular expression of whole paths"
                 )
         if self.rank_pattern or self.alpha_pattern:
-            found = [path for module in modules for path in _paths(module, module.path)]
-            found += [path for each in parameters for path in _paths(each.module, each.path)]
-            check_pattern(found, "train.lora.rank_pattern", [key for key, _ in self.rank_pattern])
-            check_pattern(found, "train.lora.alpha_pattern", self.alpha_pattern)
+            result = [path for module in modules for path in _paths(module, module.path)]
+            result += [path for each in parameters for path in _paths(each.module, each.path)]
+            check_pattern(result, "train.lora.rank_pattern", [key for key, _ in self.rank_pattern])
+            check_pattern(result, "train.lora.alpha_pattern", self.alpha_pattern)
         check_untied(model.tied, "train.lora.targets", [module.path for module in modules if module.kind in SHARED])
         return modules, parameters
 

@@ -190,7 +190,7 @@ def check_shape(name: str, shape: tuple[int, ...], expected: "Iterable[int]") ->
     if shape == expected:
         return
     if len(shape) == len(expected):
-        differing = [place for place, (one, other) in enumerate(zip(shape, expected, strict=True)) if one != other]
+        differing = [index for index, (one, other) in enumerate(zip(shape, expected, strict=True)) if one != other]
         what = wording("their sizes differ" if len(differing) > 1 else f"the sizes of dimension {differing[0]} differ")
     else:
         what = wording("one has more dimensions")

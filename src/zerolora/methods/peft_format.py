@@ -127,10 +127,10 @@ def _leaf_names(model: Any) -> list[str]:
     import torch
 
     head = model.get_output_embeddings()
-    found = (
+    result = (
         name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head
     )
-    return sorted({name.rpartition(".")[2] for name in found})
+    return sorted({name.rpartition(".")[2] for name in result})
 
 
 def saved_name(name: str) -> str:
@@ -193,7 +193,7 @@ def adapted_paths(model: Any) -> list[str]:
 
 
 def check_pattern(adapted: list[str], key: str, pattern: Iterable[str]) -> None:
-    """Raise UserError if a key is not a valid regular expression, or fits no adapted module's path: peft would ignore it."""
+    """Raise UserError if a key is not a valid regular expression or fits no adapted module: peft would ignore it."""
     for expression in pattern:
         try:
             re.compile(expression)

@@ -166,9 +166,9 @@ def _unpacked(layer: "Projections", module: "Module", value: "Value") -> "Value"
 
     def backward(gradient: "Value") -> "list[Value]":
         again = new(module.inputs * module.outputs, width)
-        found = [new(count, width)]
+        values = [new(count, width)]
         del again
-        return found
+        return values
 
     result.source = layer.tracer.node([value], [], backward)
     del value
@@ -198,9 +198,9 @@ def _in_8_bits(layer: "Projections", module: "Module", value: "Value") -> "Value
     def backward(gradient: "Value") -> "list[Value]":
         assert kept
         unpacked = new(weights, width)
-        found = [new(count, width)]
+        values = [new(count, width)]
         del unpacked
-        return found
+        return values
 
     result.source = layer.tracer.node([value], [], backward)
     return result

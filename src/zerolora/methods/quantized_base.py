@@ -44,16 +44,16 @@ def was_quantized(adapter: Path) -> bool:
 def quantization_of(adapter: Path) -> BaseQuantization:
     """Return how the base of an adapter was quantized. Raises UserError if its manifest does not say."""
     path = adapter / MANIFEST
-    found = _written(path)
-    if found is None:
+    result = _written(path)
+    if result is None:
         raise UserError(
             f"{path}: has no quantization, so it is unknown how the base was quantized; merge into the original base, "
             "or name an adapter that `zerolora train` made with method: qlora"
         )
     known = {"type": ("nf4", "fp4", "int8"), "double": (True, False), "precision": tuple(TYPES)}
-    if not isinstance(found, dict) or any(found.get(key) not in values for key, values in known.items()):
-        raise UserError(f"{path}: quantization is {shown(found)}; run `zerolora train` again, which writes it")
-    return BaseQuantization(**{key: found[key] for key in known})
+    if not isinstance(result, dict) or any(result.get(key) not in values for key, values in known.items()):
+        raise UserError(f"{path}: quantization is {shown(result)}; run `zerolora train` again, which writes it")
+    return BaseQuantization(**{key: result[key] for key in known})
 
 
 def _written(manifest: Path) -> Any:

@@ -16,12 +16,12 @@ from zerolora.model.added_tokens import of_directory as of_tokens
 
 
 def _registered() -> dict[str, type[Method]]:
-    found: dict[str, type[Method]] = {}
+    result: dict[str, type[Method]] = {}
     for file in pkgutil.iter_modules(methods.__path__):
         module = importlib.import_module(f"{methods.__name__}.{file.name}")
         classes = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Method))
-        found |= {each.name: each for each in classes if each.__module__ == module.__name__ and hasattr(each, "name")}
-    return found
+        result |= {each.name: each for each in classes if each.__module__ == module.__name__ and hasattr(each, "name")}
+    return result
 
 
 METHODS = _registered()

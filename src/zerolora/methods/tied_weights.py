@@ -20,8 +20,8 @@ def tied_weights(model: Any) -> dict[str, str]:
         return {}
     head = next(each for each in model.modules if each.kind == "head")
     tables = (each for each in model.modules if each.kind == "embedding")
-    found = [each for each in tables if dict(each.weights)["weight"] == (model.vocabulary, head.inputs)]
-    return {f"{head.path}.weight": f"{found[0].path}.weight"} if found else {}
+    result = [each for each in tables if dict(each.weights)["weight"] == (model.vocabulary, head.inputs)]
+    return {f"{head.path}.weight": f"{result[0].path}.weight"} if result else {}
 
 
 def without_copies(path: Path, tensors: Mapping[str, StoredTensor], tied: Mapping[str, str]) -> dict[str, StoredTensor]:

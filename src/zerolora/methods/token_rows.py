@@ -117,9 +117,9 @@ class Rows(Update):
 
     def apply(self, rows: "torch.Tensor", first: int) -> None:
         """Put the trained rows there."""
-        for place, number in enumerate(self.numbers):
+        for index, number in enumerate(self.numbers):
             if first <= number < first + len(rows):
-                rows[number - first] = rows_of(self.trained, place, place + 1)[0]
+                rows[number - first] = rows_of(self.trained, index, index + 1)[0]
 
 
 def _paths(model: Any) -> list[str]:

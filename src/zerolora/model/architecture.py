@@ -90,8 +90,8 @@ def auto_class(config: Any, where: Path = Path("config.json")) -> Any:
 
 def model_class(config: Any) -> Any:
     """Return transformers' class of the model that auto_class builds."""
-    found = auto_class(config)._model_mapping[type(config)]
-    return found[0] if isinstance(found, tuple) else found
+    result = auto_class(config)._model_mapping[type(config)]
+    return result[0] if isinstance(result, tuple) else result
 
 
 def takes_own_attention(model: Any) -> bool:

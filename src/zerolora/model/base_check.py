@@ -170,16 +170,16 @@ def _compare(directory: Path, files: list[TensorFile]) -> None:
     report = load_report(model, empty)
     path = directory / "config.json"
     again = "correct config.json, or fetch the whole model"
-    for name, (found, expected) in report.wrong.items():
+    for name, (result, expected) in report.wrong.items():
         rows = model.config.get_text_config(decoder=True).vocab_size
-        if found[1:] == expected[1:] and expected[:1] == (rows,):
+        if result[1:] == expected[1:] and expected[:1] == (rows,):
             raise UserError(
-                f"{path}: vocab_size is {rows}, but {name} has {found[0]} rows in the files; write vocab_size: "
-                f"{found[0]}, or fetch the whole model"
+                f"{path}: vocab_size is {rows}, but {name} has {result[0]} rows in the files; write vocab_size: "
+                f"{result[0]}, or fetch the whole model"
             )
         more = f" ({few(list(report.wrong)[1:])} too)" if len(report.wrong) > 1 else ""
         raise UserError(
-            f"{directory}: {name} is {list(found)} in the files, and {list(expected)} in a {family} of this "
+            f"{directory}: {name} is {list(result)} in the files, and {list(expected)} in a {family} of this "
             f"config.json{more}; {again}"
         )
     if report.unreadable:

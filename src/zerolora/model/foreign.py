@@ -200,8 +200,8 @@ def manifest(path: Path, written_by: str, *required: str) -> dict[str, Any]:
     remedy = f"delete it and run `{written_by}` again"
     needed = {name: MANIFEST_KEYS[name] for name in required or ("files",)}
     check(value, record(MANIFEST_KEYS, needed), path, remedy)
-    found: dict[str, Any] = value
-    return found
+    result: dict[str, Any] = value
+    return result
 
 
 def adapter_manifest(directory: Path) -> dict[str, Any]:

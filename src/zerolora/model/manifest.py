@@ -134,7 +134,7 @@ def model_files(directory: Path) -> list[Path]:
     file outside `directory`. Links into the `blobs` of a Hugging Face cache, of which `directory` is a snapshot, are
     followed.
     """
-    found = []
+    result = []
     weights = set(weight_files(directory))
     inside = [directory.resolve()]
     if directory.resolve().parent.name == "snapshots":
@@ -143,12 +143,12 @@ def model_files(directory: Path) -> list[Path]:
         if not path.is_file() or path.name == MANIFEST or path.name.startswith("."):
             continue
         if path in weights:
-            found.append(checked_name(path))
+            result.append(checked_name(path))
         elif SMALL_FILES.fullmatch(path.name):
             if not any(path.resolve().is_relative_to(place) for place in inside):
                 raise UserError(f"{path}: is a link to {path.resolve()}, outside the model; put the file itself there")
-            found.append(checked_name(path))
-    return found
+            result.append(checked_name(path))
+    return result
 
 
 def located(stamp: Path) -> Path:

@@ -136,8 +136,8 @@ def _owners(model: Any) -> Iterator[_Owner]:
         if not own and module is not head:
             continue
         parts = path.split(".")
-        at = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
-        template = ".".join("{}" if place == at else part for place, part in enumerate(parts))
+        at = next((position for position, part in enumerate(parts) if part.isdigit()), len(parts))
+        template = ".".join("{}" if position == at else part for position, part in enumerate(parts))
         weights = tuple((name, tuple(each.shape)) for name, each in own)
         kind, inputs, outputs = _kind(module, head)
         if f"{path}.".startswith(tuple(f"{part}." for part in outside)):
@@ -165,16 +165,16 @@ def _kind(module: Any, head: Any) -> tuple[str, int, int]:
 def _merge_layers(owners: list[_Owner]) -> tuple[Module, ...]:
     """Return the modules, each once, with the numbers of the layers that have it if not all have it."""
     sizes: dict[str, set[int]] = defaultdict(set)
-    found: dict[Module, list[int]] = defaultdict(list)
+    result: dict[Module, list[int]] = defaultdict(list)
     for owner in owners:
         sizes[owner.stack].add(owner.index)
-        found[owner.module].append(owner.index)
+        result[owner.module].append(owner.index)
     modules: dict[Module, None] = {}
     for owner in owners:
         each, layers = owner.module, len(sizes[owner.stack])
         if owner.index >= 0:
-            numbers = () if found[each] == list(range(layers)) else tuple(found[each])
-            each = replace(each, count=len(found[each]), layers=numbers)
+            numbers = () if result[each] == list(range(layers)) else tuple(result[each])
+            each = replace(each, count=len(result[each]), layers=numbers)
         modules[each] = None
     return tuple(modules)
 

@@ -42,8 +42,8 @@ class Operations:
         needed = value.needs_gradient
 
         def backward(gradient: Value) -> list[Value | None]:
-            found = [new(count, width) if needed else None]
-            return [*found, new(inputs * outputs, width)] if weight else found
+            result = [new(count, width) if needed else None]
+            return [*result, new(inputs * outputs, width)] if weight else result
 
         trained = [self.of(weight)] if weight else []
         return self._result(

@@ -191,8 +191,8 @@ def layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
     kinds = []
     for modules, count in model.layer_kinds:
         linears = [each for each in (*attention, *modules) if each.kind in ("linear", "conv1d")]
-        found = {role: module for role, ends in ROLES.items() for module in linears if module.path.endswith(ends)}
-        kinds.append(LayerKind(typical(model) | found, _mixture(model, modules, "up" in found), count))
+        result = {role: module for role, ends in ROLES.items() for module in linears if module.path.endswith(ends)}
+        kinds.append(LayerKind(typical(model) | result, _mixture(model, modules, "up" in result), count))
     return tuple(kinds)
 
 

@@ -186,7 +186,7 @@ def supported_attentions(flash: bool, sdpa: bool, softcap: bool, sinks: bool) ->
     if softcap or sinks:
         return ("eager",)
     has: dict[Attention, bool] = {"flash": flash, "sdpa": sdpa, "eager": True}
-    return tuple(name for name, found in has.items() if found)
+    return tuple(name for name, result in has.items() if result)
 
 
 def with_rows(model: ModelSpec, rows: int) -> ModelSpec:

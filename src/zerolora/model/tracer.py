@@ -66,9 +66,9 @@ class MemoryTracer:
         del gradient
         while queue:
             node = heapq.heappop(queue)[1]
-            found = node.backward(waiting.pop(node))
+            result = node.backward(waiting.pop(node))
             node.saved = []
-            for target, each in zip(node.inputs, found, strict=True):
+            for target, each in zip(node.inputs, result, strict=True):
                 if target is None or each is None:
                     continue
                 if isinstance(target, Parameter):
@@ -78,7 +78,7 @@ class MemoryTracer:
                 else:
                     waiting[target] = each
                     heapq.heappush(queue, (-target.order, target))
-            del found, node, target, each
+            del result, node, target, each
 
     def _sum(self, first: "Value", second: "Value") -> "Value":
         return self.new(first.count, first.width)

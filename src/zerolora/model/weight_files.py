@@ -79,11 +79,11 @@ def weight_map(directory: Path) -> dict[str, str]:
     path = directory / WEIGHT_INDEX
     if not path.is_file():
         return {}
-    found: dict[str, str] = foreign.weight_index(path)["weight_map"]
-    for name in found.values():
+    result: dict[str, str] = foreign.weight_index(path)["weight_map"]
+    for name in result.values():
         if not name.endswith(".safetensors"):
             raise UserError(f"{path}: weight_map names {shown(name)}; expected a .safetensors file")
-    return found
+    return result
 
 
 def _named_by_index(directory: Path) -> set[str]:

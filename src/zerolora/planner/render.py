@@ -22,7 +22,7 @@ from zerolora.planner.choice import choose
 from zerolora.planner.cost import useful_flops
 from zerolora.planner.run_hardware import hardware_of, peak_of, target_of
 from zerolora.planner.slurm_resources import TrainingResources, training
-from zerolora.planner.user_config import UserLayout, check_user_config, filled, layout_of, mended
+from zerolora.planner.user_config import UserLayout, check_user_config, corrected, filled, layout_of
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.deepspeed_zero import ZERO, torch_optimizer_options
@@ -185,7 +185,7 @@ def rendered_user_config(choice: Choice, settings: RenderSettings, hidden: int) 
     options = filled(settings.user_config, hidden)
     overrides: list[Override] = [
         {"key": ".".join(each.at), "json": each.value, "training": each.instead}
-        for each in mended(settings.user_config)[1]
+        for each in corrected(settings.user_config)[1]
     ]
     overrides += _override(options, _from_training(choice, target_of(settings), settings.gradient_clipping))
     for key in ("optimizer", "scheduler"):

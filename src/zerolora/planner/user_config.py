@@ -44,7 +44,7 @@ class UserLayout(NamedTuple):
     buckets: Buckets
 
 
-class Mend(NamedTuple):
+class Correction(NamedTuple):
     """A value of a JSON that training does not take over."""
 
     at: tuple[str, ...]
@@ -61,7 +61,7 @@ def check_user_config(path: str, user: Any, target: Target, key: str = "render.s
     mistakes = list(faults(user))
     if not mistakes:
         mistakes += _batch_faults(user, target.ranks)
-        zero = mended(user)[0].get(ZERO, {})
+        zero = corrected(user)[0].get(ZERO, {})
         nvme = next((zero[key]["nvme_path"] for key in OFFLOADS if (zero.get(key) or {}).get("nvme_path")), None)
         strategy = layout_of({ZERO: zero}).strategy
         if conflict := strategy.conflict(replace(target, nvme=nvme)):
@@ -81,25 +81,25 @@ def check_user_config(path: str, user: Any, target: Target, key: str = "render.s
         raise UserError("\n".join(f"{key}: {at}: {each.text}" for at, each in zip(where, mistakes, strict=True)))
 
 
-def mended(user: dict[str, Any]) -> tuple[dict[str, Any], list[Mend]]:
+def corrected(user: dict[str, Any]) -> tuple[dict[str, Any], list[Correction]]:
     """Return a JSON without the values that training does not take over, and what is used instead of each.
 
     These change nothing of what is trained, are DeepSpeed's of an earlier version, or are advice that runs badly: stock
     files of other tools have them.
     """
-    mends: list[Mend] = []
+    corrections: list[Correction] = []
     result: dict[str, Any] = {}
     for key, value in user.items():
         if key in LEFT_OUT or key in REFUSED or key.startswith("_"):
             if key in LEFT_OUT and not is_off(value):
-                mends.append(Mend((key,), value, LEFT_OUT[key]))
+                corrections.append(Correction((key,), value, LEFT_OUT[key]))
             continue
         if key in OLD_NAMES and is_off(value):
             continue
         result[key] = dict(value) if isinstance(value, dict) else value
     for (section, key), why in SET_UNLESS_OFF.items():
         if isinstance(result.get(section), dict) and (value := result[section].pop(key, False)):
-            mends.append(Mend((section, key), value, why))
+            corrections.append(Correction((section, key), value, why))
     zero = result.get(ZERO)
     if isinstance(zero, dict):
         # DeepSpeed refuses an old name beside the new one, whatever its value.
@@ -107,34 +107,34 @@ def mended(user: dict[str, Any]) -> tuple[dict[str, Any], list[Mend]]:
             key: value for key, value in zero.items() if key not in ZERO_RENAMED or not is_off(value)
         }
         for key, instead in _mended_zero(zero):
-            mends.append(Mend((ZERO, key), zero.pop(key), instead))
-    return result, mends
+            corrections.append(Correction((ZERO, key), zero.pop(key), instead))
+    return result, corrections
 
 
 def _mended_zero(zero: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the keys of zero_optimization that are left out, and what is used instead."""
-    found = []
+    result = []
     if zero.get("stage") == 3:
         for key in aliases("stage3_max_live_parameters"):
             if zero.get(key) == 0 and not isinstance(zero.get(key), bool):
                 # partitioned_param_coordinator.py: the bound on what is fetched ahead
-                found.append((key, f"{DEFAULTS['stage3_max_live_parameters']:,}, as with 0 nothing is fetched ahead"))
+                result.append((key, f"{DEFAULTS['stage3_max_live_parameters']:,}, as with 0 nothing is fetched ahead"))
     if zero.get("stage") in (1, 2) and zero.get("round_robin_gradients") is True:
         # stage_1_and_2.py, link_hp_params: slices of the optimizer states are looked up in another order than they are
         # stored in.
-        found.append(("round_robin_gradients", "false, as a resumed run would mix up the optimizer's states"))
-    found += [
+        result.append(("round_robin_gradients", "false, as a resumed run would mix up the optimizer's states"))
+    result += [
         (key, "an adapter is saved in training's own precision")
         for key in aliases("stage3_gather_16bit_weights_on_model_save")
         if zero.get(key) == "auto"
     ]
-    return found
+    return result
 
 
 def filled(user: dict[str, Any], hidden: int) -> dict[str, Any]:
-    """Return a JSON that has no fault as DeepSpeed gets it: mended, with stage 0 if it names none, and with "auto" in
+    """Return a JSON that has no fault as DeepSpeed gets it: corrected, with stage 0 by default, and with "auto" in
     its stage-3 sizes replaced for a model of width `hidden`."""
-    values = mended(user)[0]
+    values = corrected(user)[0]
     known = auto_values(hidden)
     zero = {"stage": 0, **values.get(ZERO, {})}
     return {**values, ZERO: {key: known[key] if value == "auto" else value for key, value in zero.items()}}
@@ -207,8 +207,8 @@ def _partition_faults(zero: dict[str, Any], strategy: Strategy, ranks: int) -> I
     if strategy.within_node and ranks % size:
         yield Fault(
             (ZERO, "zero_hpz_partition_size"),
-            f"{ZERO}.zero_hpz_partition_size is {size}, and {ranks} ranks are not a multiple of it; write a number that "
-            f"divides {ranks}, or remove it",
+            f"{ZERO}.zero_hpz_partition_size is {size}, and {ranks} ranks are not a multiple of it; write a number "
+            f"that divides {ranks}, or remove it",
         )
 
 

@@ -195,21 +195,21 @@ def data_files(run: FinishedRun) -> list[DataFile]:
     """Return the files that the data set of a run was read from."""
     manifest = run.read(run.data / MANIFEST)
     top, folders = Path(run.prepared.path), [Path(folder) for folder in data_folders(run.config.fetch).values()]
-    found = []
+    result = []
     for text, digest in manifest["read"].items():
         path = Path(text)
         source = next((name for name in manifest["sources"] if path.is_relative_to(top / name)), top.name)
         folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
         if folder is None:
             shown = path.relative_to(top.parent) if path.is_relative_to(top.parent) else Path(path.name)
-            found.append(DataFile(source, shown.as_posix(), digest))
+            result.append(DataFile(source, shown.as_posix(), digest))
             continue
         fetched = run.read(folder / MANIFEST)
         origin, name = fetched["source"], path.relative_to(folder).as_posix()
         repository = origin.get("repository")
         version = f"{repository}@{origin['revision']}" if repository else f"{origin['package']}=={origin['version']}"
-        found.append(DataFile(source, name, digest, version, fetched["license"], repository))
-    return found
+        result.append(DataFile(source, name, digest, version, fetched["license"], repository))
+    return result
 
 
 def _sources(run: FinishedRun, stats: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -225,13 +225,13 @@ def _hyperparameters(run: FinishedRun) -> dict[str, Any]:
     from zerolora.methods.registry import TRAINABLE
 
     train = run.settings.train.model_dump(mode="json")
-    found = {
+    result = {
         f"{METHOD_SECTIONS.get(section, section)}: {key}": value
         for section in TRAINABLE[run.settings.train.method].sections
         for key, value in train[section].items()
     }
-    found |= {key.replace("_", " "): train[key] for key in TRAINING}
-    return {name: value for name, value in found.items() if value not in (None, {}, [])}
+    result |= {key.replace("_", " "): train[key] for key in TRAINING}
+    return {name: value for name, value in result.items() if value not in (None, {}, [])}
 
 
 def _origin(run: FinishedRun) -> str | None:

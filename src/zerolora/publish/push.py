@@ -45,11 +45,11 @@ def push(run: str, what: str, to: str, revision: str | None, private: bool, mess
     size = f"{len(product.files | texts)} files, {byte_size(product.bytes)}"
     if directory is not None:
         new = _push_to_directory(product, texts, directory)
-        result(f"{size} in {directory}" if new else f"nothing to do: {directory} has just this already")
+        result(f"{size} in {directory}" if new else f"nothing to do: {directory} already has exactly this")
         return str(directory)
     target = HubTarget(repository, revision, private)
     commit, address, new = push_to_hub(product, texts, target, message or f"Push {what} of run {run}")
-    result(f"{size} in {address}" if new else f"no new commit: {repository} has just this already, at {commit}")
+    result(f"{size} in {address}" if new else f"no new commit: {repository} already has exactly this, at {commit}")
     return f"{repository}@{commit}"
 
 

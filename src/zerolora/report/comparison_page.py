@@ -61,12 +61,12 @@ def _cell(column: Column, row: Row, overrides: Mapping[str, Mapping[str, Any]], 
 
 def _tiles(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
     """Return the best of each of TILES, if several runs can be compared."""
-    found = []
+    result = []
     titles = {column.key: column for column in FIGURES}
     for key, lowest in TILES.items():
         known = [row for row in rows if row.get(key) is not None]
         if len(known) > 1:
             best = lowest(known, key=lambda row: row[key])
             word = "highest" if key == ACCURACY.key else "shortest" if key == "step_seconds" else "lowest"
-            found.append((f"{word} {titles[key].title}", titles[key].shown(best[key]), best["run"]))
-    return found[:FOUR]
+            result.append((f"{word} {titles[key].title}", titles[key].shown(best[key]), best["run"]))
+    return result[:FOUR]

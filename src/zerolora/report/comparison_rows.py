@@ -68,8 +68,8 @@ def by_name(runs: Iterable[str]) -> list[str]:
 def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each run of `results`/config.json, finished or not, and the overrides of each run.
 
-    `outdated` has, by run, a stage that has to run again, so that what was left of an earlier one is not a result. Raises
-    UserError if config.json or a row is broken.
+    `outdated` has, by run, a stage that has to run again, so that what was left of an earlier one is not a result.
+    Raises UserError if config.json or a row is broken.
     """
     path = results / "config.json"
     resolved = read_object(path, "zerolora resolve")
@@ -138,12 +138,12 @@ def reason_in(log: Path, strategy: str = "") -> str:
     written = [line for line in lines if line.strip()]
     messages = list(itertools.takewhile(lambda line: line.startswith(PREFIX), reversed(written)))
     block = [line.removeprefix(PREFIX) for line in reversed(messages)]
-    for place, line in enumerate(block[:-1]):
+    for index, line in enumerate(block[:-1]):
         if line.endswith(ITS_LAST_LINES):
             return f"{line.removesuffix(ITS_LAST_LINES)}: {block[-1].strip()}"
         if line.endswith(":") and line[0] != " ":
             own = f"  {strategy}: "
-            said = next((each.removeprefix(own) for each in block[place:] if each.startswith(own)), "")
+            said = next((each.removeprefix(own) for each in block[index:] if each.startswith(own)), "")
             return f"{line} {said}" if said else line.removesuffix(":")
     if not block or not (match := RANK_FAILED.fullmatch(block[-1])):
         return block[-1] if block else ""

@@ -43,10 +43,10 @@ def shown(
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for column in fitting:
         table.add_column(Text(column.title), justify="right" if column.number else "left", overflow="fold")
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         table.add_row(
             *(
-                Text(cells[column.key][place], STYLES.get(row["status"], "") if column.key == "status" else "")
+                Text(cells[column.key][index], STYLES.get(row["status"], "") if column.key == "status" else "")
                 for column in fitting
             )
         )

@@ -371,7 +371,7 @@ def lengths(table: Path) -> Chart:
     read = _read(table)
     width = read[0]["tokens"]
     splits = [name for name in ("train", "validation", "test") if any(row[name] for row in read)]
-    used = [place for place, row in enumerate(read) if any(row[name] for name in splits)]
+    used = [index for index, row in enumerate(read) if any(row[name] for name in splits)]
     read = read[used[0] : used[-1] + 1] if used else []
     rows = [
         {"from": row["tokens"] - width, "to": row["tokens"], "split": name, "rows": row[name]}

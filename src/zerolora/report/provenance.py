@@ -55,13 +55,13 @@ def commands(commit: str, page: str) -> dict[str, str]:
 
 def _of_adapter(manifest: dict[str, Any]) -> dict[str, str]:
     """Return the hashes of what was trained, and of each adapter that training continued from, the last one first."""
-    found = {
+    result = {
         f"{name} sha256": file["sha256"] for name, file in manifest["files"].items() if name.endswith(".safetensors")
     }
     origin, before = manifest.get("from_adapter"), "continues from"
     while origin:
         source = "".join(f", {key} {value}" for key, value in origin.get("source", {}).items())
         licence = f", {origin['license']}" if "license" in origin else ""
-        found[before] = f"{origin['directory']} (sha256 {origin['sha256']}{source}{licence})"
+        result[before] = f"{origin['directory']} (sha256 {origin['sha256']}{source}{licence})"
         origin, before = origin.get("from_adapter"), f"{before}, which continues from"
-    return found
+    return result

@@ -56,7 +56,7 @@ def row(
     on_gpu = bool(used["predicted_gpu_bytes"])
     hours = used.get("accounted_rank_hours", used["measured_rank_hours"])
     step = resources["training_seconds"] / trained["steps"]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "status": "failed" if failure else "done",
         "reason": failure or "; ".join(_remarks(compared, trained)),
         **{key: getattr(rendered, key) for key in ("strategy", "micro_batch", "accumulation")},
@@ -81,8 +81,8 @@ def row(
         "parts": {part: resources[f"{part}_share"] * step for part in PARTS if f"{part}_share" in resources},
     }
     if on_gpu:
-        found |= {name: used[name] for name in ("predicted_gpu_bytes", "measured_gpu_bytes")}
-    return found
+        result |= {name: used[name] for name in ("predicted_gpu_bytes", "measured_gpu_bytes")}
+    return result
 
 
 def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any]) -> Iterable[str]:

@@ -24,7 +24,7 @@ def figures(
     """
     on_gpu = bool(used["measured_gpu_bytes"])
     ranks = resources["ranks"]
-    found = [
+    values = [
         Figure(
             "wall time of training",
             duration(used["measured_seconds"]),
@@ -38,34 +38,34 @@ def figures(
         Figure("tokens per second", f"{resources['tokens_per_second']:,.0f}", f"{train['tokens']:,} tokens"),
     ]
     if resources.get("mfu"):
-        found.append(Figure("MFU", f"{resources['mfu']:.1%}", f"{resources['tflops_per_second']:.3g} TFLOP/s a rank"))
+        values.append(Figure("MFU", f"{resources['mfu']:.1%}", f"{resources['tflops_per_second']:.3g} TFLOP/s a rank"))
     elif resources.get("tflops_per_second"):
-        found.append(Figure("TFLOP/s of a rank", f"{resources['tflops_per_second']:.3g}"))
+        values.append(Figure("TFLOP/s of a rank", f"{resources['tflops_per_second']:.3g}"))
     if on_gpu:
-        found.append(
+        values.append(
             Figure("peak GPU memory", gib(used["measured_gpu_bytes"]), f"predicted {gib(used['predicted_gpu_bytes'])}")
         )
-    found += [
+    values += [
         Figure("peak host memory", gib(used["measured_host_bytes"]), f"predicted {gib(used['predicted_host_bytes'])}"),
         Figure("what was trained", byte_size(adapter), f"{train['trainable_parameters']:,} parameters"),
     ]
     if resources.get("checkpoint_bytes"):
-        found.append(Figure("a checkpoint", byte_size(resources["checkpoint_bytes"])))
+        values.append(Figure("a checkpoint", byte_size(resources["checkpoint_bytes"])))
     if resources.get("energy_joules"):
-        found.append(Figure("energy of the GPUs", f"{resources['energy_joules'] / 3.6e6:.3g} kWh", "read by NVML"))
-    return found
+        values.append(Figure("energy of the GPUs", f"{resources['energy_joules'] / 3.6e6:.3g} kWh", "read by NVML"))
+    return values
 
 
 def ratios(used: Mapping[str, Any], predicted_step: float, measured_step: float) -> dict[str, float]:
     """Return measured over predicted by quantity."""
-    found = {
+    result = {
         "wall time": used["measured_seconds"] / used["predicted_seconds"],
         "time of a step": measured_step / predicted_step,
     }
     for name, key in (("host memory", "host_bytes"), ("GPU memory", "gpu_bytes")):
         if used[f"measured_{key}"] and used[f"predicted_{key}"]:
-            found[name] = used[f"measured_{key}"] / used[f"predicted_{key}"]
-    return found
+            result[name] = used[f"measured_{key}"] / used[f"predicted_{key}"]
+    return result
 
 
 def duration(seconds: float) -> str:

@@ -32,16 +32,16 @@ def changes(before: Asked, after: Asked) -> dict[str, dict[str, list[float]]]:
     same rows.
     """
     (base, asked), (tuned, answered) = before, after
-    found = {}
+    result = {}
     for metric in (name for name in tuned if name in base and not name.endswith(LEFT_OUT)):
         pairs = _right(asked, answered) if metric == "accuracy" else []
         change = bootstrap_mean([other - one for one, other in pairs]) if pairs else ()
-        found[metric] = {
+        result[metric] = {
             "base": _with_interval(base, metric),
             "tuned": _with_interval(tuned, metric),
             "difference": [tuned[metric] - base[metric], *change],
         }
-    return found
+    return result
 
 
 def compared(names: Iterable[str], base: Path, run: Path) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ def usage(wanted: dict[str, Any], resources: dict[str, Any], accounted: dict[str
     of one node; GPU memory is the highest peak of torch's allocator on any GPU.
     """
     nodes, ranks = wanted["nodes"], wanted["ranks"]
-    found = {
+    result = {
         "predicted_seconds": wanted["seconds"],
         "predicted_rank_hours": ranks * wanted["seconds"] / 3600,
         "predicted_host_bytes": wanted["host_bytes"],
@@ -29,12 +29,12 @@ def usage(wanted: dict[str, Any], resources: dict[str, Any], accounted: dict[str
         "measured_gpu_bytes": resources["peak_gpu_bytes_worst_rank"],
     }
     if accounted is None:
-        return found
+        return result
     # The job's real limits: a profile may request other resources than render computed.
     limits = {"asked_seconds": accounted["limit_seconds"], "asked_host_bytes": accounted["limit_host_bytes"]}
     rank_seconds = accounted["gpu_seconds"] or ranks * accounted["seconds"]
     return (
-        found
+        result
         | {name: value for name, value in limits.items() if value}
         | {
             "accounted_jobs": accounted["jobs"],

@@ -20,8 +20,8 @@ def bars(outcomes: Sequence[Outcome]) -> list[StopAbove]:
     complete = [dict(each.validations) for each in outcomes if each.state == "complete"]
     if len(complete) < FEWEST:
         return []
-    found = []
+    result = []
     for step in sorted({step for losses in complete for step in losses}):
         median = statistics.median(losses[step] for losses in complete if step in losses)
-        found.append(StopAbove(step=step, loss=median))
-    return found
+        result.append(StopAbove(step=step, loss=median))
+    return result

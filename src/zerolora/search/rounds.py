@@ -2,8 +2,8 @@
 
     zerolora search NAME -- snakemake --profile profiles/slurm all
 
-All that a search knows is in its file of trials (config/studies.py) and their results. One that was killed continues from
-there: the command runs trials that have been asked for before others are chosen.
+The state of a search is its file of trials (config/studies.py) and their results. One that was killed resumes: the
+command runs the trials in the file before it chooses others.
 """
 
 import fcntl

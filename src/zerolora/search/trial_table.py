@@ -18,10 +18,10 @@ def shown(name: str, study: Study) -> str:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for title in ("run", *keys, "loss", "state"):
         table.add_column(Text(title), justify="right" if title == "loss" else "left", overflow="fold")
-    found = outcomes(name, study)
-    order = sorted(range(len(found)), key=lambda number: (*_place(found[number]), number))
+    result = outcomes(name, study)
+    order = sorted(range(len(result)), key=lambda number: (*_place(result[number]), number))
     for number in order:
-        trial, outcome = study.trials[number], found[number]
+        trial, outcome = study.trials[number], result[number]
         values = [errors.shown(trial.values[key]) if key in trial.values else "" for key in keys]
         loss = "" if outcome.loss is None else f"{outcome.loss:.4f}"
         table.add_row(*map(Text, [run_of(name, number), *values, loss, outcome.state]))
@@ -31,7 +31,7 @@ def shown(name: str, study: Study) -> str:
     for number in order:
         if study.trials[number].failed:
             console.print(Text(f"{run_of(name, number)}: {study.trials[number].failed}"))
-    if order and found[order[0]].state == "complete":
+    if order and result[order[0]].state == "complete":
         best = run_of(name, order[0])
         console.print(Text(f"\nThe lowest validation loss is that of {best}; its page is results/{best}/report.html."))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

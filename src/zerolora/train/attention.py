@@ -68,15 +68,15 @@ class Lengths:
         """Return where rows begin and end among all tokens of the batch: [rows + 1], int32."""
         if self._ends is None:
             of_rows = self.of_rows or [[tokens]] * batch
-            found = [0, *itertools.chain.from_iterable(of_rows)]
-            self._ends = torch.tensor(found, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+            result = [0, *itertools.chain.from_iterable(of_rows)]
+            self._ends = torch.tensor(result, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
         return self._ends
 
     def of_tokens(self, embedded: torch.Tensor) -> torch.Tensor:
         """Return the length of the row that each token is in, fp32: [batch, tokens] of `embedded`'s."""
         batch, tokens = len(embedded), embedded.shape[1] * sequence.size
-        found = [length for row in self.of_rows or [[tokens]] * batch for length in row for _ in range(length)]
-        of_tokens = torch.tensor(found, dtype=torch.float32, device=embedded.device).view(batch, tokens)
+        result = [length for row in self.of_rows or [[tokens]] * batch for length in row for _ in range(length)]
+        of_tokens = torch.tensor(result, dtype=torch.float32, device=embedded.device).view(batch, tokens)
         part: torch.Tensor = sequence.own_part(of_tokens)
         return part
 
@@ -105,9 +105,9 @@ def each_row(
     adds to its scores what the kernels do not know.
     """
     assert attention_mask is None
-    if found := [name for name in REFUSED if others.get(name) is not None]:
+    if result := [name for name in REFUSED if others.get(name) is not None]:
         raise UserError(
-            f"train.attention is flash, which does not know the {found[0]} of this model; write attention: eager"
+            f"train.attention is flash, which does not know the {result[0]} of this model; write attention: eager"
         )
     if sequence.size == 1:
         return _each_row(query, key, value, dropout, scaling, sliding_window), None

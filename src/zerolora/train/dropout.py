@@ -35,13 +35,13 @@ def places(count: int, probability: float) -> torch.Tensor:
     """Return which of `count` values are dropped, each with this probability; ascending."""
     expected = count * probability
     drawn = int(expected + 6 * expected**0.5) + 16  # once in a thousand million times too few
-    found = torch.empty(0, dtype=torch.int64)
+    result = torch.empty(0, dtype=torch.int64)
     last = -1
     while last < count - 1:
         gaps = torch.empty(drawn, dtype=torch.float64).geometric_(probability)
-        found = torch.cat([found, last + gaps.cumsum(0).long()])
-        last = int(found[-1])
-    return found[found < count]
+        result = torch.cat([result, last + gaps.cumsum(0).long()])
+        last = int(result[-1])
+    return result[result < count]
 
 
 class _Dropped(torch.autograd.Function):

@@ -123,8 +123,8 @@ def provenance(directory: Path, method: type[TrainableMethod]) -> dict[str, Any]
     path = weights_of(directory, method)
     manifest = foreign.adapter_manifest(directory)
     known = manifest.get("files", {}).get(path.name, {}).get("sha256")
-    found = {"directory": str(directory), "sha256": known or sha256(path)}
-    return found | {key: manifest[key] for key in ("source", "license", "from_adapter") if key in manifest}
+    result = {"directory": str(directory), "sha256": known or sha256(path)}
+    return result | {key: manifest[key] for key in ("source", "license", "from_adapter") if key in manifest}
 
 
 def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type[TrainableMethod]) -> bool:

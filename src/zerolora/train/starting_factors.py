@@ -50,10 +50,10 @@ def take_out(model: Any, plan: TrainingPlan, checkpoints: Checkpoints, sharded: 
     if broadcast_json(here and _is_missing(path, plan.resume), device):
         if here:
             LOGGER.info("decomposing the base weights for %s", plan.lora.init)
-        found = _decomposed(model, plan.lora.init, sharded)
+        result = _decomposed(model, plan.lora.init, sharded)
         if here:
             folder = checkpoints.folder / FOLDER
-            state = State(step=0, parts={FOLDER: found}, updates=0, loop={}, seconds=0.0)
+            state = State(step=0, parts={FOLDER: result}, updates=0, loop={}, seconds=0.0)
             write(folder, state, checkpoints.resume_key, checkpoints.run_fingerprint)
         path = path_of(checkpoints.folder / FOLDER, 0)
         torch.distributed.barrier()
@@ -94,7 +94,7 @@ def _is_missing(path: Path, resume: str) -> bool:
 
 def _decomposed(model: Any, init: str, sharded: bool) -> Tensors:
     """Return the factors by their published names, in the type that they are trained in; none on other ranks than 0."""
-    found: Tensors = {}
+    result: Tensors = {}
     for name, layer in _layers(model):
         weight = layer.get_base_layer().weight
         with _gathered(weight, sharded):
@@ -104,8 +104,8 @@ def _decomposed(model: Any, init: str, sharded: bool) -> Tensors:
             factors = first_factors(whole, layer.r["default"], layer.scaling["default"], init)
             for part, factor in zip("AB", factors, strict=True):
                 parameter = getattr(layer, f"lora_{part}")["default"].weight
-                found[f"{name}.lora_{part}.weight"] = factor.to(parameter.dtype).cpu().contiguous()
-    return found
+                result[f"{name}.lora_{part}.weight"] = factor.to(parameter.dtype).cpu().contiguous()
+    return result
 
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:

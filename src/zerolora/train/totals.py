@@ -31,8 +31,8 @@ class Totals:
             parts = torch.zeros(self.sources, dtype=each.dtype, device=each.device)
             parts.index_add_(0, source, each.detach())
             self.sums[1 : 1 + self.sources] += parts.cpu() * (self.count(self.first) / self.count(name))
-        for place, name in enumerate(self.names, 1 + self.sources):
-            self.sums[place] += values[name].each.detach().sum().cpu()
+        for index, name in enumerate(self.names, 1 + self.sources):
+            self.sums[index] += values[name].each.detach().sum().cpu()
         return terms
 
     def weighted(self, terms: Mapping[str, torch.Tensor], factor: float) -> torch.Tensor:

@@ -55,7 +55,7 @@ def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | Non
     """Return a row of this form as an Example, and count in `seen` what became of its columns and keys.
 
     Raises BadRow, naming the column, its value and what to write instead, also for a column or key that is not read
-    although it changes what is learnt.
+    although it changes what is supervised.
     """
     row = Row(value, reading)
     try:
@@ -102,7 +102,7 @@ def _mapped(row: Row, where: Where, format: str) -> list[str]:
 
 
 def _refused(row: Row, name: str, refusal: Refusal, where: Where, format: str) -> BadRow:
-    """Return the error of a column or key that is not read although it changes what is learnt."""
+    """Return the error of a column or key that is not read although it changes what is supervised."""
     names = [other for other, held in row.unread() if refusal_of(other, held, where, format) == refusal]
     path = f"{row.path}.{name}" if row.path else name
     remedy = refusal.remedy.replace("NAME", name)

@@ -16,7 +16,7 @@ def _alpaca(row: Row) -> Example:
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRow(f"{name} is {shown(pair)}; write [question, answer]")
         question, answer = (
-            filled(text_of(part, f"{name}[{place}]"), f"{name}[{place}]") for place, part in enumerate(pair)
+            filled(text_of(part, f"{name}[{index}]"), f"{name}[{index}]") for index, part in enumerate(pair)
         )
         turns += [Turn(message_of("user", question)), Turn(message_of("assistant", answer))]
     instruction, further = row.text("instruction"), row.optional_text("input", "context")

@@ -51,10 +51,10 @@ KEYS = (*REASONING, *FACTORS, *SWITCHES)
 
 
 class Turn(NamedTuple):
-    """A message; whether the row takes it out of the loss or puts it in (Example.learnt); its own list of tools."""
+    """A message; whether the row takes it out of the loss or puts it in (Example.supervised); its own list of tools."""
 
     message: dict[str, Any]
-    learnt: bool | None = None
+    supervised: bool | None = None
     tools: list[Any] | None = None
     thoughts: str = ""
 
@@ -73,10 +73,10 @@ def conversation(turns: list[Turn], row: Row, field: str, prompt: int = 0, furth
     if not row.lacks(_CONVERSATION):
         turns, prompt = _with_system(turns, row, row.name(field), prompt)
         tools = _tools(row)
-    messages, learnt, thoughts = [], [], ""
+    messages, supervised, thoughts = [], [], ""
     for message, included, own, key in turns:
         messages.append(message)
-        learnt.append(included)
+        supervised.append(included)
         thoughts = thoughts or key
         if own:
             if tools and own != tools:
@@ -89,8 +89,8 @@ def conversation(turns: list[Turn], row: Row, field: str, prompt: int = 0, furth
         raise BadRow(
             f"{row.name(field)} has no message of the assistant, so nothing to learn; add one or remove the row"
         )
-    weighed = learnt.count(None) < len(learnt)
-    return Example(messages, tools, None, None, None, learnt if weighed else None, prompt, further, thoughts)
+    weighed = supervised.count(None) < len(supervised)
+    return Example(messages, tools, None, None, None, supervised if weighed else None, prompt, further, thoughts)
 
 
 def _with_system(turns: list[Turn], row: Row, name: str, prompt: int) -> tuple[list[Turn], int]:
@@ -119,11 +119,11 @@ def _tools(row: Row) -> list[Any] | None:
 
 
 def _list_of_tools(row: Row, field: str) -> list[Any] | None:
-    found, name = row.get(field), row.name(field)
-    if is_blank(found):
+    values, name = row.get(field), row.name(field)
+    if is_blank(values):
         return None
-    tools = objects_of(found, name)
-    result: list[Any] = encodable(without_nulls(tools) if row.reading.filled and tools is found else tools, name)
+    tools = objects_of(values, name)
+    result: list[Any] = encodable(without_nulls(tools) if row.reading.filled and tools is values else tools, name)
     return result
 
 
@@ -197,7 +197,7 @@ def finished(turn: Row, message: dict[str, Any]) -> Turn:
     if not answers:
         _check_no_thoughts(turn, message["role"])
     result = with_thoughts(turn, message) if answers else Turn(message)
-    return result._replace(learnt=_learnt(turn), tools=_tools(turn) if message["role"] == "system" else None)
+    return result._replace(supervised=_learnt(turn), tools=_tools(turn) if message["role"] == "system" else None)
 
 
 def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
@@ -237,8 +237,8 @@ def _learnt(turn: Row) -> bool | None:
         factor, name = factor_of(held), turn.name(field)
         if factor not in (0.0, 1.0):
             raise BadRow(
-                f"{name} is {shown(held)}; write 1 = learnt or 0 = not learnt, since a turn has no other weight, or "
-                f"ignore: [{turn.columns.get(field, field)}]"
+                f"{name} is {shown(held)}; write 1 = supervised or 0 = not supervised, since a turn has no other weight, "
+                f"or ignore: [{turn.columns.get(field, field)}]"
             )
         switch = None if factor == 1.0 and field in FACTORS else bool(factor)
         if said and None not in (switch, result) and switch != result:
@@ -250,11 +250,11 @@ def _learnt(turn: Row) -> bool | None:
 def _calls(turn: Row, filled_in: bool) -> list[dict[str, Any]]:
     calls, name, ignored = [], turn.name("tool_calls"), turn.reading.ignored
     listed = turn.get("tool_calls")
-    found = [] if is_blank(listed) else objects_of(listed, name)
-    for number, call in enumerate(found):
+    result = [] if is_blank(listed) else objects_of(listed, name)
+    for number, call in enumerate(result):
         where = f"{name}[{number}]"
         kept = {"id": text_of(call["id"], f"{where}.id")} if call.get("id") is not None else {}
-        function = call_of(call.get("function"), f"{where}.function", filled_in and found is listed, ignored)
+        function = call_of(call.get("function"), f"{where}.function", filled_in and result is listed, ignored)
         _check_keys(call, ("function", *OF_CALL), where, ignored)
         calls.append({**kept, **function})
     # OpenAI's form from before a message could hold several.
@@ -325,8 +325,8 @@ def _content(value: Any, name: str, optional: bool, ignored: frozenset[str]) -> 
         for key, held in part.items() if len(part) > 2 else ():
             if key not in ignored and not is_blank(held) and refusal_of(key, held, "key", "messages"):
                 raise BadRow(
-                    f"{name}[{number}].{key} is of a part, and a turn is learnt as a whole; write it beside content, "
-                    f"or ignore: [{key}]"
+                    f"{name}[{number}].{key} is of a part, and a turn is supervised as a whole; write it beside "
+                    f"content, or ignore: [{key}]"
                 )
         texts.append(text_of(part.get("text"), f"{name}[{number}].text"))
     return "".join(texts)
@@ -334,20 +334,20 @@ def _content(value: Any, name: str, optional: bool, ignored: frozenset[str]) -> 
 
 def role_of(turn: Row, key: str, known: dict[str, str]) -> str:
     """Return our role of a message, by the config's `roles` or by the names of the form, in any case."""
-    found, name = turn.get(key), turn.name(key)
-    if found is None:
+    result, name = turn.get(key), turn.name(key)
+    if result is None:
         fields = ", ".join(map(shown, (key for key, held in turn.value.items() if held is not None))) or "no fields"
         raise BadRow(
             f"{name} is missing (it has {fields}); write one of {', '.join(known)}, or columns: {{{key}: ...}} with "
             "its key"
         )
-    if isinstance(found, str):
-        word = found if found in known and not turn.reading.roles else found.strip().lower()
+    if isinstance(result, str):
+        word = result if result in known and not turn.reading.roles else result.strip().lower()
         role = turn.reading.roles.get(word) or known.get(word)
         if role:
             return role
     raise BadRow(
-        f"{name} is {shown(found)}; write one of {', '.join(known)}, or roles: {{{_word(found)}: ...}} with one of "
+        f"{name} is {shown(result)}; write one of {', '.join(known)}, or roles: {{{_word(result)}: ...}} with one of "
         f"{', '.join(NAMED)}"
     )
 

@@ -46,15 +46,15 @@ class Row:
         if column in self.reading.ignored:
             return None
         if column in self.value:
-            found = self.value[column]
+            result = self.value[column]
         elif "." in column:
-            found = self.value
+            result = self.value
             for part in column.split("."):
-                found = found.get(part) if isinstance(found, dict) else None
+                result = result.get(part) if isinstance(result, dict) else None
         else:
             return None
-        self.read[column] = found
-        return found
+        self.read[column] = result
+        return result
 
     def name(self, field: str) -> str:
         """Return the column that holds a field."""
@@ -63,19 +63,19 @@ class Row:
 
     def needed(self, field: str) -> Any:
         """Return a field's value. Raises BadRow if there is none."""
-        found = self.get(field)
-        if found is None:
+        result = self.get(field)
+        if result is None:
             raise BadRow(
                 f"{self.name(field)} is missing (the row has {self}); fill it in, or write columns: {{{field}: ...}} "
                 "with the column that holds it"
             )
-        return found
+        return result
 
     def text(self, field: str) -> str:
         """Return a field's text. Raises BadRow if it is missing, not a text, or blank."""
-        found = self.get(field)
-        if isinstance(found, str) and found.isascii() and found.strip():
-            return found
+        result = self.get(field)
+        if isinstance(result, str) and result.isascii() and result.strip():
+            return result
         return filled(text_of(self.needed(field), self.name(field)), self.name(field))
 
     def optional_text(self, *fields: str) -> str:

@@ -1,6 +1,6 @@
 """prompt: a prompt and its completion, two texts or two lists of messages.
 
-Of lists, the answers in the completion are learnt; those in the prompt belong to the question.
+Of lists, the answers in the completion are supervised; those in the prompt belong to the question.
 """
 
 import re
@@ -21,8 +21,8 @@ OBJECTS = re.compile(r"""\s*\[\s*\{\s*(["'])""")
 def _prompt(row: Row) -> Example:
     question, answer = row.needed("prompt"), row.needed("completion")
     if isinstance(question, str) and isinstance(answer, str) and not _are_messages(row, "prompt", question):
-        learnt = with_thoughts(row, message_of("assistant", row.text("completion")))
-        return conversation([Turn(message_of("user", row.text("prompt"))), learnt], row, "completion")
+        supervised = with_thoughts(row, message_of("assistant", row.text("completion")))
+        return conversation([Turn(message_of("user", row.text("prompt"))), supervised], row, "completion")
     if _are_messages(row, "prompt", question) and _are_messages(row, "completion", answer):
         prompt, completion = chat(row, "prompt"), chat(row, "completion")
         for field in REASONING:

@@ -1,4 +1,4 @@
-"""Columns and keys of messages that change what is learnt, so that no form may leave them unread.
+"""Columns and keys of messages that change what is supervised, so that no form may leave them unread.
 
 To support an objective that takes them, add a form that reads them: only what a form does not read is looked up here.
 Names that tools are known to use are listed; others are judged by their words, as train_on_turn or imagePaths.
@@ -40,19 +40,21 @@ WEIGHTS = (*FACTORS, *SWITCHES, "sample_weight")
 """Of a whole row; those of a message are read."""
 _ASKED = wording("changes what is asked, and this form does not read it")
 _JUDGES = wording(
-    "judges or compares answers, and every answer would be learnt: only supervised fine-tuning is supported"
+    "judges or compares answers, and every answer would be supervised: only supervised fine-tuning is supported"
 )
 _COMPARED = Refusal(_JUDGES, "name the answers to learn, as in columns: {completion: chosen}")
 _WEIGHS = Refusal("weighs a whole row, and rows have no weight", "remove rows of weight 0, weigh files by sources")
 _PARTS = Refusal(
     "selects which turns or tokens are in the loss",
-    "write train: true or false in each turn, or labels beside input_ids, with -100 for tokens that are not learnt",
+    "write train: true or false in each turn, or labels beside input_ids, with -100 for tokens that are not supervised",
 )
 _SWITCH = Refusal(
     "seems to select turns for the loss, and is not a key that is read",
-    "write columns: {train: NAME} if true means that it is learnt, or the opposite as train if not",
+    "write columns: {train: NAME} if true means that it is supervised, or the opposite as train if not",
 )
-_TOKENS = Refusal("selects which tokens are in the loss", "write labels, with -100 for tokens that are not learnt", ("tokens",))
+_TOKENS = Refusal(
+    "selects which tokens are in the loss", "write labels, with -100 for tokens that are not supervised", ("tokens",)
+)
 _THOUGHTS = Refusal(
     "holds thoughts of an answer, and is not a key that is read",
     "write columns: {reasoning_content: NAME}",
@@ -82,7 +84,9 @@ REFUSED: dict[str, Refusal] = {
     },
     **dict.fromkeys(
         ("train_detail", "training_detail", "segments"),
-        Refusal("selects which parts of a text are in the loss", "split the text into turns, each with train: true or false"),
+        Refusal(
+            "selects which parts of a text are in the loss", "split the text into turns, each with train: true or false"
+        ),
     ),
     **dict.fromkeys(("completion_mask", "assistant_masks", "prompt_mask", "prompt_length", "prompt_len"), _TOKENS),
     **dict.fromkeys(
@@ -123,9 +127,9 @@ def _words(first: str, others: str) -> _Words:
 
 _OF_MEDIA = "url urls uri path paths file files data bytes list input values"
 KINDS = {
-    "learnt": _words(
+    "supervised": _words(
         "loss train trained training trainable mask masks masked unmasked weight weights supervise supervised learn "
-        "learned learnt",
+        "learned supervised",
         "on turn turns token tokens row sample example message messages assistant user answer response output input "
         "inputs prompt completion is do should compute calculate calc with no not step scale factor this in use apply "
         "skip skipped ignore ignored include exclude excluded from flag",
@@ -168,7 +172,7 @@ _VERDICTS = ("good", "bad", "chosen", "rejected", "desirable", "undesirable")
 
 
 OF_KIND = {
-    "learnt": _PARTS,
+    "supervised": _PARTS,
     **dict.fromkeys(("thoughts", "some thoughts"), _THOUGHTS),
     **dict.fromkeys(("system", "instructions"), _SYSTEM),
     **dict.fromkeys(("tools", "one tool"), _TOOLS),
@@ -235,7 +239,7 @@ def _in_alpaca(refusal: Refusal, name: str, held: object, format: str) -> Refusa
 
 def _by_words(name: str, held: object, where: Where, format: str) -> Refusal | None:
     kind = _kind_of(name)
-    if kind == "learnt" and not _is_list(held):
+    if kind == "supervised" and not _is_list(held):
         return None if _factor(held) is None else _SWITCH if where == "key" else _WEIGHS
     if kind == "judged":
         return _COMPARED

@@ -12,10 +12,10 @@ from zerolora.errors import shown
 
 def list_of(value: Any, name: str) -> list[Any]:
     """Return a list, which may be given as JSON text, as in a cell of CSV."""
-    found = json_of(value, name) if isinstance(value, str) and value.lstrip().startswith("[") else value
-    if not isinstance(found, list):
+    result = json_of(value, name) if isinstance(value, str) and value.lstrip().startswith("[") else value
+    if not isinstance(result, list):
         raise BadRow(f"{name} is {shown(value)}; write a list")
-    return found
+    return result
 
 
 def json_of(value: Any, name: str) -> Any:
@@ -31,16 +31,16 @@ def json_of(value: Any, name: str) -> Any:
 
 
 def numbers_of(value: Any, name: str) -> list[int]:
-    found, numbers = list_of(value, name), []
-    if set(map(type, found)) <= {int}:
-        return found
-    for place, item in enumerate(found):
+    result, numbers = list_of(value, name), []
+    if set(map(type, result)) <= {int}:
+        return result
+    for position, item in enumerate(result):
         try:
             if isinstance(item, bool):
                 raise TypeError
             numbers.append(operator.index(item))
         except TypeError:
-            raise BadRow(f"{name}[{place}] is {shown(item)}; write a token number") from None
+            raise BadRow(f"{name}[{position}] is {shown(item)}; write a token number") from None
     return numbers
 
 
@@ -87,11 +87,11 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
     """Return a list of objects, which may be given as JSON text."""
-    found = list_of(value, name)
-    for number, item in enumerate(found):
+    result = list_of(value, name)
+    for number, item in enumerate(result):
         if not isinstance(item, dict):
             raise BadRow(f"{name}[{number}] is {shown(item)}; write an object")
-    return found
+    return result
 
 
 def without_nulls(value: Any) -> Any:

@@ -24,10 +24,11 @@ def _tokens(row: Row) -> Example:
         raise BadRow(
             f"{name} has {len(labels)} entries for {len(tokens)} tokens; write one for each, {IGNORED} = not supervised"
         )
-    for place, (label, token) in enumerate(zip(labels, tokens, strict=True)):
+    for position, (label, token) in enumerate(zip(labels, tokens, strict=True)):
         if label not in (IGNORED, token):
             raise BadRow(
-                f"{name}[{place}] is {label} where the token is {token}; write {token}, or {IGNORED} = not supervised"
+                f"{name}[{position}] is {label} where the token is {token}; write {token}, or {IGNORED} = not "
+                "supervised"
             )
     if all(label == IGNORED for label in labels[1:]):
         raise BadRow(f"{name} are {IGNORED} behind the first token, so the loss sees nothing; remove the row")
@@ -37,9 +38,9 @@ def _tokens(row: Row) -> Example:
 def _check_whole(row: Row, tokens: list[int]) -> None:
     """Raise BadRow for padding, and for several rows that are packed into one: attention would not see either."""
     for field, expected in (("attention_mask", [1] * len(tokens)), ("position_ids", list(range(len(tokens))))):
-        if (found := row.get(field)) is not None and numbers_of(found, row.name(field)) != expected:
+        if (result := row.get(field)) is not None and numbers_of(result, row.name(field)) != expected:
             raise BadRow(
-                f"{row.name(field)} is {shown(found)}, but only {shown(expected)} is supported; write a row as it is"
+                f"{row.name(field)} is {shown(result)}, but only {shown(expected)} is supported; write a row as it is"
             )
 
 

@@ -37,9 +37,9 @@ def corpus_of(kind: str) -> Callable[[Sequence[Any]], Mapping[str, float]]:
         if len(pairs) == 1:  # nothing to resample
             value = float(_metric(kind, False).corpus_score(answers, [expected]).score)
             return {kind: value, f"{kind}_low": value, f"{kind}_high": value}
-        found = _metric(kind, False).corpus_score(answers, [expected], n_bootstrap=RESAMPLES)
-        middle, half = float(found._mean), float(found._ci)
-        return {kind: float(found.score), f"{kind}_low": middle - half, f"{kind}_high": middle + half}
+        result = _metric(kind, False).corpus_score(answers, [expected], n_bootstrap=RESAMPLES)
+        middle, half = float(result._mean), float(result._ci)
+        return {kind: float(result.score), f"{kind}_low": middle - half, f"{kind}_high": middle + half}
 
     return corpus
 

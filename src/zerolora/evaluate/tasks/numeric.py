@@ -16,14 +16,14 @@ INVALID = "[invalid]"
 
 def strict(text: str) -> str:
     """Return the first number after ####, INVALID without one."""
-    found = STRICT.search(text)
-    return found[1] if found else INVALID
+    match = STRICT.search(text)
+    return match[1] if match else INVALID
 
 
 def flexible(text: str) -> str:
     """Return the last number of a text, INVALID without one."""
-    found = FLEXIBLE.findall(text)
-    return next(part for part in found[-1] if part).strip() if found else INVALID
+    result = FLEXIBLE.findall(text)
+    return next(part for part in result[-1] if part).strip() if result else INVALID
 
 
 def comparable(text: str) -> str:

@@ -29,9 +29,9 @@ class RegexSettings(Section):
 
 def _judge(row: Row, answer: str, settings: RegexSettings) -> Judgement:
     pattern = re.compile(settings.pattern)
-    found = pattern.fullmatch(answer) if settings.whole else pattern.search(answer)
-    right = found is not None and (not pattern.groups or found[1] == row["expected"].strip())
-    return Judgement(format=found is not None, right=right)
+    result = pattern.fullmatch(answer) if settings.whole else pattern.search(answer)
+    right = result is not None and (not pattern.groups or result[1] == row["expected"].strip())
+    return Judgement(format=result is not None, right=right)
 
 
 TASK = Task(

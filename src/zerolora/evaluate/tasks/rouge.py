@@ -16,8 +16,8 @@ def _scorer() -> Any:
 
 
 def _judge(row: Row, answer: str) -> Judgement:
-    found = _scorer().score(row["expected"], answer)
-    scores = {name: float(found[name].fmeasure) for name in MEASURES}
+    result = _scorer().score(row["expected"], answer)
+    scores = {name: float(result[name].fmeasure) for name in MEASURES}
     return Judgement(format=bool(answer), right=answer == row["expected"].strip(), scores=scores)
 
 

@@ -163,8 +163,8 @@ def rules(section: str) -> dict[str, Rule]:
         "drop_system_message": lost("system prompts are kept"),
         "input_transform": lost("rows are read as they are"),
         "message_field_training": _of_set("turn train", text, columns, "{train: KEY}"),
-        "message_field_training_detail": lost("a turn is learnt as a whole, or not at all"),
-        "split_thinking": lost("a thought is learnt where the form has it (docs/data.md)"),
+        "message_field_training_detail": lost("a turn is supervised as a whole, or not at all"),
+        "split_thinking": lost("a thought is supervised where the form has it (docs/data.md)"),
         "field_thinking": _of_set("turn reasoning_content", text, columns, "{reasoning_content: KEY}"),
         "template_thinking_key": idle("templates get a thought as reasoning_content, and by its other names"),
         "logprobs_field": none("of distillation alone", NO_EFFECT),
@@ -410,5 +410,5 @@ def _trained(value: Any, draft: Draft) -> str | None:
 
 def _eos(value: Any, draft: Draft) -> str | None:
     if value != "turn":
-        raise NoEqual(f"{shown(value)} has no equal: the end of each trained turn is learnt")
+        raise NoEqual(f"{shown(value)} has no equal: the end of each trained turn is supervised")
     return None

@@ -25,8 +25,8 @@ def _gemma(keys: Keys) -> ModelSpec:
 
 def _gemma2(keys: Keys) -> ModelSpec:
     spec = _gemma_with_four_norms(keys, qk_norm=False, capped=True)
-    found = supported_attentions(flash=True, sdpa=False, softcap=spec.softcap_attention, sinks=False)
-    return replace(spec, attentions=found)
+    result = supported_attentions(flash=True, sdpa=False, softcap=spec.softcap_attention, sinks=False)
+    return replace(spec, attentions=result)
 
 
 def _gemma3(keys: Keys) -> ModelSpec:

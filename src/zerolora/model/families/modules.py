@@ -35,6 +35,6 @@ def weight_shapes(size: tuple[int, ...], bias: int = 0) -> tuple[tuple[str, tupl
 
 def replaced(modules: tuple[Module, ...], part: str, others: tuple[Module, ...]) -> tuple[Module, ...]:
     """Return `modules` with `others` in the place of those whose path contains `part`."""
-    at = next(place for place, module in enumerate(modules) if part in module.path)
+    at = next(index for index, module in enumerate(modules) if part in module.path)
     rest = tuple(module for module in modules if part not in module.path)
     return rest[:at] + others + rest[at:]

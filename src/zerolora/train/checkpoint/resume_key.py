@@ -53,8 +53,8 @@ def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, 
     rows = ("train.arrow", "validation.arrow")
     origin, metrics = {}, list(OBJECTIVES[plan.objective].metrics)
     if plan.from_adapter:
-        found = provenance(Path(plan.from_adapter), TRAINABLE[plan.method])
-        origin = {"adapter that training continues from": found["sha256"]}
+        result = provenance(Path(plan.from_adapter), TRAINABLE[plan.method])
+        origin = {"adapter that training continues from": result["sha256"]}
     added = [asdict(token) for token in of_data(data)]
     return {
         **origin,

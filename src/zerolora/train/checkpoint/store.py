@@ -98,8 +98,8 @@ class Checkpoints:
         """Return the checkpoint to resume, None to start over, and lines about others that are not resumed.
 
         `resume`: auto = the newest whole one of this run and config; never; or a file where the run begins, from which
-        a newer one of this run may continue. Raises UserError if that file is not a checkpoint of this config, one of the
-        folder cannot be read or is of another version, or the folder cannot be written.
+        a newer one of this run may continue. Raises UserError if that file is not a checkpoint of this config, one of
+        the folder cannot be read or is of another version, or the folder cannot be written.
         """
         self.claim()
         path, lines = self.newest() if resume == "auto" else (None, [])
@@ -203,7 +203,7 @@ class Checkpoints:
         return self._finished.exists() and bool(manifest["run_fingerprint"] != self.run_fingerprint)
 
     def _begin(self, path: Path) -> State:
-        """Return the state in a checkpoint that the config names. Raises UserError if training cannot continue from it."""
+        """Return the state in the checkpoint that the config names. Raises UserError if it cannot be resumed."""
         try:
             state, manifest = read(path)
         except CorruptCheckpoint as error:

@@ -22,9 +22,9 @@ def engine_class(name: str) -> type[Engine]:
     """Return the engine of this name. Only its own module is imported."""
     assert name in names(), f"{name} is none of {', '.join(names())}"
     module = importlib.import_module(f"{__name__}.{name}")
-    (found,) = (
+    (result,) = (
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Engine) and value.__module__ == module.__name__
     )
-    return found
+    return result

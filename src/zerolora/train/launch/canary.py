@@ -42,24 +42,24 @@ def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: P
     canary = zero.choice.canary
     if canary is None:
         return
-    found = (
+    result = (
         paths["checkpoints"].parent.parent
         / "canary"
         / paths["checkpoints"].name
         / f"{_key(settings, zero, paths)}.json"
     )
-    if not found.exists():
+    if not result.exists():
         started = time.monotonic()
         LOGGER.info(f"canary: the first {canary.steps} steps, twice: {'; '.join(canary.reasons)}")
-        work = found.with_suffix("")
+        work = result.with_suffix("")
         curves = {}
         for number, (name, own) in enumerate(_pair(zero, canary).items()):
             curves[name] = _short_run(settings, canary, paths, own, work / name, logs / "canary" / name, number, start)
         seconds = time.monotonic() - started
-        write_json(found, {"reasons": canary.reasons, "curves": curves, "seconds": seconds})
+        write_json(result, {"reasons": canary.reasons, "curves": curves, "seconds": seconds})
         shutil.rmtree(work, ignore_errors=True)
         LOGGER.info(f"canary: took {seconds:.0f} s, which training's own times do not count")
-    _check(read_json(found, "zerolora train")["curves"], zero.choice, canary, found)
+    _check(read_json(result, "zerolora train")["curves"], zero.choice, canary, result)
 
 
 def _pair(zero: ZeroJson, canary: Canary) -> dict[str, ZeroJson]:

@@ -41,9 +41,9 @@ class Health:
 
     def judge(self, row: dict[str, Any]) -> list[str]:
         """Return the warnings after a step; `row` is its line of telemetry (writer.py)."""
-        found = {"gradient": self._gradient(row), "throughput": self._throughput(row)}
+        result = {"gradient": self._gradient(row), "throughput": self._throughput(row)}
         said = []
-        for fault, text in found.items():
+        for fault, text in result.items():
             if text and row["step"] - self._said[fault] >= QUIET:
                 self._said[fault] = row["step"]
                 self.faults[fault] += 1

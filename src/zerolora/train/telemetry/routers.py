@@ -24,18 +24,18 @@ class Routers:
     """The routers of a model, and what they did in this step on this rank."""
 
     def __init__(self, model: Any) -> None:
-        found = list(_routers(model))
+        result = list(_routers(model))
         has_loss = any(_has_loss(module) for module in model.modules())
-        self.columns = (*LOAD, AUXILIARY)[: 3 if has_loss else 2] if found else ()
+        self.columns = (*LOAD, AUXILIARY)[: 3 if has_loss else 2] if result else ()
         """Of telemetry.csv; none for a model without routers."""
-        self._size = len(found)
+        self._size = len(result)
         self._real: torch.Tensor | None = None  # which tokens of a forward pass are not padding; None outside of one
         self._counts: torch.Tensor | None = None  # [routers, experts], tokens x experts of a token
         self._shares: torch.Tensor | None = None  # [experts], probabilities summed over tokens and routers
         self._tokens = 0
         self._experts = 0
         self._figures: dict[str, float] = {}
-        for number, (module, index) in enumerate(found):
+        for number, (module, index) in enumerate(result):
             module.register_forward_hook(functools.partial(self._record, number, index))
 
     @contextlib.contextmanager
@@ -77,9 +77,9 @@ class Routers:
         imbalance = (counts.amax(1) / counts.mean(1)).mean()
         # transformers' load_balancing_loss_func (arXiv 2101.03961, 2.2), of all tokens of the step at once.
         loss = experts * (counts.sum(0) * shares).sum() / (len(counts) * tokens) ** 2
-        found = (imbalance.item(), (counts == 0).double().mean().item(), loss.item())
+        result = (imbalance.item(), (counts == 0).double().mean().item(), loss.item())
         self._figures = {
-            name: value for name, value in zip((*LOAD, AUXILIARY), found, strict=True) if name in self.columns
+            name: value for name, value in zip((*LOAD, AUXILIARY), result, strict=True) if name in self.columns
         }
 
     def figures(self) -> dict[str, float]:

@@ -64,12 +64,12 @@ class Stopwatch:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each of PARTS since `start`. Waits for the stream."""
-        found = dict.fromkeys(PARTS, 0.0)
+        result = dict.fromkeys(PARTS, 0.0)
         for part, start, end, waits in self._laps:
             waited = sum(self._between(*wait) for wait in waits)
-            found[part] += self._between(start, end) - waited
-            found["communication"] += waited
-        return found
+            result[part] += self._between(start, end) - waited
+            result["communication"] += waited
+        return result
 
     def _between(self, start: Any, end: Any) -> float:
         if self.stream is None:

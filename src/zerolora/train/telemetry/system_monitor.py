@@ -31,13 +31,13 @@ class SystemMonitor:
         return self._last
 
     def _gpu(self) -> dict[str, float | None]:
-        found: dict[str, float | None] = {"gpu_percent": None, "gpu_memory_bytes": None}
+        result: dict[str, float | None] = {"gpu_percent": None, "gpu_memory_bytes": None}
         if self.device.type == "cuda":
             from pynvml import NVMLError
 
             try:  # a part of a GPU (MIG) has no utilisation of its own, and containers may lack the driver's library
-                found["gpu_memory_bytes"] = torch.cuda.device_memory_used(self.device)
-                found["gpu_percent"] = torch.cuda.utilization(self.device)
+                result["gpu_memory_bytes"] = torch.cuda.device_memory_used(self.device)
+                result["gpu_percent"] = torch.cuda.utilization(self.device)
             except (NVMLError, RuntimeError):
                 pass
-        return found
+        return result
