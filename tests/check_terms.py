@@ -51,7 +51,7 @@ TERMS: dict[str, str] = {
     r"\bbinding\.py\b": "resume_key, run_fingerprint",
     r"\bzerolora/zero/|\bzerolora\.zero\b": "planner/",
     r"\bcompat[./]preempted\b": "slurm_executor_patches",
-    r"\blearnt\b": "supervised, or in the loss",
+    r"(?<!learned )\blearnt\b": "supervised, or in the loss",
 }
 
 

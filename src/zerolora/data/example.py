@@ -14,8 +14,8 @@ class Example(NamedTuple):
     are system, user, assistant and tool. `labels` goes with `tokens`.
 
     supervised: for each message whether the row itself takes it out of the loss (False) or puts it in (True), None if
-    the config's `loss` decides; None for all. prompt: the number of messages that only ask, whose answers `loss: assistant`
-    does not learn. input: the part behind the line break in the last question of an alpaca row, "" without one.
+    the config's `loss` decides; None for all. prompt: the number of messages that only ask, whose answers `loss:
+    assistant` leaves out. input: the part behind the line break in the last question of an alpaca row, "" without one.
     thoughts: the row's own name of "reasoning_content", "" if no message has it.
     """
 

@@ -255,13 +255,13 @@ class Template:
     def _supervised(self, how: "Supervision") -> tuple[set[int], set[int]]:
         """Return the indices of the supervised messages, and of the messages whose turns must be located."""
         answers = [number for number, role in enumerate(how.roles) if role == "assistant"]
-        left_out = {number for number, supervised in enumerate(how.supervised) if supervised is False}
+        left_out = {number for number, mark in enumerate(how.supervised) if mark is False}
         if self.loss == "everything":
             return set(range(len(how.roles))) - left_out, {*answers, *left_out}
         if self.loss == "last":
             supervised = set(answers[-1:])
         else:
-            supervised = {number for number, supervised in enumerate(how.supervised) if supervised}
+            supervised = {number for number, mark in enumerate(how.supervised) if mark}
             if self.loss == "assistant":
                 supervised.update(number for number in answers if number >= how.prompt)
             else:
@@ -274,8 +274,8 @@ class Template:
     def _asked(self, how: "Supervision", supervised: set[int]) -> int | None:
         """Return the index of the last answer that the row does not take out of the loss, and that is in its pieces."""
         last = max(supervised, default=-1)
-        supervised = how.supervised or [None] * len(how.roles)
-        answers = (n for n in range(last, -1, -1) if how.roles[n] == "assistant" and supervised[n] is not False)
+        marks = how.supervised or [None] * len(how.roles)
+        answers = (n for n in range(last, -1, -1) if how.roles[n] == "assistant" and marks[n] is not False)
         return next(answers, None)
 
     def _cut(self, row: "_Row", turns: "dict[int, _Turn]", supervised: set[int]) -> list[Piece]:

@@ -237,8 +237,8 @@ def _learnt(turn: Row) -> bool | None:
         factor, name = factor_of(held), turn.name(field)
         if factor not in (0.0, 1.0):
             raise BadRow(
-                f"{name} is {shown(held)}; write 1 = supervised or 0 = not supervised, since a turn has no other weight, "
-                f"or ignore: [{turn.columns.get(field, field)}]"
+                f"{name} is {shown(held)}; write 1 = supervised or 0 = not supervised, since a turn has no other "
+                f"weight, or ignore: [{turn.columns.get(field, field)}]"
             )
         switch = None if factor == 1.0 and field in FACTORS else bool(factor)
         if said and None not in (switch, result) and switch != result:

@@ -129,7 +129,7 @@ _OF_MEDIA = "url urls uri path paths file files data bytes list input values"
 KINDS = {
     "supervised": _words(
         "loss train trained training trainable mask masks masked unmasked weight weights supervise supervised learn "
-        "learned supervised",
+        "learned learnt",
         "on turn turns token tokens row sample example message messages assistant user answer response output input "
         "inputs prompt completion is do should compute calculate calc with no not step scale factor this in use apply "
         "skip skipped ignore ignored include exclude excluded from flag",
