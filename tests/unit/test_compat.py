@@ -479,16 +479,16 @@ def test_needed_gguf_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 # --- Snakemake ---
 
-# `second` reads what a checkpoint writes; the checkpoint writes the same content again.
+# `second` reads what `first` writes, which is the same content again.
 SNAKEFILE = """
 {patch}
 rule all:
     input: "third"
-checkpoint first:
+rule first:
     input: "source"
     output: "first"
     shell: "echo same > {{output}}"
-checkpoint second:
+rule second:
     input: "first"
     output: "second"
     shell: "echo run >> runs; echo same > {{output}}"
@@ -515,12 +515,12 @@ except OSError as error:
     assert ("write a path that leads through directories only" in result.stdout) is patched
 
 
-PATCH = "from zerolora.compat.snakemake import reset_job_reasons; reset_job_reasons()"
+PATCH = "from zerolora.compat.snakemake import replan_after_same_outputs; replan_after_same_outputs()"
 
 
 @pytest.mark.parametrize("patched", [False, True])
-def test_needed_reset_job_reasons(tmp_path: Path, patched: bool) -> None:
-    """Unpatched, jobs run although a checkpoint before them wrote what was there before."""
+def test_needed_replan_after_same_outputs(tmp_path: Path, patched: bool) -> None:
+    """Unpatched, jobs run although the job before them wrote what was there before."""
     (tmp_path / "Snakefile").write_text(SNAKEFILE.format(patch=PATCH if patched else ""))
     for content in ("one", "two"):
         (tmp_path / "source").write_text(content)

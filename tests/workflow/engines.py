@@ -14,7 +14,7 @@ from conftest import Project, project_environment
 TARGETS = {"all", "default", "judge_all"}
 STARTED = re.compile(r"^\d\d:\d\d:\d\d  (\w+)((?: \S+)*?) +started$", re.MULTILINE)
 WILDCARDS = re.compile(r"^    wildcards: (.+)$", re.MULTILINE)
-JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):\n((?:    .*\n)+)", re.MULTILINE)
+JOB = re.compile(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", re.MULTILINE)
 
 
 def snakemake_ran(project: Project) -> set[str]:

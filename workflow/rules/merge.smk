@@ -1,4 +1,4 @@
-checkpoint merge:
+rule merge:
     input:
         data=prepared,
         adapter="results/{run}/adapter/manifest.json",

@@ -1,4 +1,4 @@
-checkpoint pack:
+rule pack:
     input:
         data=prepared,
     output:

@@ -1,4 +1,4 @@
-checkpoint prepare:
+rule prepare:
     input:
         rows=data_files,
         fetched=fetched_data,

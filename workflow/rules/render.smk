@@ -1,4 +1,4 @@
-checkpoint render:
+rule render:
     input:
         estimate=estimated,
         start=fetched_adapter,

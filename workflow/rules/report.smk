@@ -1,4 +1,4 @@
-checkpoint report:
+rule report:
     input:
         data=prepared,
         packing=packed,

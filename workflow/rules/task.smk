@@ -1,5 +1,5 @@
 # Further evaluation tasks: their rows once, then each for every base model and for every run.
-checkpoint task_rows:
+rule task_rows:
     input:
         rows=task_files,
         fetched=fetched_for_task,
@@ -17,7 +17,7 @@ checkpoint task_rows:
         "zerolora --log {log} task-rows --settings {params.settings:q} --output {output}"
 
 
-checkpoint task_base:
+rule task_base:
     input:
         data=prepared,
         rows=rows_of_task,
@@ -50,7 +50,7 @@ checkpoint task_base:
         " --weights {params.weights}.json --output {output.metrics} --answers {output.answers} --device {params.device}"
 
 
-checkpoint task:
+rule task:
     input:
         adapter="results/{run}/adapter/manifest.json",
         manifest="results/{run}/merged/manifest.json",

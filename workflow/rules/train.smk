@@ -1,4 +1,4 @@
-checkpoint train:
+rule train:
     input:
         data=prepared,
         packing=packed,
