@@ -47,7 +47,8 @@ format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff format
 	$(BIN)/snakefmt Snakefile workflow
 
-schema: $(INSTALLED)  ## write the config's JSON Schema and the neutral values after a change of config/schema.py
+schema: $(INSTALLED)  ## write the names in the registries, the config's JSON Schema and its neutral values
+	$(BIN)/python -m zerolora.commands.registry_names
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
 	$(BIN)/python -m zerolora.config.compared
 

@@ -48,10 +48,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import RenderSettings, TrainingChoice, TrainSettings, UsefulFlops
-from zerolora.data.rows import IGNORED
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.files import read_json, write_json
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.row_statistics import RowStatistics
+from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.candidates import Candidate, Choice, Planning
 from zerolora.planner.choice import choose
 from zerolora.planner.render import rendered, training_choice
@@ -59,13 +59,13 @@ from zerolora.planner.run_hardware import hardware_of, target_of
 from zerolora.probe.probe import probe
 from zerolora.train.adapter import adapt
 from zerolora.train.engines import engine_class
-from zerolora.train.engines.base import DTYPES, Engine
+from zerolora.train.engines.engine import DTYPES, Engine
 from zerolora.train.feed import PackedRow, collate
 from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
 from zerolora.train.loss import loss_sum
-from zerolora.train.plan import TrainingPlan
 from zerolora.train.rank import claim_device
+from zerolora.train.training_plan import TrainingPlan
 
 RESULT = Path("benchmarks/results/choice.json")
 MODEL = Path("config/recipes/models/smollm2-135m.json")

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from machine import machine
 
-from zerolora.run_settings import settings_of_run
+from zerolora.report.run_settings import settings_of_run
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks/results/export.json"

@@ -35,7 +35,6 @@ import pyarrow
 import pyarrow.parquet
 import yaml
 
-from zerolora import foreign
 from zerolora.bounded import bounded, within_bounds
 from zerolora.config.file import read_values
 from zerolora.config.resolve import json_object
@@ -45,7 +44,8 @@ from zerolora.data.readers import chunks
 from zerolora.errors import UserError, explained
 from zerolora.files import read_json, write_json
 from zerolora.json_file import read_text
-from zerolora.memory.read_spec import read_model_spec
+from zerolora.model import foreign
+from zerolora.model.read_spec import read_model_spec
 from zerolora.tensor_file import read_header
 
 ROOT = Path(__file__).resolve().parent.parent

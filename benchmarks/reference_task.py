@@ -28,9 +28,9 @@ from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.files import canonical, read_json, write_json
-from zerolora.manifest import located
 from zerolora.memory.estimate import estimate
 from zerolora.merge.merge import merge
+from zerolora.model.manifest import located
 from zerolora.planner.render import render
 from zerolora.train.launch.launcher import launch
 from zerolora.train.launch.topology import topology

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from module_table import write_or_check
 
-from zerolora.methods.base import Method
+from zerolora.methods.method import Method
 from zerolora.methods.registry import TRAINABLE, create
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Strategy, Target
+from zerolora.strategies.strategy import Strategy, Target
 from zerolora.types import Device, Precision
 
 DOCUMENT = Path(__file__).resolve().parent / "methods.md"

@@ -34,14 +34,14 @@ REGISTRIES = {
 """Heading: folder, module and dictionary of a registry, and the settings that name its entries."""
 
 INTERFACES = {
-    "A strategy": "strategies.base.Strategy",
-    "A method": "methods.base.TrainableMethod",
-    "An optimizer": "optimizers.base.Optimizer",
-    "A form of rows": "data.formats.base.Form",
-    "A prompt format": "data.prompt_formats.base.PromptFormat",
-    "An evaluation task": "evaluate.tasks.base.Task",
-    "An export target": "export.targets.base.ExportTarget",
-    "A tracker": "train.telemetry.trackers.base.Tracker",
+    "A strategy": "strategies.strategy.Strategy",
+    "A method": "methods.method.TrainableMethod",
+    "An optimizer": "optimizers.optimizer.Optimizer",
+    "A form of rows": "data.formats.form.Form",
+    "A prompt format": "data.prompt_formats.definition.PromptFormat",
+    "An evaluation task": "evaluate.tasks.task.Task",
+    "An export target": "export.targets.target.ExportTarget",
+    "A tracker": "train.telemetry.trackers.tracker.Tracker",
     "A stage": "stages.Stage",
 }
 """Heading, and the class that an extension makes an instance or a subclass of."""

@@ -17,7 +17,7 @@ import yaml
 from cluster import Cluster, missing
 from fork_server import COMMANDS, SERVERS, Started, copy_kept
 
-from zerolora.fingerprint import fingerprints
+from zerolora.config.fingerprint import fingerprints
 from zerolora.report.charts import javascript
 
 ROOT = Path(__file__).resolve().parent.parent

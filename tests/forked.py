@@ -20,7 +20,7 @@ from fork_server import WITHOUT
 
 from zerolora.train.launch import processes, topology
 
-RANKS = {"zerolora.train": "zerolora.train.__main__", "zerolora.probe.rank": "zerolora.probe.rank"}
+RANKS = {"zerolora.train": "zerolora.train.__main__", "zerolora.probe.probe_rank": "zerolora.probe.probe_rank"}
 """What is started as ranks, and the module of its `main`."""
 
 

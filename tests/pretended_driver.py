@@ -1,4 +1,4 @@
-"""A pretended NVIDIA driver: what zerolora.devices asks of libcuda, answered by this object."""
+"""A pretended NVIDIA driver: what zerolora.machine.devices asks of libcuda, answered by this object."""
 
 import ctypes
 from typing import Any

@@ -3,7 +3,7 @@
 from typing import Any
 
 from zerolora.config.settings import UsefulFlops
-from zerolora.train.plan import TrainingPlan
+from zerolora.train.training_plan import TrainingPlan
 
 CHOICE: dict[str, Any] = {
     "device": "cpu",

@@ -38,15 +38,15 @@ from contest import MODEL, QUIET, RESULTS, about
 from in_docs import put
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from zerolora import cpu_matmul
-from zerolora.architecture import config_of
-from zerolora.commands.of_stages import WAITING
+from zerolora.commands.stage_commands import WAITING
 from zerolora.config.settings import EvaluateSettings
-from zerolora.data.rows import open_split
+from zerolora.data.prepared_rows import open_split
 from zerolora.evaluate import vllm_engine
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.evaluate.generation import generate
-from zerolora.evaluate.models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.files import read_json, write_json
+from zerolora.machine import cpu_matmul
+from zerolora.model.architecture import config_of
 from zerolora.types import Device
 
 RESULT = RESULTS / "evaluate.json"

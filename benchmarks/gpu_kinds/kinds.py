@@ -22,7 +22,7 @@ from benchmarks.gpu_kinds.drawn import config_of, write_model
 from zerolora.files import read_json
 
 if TYPE_CHECKING:
-    from zerolora.train.plan import TrainingPlan
+    from zerolora.train.training_plan import TrainingPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 Settings = dict[str, Any]
@@ -192,14 +192,14 @@ def speed(asked: Settings, where: Context) -> Result:
     and over the datasheet's (mfu)."""
     from benchmarks import choice
     from zerolora.config.settings import TrainingChoice, TrainSettings
-    from zerolora.memory.read_spec import read_model_spec
-    from zerolora.peak_memory import PeakMemory
+    from zerolora.machine.peak_memory import PeakMemory
+    from zerolora.model.read_spec import read_model_spec
     from zerolora.planner.candidates import Planning, step_work
     from zerolora.planner.choice import choose
     from zerolora.planner.cost import useful_flops
     from zerolora.planner.datasheets import GPUS
     from zerolora.planner.run_hardware import hardware_of
-    from zerolora.train.plan import TrainingPlan
+    from zerolora.train.training_plan import TrainingPlan
 
     os.chdir(ROOT)  # choice.py reads config/config.yaml from there
     probed = probed_or_new(where)

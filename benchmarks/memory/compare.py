@@ -24,15 +24,15 @@ from typing import Any
 from zerolora.errors import UserError
 from zerolora.files import write_json
 from zerolora.memory.estimate import attentions
-from zerolora.memory.model_spec import ModelSpec, with_rows
 from zerolora.memory.predict import predict, sized
-from zerolora.memory.read_spec import from_config
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
+from zerolora.model.read_spec import from_config
+from zerolora.model.spec import ModelSpec, with_rows
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
-from zerolora.strategies.base import Target
+from zerolora.strategies.strategy import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"

@@ -35,19 +35,19 @@ import pyarrow
 import torch
 from machine import machine
 
-from zerolora.data.plan import write_plan
-from zerolora.data.rows import IGNORED, schema
+from zerolora.data.packing_plan import write_plan
+from zerolora.data.prepared_rows import IGNORED, schema
 from zerolora.files import read_json, write_json
+from zerolora.machine.peak_memory import PeakMemory
 from zerolora.memory.predict import Prediction, predict, sized
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
+from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.peak_memory import PeakMemory
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Target
+from zerolora.strategies.strategy import Target
 from zerolora.train.launch.launcher import CPU_MALLOC
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -482,9 +482,9 @@ def run_rank(request: dict[str, Any]) -> None:
 
 def training_plan(group: Group, batch: Batch) -> Any:
     """Return the plan that training would have for a batch of a group."""
+    from zerolora.config.method_sections import Lora
     from zerolora.config.settings import UsefulFlops
-    from zerolora.methods.sections import Lora
-    from zerolora.train.plan import TrainingPlan
+    from zerolora.train.training_plan import TrainingPlan
 
     return TrainingPlan(
         method=group.get("method", "lora"), device=group["device"], engine=STRATEGIES[group["strategy"]].engine,
@@ -529,8 +529,8 @@ def one_batch(
     """Return the most that this rank held while it validated, made steps on batches alike, and wrote a checkpoint."""
     import torch.distributed
 
-    from zerolora.data.plan import open_plan
-    from zerolora.data.rows import open_split
+    from zerolora.data.packing_plan import open_plan
+    from zerolora.data.prepared_rows import open_split
     from zerolora.train.checkpoint.store import Checkpoints
     from zerolora.train.feed import Batches
     from zerolora.train.loss import loss_sum
@@ -592,7 +592,7 @@ def save_beside(engine: Any, saver: Any, number: int) -> None:
     import torch.distributed
 
     from zerolora.train.checkpoint.format import State
-    from zerolora.train.engines.base import WEIGHT
+    from zerolora.train.engines.engine import WEIGHT
 
     parts = {part: engine.part(part) for part in (WEIGHT, *engine.recipe.states)}
     if torch.distributed.get_rank() == 0:

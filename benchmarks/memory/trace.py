@@ -187,12 +187,12 @@ def on_meta(options: argparse.Namespace) -> Any:
     import peft
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from zerolora.added_tokens import AddedToken, add_rows
     from zerolora.methods.token_rows import row_options
+    from zerolora.model.added_tokens import AddedToken, add_rows
     from zerolora.train import activation_offload
     from zerolora.train.attention import IMPLEMENTATIONS
     from zerolora.train.loss import make_chunked
-    from zerolora.train.token_rows import train_rows
+    from zerolora.train.token_row_forward import train_rows
 
     values = json.loads(Path(options.model).read_text(encoding="utf-8"))
     config = AutoConfig.for_model(**values)
@@ -238,7 +238,7 @@ def on_meta(options: argparse.Namespace) -> Any:
         if options.strategy != "ddp":
             parameter.data = parameter.data.to(DTYPES[options.precision])
         elif parameter.requires_grad:
-            parameter.data = parameter.data.float()  # as training keeps it (train/engines/base.py, TorchEngine)
+            parameter.data = parameter.data.float()  # as training keeps it (train/engines/engine.py, TorchEngine)
     return model.train()
 
 

@@ -70,7 +70,7 @@ PARTS = """
 import sys
 from pathlib import Path
 from zerolora.merge import stream
-from zerolora.merge.by_hand import merge_by_hand
+from zerolora.merge.user_merge import merge_by_hand
 from zerolora.methods import lora
 left_out, base, adapter, output = sys.argv[1:]
 if left_out == "product":

@@ -6,7 +6,7 @@
 Needs the base model: run `make run` first. The experiment's way is transformers' Trainer under DeepSpeed's stage 2 with
 16 rows a rank, prompts padded to 30 and answers to 20 tokens (or to the longest, where this model's tokenizer needs
 more), logits of every position, and activation checkpointing; it is also measured without the last, and, on a CPU, also
-with our choice of who multiplies fp32 matrices (src/zerolora/cpu_matmul.py). Its stages 0, 1
+with our choice of who multiplies fp32 matrices (src/zerolora/machine/cpu_matmul.py). Its stages 0, 1
 and 2 with offload took the same time, so the optimizer stays on the device here. Both train the same adapter (r 8,
 alpha 64, dropout 0.01) on the same rows with the same global batch; ours with the embedded default's micro-batch.
 Counted are real tokens of the steps after --warm-up. Writes benchmarks/results/train_reference.json.
@@ -38,8 +38,8 @@ from contest import (
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.data.reference import records
-from zerolora.data.rows import IGNORED, open_split
 from zerolora.files import read_json, write_json
 
 LORA = {"r": 8, "alpha": 64.0, "dropout": 0.01, "targets": "all-linear"}

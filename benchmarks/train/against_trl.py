@@ -8,7 +8,7 @@ Needs the base model: run `make run` first. Both train the same adapter on the s
 loss on the assistant's turns, the same optimizer and learning rate, in the same precision, without activation
 checkpointing, evaluation or checkpoints. Settings of either are tried first, each once: with packing and without, on
 one process and on several, implementations of attention, liger-kernel where it is. On a CPU TRL has our choice of who
-multiplies fp32 matrices (src/zerolora/cpu_matmul.py), which is not its own. The fastest of each then take turns.
+multiplies fp32 matrices (zerolora/machine/cpu_matmul.py), which is not its own. The fastest of each then take turns.
 A step is of --batch packed rows of --capacity tokens; without packing, of as many rows as fill them on average. Counted
 are real tokens of the steps after --warm-up; loading and preparing are not. That both train the same shows in the
 result: supervised tokens over all tokens, and the mean loss. Writes benchmarks/results/train_trl.json.

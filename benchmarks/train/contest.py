@@ -37,18 +37,18 @@ from zerolora.config.settings import (
     TrainSettings,
 )
 from zerolora.data.pack import pack_rows
-from zerolora.data.plan import open_plan
+from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepare import prepare
-from zerolora.data.rows import open_split
+from zerolora.data.prepared_rows import open_split
 from zerolora.fetch.models import fetch, restore
 from zerolora.files import canonical, read_json, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render
-from zerolora.train.engines.base import DTYPES
+from zerolora.train.engines.engine import DTYPES
 from zerolora.train.feed import Batches
 from zerolora.train.launch.topology import topology
-from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.stopwatch import PARTS
+from zerolora.train.training_plan import TrainingPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "resources/weights/smollm2-135m-instruct"

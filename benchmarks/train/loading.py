@@ -28,7 +28,7 @@ from contest import QUIET, RESULTS, TRAIN, Ours, about, add_options, model_of
 
 from zerolora.config.settings import TrainSettings
 from zerolora.files import read_json, write_json
-from zerolora.manifest import located
+from zerolora.model.manifest import located
 from zerolora.train.adapter import adapt
 from zerolora.train.engines import engine_class
 from zerolora.train.launch.launcher import CPU_MALLOC

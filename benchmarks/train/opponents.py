@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
-from zerolora import cpu_matmul
-from zerolora.data.rows import IGNORED, open_split
+from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.files import read_json, write_json
-from zerolora.peak_memory import PeakMemory
-from zerolora.train.engines.base import DTYPES
+from zerolora.machine import cpu_matmul
+from zerolora.machine.peak_memory import PeakMemory
+from zerolora.train.engines.engine import DTYPES
 
 
 class Clock(TrainerCallback):

@@ -1,6 +1,6 @@
 """The answer has the row's output in it, whatever is around it: an example of a task of your own (docs/tasks.md)."""
 
-from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
+from zerolora.evaluate.tasks.task import Judgement, Row, Task, TaskExample
 
 
 def judge(row: Row, answer: str) -> Judgement:

@@ -15,10 +15,10 @@ from typer.exceptions import TyperException
 from typer.main import get_command_name
 
 from zerolora import log as messages
-from zerolora import parents
-from zerolora.commands import by_hand, of_stages
+from zerolora.commands import stage_commands, user_commands
 from zerolora.errors import UserError, explained
 from zerolora.log import LOGGER
+from zerolora.machine import parents
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
@@ -31,7 +31,7 @@ class TwoGroups(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the two lists."""
-        for title, group in (("Commands", by_hand.app), ("Stages, run by Snakemake", of_stages.app)):
+        for title, group in (("Commands", user_commands.app), ("Stages, run by Snakemake", stage_commands.app)):
             known = [(info.name, info.callback) for info in group.registered_commands]
             names = [name or get_command_name(callback.__name__) for name, callback in known if callback]
             with formatter.section(title):
@@ -46,8 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # loading rich takes as long as all else that --help needs
 )
-app.add_typer(of_stages.app)
-app.add_typer(by_hand.app)
+app.add_typer(stage_commands.app)
+app.add_typer(user_commands.app)
 
 
 @app.callback()
@@ -69,9 +69,9 @@ def start(
     ):
         os.environ["HF_HUB_OFFLINE"] = "1"
     if context.invoked_subcommand != "export":
-        from zerolora.compat import torchao
+        from zerolora.compat import torchao_patches
 
-        torchao.hide()
+        torchao_patches.hide()
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     for name, value in quiet.items():
         os.environ.setdefault(name, value)

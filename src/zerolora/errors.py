@@ -38,7 +38,7 @@ class UserError(Exception):
 
 def wording(text: str) -> str:
     """Return a text that is only ever shown to the user. What is written out in a call of this function is no part of a
-    code fingerprint (fingerprint.py), so nothing may compute with it."""
+    code fingerprint (config/fingerprint.py), so nothing may compute with it."""
     return text
 
 

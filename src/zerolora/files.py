@@ -67,7 +67,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, written_by: str) -> Any:
     """Return the JSON value in `path`; `written_by` names the command that makes the file.
 
-    Raises UserError if the file is missing or broken. For files of this project; foreign.py reads those of others.
+    Raises UserError if the file is missing or broken. For files of this project; model/foreign.py reads others.
     """
     return read_own(path, written_by)
 

@@ -1,6 +1,6 @@
 """Reads a JSON file of any origin: bounded, whole, and only if it can mean one thing.
 
-What a key holds is checked by the kinds of json_kinds.py; which keys a file has, by foreign.py.
+What a key holds is checked by the kinds of json_kinds.py; which keys a file has, by model/foreign.py.
 """
 
 import errno

@@ -8,7 +8,7 @@ import pytest
 from browser import NARROW, Opened, open_page
 from comparison import results_of, row
 
-from zerolora.compare.compare import compare_what_is_there
+from zerolora.report.comparison import compare_what_is_there
 
 pytestmark = pytest.mark.browser
 

@@ -21,7 +21,7 @@ from torch.testing import assert_close
 
 from zerolora.config.settings import EvaluateSettings, RenderSettings
 from zerolora.planner import slurm_resources
-from zerolora.run_settings import settings_of_run
+from zerolora.report.run_settings import settings_of_run
 from zerolora.units import gib
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,12 +14,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # real ranks, seconds
 
 # In the process that forks the ranks: gradients of this strategy are twice as large, which AdamW hides in the losses.
 SCALED = """
-from zerolora.train.engines import base
-def init(self, model, config, plan, device, init=base.TorchEngine.__init__):
+from zerolora.train.engines import engine
+def init(self, model, config, plan, device, init=engine.TorchEngine.__init__):
     init(self, model, config, plan, device)
     if plan.strategy == "ddp_risky":
         self.divisor *= 2
-base.TorchEngine.__init__ = init
+engine.TorchEngine.__init__ = init
 """
 
 

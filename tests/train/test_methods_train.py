@@ -15,13 +15,13 @@ from training_plan import training_plan
 
 from zerolora.config.file import load
 from zerolora.config.settings import EvaluateRunSettings
-from zerolora.data.plan import open_plan
-from zerolora.data.rows import open_split
+from zerolora.data.packing_plan import open_plan
+from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.merge.merge import merge
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Target
+from zerolora.strategies.strategy import Target
 from zerolora.train.feed import Batches
 from zerolora.train.quantized import config_of
 

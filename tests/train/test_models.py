@@ -12,12 +12,12 @@ import torch
 from bench import Bench, metrics
 from safetensors.torch import load_file
 
-from zerolora.architecture import auto_class, config_of
 from zerolora.config.settings import EvaluateRunSettings
-from zerolora.data.rows import open_split
+from zerolora.data.prepared_rows import open_split
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
-from zerolora.manifest import located
 from zerolora.merge.merge import merge
+from zerolora.model.architecture import auto_class, config_of
+from zerolora.model.manifest import located
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

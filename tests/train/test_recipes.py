@@ -16,7 +16,7 @@ import recipe_plans
 
 from benchmarks.evaluate import boolq
 from zerolora.config.recipes import summaries
-from zerolora.memory.read_spec import read_model_spec
+from zerolora.model.read_spec import read_model_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

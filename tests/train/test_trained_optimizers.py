@@ -12,19 +12,19 @@ import torch
 from bench import Bench, metrics
 from safetensors.torch import load_file
 
-from zerolora import cpu_matmul
 from zerolora.config.settings import TrainSettings
-from zerolora.data.plan import open_plan
-from zerolora.data.rows import open_split
-from zerolora.manifest import located
+from zerolora.data.packing_plan import open_plan
+from zerolora.data.prepared_rows import open_split
+from zerolora.machine import cpu_matmul
+from zerolora.model.manifest import located
 from zerolora.train.adapter import adapt
 from zerolora.train.checkpoint.store import FINISHED
-from zerolora.train.engines.base import plain, trained
+from zerolora.train.engines.engine import plain, trained
 from zerolora.train.feed import Batches, collate
 from zerolora.train.loss import loss_sum
-from zerolora.train.plan import TrainingPlan
 from zerolora.train.rank import read_plan
 from zerolora.train.schedule import learning_rate
+from zerolora.train.training_plan import TrainingPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

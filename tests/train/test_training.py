@@ -16,7 +16,7 @@ from bench import Bench, metrics, rank_process
 from conftest import ROOT, begun, project_environment
 from safetensors.torch import load_file
 
-from zerolora.data.rows import open_split
+from zerolora.data.prepared_rows import open_split
 from zerolora.files import canonical
 from zerolora.strategies import STRATEGIES
 from zerolora.train.checkpoint.store import FINISHED

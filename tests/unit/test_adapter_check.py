@@ -15,17 +15,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from zerolora import bounded
-from zerolora.architecture import built_on_meta, config_of
 from zerolora.errors import UserError
-from zerolora.evaluate.models import load as evaluate
+from zerolora.evaluate.evaluated_models import load as evaluate
 from zerolora.export.export import export
 from zerolora.export.targets import TARGETS
-from zerolora.export.targets.base import RunResult
+from zerolora.export.targets.target import RunResult
 from zerolora.log import LOGGER
-from zerolora.merge.by_hand import merge_by_hand
 from zerolora.merge.listed import listed_model
+from zerolora.merge.user_merge import merge_by_hand
 from zerolora.methods.adapter_config import check_expressions
 from zerolora.methods.registry import check_published, of_directory
+from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.tensor_file import read_header
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}

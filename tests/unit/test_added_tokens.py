@@ -16,14 +16,14 @@ from transformers import (
     LlamaConfig,
 )
 
-from zerolora.added_tokens import AddedToken, add_rows, extend, extend_again
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
-from zerolora.memory.model_spec import with_rows
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.methods.lora import LoraMethod
-from zerolora.methods.sections import MethodSections
+from zerolora.model.added_tokens import AddedToken, add_rows, extend, extend_again
+from zerolora.model.read_spec import read_model_spec
+from zerolora.model.spec import with_rows
 from zerolora.train.loss import losses, make_chunked
-from zerolora.train.token_rows import train_rows
+from zerolora.train.token_row_forward import train_rows
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolora import bounded
-from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import AskedTaskSettings, HarnessTaskSettings, TaskRowsSettings
 from zerolora.data.task_rows import task_rows
 from zerolora.errors import UserError
 from zerolora.evaluate import asked_task
 from zerolora.evaluate.asked_task import _cut, ask
+from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.harness import ask_harness, flat
 from zerolora.evaluate.intervals import bootstrap, wilson
-from zerolora.evaluate.models import EvaluatedModel
 from zerolora.export.modelfile import prompt_format
+from zerolora.model.architecture import tokenizer_of
 
 CAPITALS = {
     "prompt": "The capital of {{country}} is",

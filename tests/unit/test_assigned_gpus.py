@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pretended_driver import PretendedDriver
 
-from zerolora import assigned_gpus, devices
 from zerolora.errors import UserError
+from zerolora.machine import assigned_gpus, devices
 
 NAMES = "4,GPU-ab,7"
 
@@ -24,7 +24,7 @@ def job(environment: dict[str, str], each_node: int, granted: int | None = None)
     numbers = [str(each_node), "1", str(each_node if granted is None else granted)]
     command = ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES"; read -r line']
     return subprocess.Popen(
-        [sys.executable, "-m", "zerolora.assigned_gpus", *numbers, *command],
+        [sys.executable, "-m", "zerolora.machine.assigned_gpus", *numbers, *command],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -13,15 +13,15 @@ from safetensors.torch import load_file, save_file
 from test_shapes import CASES, OTHERS, SMALL, T5
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from zerolora.architecture import auto_class, built_on_meta, config_of
-from zerolora.base_check import check_base, check_weights
-from zerolora.compat.transformers import quantizable_paths
+from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.config.settings import FetchDirectory
 from zerolora.errors import UserError
 from zerolora.fetch.models import fetch, restore
-from zerolora.manifest import count_parameters, located, model_files
-from zerolora.merge.by_hand import merge_by_hand
-from zerolora.weight_files import weight_files
+from zerolora.merge.user_merge import merge_by_hand
+from zerolora.model.architecture import auto_class, built_on_meta, config_of
+from zerolora.model.base_check import check_base, check_weights
+from zerolora.model.manifest import count_parameters, located, model_files
+from zerolora.model.weight_files import weight_files
 
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 FAMILIES = {
@@ -290,9 +290,9 @@ def test_the_modules_that_are_rounded_are_those_that_bitsandbytes_quantizes(tmp_
     """Routers of phimoe and llama4, and all of Falcon, are of subclasses of Linear, which it leaves alone."""
     from transformers import BitsAndBytesConfig
 
-    from zerolora.compat import bitsandbytes
+    from zerolora.compat import bitsandbytes_patches
 
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
     from bitsandbytes.nn.modules import Linear4bit
 
     llama4 = SMALL | EXPERTS | {"model_type": "llama4_text", "head_dim": 8, "intermediate_size_mlp": 48}

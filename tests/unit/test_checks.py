@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from zerolora.errors import UserError
 from zerolora.evaluate.tasks import TASKS, task_of
-from zerolora.evaluate.tasks.base import Judgement, Likelihood
 from zerolora.evaluate.tasks.f1 import normalized, word_f1
 from zerolora.evaluate.tasks.numeric import comparable, flexible, strict
+from zerolora.evaluate.tasks.task import Judgement, Likelihood
 
 # Answer and reference, as models give them.
 PAIRS = [

@@ -15,15 +15,15 @@ from benchmarks.memory import compare
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.memory.headroom import asked
-from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.row_statistics import RowStatistics
+from zerolora.model.read_spec import read_model_spec
+from zerolora.model.spec import ModelSpec
+from zerolora.planner.candidate_table import summary, table
 from zerolora.planner.candidates import Candidate, Planning, candidates, divisors
 from zerolora.planner.choice import TIE, choose, distance
 from zerolora.planner.datasheets import GPUS, named
 from zerolora.planner.hardware import HardwareRates
 from zerolora.planner.run_hardware import hardware_of, link_of, typical
-from zerolora.planner.summary import summary, table
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 

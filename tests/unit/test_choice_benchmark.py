@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import choice as benchmark
-from zerolora.memory.read_spec import read_model_spec
+from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.candidates import Planning
 from zerolora.planner.choice import choose
 from zerolora.planner.run_hardware import unmeasured_cpu

@@ -12,9 +12,9 @@ from conftest import BIN, ROOT, TINY_CONFIG, served
 from typer.main import get_command
 
 from zerolora.cli import app
+from zerolora.commands.long_argument import argument_of, settings_of
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.long_argument import argument_of, settings_of
 
 
 def zerolora(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from zerolora.compare.charts import front
-from zerolora.compare.compare import compare, compare_what_is_there
-from zerolora.compare.rows import reason_in, what_is_there
-from zerolora.compare.show import show
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import CompareSettings
 from zerolora.errors import UserError
+from zerolora.report.comparison import compare, compare_what_is_there
+from zerolora.report.comparison_charts import front
+from zerolora.report.comparison_rows import reason_in, what_is_there
+from zerolora.report.comparison_show import show
 
 ONLY_ON_GPUS = {
     *("mfu", "gpu_percent", "predicted_gpu_bytes", "measured_gpu_bytes", "gpu_hours", "energy_joules"),

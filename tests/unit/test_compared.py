@@ -13,8 +13,8 @@ from zerolora.config.compared import FILE, compared, filled, neutral_values
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import EvaluateSettings, Resolved, TrainSettings
+from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.kept import key_of
-from zerolora.evaluate.models import EvaluatedModel
 from zerolora.files import MANIFEST, write_json
 from zerolora.train.launch import canary
 

@@ -75,7 +75,7 @@ def test_with_another_version_it_stops_with_one_line(patch: Patch, monkeypatch: 
 
 
 def test_a_patched_function_checks_before_it_acts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from zerolora.compat.peft import replace_dropout
+    from zerolora.compat.peft_patches import replace_dropout
 
     monkeypatch.setattr(versions, "installed", lambda library: "9.9.9")
     model = torch.nn.Sequential(torch.nn.Dropout(0.5))
@@ -95,7 +95,7 @@ def test_an_untested_series_is_allowed_if_its_features_exist(monkeypatch: pytest
         Patch("some", "torch", ("2.13.0",), "none found", ("2.1",), ()).check()
 
 
-@pytest.mark.parametrize("name", ["snakemake", "slurm_executor", "transformers", "versions"])
+@pytest.mark.parametrize("name", ["snakemake_patches", "slurm_executor_patches", "transformers_patches", "versions"])
 def test_what_the_workflow_and_the_data_import_loads_no_torch(name: str) -> None:
     script = (
         f"import sys, zerolora.compat.{name}; assert not {{'torch', 'transformers', 'snakemake'}} & set(sys.modules)"
@@ -116,7 +116,7 @@ def test_deepspeed_starts_without_torchs_compiler_and_leaves_it_as_it_was() -> N
     script = """
 import sys
 from deepspeed.runtime import compiler
-from zerolora.compat.deepspeed import apply_startup_patches
+from zerolora.compat.deepspeed_patches import apply_startup_patches
 compile_later = compiler.compile
 apply_startup_patches()
 import deepspeed.runtime.zero.muon.muon_optimizer  # as is_zero_supported_optimizer does (runtime/zero/utils.py)
@@ -318,7 +318,7 @@ def test_needed_compile_template(tiny_model: Path) -> None:
 def test_needed_compile_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import conversion_mapping
 
-    from zerolora.compat.transformers import compile_conversions
+    from zerolora.compat.transformers_patches import compile_conversions
 
     monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
     importlib.import_module("transformers.models.llama.modeling_llama")  # which compiles nothing
@@ -336,7 +336,7 @@ torch._C._cuda_getCurrentRawStream = None  # of a CUDA build
 noted = []
 torch.cuda._lazy_init = lambda: noted.append(1)
 real = torch.cuda.get_device_capability
-from zerolora.compat.bitsandbytes import load
+from zerolora.compat.bitsandbytes_patches import load
 load()
 print(len(noted), torch.cuda.get_device_capability is real)
 """
@@ -345,17 +345,17 @@ print(len(noted), torch.cuda.get_device_capability is real)
 
 
 def test_a_library_of_bitsandbytes_for_the_cpu_is_refused_on_a_gpu() -> None:
-    from zerolora.compat import bitsandbytes
+    from zerolora.compat import bitsandbytes_patches
 
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
     with pytest.raises(UserError, match="bitsandbytes .* has no library for CUDA"):
-        bitsandbytes.check_cuda_library()
+        bitsandbytes_patches.check_cuda_library()
 
 
 def test_needed_load_without_compilers() -> None:
     """bitsandbytes compiles at its import; loaded so, it has not, and it is there. In processes of their own."""
     code = "import sys, torch; {}; print('torch._inductor.compile_fx' in sys.modules, 'bitsandbytes' in sys.modules)"
-    ways = ("import bitsandbytes", "from zerolora.compat.bitsandbytes import load; load()")
+    ways = ("import bitsandbytes", "from zerolora.compat.bitsandbytes_patches import load; load()")
     said = [
         subprocess.run([sys.executable, "-c", code.format(way)], capture_output=True, text=True, check=True).stdout
         for way in ways
@@ -366,16 +366,19 @@ def test_needed_load_without_compilers() -> None:
 def test_torchao_is_loaded_by_commands_that_quantize_alone() -> None:
     """transformers imports it in every process that builds a model; hidden, it does not. In processes of their own."""
     code = "import sys; {}; import transformers.modeling_utils; print(sys.modules.get('torchao') is not None)"
-    found = [alone("-c", code.format(way)) for way in ("pass", "from zerolora.compat import torchao; torchao.hide()")]
+    found = [
+        alone("-c", code.format(way))
+        for way in ("pass", "from zerolora.compat import torchao_patches; torchao_patches.hide()")
+    ]
     assert [each.stdout for each in found] == ["True\n", "False\n"]
     assert "torchao" in found[0].stderr and "torchao" not in found[1].stderr
 
 
 def test_needed_keep_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU with AVX512-BF16, as this one is told to be, evaluation packs 4-bit weights in another way."""
-    from zerolora.compat import bitsandbytes
+    from zerolora.compat import bitsandbytes_patches
 
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
     modules: Any = importlib.import_module("bitsandbytes.nn.modules")
     packed: list[bool] = []
 
@@ -389,7 +392,7 @@ def test_needed_keep_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         layer(torch.ones(1, 64))
     assert packed == [True]
-    bitsandbytes.keep_layout(torch.nn.Sequential(layer))
+    bitsandbytes_patches.keep_layout(torch.nn.Sequential(layer))
     with torch.no_grad():
         layer(torch.ones(1, 64))
     assert packed == [True]
@@ -399,8 +402,8 @@ def test_needed_stored_names() -> None:
     """A mixture of experts is stored under other names and in other shapes than it is built."""
     from transformers import MixtralConfig
 
-    from zerolora.architecture import built_on_meta
-    from zerolora.compat.transformers import stored_names
+    from zerolora.compat.transformers_patches import stored_names
+    from zerolora.model.architecture import built_on_meta
 
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -420,7 +423,7 @@ def test_needed_forget_gguf(tiny_model: Path, tmp_path: Path) -> None:
     """As transformers leaves a model that it has read from GGUF."""
     from transformers import AutoModelForCausalLM
 
-    from zerolora.compat.transformers import forget_gguf
+    from zerolora.compat.transformers_patches import forget_gguf
 
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_model)
     model.hf_quantizer = SimpleNamespace(is_serializable=lambda *_, **__: False)
@@ -437,7 +440,7 @@ def test_needed_gguf_names(tmp_path: Path) -> None:
     from test_fetch import write_gguf
     from transformers import AutoModelForCausalLM
 
-    from zerolora.compat.transformers import gguf_names
+    from zerolora.compat.transformers_patches import gguf_names
 
     write_gguf(tmp_path / "model.gguf", **{"blk.0.attn_q.bias": [9.0] * 32})
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", output_loading_info=True)
@@ -453,7 +456,7 @@ def test_needed_gguf_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from test_fetch import write_gguf
     from transformers import AutoModelForCausalLM
 
-    from zerolora.compat.transformers import gguf_parsed_once
+    from zerolora.compat.transformers_patches import gguf_parsed_once
 
     parsed: list[Any] = []
     parse = gguf.GGUFReader
@@ -502,7 +505,7 @@ rule third:
 @pytest.mark.parametrize("patched", [False, True])
 def test_needed_explain_system_errors(patched: bool) -> None:
     """Without the patch Snakemake prints nothing but a traceback for an OSError."""
-    patch = "from zerolora.compat.snakemake import explain_system_errors as patch; patch()" if patched else ""
+    patch = "from zerolora.compat.snakemake_patches import explain_system_errors as patch; patch()" if patched else ""
     program = f"""{patch}
 from snakemake.exceptions import format_exception_to_string
 try:
@@ -515,7 +518,7 @@ except OSError as error:
     assert ("write a path that leads through directories only" in result.stdout) is patched
 
 
-PATCH = "from zerolora.compat.snakemake import replan_after_same_outputs; replan_after_same_outputs()"
+PATCH = "from zerolora.compat.snakemake_patches import replan_after_same_outputs; replan_after_same_outputs()"
 
 
 @pytest.mark.parametrize("patched", [False, True])
@@ -546,7 +549,7 @@ assert libc.capset(version, sets) == 0
 @pytest.mark.parametrize("patched", [False, True])
 def test_needed_replace_write_protected_outputs(tmp_path: Path, patched: bool) -> None:
     """Unpatched, a user other than root cannot run a job whose output is write-protected."""
-    patch = "from zerolora.compat.snakemake import replace_write_protected_outputs as replace; replace()"
+    patch = "from zerolora.compat.snakemake_patches import replace_write_protected_outputs as replace; replace()"
     (tmp_path / "Snakefile").write_text(
         (patch if patched else "") + '\nrule one:\n    output: "one"\n    shell: "echo new > {output}"\n'
     )
@@ -559,7 +562,7 @@ def test_needed_replace_write_protected_outputs(tmp_path: Path, patched: bool) -
 
 
 HOOKS = """
-from zerolora.compat.snakemake import after_each_job, around_planning
+from zerolora.compat.snakemake_patches import after_each_job, around_planning
 def plan():
     print("planning", workflow.dryrun)
     after_each_job(workflow, lambda job: print("finished", job.rule.name))
@@ -597,7 +600,7 @@ def test_needed_after_each_job(tmp_path: Path) -> None:
 
 STARTS = """
 from pathlib import Path
-from zerolora.compat.snakemake import around_planning, before_each_job, run_again, without_metadata
+from zerolora.compat.snakemake_patches import around_planning, before_each_job, run_again, without_metadata
 def starts(job):
     print("starts", job.rule.name, Path("one").exists(), any(Path(".snakemake/incomplete").iterdir()))
 def plan():
@@ -647,7 +650,7 @@ def test_needed_without_metadata(files_of_nobody: Callable[[], list[str]], tmp_p
 def test_needed_count_as_done(tmp_path: Path, patched: bool) -> None:
     """Without it a dry run plans a job whatever else is known of its outputs."""
     (tmp_path / "Snakefile").write_text(
-        "from zerolora.compat.snakemake import around_planning, count_as_done\n"
+        "from zerolora.compat.snakemake_patches import around_planning, count_as_done\n"
         f"around_planning(workflow, lambda: count_as_done(workflow, ['one'] if {patched} else []), lambda: "
         "print('planned', *workflow.dag.needrun_jobs()))\n"
         "rule two:\n    input: 'one'\n    output: 'two'\n    shell: 'touch {output}'\n"
@@ -664,7 +667,7 @@ def test_needed_count_as_done(tmp_path: Path, patched: bool) -> None:
 @pytest.mark.parametrize("patched", [False, True])
 def test_needed_ignore_broken_metadata(tmp_path: Path, patched: bool) -> None:
     """Without the patch Snakemake ends with the error of the codec."""
-    patch = "from zerolora.compat.snakemake import ignore_broken_metadata as patch; patch()" if patched else ""
+    patch = "from zerolora.compat.snakemake_patches import ignore_broken_metadata as patch; patch()" if patched else ""
     rule = "rule one:\n    output: 'one'\n    shell: 'touch {output}'\n"
     (tmp_path / "Snakefile").write_text(f"{patch}\n{rule}")
     command = ["snakemake", "--cores", "1", "--quiet", "all", "--", "one"]
@@ -685,7 +688,7 @@ def test_needed_undetermined() -> None:
     import snakemake.api
     import snakemake.common.tbdstring
 
-    from zerolora.compat.snakemake import undetermined
+    from zerolora.compat.snakemake_patches import undetermined
 
     assert isinstance(undetermined(), snakemake.common.tbdstring.TBDString)
     assert not [name for name in dir(snakemake.api) if "TBD" in name]

@@ -12,12 +12,15 @@ import yaml
 from conftest import ROOT, TINY_CONFIG
 from snakemake.io import PeriodicityDetector
 
+from zerolora.commands import registry_names
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Config
+from zerolora.config.target_sections import ExportSections
 from zerolora.data.formats import FIELDS, FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError
+from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import TRAINABLE
 
 
@@ -581,6 +584,12 @@ def test_xtuners_names_mean_the_same(tmp_path: Path, name: str) -> None:
 def test_the_schema_in_the_repository_is_the_configs() -> None:
     schema = json.loads((ROOT / "workflow/schemas/config.schema.json").read_text(encoding="utf-8"))
     assert schema == Config.model_json_schema(), "run `make schema`"
+
+
+def test_the_names_of_the_config_are_those_in_the_registries() -> None:
+    assert registry_names.FILE.read_text(encoding="utf-8") == registry_names.text(), "run `make schema`"
+    targets = {name: target.settings for name, target in TARGETS.items()}
+    assert {name: field.annotation for name, field in ExportSections.model_fields.items()} == targets
 
 
 def test_every_key_is_explained() -> None:

@@ -8,10 +8,10 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
+from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import step_work
 from zerolora.planner.cost import step_seconds, useful_flops

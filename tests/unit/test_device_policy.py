@@ -14,12 +14,12 @@ from pretended_driver import PretendedDriver
 from test_vllm_engine import answers_of, models, settings
 from typer.testing import CliRunner
 
-from zerolora import devices
 from zerolora.cli import app
 from zerolora.evaluate import asked_task, merged_logits, ranks
-from zerolora.evaluate.models import EvaluatedModel
+from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.vllm_engine import engine_arguments
-from zerolora.peak_memory import PeakMemory
+from zerolora.machine import devices
+from zerolora.machine.peak_memory import PeakMemory
 
 __all__ = ["models"]
 GPU = torch.device("cuda", 0)

@@ -8,11 +8,11 @@ import yaml
 from conftest import ROOT
 from pretended_driver import PretendedDriver
 
-from zerolora import devices
 from zerolora.config.settings import HardwareSettings
 from zerolora.errors import UserError
-from zerolora.gate import check_gpu
+from zerolora.machine import devices
 from zerolora.planner.datasheets import GPUS, offered
+from zerolora.probe.meta_trial import check_gpu
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from conftest import ROOT
 
-from zerolora.stages import STAGES
+from zerolora.config.stages import STAGES
 
 TEXT = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
 LINES = 180, 14  # at most so many for so many stages

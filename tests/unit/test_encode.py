@@ -16,8 +16,8 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from zerolora.data.encode import CONTEXT, Encoder, Piece
 from zerolora.data.example import BadRow, Example
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.data.ragged import Ragged
-from zerolora.data.rows import IGNORED
 from zerolora.data.template import Template
 from zerolora.errors import UserError
 

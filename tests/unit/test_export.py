@@ -16,8 +16,8 @@ import pytest
 import torch
 from tokenizers_of import FAMILIES, TEMPLATES, tokenizer_like
 
+from zerolora.data.prepared_rows import schema
 from zerolora.data.prompt_formats import PROMPT_FORMATS
-from zerolora.data.rows import schema
 from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.export import export, loaded_check
@@ -25,7 +25,7 @@ from zerolora.export.linear_layers import linear_layers
 from zerolora.export.modelfile import GO_TEMPLATES, TRIED, modelfile, prompt_format
 from zerolora.export.opened import answering, model_of
 from zerolora.export.targets import TARGETS
-from zerolora.export.targets.base import RunResult
+from zerolora.export.targets.target import RunResult
 from zerolora.merge.merge import write_model
 from zerolora.tensor_file import read_header
 

@@ -20,9 +20,9 @@ from zerolora.config.resolve import resolve
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.export import llama_cpp
-from zerolora.export.targets.base import RunResult
+from zerolora.export.targets.target import RunResult
 from zerolora.files import write_json
-from zerolora.gate import check
+from zerolora.probe.meta_trial import check
 
 __all__ = ["data", "source"]
 

@@ -17,10 +17,10 @@ from test_merge import shard
 
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage
 from zerolora.errors import UserError
-from zerolora.fetch import sources
+from zerolora.fetch import model_sources
 from zerolora.fetch.models import fetch, restore
 from zerolora.files import sha256
-from zerolora.manifest import located
+from zerolora.model.manifest import located
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -452,7 +452,7 @@ def test_a_package_that_has_not_what_is_asked(tmp_path: Path, change: dict[str, 
 
 
 def test_only_safe_files_are_asked_of_a_hub() -> None:
-    assert not any(pattern.endswith((".py", ".bin", ".pt", ".pkl", ".ckpt")) for pattern in sources.HUB_FILES)
+    assert not any(pattern.endswith((".py", ".bin", ".pt", ".pkl", ".ckpt")) for pattern in model_sources.HUB_FILES)
 
 
 def write_gguf(path: Path, missing: str = "", scaling: str = "", **more: list[float]) -> Path:
@@ -500,9 +500,9 @@ GGUF_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", GGUF_FAULTS)
 def test_a_gguf_file_is_read_as_it_is_or_refused(case: str, tmp_path: Path) -> None:
-    model = sources.read_gguf(write_gguf(tmp_path / "model.gguf", scaling="none"))
+    model = model_sources.read_gguf(write_gguf(tmp_path / "model.gguf", scaling="none"))
     assert model.config.tie_word_embeddings and float(model.model.norm.weight.detach().sum()) == 32
     changes, said = GGUF_FAULTS[case]
     with pytest.raises(UserError, match=f"^{said}") as raised:
-        sources.read_gguf(write_gguf(tmp_path / "model.gguf", **changes))
+        model_sources.read_gguf(write_gguf(tmp_path / "model.gguf", **changes))
     assert "\n" not in str(raised.value)

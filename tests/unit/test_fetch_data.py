@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
-from zerolora import added_tokens
 from zerolora.config.settings import FetchAdapterSettings, FetchDataSettings
 from zerolora.data import kinds, readers
 from zerolora.errors import UserError
 from zerolora.fetch.data_sets import fetch_adapter, fetch_data
 from zerolora.files import describe, sha256
 from zerolora.methods.peft_format import ADAPTER, CONFIG
+from zerolora.model import added_tokens
 
 SETTINGS = FetchDataSettings(
     repository=REPOSITORY, revision=REVISION, files=["data/train-*.parquet", "extra.jsonl"], license="MIT"

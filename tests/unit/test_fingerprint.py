@@ -15,15 +15,14 @@ import pytest
 from conftest import ROOT
 from pydantic import BaseModel
 
-from zerolora import fingerprint
-from zerolora.config import settings
+from zerolora.config import fingerprint, settings
+from zerolora.config.stages import ON_REQUEST, STAGES
 from zerolora.data.formats import FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import METHODS as METHODS_BY_NAME
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.stages import ON_REQUEST, STAGES
 from zerolora.train.engines import names as engine_names
 
 
@@ -47,7 +46,7 @@ class Copy:
 
     def fingerprints(self) -> dict[str, str]:
         """Return the fingerprint of each stage."""
-        code = "import json; from zerolora.fingerprint import fingerprints; print(json.dumps(fingerprints()))"
+        code = "import json; from zerolora.config.fingerprint import fingerprints; print(json.dumps(fingerprints()))"
         return dict(json.loads(self.run(code)))
 
     @cached_property
@@ -73,7 +72,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 def test_what_was_parsed_is_kept_for_files_of_the_same_content(copy: Copy) -> None:
     """As those of another checkout, whose times differ."""
-    of_training = "from zerolora.fingerprint import of_stage; print(of_stage('train'))"
+    of_training = "from zerolora.config.fingerprint import of_stage; print(of_stage('train'))"
     before = copy.run(of_training)
     for path in (copy.folder / "src").rglob("*.py"):
         os.utime(path, (0, 0))
@@ -130,7 +129,7 @@ def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
         ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
         ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
-        ("src/zerolora/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", *ANSWERING}),
+        ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", *ANSWERING}),
         (
             "src/zerolora/data/formats/refused.py",
             '("label", "labels"',
@@ -210,6 +209,29 @@ def test_a_new_module_needs_no_list(copy: Copy) -> None:
     assert {stage for stage in before if imported[stage] != other[stage]} == {"train"}
 
 
+def test_moving_a_module_changes_no_fingerprint(copy: Copy) -> None:
+    before = copy.fingerprints()
+    package = copy.folder / "src/zerolora"
+    files = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
+    old, new = package / "train/order.py", package / "earlier/order.py"
+    new.parent.mkdir()
+    (new.parent / "__init__.py").touch()
+    for path, text in files.items():
+        path.write_text(text.replace("zerolora.train.order", "zerolora.earlier.order"), encoding="utf-8")
+    old.rename(new)
+    after = copy.fingerprints()
+    shutil.rmtree(new.parent)
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+    assert after == before
+
+
+def test_a_name_from_another_module_changes_the_fingerprint(copy: Copy) -> None:
+    """Though that module was imported already, so that no other code counts."""
+    line = "from zerolora.methods.base import Update"
+    assert "merge" in copy.changed_by("src/zerolora/merge/stream.py", line, line.replace("base", "peft_format"))
+
+
 def test_every_script_left_out_is_there_and_is_run_by_a_rule() -> None:
     rules = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "workflow/rules").glob("*.smk"))
     for name, reason in fingerprint.SCRIPTS_LEFT_OUT.items():
@@ -233,7 +255,7 @@ def test_every_module_left_out_is_there_and_has_a_reason() -> None:
 
 COUNTED = """
 import ast
-from zerolora.fingerprint import fingerprints
+from zerolora.config.fingerprint import fingerprints
 parse, parsed = ast.parse, []
 def counted(text, *rest, **options):
     global parsed
@@ -300,8 +322,8 @@ def test_only_the_chosen_entries_of_a_registry_count() -> None:
     assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.zero2"} & {*modules}
     formats = fingerprint.modules_of("prepare", {"data.prompt_formats": {"deepseek-3"}})
     assert [each for each in formats if each.startswith("data.prompt_formats.")] == [
-        "data.prompt_formats.base",
         "data.prompt_formats.deepseek_3",
+        "data.prompt_formats.definition",
     ]
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from zerolora import foreign, json_file
+from zerolora import json_file
 from zerolora.data.readers import chunks, files_of
 from zerolora.errors import UserError
 from zerolora.files import read_json
-from zerolora.manifest import check_intact, count_parameters
+from zerolora.model import foreign
+from zerolora.model.manifest import check_intact, count_parameters
+from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import read_header
-from zerolora.weight_files import weight_files
 
 Reader = Callable[[Path], Any]
 READERS: dict[str, Reader] = {

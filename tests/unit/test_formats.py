@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import FIELDS, FORMS, detect, parse
-from zerolora.data.formats.base import Form
+from zerolora.data.formats.form import Form
 from zerolora.data.formats.reading import Reading
 from zerolora.data.readers import chunks
 

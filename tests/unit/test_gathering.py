@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.memory import compare
 from zerolora.memory.gathering import Gathered, gathered
-from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.read_spec import from_config
+from zerolora.model.read_spec import from_config
+from zerolora.model.spec import ModelSpec
 from zerolora.strategies.buckets import Buckets
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 64, 256, 1000, 4

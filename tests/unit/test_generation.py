@@ -16,7 +16,6 @@ from bench import Bench
 from conftest import project_environment
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from zerolora import prompt_format
 from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.evaluate import batches as batches_module
@@ -31,6 +30,7 @@ from zerolora.evaluate.kept import kept_in
 from zerolora.files import read_json, write_json
 from zerolora.memory.inference import AUTO_ROWS
 from zerolora.merge.merge import merge
+from zerolora.model import prompt_format
 
 LIMIT = 24
 SIZES: dict[str, Any] = {

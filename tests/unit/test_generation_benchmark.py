@@ -11,7 +11,7 @@ import in_docs
 import pytest
 from conftest import ROOT, SERVERS, project_environment
 
-from zerolora.commands.of_stages import WAITING
+from zerolora.commands.stage_commands import WAITING
 
 
 @pytest.mark.slow

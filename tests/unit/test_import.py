@@ -20,7 +20,7 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
 from zerolora.imports.formats import FORMATS
-from zerolora.imports.formats.base import CHANGES, FILL_IN, NO_EFFECT, Group
+from zerolora.imports.formats.import_format import CHANGES, FILL_IN, NO_EFFECT, Group
 from zerolora.imports.recognise import recognised
 from zerolora.imports.translate import Translation, import_config, leaves, translate
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerolora.compat import slurm_executor
-from zerolora.compat.slurm_executor import Gathering
+from zerolora.compat import slurm_executor_patches
+from zerolora.compat.slurm_executor_patches import Gathering
 
 
 class Job:
@@ -64,7 +64,7 @@ def test_a_job_that_is_tried_again_waits_for_nobody() -> None:
 
 
 def test_jobs_are_submitted_in_time_though_others_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_executor, "GATHERING_SECONDS", 0.05)
+    monkeypatch.setattr(slurm_executor_patches, "GATHERING_SECONDS", 0.05)
     jobs = [Job("train", 100), Job("train", 100), Job("train", 100)]
     executor, gathered = gathering(jobs)
     gathered.add(jobs[:2])
@@ -76,7 +76,7 @@ def test_jobs_are_submitted_in_time_though_others_never_come(monkeypatch: pytest
 
 
 def test_jobs_that_wait_are_not_submitted_once_the_run_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_executor, "GATHERING_SECONDS", 0.05)
+    monkeypatch.setattr(slurm_executor_patches, "GATHERING_SECONDS", 0.05)
     jobs = [Job("train", 100), Job("train", 100)]
     executor, gathered = gathering(jobs)
     gathered.add(jobs[:1])
@@ -110,7 +110,7 @@ def test_snakemake_hears_of_every_job_of_an_array_that_sbatch_refuses(tmp_path: 
         get_submit_command=lambda *_, **__: "sh -c 'echo no such partition >&2; exit 1'",
         set_gres_string=lambda job: "",
     )
-    slurm_executor.arrays_of_equal_jobs(plugin)
+    slurm_executor_patches.arrays_of_equal_jobs(plugin)
     jobs = [SimpleNamespace(name="train", resources={}) for _ in range(3)]
     executor: Any = Refused()
     executor.run_array_jobs(jobs)

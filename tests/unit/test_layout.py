@@ -10,7 +10,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "docs"))
 import module_table
 
-from zerolora import fingerprint
+from zerolora.config import fingerprint
 
 # From the top down: a room imports from rooms further down, and from itself. Rooms of one row do not know each other.
 # The rules of the config ask the planner what it would refuse, so they are above it, and so is what reads the file.
@@ -22,33 +22,24 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"commands"},
     {"memory.command", "publish", "imports", "search"},
-    {"config.file", "config.rules", "config.origin"},
-    {"probe", "gate", "judge"},
-    {"fetch", "data", "planner", "train", "merge", "evaluate", "export", "report", "compare"},
-    {"base_check"},
+    {"config.file", "config.rules", "config.origin", "config.resolve"},
+    {"probe", "judge"},
+    {"report"},
+    {"export"},
+    {"evaluate"},
+    {"fetch", "train", "merge"},
+    {"data", "planner"},
     {"memory"},
     {"methods"},
     {"optimizers"},
+    {"model"},
     {"compat"},
     {"config"},
     {"strategies"},
+    {"machine"},
 ]
-# Modules of another room that a room may import all the same: readers of the files that a stage wrote, and what the
-# memory of a method is written with. The schema reads the names of the registries.
-SHARED = {
-    "fetch": {"data.kinds"},
-    "config": {
-        *("data.formats", "data.prompt_formats", "evaluate.gate", "evaluate.tasks", "optimizers"),
-        *("export.sections", "export.targets"),
-        *("methods.registry", "methods.sections", "train.telemetry.trackers"),
-    },
-    "export": {"data.prompt_formats", "data.rows", "evaluate.kept", "evaluate.models", "evaluate.vllm_engine"},
-    "train": {"data.plan", "data.rows"},
-    "evaluate": {"data.rows", "data.reference", "export.vllm_limits"},
-    "report": {"evaluate.difference", "evaluate.gate", "evaluate.intervals"},
-    "compare": {"publish.markdown", "report.charts", "report.html", "report.show"},
-    "methods": {"memory.model_spec", "memory.projections", "memory.tracer"},
-}
+# Modules of another room that a room may import all the same.
+SHARED = {"evaluate": {"export.vllm_limits"}}
 BASE = len(LAYERS)
 
 

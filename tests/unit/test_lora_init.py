@@ -10,11 +10,11 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.methods.lora_init import doubled, first_factors, is_start, published, residual
 from zerolora.methods.registry import TRAINABLE
-from zerolora.methods.sections import MethodSections
+from zerolora.model.read_spec import read_model_spec
 
 GPT2 = ROOT / "config/recipes/models/gpt2.json"
 INITS = ("pissa", "pissa_niter_8", "olora")

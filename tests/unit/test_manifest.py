@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from zerolora import manifest
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, write_json
-from zerolora.manifest import check_intact
+from zerolora.model import manifest
+from zerolora.model.manifest import check_intact
 
 
 @pytest.fixture

@@ -17,18 +17,18 @@ from benchmarks.memory import compare
 from zerolora.config.settings import EstimateSettings
 from zerolora.errors import UserError
 from zerolora.memory.estimate import Capacity, estimate, estimated
-from zerolora.memory.model_spec import ModelSpec, from_json, to_json
 from zerolora.memory.predict import predict
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.states import model_states
 from zerolora.memory.table import rows, table
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.base import Method
 from zerolora.methods.dora import DoraMethod
 from zerolora.methods.ia3 import Ia3Method
 from zerolora.methods.lora import LoraMethod
+from zerolora.methods.method import Method
 from zerolora.methods.qlora import QloraMethod
 from zerolora.methods.registry import METHODS, create
+from zerolora.model.read_spec import read_model_spec
+from zerolora.model.spec import ModelSpec, from_json, to_json
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 

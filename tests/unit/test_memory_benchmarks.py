@@ -12,10 +12,10 @@ import torch
 from training_plan import training_plan
 
 from benchmarks.memory import baselines, measure
-from zerolora.data.plan import open_plan
-from zerolora.data.rows import IGNORED, open_split
+from zerolora.data.packing_plan import open_plan
+from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.memory.predict import Prediction, predict
-from zerolora.memory.read_spec import read_model_spec
+from zerolora.model.read_spec import read_model_spec
 from zerolora.strategies import STRATEGIES
 from zerolora.train.feed import Batches
 

@@ -19,19 +19,19 @@ from hypothesis import strategies as st
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
 from zerolora.errors import UserError
-from zerolora.memory import meta_guards
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import Capacity, fault_of
-from zerolora.memory.families.keys import ACTIVATIONS
 from zerolora.memory.inference import cache_bytes, evaluated, generated
-from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.projections import NOTHING, ForwardSpec
-from zerolora.memory.read_spec import from_config, read_model_spec
 from zerolora.memory.remedy import remedy
 from zerolora.memory.reserve import UNUSED
 from zerolora.memory.search import largest, max_micro_batch, max_sequence_length
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.lora import LoraMethod
+from zerolora.model import meta_guards
+from zerolora.model.families.keys import ACTIVATIONS
+from zerolora.model.projections import NOTHING, ForwardSpec
+from zerolora.model.read_spec import from_config, read_model_spec
+from zerolora.model.spec import ModelSpec
 from zerolora.planner.datasheets import GPUS, offered
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB

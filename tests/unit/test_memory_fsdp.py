@@ -21,14 +21,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zerolora.architecture import built_on_meta, other_parts
 from zerolora.errors import UserError
 from zerolora.memory.fsdp_units import Units, fsdp_units
 from zerolora.memory.predict import predict
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.registry import METHODS, create
+from zerolora.model.architecture import built_on_meta, other_parts
+from zerolora.model.read_spec import read_model_spec
 from zerolora.strategies import STRATEGIES
 
 FOLDERS = ("config/recipes/models", "benchmarks/memory/models")

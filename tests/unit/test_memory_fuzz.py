@@ -16,7 +16,7 @@ from test_shapes import OTHERS
 
 from zerolora.cli import app
 from zerolora.errors import UserError
-from zerolora.memory.families import FAMILIES
+from zerolora.model.families import FAMILIES
 from zerolora.strategies import STRATEGIES
 
 PUBLISHED = [json.loads(path.read_text()) for path in sorted((ROOT / "config/recipes/models").glob("*.json"))]

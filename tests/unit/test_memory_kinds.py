@@ -15,24 +15,24 @@ from conftest import ROOT
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zerolora.architecture import built_on_meta, takes_own_attention
-from zerolora.compat.transformers import quantizable_paths
+from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.config import schema
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
 from zerolora.memory import reserve
 from zerolora.memory.estimate import Capacity, estimated
-from zerolora.memory.families import FAMILIES
-from zerolora.memory.meta_device import build_on_meta
-from zerolora.memory.model_spec import ModelSpec, from_json, to_json
 from zerolora.memory.predict import predict
-from zerolora.memory.read_spec import from_config, read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods import experts
 from zerolora.methods.dora import DoraMethod
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.qlora import QloraMethod
 from zerolora.methods.registry import METHODS, TRAINABLE, create
-from zerolora.methods.sections import MethodSections
+from zerolora.model.architecture import built_on_meta, takes_own_attention
+from zerolora.model.families import FAMILIES
+from zerolora.model.meta_device import build_on_meta
+from zerolora.model.read_spec import from_config, read_model_spec
+from zerolora.model.spec import ModelSpec, from_json, to_json
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB, parse_bytes
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from zerolora.added_tokens import AddedToken, write
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
-from zerolora.manifest import located
 from zerolora.merge.merge import merge, restore
 from zerolora.methods.registry import TRAINABLE
-from zerolora.methods.sections import MethodSections
+from zerolora.model.added_tokens import AddedToken, write
+from zerolora.model.manifest import located
 from zerolora.train import earlier_adapter
 
 

@@ -24,8 +24,8 @@ from zerolora.errors import UserError, explained
 from zerolora.files import describe
 from zerolora.merge import merge as merging
 from zerolora.merge import stream
-from zerolora.merge.by_hand import merge_by_hand
 from zerolora.merge.listed import listed_model
+from zerolora.merge.user_merge import merge_by_hand
 from zerolora.tensor_file import read_header
 from zerolora.train.launch.stop_signals import Stopped
 from zerolora.units import byte_size
@@ -49,9 +49,9 @@ PEAK = """
 import json, sys
 from pathlib import Path
 import torch
-from zerolora.architecture import built_on_meta, config_of
-from zerolora.merge.by_hand import merge_by_hand
-from zerolora.peak_memory import PeakMemory
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.merge.user_merge import merge_by_hand
+from zerolora.machine.peak_memory import PeakMemory
 first, *cases = json.loads(sys.argv[1])
 for base, _, _ in cases:
     built_on_meta(config_of(Path(base)))
@@ -84,7 +84,7 @@ def large(family: str, folder: Path, max_shard: str) -> tuple[Path, Path]:
     from peft import LoraConfig, get_peft_model
     from transformers import CONFIG_MAPPING
 
-    from zerolora.architecture import auto_class
+    from zerolora.model.architecture import auto_class
 
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
     config = CONFIG_MAPPING[family](**(LARGE[family] | heads))
@@ -600,7 +600,7 @@ def test_the_dequantized_base_is_the_one_that_was_trained(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    from zerolora.compat.bitsandbytes import keep_layout
+    from zerolora.compat.bitsandbytes_patches import keep_layout
 
     quantization = {"type": kind, "double": double, "precision": "fp32"}
     (adapter / "manifest.json").write_text(json.dumps({"files": {}, "quantization": quantization}))

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from zerolora.architecture import auto_class
 from zerolora.merge import stream
-from zerolora.merge.by_hand import merge_by_hand
+from zerolora.merge.user_merge import merge_by_hand
 from zerolora.methods import lora
+from zerolora.model.architecture import auto_class
 from zerolora.tensor_file import read_header
 
 TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}

@@ -10,11 +10,11 @@ import pytest
 import torch
 from test_merge import make_adapter
 
-from zerolora.data.rows import IGNORED
-from zerolora.evaluate.gate import OF_MERGED, OF_TRAINED
+from zerolora.data.prepared_rows import IGNORED
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load
 from zerolora.evaluate.merged_logits import BOUND, next_tokens, of_merged
-from zerolora.evaluate.models import EvaluatedModel, load
-from zerolora.merge.by_hand import merge_by_hand
+from zerolora.fail_if import OF_MERGED, OF_TRAINED
+from zerolora.merge.user_merge import merge_by_hand
 
 CPU = torch.device("cpu")
 

@@ -14,19 +14,19 @@ import torch
 from safetensors.torch import save_file
 
 from zerolora import bounded
-from zerolora.architecture import built_on_meta, config_of
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
 from zerolora.memory.predict import predict
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.base import TrainableMethod
+from zerolora.methods.method import TrainableMethod
 from zerolora.methods.registry import METHODS, TRAINABLE, create, of_directory
-from zerolora.methods.sections import MethodSections
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.read_spec import read_model_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_METHODS = {
-    *("__init__", "adapter_check", "adapter_config", "base", "experts", "lora_init", "peft_format", "quantized_base"),
-    *("registry", "sections", "tied_weights", "token_rows"),
+    *("__init__", "adapter_check", "adapter_config", "experts", "lora_init", "method", "peft_format"),
+    *("quantized_base", "registry", "tied_weights", "token_rows"),
 }
 FILES = {path.stem for path in (ROOT / "src/zerolora/methods").glob("*.py")} - NO_METHODS
 

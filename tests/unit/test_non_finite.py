@@ -104,9 +104,9 @@ def test_the_constants_of_a_quantized_weight(tmp_path: Path, tiny_model: Path, d
     """Codes are whole numbers: only their constants can be NaN."""
     from transformers import BitsAndBytesConfig
 
-    from zerolora.compat import bitsandbytes
+    from zerolora.compat import bitsandbytes_patches
 
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
 
     def loaded(directory: Path) -> Any:
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=double)

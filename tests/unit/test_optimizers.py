@@ -20,16 +20,16 @@ from benchmarks.memory import compare
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.states import model_states
-from zerolora.methods.base import TrainedParameters
+from zerolora.methods.method import TrainedParameters
 from zerolora.methods.registry import create
+from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.optimizers.base import Optimizer
 from zerolora.optimizers.bnb import decoded, encode
+from zerolora.optimizers.optimizer import Optimizer
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Target
-from zerolora.train.engines.base import build_optimizer
+from zerolora.strategies.strategy import Target
+from zerolora.train.engines.engine import build_optimizer
 
 SHAPES = ((64, 512), (512, 64), (8192,))
 NOT_STATES = ("step", "RMS", "qmap1", "qmap2")  # scalars, and a codebook that all tensors share

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from conftest import ROOT, project_environment
 
-from zerolora.parents import ENGINE, SHELL
+from zerolora.machine.parents import ENGINE, SHELL
 
 # An engine that names itself and starts the shell of a job, and what a job does: it watches, says so, and works on.
 ENGINE_TEXT = """
@@ -161,7 +161,7 @@ def test_an_engine_ends_with_the_dvc_above_it(tmp_path: Path, killed_before: boo
 def test_workers_of_a_command_end_with_it() -> None:
     text = (
         "import concurrent.futures, multiprocessing, os, time\n"
-        "from zerolora.parents import end_at_parents_death\n"
+        "from zerolora.machine.parents import end_at_parents_death\n"
         "context = multiprocessing.get_context('fork')\n"
         "with concurrent.futures.ProcessPoolExecutor(2, context, end_at_parents_death) as pool:\n"
         "    print(*{pool.submit(os.getpid).result() for _ in range(3)}, flush=True)\n"

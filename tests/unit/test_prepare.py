@@ -22,14 +22,14 @@ from zerolora import bounded
 from zerolora.config.settings import EvaluateRunSettings, PackSettings, PrepareSettings
 from zerolora.data.mask import Proof
 from zerolora.data.pack import pack_rows
-from zerolora.data.plan import open_plan
+from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepare import prepare
+from zerolora.data.prepared_rows import IGNORED, SPLITS, open_split
 from zerolora.data.reference import records
-from zerolora.data.rows import IGNORED, SPLITS, open_split
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.tasks import TASKS
-from zerolora.evaluate.tasks.base import Judgement
+from zerolora.evaluate.tasks.task import Judgement
 from zerolora.train.feed import collate, packed_row
 
 ROWS = records("tens", 0)[:20]

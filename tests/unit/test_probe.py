@@ -8,8 +8,8 @@ import pytest
 from conftest import ROOT, SERVERS, project_environment
 from pretended_driver import PretendedDriver
 
-from zerolora import devices
 from zerolora.errors import UserError
+from zerolora.machine import devices
 from zerolora.planner.cost import step_seconds
 from zerolora.planner.probe_file import measured
 from zerolora.probe.probe import _nodes, probe

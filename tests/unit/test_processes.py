@@ -98,7 +98,7 @@ def test_libraries_of_cpu_ranks_call_no_cuda() -> None:
     """With a torch built for CUDA, bitsandbytes' question for a GPU would keep ranks from being forks."""
     code = """
 import os, torch
-from zerolora.compat.bitsandbytes import load
+from zerolora.compat.bitsandbytes_patches import load
 load()
 torch.cuda.is_available(), torch.cuda.device_count()
 if not os.fork():

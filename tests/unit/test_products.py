@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from zerolora import cpu_matmul
+from zerolora.machine import cpu_matmul
 
 GROWN = """
 import torch

@@ -14,16 +14,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tokenizers_of import FAMILIES, Family, tokenizer_like, tokenizer_of
 
-from zerolora import architecture, bounded
+from zerolora import bounded
 from zerolora.config.settings import PrepareSettings
 from zerolora.config.user_template import user_template
 from zerolora.data import prompt_formats
 from zerolora.data.encode import CONTEXT, Encoder
 from zerolora.data.example import BadRow, Example
 from zerolora.data.prompt_formats import PROMPT_FORMATS
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 from zerolora.data.template import Template
 from zerolora.errors import UserError
+from zerolora.model import architecture
 
 MINE = "config/templates/mine.jinja"
 SHIPPED = ROOT / "config/templates/question-answer.jinja"

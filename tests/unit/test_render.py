@@ -32,8 +32,8 @@ from zerolora.planner.run_hardware import target_of
 from zerolora.planner.user_config import DEFAULTS, filled, layout_of, mended
 from zerolora.planner.user_faults import faults
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Strategy
 from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
+from zerolora.strategies.strategy import Strategy
 
 HARDWARE = {
     "probe": None,

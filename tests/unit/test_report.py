@@ -16,9 +16,9 @@ from zerolora.evaluate.intervals import bootstrap_mean, wilson
 from zerolora.files import read_json, write_json
 from zerolora.report import charts
 from zerolora.report.charts import POINTS, Chart, javascript, thinned
-from zerolora.report.cost import duration
 from zerolora.report.html import render
 from zerolora.report.provenance import UNCOMMITTED, commands
+from zerolora.report.run_cost import duration
 from zerolora.report.usage import table
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from zerolora.architecture import auto_class
+from zerolora.model.architecture import auto_class
 from zerolora.train.telemetry.routers import Routers
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -22,10 +22,10 @@ from zerolora.config.settings import TrainSettings
 from zerolora.config.studies import StopAbove, Study, Trial, path_of, read_study, write_study
 from zerolora.errors import UserError
 from zerolora.files import write_json, write_text
-from zerolora.search.choice import choose
 from zerolora.search.outcomes import Outcome, outcomes
 from zerolora.search.pruning import FEWEST, bars
-from zerolora.search.table import shown
+from zerolora.search.trial_table import shown
+from zerolora.search.trial_values import choose
 from zerolora.train.validation import Validations
 
 OVER: dict[str, Any] = {
@@ -281,7 +281,7 @@ def test_a_signal_while_the_command_starts_is_passed_on_too() -> None:
     """Otherwise the search would end, and the engine would run on without it."""
     script = """
 import os, subprocess
-from zerolora.search.loop import _run
+from zerolora.search.rounds import _run
 start = subprocess.Popen
 def interrupted(command):
     os.kill(os.getpid(), 15)
@@ -297,7 +297,7 @@ print(_run(["sleep", "20"]))
 def test_a_signal_ends_the_command_as_the_command_ends_itself(asked: signal.Signals) -> None:
     """An engine saves a checkpoint then. Ctrl-C reaches the whole group, SIGTERM the search, which passes it on."""
     engine = "trap 'sleep 0.5; exit 7' INT TERM; echo runs; sleep 20 & wait"
-    script = f"from zerolora.search.loop import _run; print(_run(['sh', '-c', {engine!r}]))"
+    script = f"from zerolora.search.rounds import _run; print(_run(['sh', '-c', {engine!r}]))"
     with subprocess.Popen(
         [sys.executable, "-c", f"import signal; signal.signal(2, signal.default_int_handler); {script}"],
         stdout=subprocess.PIPE,

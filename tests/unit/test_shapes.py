@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
-from zerolora.memory.families import FAMILIES
-from zerolora.memory.model_spec import ModelSpec, Module
-from zerolora.memory.read_spec import from_config, read_model_spec
 from zerolora.methods.lora import LoraMethod
-from zerolora.methods.sections import MethodSections
+from zerolora.model.families import FAMILIES
+from zerolora.model.read_spec import from_config, read_model_spec
+from zerolora.model.spec import ModelSpec, Module
 
 MODELS = sorted((Path(__file__).parents[2] / "config/recipes/models").glob("*.json"))
 
@@ -237,7 +237,7 @@ def test_totals_are_the_published_ones() -> None:
 def test_reading_a_known_family_imports_neither_torch_nor_transformers() -> None:
     paths = [str(path) for path in MODELS]
     code = (
-        "import sys; from pathlib import Path; from zerolora.memory.read_spec import read_model_spec\n"
+        "import sys; from pathlib import Path; from zerolora.model.read_spec import read_model_spec\n"
         f"for path in {paths!r}: read_model_spec(Path(path))\n"
         "print(sorted({'torch', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)))"
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerolora.compat.slurm_executor import gpus_of_each_node
+from zerolora.compat.slurm_executor_patches import gpus_of_each_node
 
 
 class Resources(dict[str, Any]):

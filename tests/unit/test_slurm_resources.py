@@ -12,12 +12,12 @@ from process_memory import peak_bytes
 from safetensors.torch import save_file
 from test_render import settings_of
 
-from zerolora.base_check import listed_shapes
 from zerolora.config.settings import EvaluateSettings
 from zerolora.files import MANIFEST, canonical, describe, write_json
 from zerolora.memory.headroom import SHARE, asked
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.merge import stream
+from zerolora.model.base_check import listed_shapes
+from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.slurm_resources import (
     MERGE_BLOCKS,
     MERGE_PROCESS,

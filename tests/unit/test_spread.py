@@ -7,8 +7,8 @@ import pytest
 import torch
 from test_vllm_engine import answers_of, models, settings
 
-from zerolora.evaluate import models as models_module
-from zerolora.evaluate.models import EvaluatedModel, load, placement, torch_device
+from zerolora.evaluate import evaluated_models as models_module
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, placement, torch_device
 from zerolora.files import read_json
 
 __all__ = ["models"]

@@ -9,7 +9,7 @@ from zerolora.config.schema import AskedTask, Prepare
 from zerolora.data.reference import PREFIX
 from zerolora.evaluate import tasks
 from zerolora.evaluate.tasks import TASKS
-from zerolora.evaluate.tasks.base import Judgement
+from zerolora.evaluate.tasks.task import Judgement
 
 
 @pytest.mark.parametrize("name", TASKS)

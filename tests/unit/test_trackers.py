@@ -7,9 +7,10 @@ import pytest
 from conftest import ROOT
 
 from zerolora.config.schema import Train
+from zerolora.config.values import NO_TRACKER
 from zerolora.errors import UserError
 from zerolora.train.telemetry import trackers
-from zerolora.train.telemetry.trackers import NONE, TRACKERS, TrackedRun, check
+from zerolora.train.telemetry.trackers import TRACKERS, TrackedRun, check
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -37,8 +38,8 @@ def test_a_tracker_is_known_to_config_and_docs_and_takes_a_run(
 
 
 def test_no_tracker_writes_nothing(tmp_path: Path) -> None:
-    check(NONE)
-    run = TrackedRun(NONE, tmp_path / "mine", {})
+    check(NO_TRACKER)
+    run = TrackedRun(NO_TRACKER, tmp_path / "mine", {})
     run.log({"step": 1, "loss": 1.0})
     run.close()
     assert list(tmp_path.iterdir()) == []

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_plan import training_plan
 
+from zerolora.config.method_sections import Lora
 from zerolora.config.settings import TrainSettings
-from zerolora.data.plan import CHUNK, PackingPlan, open_plan, write_plan
-from zerolora.data.rows import IGNORED
+from zerolora.data.packing_plan import CHUNK, PackingPlan, open_plan, write_plan
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.methods.lora import LoraMethod
-from zerolora.methods.sections import Lora
 from zerolora.strategies import STRATEGIES
 from zerolora.train.adapter import expected_tensors, faults_of
 from zerolora.train.engines import engine_class, names

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from training_plan import training_plan
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from zerolora.architecture import auto_class
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.files import write_json
-from zerolora.gate import check
 from zerolora.methods.registry import TRAINABLE
+from zerolora.model.architecture import auto_class
+from zerolora.probe.meta_trial import check
 from zerolora.train.base_model import load as load_base
 from zerolora.train.engines.ddp import DDP
 

@@ -7,7 +7,7 @@ import torch
 from training_plan import training_plan
 
 from zerolora.train.attention import lengths
-from zerolora.train.engines.base import build_optimizer
+from zerolora.train.engines.engine import build_optimizer
 from zerolora.train.neftune import add_noise
 from zerolora.train.validation import Validations
 

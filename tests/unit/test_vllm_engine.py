@@ -23,8 +23,8 @@ from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.evaluate import evaluate
+from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.kept import Answerer, KeptAnswers, kept_in, wait_for
-from zerolora.evaluate.models import EvaluatedModel
 from zerolora.evaluate.ranks import gpus_of
 from zerolora.files import read_json, write_json
 

@@ -65,7 +65,7 @@ def of_deepspeed() -> Seen:
     import deepspeed
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-    from zerolora.compat.deepspeed import SHM
+    from zerolora.compat.deepspeed_patches import SHM
 
     seen: Seen = {"shm_comm counts as buildable": deepspeed.ops.__compatible_ops__[SHM]}
     deepspeed.ops.__compatible_ops__[SHM] = False  # else it is compiled now, for minutes
@@ -194,7 +194,7 @@ def noted(function: Callable[..., Any], name: str, order: list[str]) -> Callable
 
 def stage3() -> Seen:
     """Return how many decisions of an invalidated trace stage 3 still has."""
-    from zerolora.compat.deepspeed import cached_releases
+    from zerolora.compat.deepspeed_patches import cached_releases
 
     engine = engine_of(3)
     coordinator = engine.optimizer.parameter_offload.get_param_coordinator()

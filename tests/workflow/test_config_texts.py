@@ -9,7 +9,7 @@ from conftest import Project
 from engines import dvc_changed, edit_config, snakemake_would_run
 from transformers import AutoTokenizer
 
-from zerolora.data.rows import open_split
+from zerolora.data.prepared_rows import open_split
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 BRACES = "{word} {run} {{twice}} {0} { %s"

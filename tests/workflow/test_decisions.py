@@ -23,7 +23,7 @@ NEEDS: dict[str, list[str]] = {
 HEAD = """
 import json, sys
 sys.path.insert(0, {scripts!r})
-from zerolora.compat.snakemake import replan_after_same_outputs
+from zerolora.compat.snakemake_patches import replan_after_same_outputs
 replan_after_same_outputs()
 SETTINGS = json.load(open("settings.json"))
 rule all:

@@ -17,8 +17,8 @@ from goldens import CONVERSATIONS, prepare_settings
 
 from zerolora.data.encode import CONTEXT, Encoder
 from zerolora.data.example import Example
+from zerolora.data.prepared_rows import open_split
 from zerolora.data.prompt_formats import PROMPT_FORMATS
-from zerolora.data.rows import open_split
 from zerolora.data.template import Template
 from zerolora.errors import UserError
 from zerolora.files import read_json

@@ -64,6 +64,8 @@ def project(make_project: Callable[[str], Project]) -> Project:
     path = project.directory / "docs/choice.md"
     path.write_text(re.sub(rf"^\| `{BEFORE}` \|.*\n", rf"\g<0>{row[0]}", path.read_text(), count=1, flags=re.M))
     add_stage(project)
+    add_target_settings(project)
+    project.run("python", "-m", "zerolora.commands.registry_names")
     project.run("python", "docs/method_table.py")
     rows = [{"question": f"{number}?", "answer": f"{number}!", "hint": None} for number in range(20)]
     (project.directory / "rows.json").write_text(json.dumps(rows))
@@ -90,11 +92,21 @@ def add_stage(project: Project) -> None:
     entry, dvc = (re.findall(rf"```{kind}\n(.*?)```", text, re.S)[0] for kind in ("text", "yaml"))
     (project.directory / "src/zerolora/card.py").write_text(module)
     (project.directory / "workflow/rules/card.smk").write_text(rule)
-    table = project.directory / "src/zerolora/stages.py"
+    table = project.directory / "src/zerolora/config/stages.py"
     head, end = table.read_text().split("    )\n}", 1)  # STAGES is the first table
     table.write_text(f"{head}{entry}    )\n}}{end}")
     pipeline = project.directory / "dvc.yaml"
     pipeline.write_text(f"{pipeline.read_text()}\n{dvc}")
+
+
+def add_target_settings(project: Project) -> None:
+    """Add the settings of the example of an export target."""
+    text = PAGE.split("\n## An export target\n")[1].split("\n## ")[0]
+    section, field = re.search(r"```python\n(class .*?)```", text, re.S), re.search(r"```text\n(.*?)```", text, re.S)
+    assert section and field
+    path = project.directory / "src/zerolora/config/target_sections.py"
+    head, end = path.read_text().split("class ExportSections")
+    path.write_text(f"{head}{section[1]}\n\nclass ExportSections{end}{field[1]}")
 
 
 def read(project: Project, name: str) -> Any:
@@ -108,7 +120,8 @@ def test_each_is_one_file_and_a_line_and_a_stage_is_four_files(project: Project)
     assert len(new) == len(EXAMPLES) + 2, new  # the stage's module and rule
     assert changed == [
         "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
-        "docs/telemetry.md", "dvc.yaml", "src/zerolora/stages.py",
+        "docs/telemetry.md", "dvc.yaml", "src/zerolora/config/registry_names.py", "src/zerolora/config/stages.py",
+        "src/zerolora/config/target_sections.py",
     ]  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def project(make_project: Callable[[str], Project]) -> Project:
             "runs": {run: {"dataset": "rows", "train": {"seed": seed}} for seed, run in enumerate(RUNS)},
         },
     )
-    devices = project.directory / "src/zerolora/devices.py"
+    devices = project.directory / "src/zerolora/machine/devices.py"
     devices.write_text(devices.read_text(encoding="utf-8") + PRETENDED, encoding="utf-8")
     (project.directory / "workflow/scripts/record_slurm_step").write_text(STEP, encoding="utf-8")
     (project.directory / "busy").mkdir()

@@ -7,7 +7,7 @@ import pytest
 from conftest import Project
 from engines import edit_config
 
-from zerolora.fingerprint import LEFT_OUT
+from zerolora.config.fingerprint import LEFT_OUT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -23,7 +23,7 @@ ALTERED = {
     "peak_memory": "_own = PeakMemory.of_all_ranks\n"
     "PeakMemory.of_all_ranks = lambda self: dict.fromkeys(_own(self), 7)",
     "progress": "Progress.update = lambda self, amount=1, text='': None",
-    "train.launch.heartbeat": "_Thread.run = lambda self: None",
+    "train.launch.heartbeat": "_Monitor.run = _Monitor.exchange = lambda self: None",
     "train.telemetry.collectives": "Collectives.add = lambda self, *_: None",
     "train.telemetry.energy": "EnergyMeter.since_last = EnergyMeter.of_all_ranks = lambda self: 7.0",
     "train.telemetry.health": "Health.judge = lambda self, row: ['all is lost']",

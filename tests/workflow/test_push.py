@@ -28,7 +28,7 @@ from zerolora.publish.card import LIBRARIES, model_card
 from zerolora.publish.finished import FinishedRun, finished_run
 from zerolora.publish.product import product_of
 from zerolora.publish.push import push
-from zerolora.run_settings import settings_of_run
+from zerolora.report.run_settings import settings_of_run
 from zerolora.train.launch.stop_signals import STOPPED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

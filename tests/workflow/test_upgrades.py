@@ -54,7 +54,7 @@ NEW_KEYS = {
         ("class EstimateSettings(Settings):", "    spare: bool = False\n"),
         ("class TrainingChoice(Settings):", "    spare_choice: bool = False\n"),
     ),
-    "methods/sections.py": (("class Lora(Section):", "    spare: int = 1\n    '''Spare.'''\n"),),
+    "config/method_sections.py": (("class Lora(Section):", "    spare: int = 1\n    '''Spare.'''\n"),),
 }
 TEXTS = (
     ("train/checkpoint/store.py", "is passed over: {error}", "is left out: {error}"),
@@ -68,7 +68,7 @@ TEXTS = (
     ("schedules.py", "is no option of the schedule", "is no option"),
 )
 """Texts for the user that stand outside of an error's call, and others for them."""
-REWORDED = ("train/feed.py", "data/records.py", "memory/read_spec.py", "merge/plan.py")
+REWORDED = ("train/feed.py", "data/records.py", "model/read_spec.py", "merge/merge_plan.py")
 
 
 class Upgrade:
@@ -183,7 +183,7 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
             ("estimate", "render", "train", "merge"),
         ),
         ("methods/dora.py", "\nfrom dataclasses", "\nSPARE = 1\nfrom dataclasses", ()),
-        ("strategies/engines/fsdp.py", "\nfrom ", "\nSPARE = 1\nfrom ", ("estimate", "render")),
+        ("strategies/fully_shard.py", "\nfrom ", "\nSPARE = 1\nfrom ", ("estimate", "render")),
         ("train/engines/fsdp.py", "\nimport ", "\nSPARE = 1\nimport ", ()),
         ("train/engines/deepspeed.py", "\nfrom ", "\nSPARE = 1\nfrom ", ("train",)),
         ("optimizers/lion.py", "\nfrom ", "\nSPARE = 1\nfrom ", ()),
@@ -195,7 +195,7 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
             ("train",),
         ),
         (
-            "methods/sections.py",
+            "config/method_sections.py",
             "    dropout: ",
             "    dropout: float = 0.1\n    spare: ",
             ("estimate", "render", "train"),

@@ -14,9 +14,9 @@ gc.freeze()
 sys.path.insert(0, str(Path("workflow/scripts").resolve()))
 import engine_sync
 
-from zerolora import parents
-from zerolora.compat.slurm_executor import patch_slurm_executor
-from zerolora.compat.snakemake import (
+from zerolora.machine import parents
+from zerolora.compat.slurm_executor_patches import patch_slurm_executor
+from zerolora.compat.snakemake_patches import (
     around_planning,
     explain_system_errors,
     ignore_broken_metadata,
@@ -32,8 +32,8 @@ from zerolora.config.expanded import check_expanded
 from zerolora.config.file import check_files, load, read_values
 from zerolora.errors import UserError, explained
 from zerolora.files import canonical
-from zerolora.fingerprint import Fingerprints
-from zerolora.long_argument import argument_of
+from zerolora.config.fingerprint import Fingerprints
+from zerolora.commands.long_argument import argument_of
 from zerolora.config.resolve import (
     check_planned,
     check_resolved,
@@ -46,7 +46,7 @@ from zerolora.config.resolve import (
 from zerolora.config.sharing import STAGES as SHARED_STAGES
 from zerolora.export.targets import TARGETS
 from zerolora.config.limits import hardware_limits
-from zerolora.stages import ON_REQUEST, STAGES
+from zerolora.config.stages import ON_REQUEST, STAGES
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"

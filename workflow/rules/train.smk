@@ -45,8 +45,6 @@ rule train:
         # Snakemake sets these to the rule's threads, which are those of all ranks together: each rank would start as many,
         # and they would wait for each other, spinning.
         " export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 &&"
-        # The secret of the tasks of one job (src/zerolora/train/launch/topology.py).
-        " export ZEROLORA_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n') &&"
         " {resources.launcher} workflow/scripts/record_slurm_step {params.logs}/steps"
         " workflow/scripts/on_gpus {resources.node_gpus} {resources.nodes} {resources.gpu}"
         " zerolora --log {log} train --settings {params.settings:q} --data {params.data}"

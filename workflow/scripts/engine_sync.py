@@ -39,7 +39,13 @@ from dvc_state import (
 )
 from snakemake.exceptions import WorkflowError
 
-from zerolora.compat.snakemake import after_each_job, before_each_job, count_as_done, run_again, without_metadata
+from zerolora.compat.snakemake_patches import (
+    after_each_job,
+    before_each_job,
+    count_as_done,
+    run_again,
+    without_metadata,
+)
 from zerolora.config.expanded import EXPANDED, expand, is_expanded
 from zerolora.config.file import read_values
 from zerolora.config.resolve import PLANNED, digest
@@ -252,7 +258,7 @@ def compare_what_is_there(workflow: Any, config: Config) -> None:
     The stage compare is not made while a run is unfinished. What an earlier config left of a run whose jobs were still
     to come is not shown as its result.
     """
-    from zerolora.compare.compare import compare_what_is_there
+    from zerolora.report.comparison import compare_what_is_there
 
     if not RESOLVED.is_file():
         return

@@ -13,7 +13,7 @@ def calm() -> None:
     """Take SIGINT from now on, unless somebody else has it, or it is ignored as with nohup.
 
     A second KeyboardInterrupt would be raised while Snakemake handles the first, in whichever thread it waits for. The
-    jobs of a Snakemake that ends at once end too (zerolora.parents).
+    jobs of a Snakemake that ends at once end too (zerolora.machine.parents).
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -17,9 +17,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from zerolora import foreign
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, sha256, write_text
+from zerolora.model import foreign
 
 RECORD = Path(".snakemake/outputs.jsonl")
 BEGUN = "begun"

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from zerolora.long_argument import settings_of
+from zerolora.commands.long_argument import settings_of
 
 Settings = Annotated[
     dict[str, Any],

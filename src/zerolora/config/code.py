@@ -4,16 +4,13 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from zerolora.config.fingerprint import Chosen, Fingerprints
+from zerolora.config.registry_names import OPTIMIZERS, PROMPT_FORMATS, STRATEGIES, TASKS
 from zerolora.config.schema import PrepareSettings
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings, Resolved, RunSettings, TaskSettings
 from zerolora.config.sharing import STAGES as SHARED
-from zerolora.data.prompt_formats import PROMPT_FORMATS
-from zerolora.evaluate.tasks import TASKS
+from zerolora.config.stages import STAGES
 from zerolora.files import canonical
-from zerolora.fingerprint import Chosen, Fingerprints
-from zerolora.optimizers import OPTIMIZERS
-from zerolora.stages import STAGES
-from zerolora.strategies import STRATEGIES
 
 OF_RUN = tuple(name for name, stage in STAGES.items() if stage.settings.startswith("runs."))
 OF_METHOD = ("estimate", "render", "train", "merge")
@@ -85,15 +82,15 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
         chosen |= {"optimizers": {run.train.optimizer}, **of_train}
     if stage == "merge":
         # They list a base without building its class, and only where the list is that of the files.
-        chosen["memory.families"] = set()
+        chosen["model.families"] = set()
     return chosen
 
 
 def _engines(strategy: str) -> set[str]:
     """Return the engines that may train under render.strategy; the user's own DeepSpeed JSON is DeepSpeed's."""
     if strategy == "auto":
-        return {str(each.engine) for each in STRATEGIES.values()}
-    return {str(STRATEGIES[strategy].engine) if strategy in STRATEGIES else "deepspeed"}
+        return {*STRATEGIES.values()}
+    return {STRATEGIES.get(strategy, "deepspeed")}
 
 
 def chosen_by_data(data: PrepareSettings) -> Chosen:
@@ -101,7 +98,7 @@ def chosen_by_data(data: PrepareSettings) -> Chosen:
     forms = {data.format, *(source.format for source in data.sources.values() if source.format)}
     if data.sources and all(source.format for source in data.sources.values()):
         forms.discard(data.format)
-    formats = {data.template} & PROMPT_FORMATS.keys()
+    formats = {data.template} & {*PROMPT_FORMATS}
     return {"data.prompt_formats": formats, **({} if "auto" in forms else {"data.formats": forms})}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from zerolora.config.error_messages import remedy
 from zerolora.config.grid_rules import place
-from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
 from zerolora.config.schema import VALUES, Config, data_folders
 from zerolora.config.studies import read_study

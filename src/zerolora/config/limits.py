@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from zerolora.config.schema import RunSections
-from zerolora.devices import visible_names
+from zerolora.machine.devices import visible_names
 from zerolora.units import parse_bytes
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
+from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.resolve import models_by_source, run_sections
 from zerolora.config.schema import Config, Train
 from zerolora.errors import shown
 from zerolora.methods import lora_init
-from zerolora.methods.lora_init import DEFAULT
 from zerolora.methods.registry import TRAINABLE
 
 LORA = {
@@ -60,13 +60,13 @@ def _meaning(train: Train, section: str, publishes: bool) -> dict[str, Any]:
     }
     if section == "lora":
         lora = {name: settings[key] for key, name in LORA.items()}
-        lora = lora_init.doubled(lora) if publishes and settings["init"] != DEFAULT else lora
+        lora = lora_init.doubled(lora) if publishes and settings["init"] != DEFAULT_INIT else lora
         found |= {key: lora[name] for key, name in LORA.items()}
     return found
 
 
 def _twice(train: Train) -> str:
-    return f" (with init {train.lora.init}, it has twice the rank)" if train.lora.init != DEFAULT else ""
+    return f" (with init {train.lora.init}, it has twice the rank)" if train.lora.init != DEFAULT_INIT else ""
 
 
 def _unlike_data(config: Config, run: str, origin: str) -> Iterable[tuple[tuple[str, ...], str]]:

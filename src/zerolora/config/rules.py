@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from zerolora.config.error_messages import remedy
 from zerolora.config.grid_rules import datasets_of, impossible_grids, place
-from zerolora.config.messages import remedy
+from zerolora.config.method_sections import DEFAULT_INIT, Quantization
 from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
 from zerolora.config.schema import AskedTask, Config, Prepare, RunSections, Train, data_folders
@@ -15,12 +16,10 @@ from zerolora.config.user_task import settings_with_files, user_task
 from zerolora.config.user_template import user_template
 from zerolora.config.values import HUB_ADAPTERS, RESERVED_RUNS
 from zerolora.errors import UserError, shown
-from zerolora.evaluate.gate import OF_MERGED, parse
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
-from zerolora.methods.lora_init import DEFAULT
+from zerolora.fail_if import OF_MERGED, parse
 from zerolora.methods.registry import TRAINABLE
-from zerolora.methods.sections import Quantization
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS, offered
 from zerolora.planner.run_hardware import hardware_of, target_of
@@ -375,10 +374,10 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
 
 
 def _impossible_method(train: Train, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:
-    if train.lora.init != DEFAULT and train.from_adapter and "lora" in TRAINABLE[train.method].sections:
+    if train.lora.init != DEFAULT_INIT and train.from_adapter and "lora" in TRAINABLE[train.method].sections:
         yield (
             (*at("train", "lora"), "init"),
-            f"{train.lora.init}, but the factors start as those of {train.from_adapter}; write {DEFAULT}",
+            f"{train.lora.init}, but the factors start as those of {train.from_adapter}; write {DEFAULT_INIT}",
         )
     quantizes = TRAINABLE[train.method].quantizes()
     if train.quantization != Quantization() and not quantizes:
@@ -394,11 +393,11 @@ def _impossible_method(train: Train, at: Callable[[str, str], tuple[str, ...]]) 
             "int8 with method qdora, whose norms peft cannot compute before an int8 module's first pass; write nf4, or "
             "method: qlora",
         )
-    if train.lora.init != DEFAULT and quantizes:
+    if train.lora.init != DEFAULT_INIT and quantizes:
         yield (
             (*at("train", "lora"), "init"),
             f"{train.lora.init} with method {train.method}, which takes nothing out of quantized weights; write "
-            f"{DEFAULT}",
+            f"{DEFAULT_INIT}",
         )
 
 

@@ -19,16 +19,19 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from zerolora.config.grids import combinations, mistakes, nested, part_of
+from zerolora.config.method_sections import MethodSections
 from zerolora.config.ranges import Range
 from zerolora.config.section import Positive, Section, Text
 from zerolora.config.sharing import Shared
 from zerolora.config.sharing import names as shared_names
 from zerolora.config.studies import StopAbove, Study, run_of
+from zerolora.config.target_sections import ExportSections
 from zerolora.config.values import (
     COLUMNS,
     GGUF_FILE,
     HUB_DATA,
     MANY,
+    NO_TRACKER,
     PACKAGE_DATA,
     AnyCheck,
     Check,
@@ -55,9 +58,6 @@ from zerolora.config.values import (
     TemplateName,
     TrackerName,
 )
-from zerolora.export.sections import ExportSections
-from zerolora.methods.sections import MethodSections
-from zerolora.train.telemetry.trackers import NONE
 
 
 class Hardware(Section):
@@ -390,7 +390,7 @@ class TrainSettings(MethodSections):
     resume: Resume = "auto"
     """auto = resume from the newest valid checkpoint of this run, unless a key that changes a loss differs; never =
     start from scratch; or a checkpoint's file to begin at, which is refused if such a key differs."""
-    tracker: TrackerName = NONE
+    tracker: TrackerName = NO_TRACKER
     """Experiment tracker that gets telemetry in addition to telemetry.csv, offline (docs/telemetry.md)."""
 
 

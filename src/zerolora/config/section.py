@@ -25,10 +25,7 @@ def _field_docstrings(section: "type[Section]") -> dict[str, str]:
     for base in reversed(section.__mro__):
         if not issubclass(base, Section) or base is Section:
             continue
-        try:
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except OSError:  # made from a registry, as in export/sections.py: its fields have descriptions
-            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for field, after in itertools.pairwise(definition.body):
             match field, after:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from zerolora.config import schema
+from zerolora.config.method_sections import MethodSections
 from zerolora.config.section import AlwaysCompared, Section
 from zerolora.config.values import AnyCheck, Check, OptimizerName
-from zerolora.methods.sections import MethodSections
 from zerolora.types import Attention, Device, EngineName, Precision
 
 

@@ -7,7 +7,7 @@ again, when a value is added or the config changes elsewhere.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from zerolora.methods.sections import MethodSections
+from zerolora.config.method_sections import MethodSections
 
 PACK = ("dataset", "pack")
 """Keys, or sections, that `pack` reads."""

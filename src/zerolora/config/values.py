@@ -13,16 +13,19 @@ from pydantic import (
 )
 
 from zerolora.bounded import bounded
-from zerolora.data.formats import FIELDS, FORMS
-from zerolora.data.prompt_formats import PROMPT_FORMATS
-from zerolora.evaluate.gate import parse
-from zerolora.evaluate.tasks import TASKS
-from zerolora.export.targets import TARGETS
-from zerolora.methods.registry import TRAINABLE
-from zerolora.optimizers import OPTIMIZERS
+from zerolora.config.registry_names import (
+    FIELDS,
+    FORMS,
+    METHODS,
+    OPTIMIZERS,
+    PROMPT_FORMATS,
+    STRATEGIES,
+    TARGETS,
+    TASKS,
+    TRACKERS,
+)
+from zerolora.fail_if import parse
 from zerolora.schedules import SCHEDULES
-from zerolora.strategies import STRATEGIES
-from zerolora.train.telemetry.trackers import NONE, TRACKERS
 from zerolora.units import parse_bytes
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -42,6 +45,7 @@ PACKAGE_DATA = "data/packages"  # where data sets of PyPI packages are stored
 HUB_ADAPTERS = "resources/adapters"  # where fetched adapters are stored
 RESERVED_RUNS = ("base", "compare", "data", "logs", "settings", "tasks")
 MANY = Field(min_length=1)
+NO_TRACKER = "none"  # the value of train.tracker for no tracker
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
 
 
@@ -204,13 +208,15 @@ TemplateName = Annotated[
     Field(json_schema_extra={"anyOf": [{"enum": list(TEMPLATES)}, {"pattern": f"^{USER_TEMPLATE.pattern}$"}]}),
 ]
 RowField = Annotated[str, _one_of(FIELDS)]
-MethodName = Annotated[str, _one_of(TRAINABLE), Field(json_schema_extra={"enum": list(TRAINABLE)})]
+MethodName = Annotated[str, _one_of(METHODS), Field(json_schema_extra={"enum": list(METHODS)})]
 Role = Literal["system", "user", "assistant", "tool"]
-TrackerName = Annotated[str, _one_of([NONE, *TRACKERS]), Field(json_schema_extra={"enum": [NONE, *TRACKERS]})]
+TrackerName = Annotated[
+    str, _one_of([NO_TRACKER, *TRACKERS]), Field(json_schema_extra={"enum": [NO_TRACKER, *TRACKERS]})
+]
 OptimizerName = Annotated[str, _one_of(OPTIMIZERS), Field(json_schema_extra={"enum": list(OPTIMIZERS)})]
 ScheduleName = Annotated[str, _one_of(SCHEDULES), Field(json_schema_extra={"enum": list(SCHEDULES)})]
 TargetName = Annotated[str, _one_of(TARGETS), Field(json_schema_extra={"enum": list(TARGETS)})]
-GENERATED = [name for name, task in TASKS.items() if task.ask == "generate"]
+GENERATED = [name for name, ask in TASKS.items() if ask == "generate"]
 
 
 def _check_schema(names: list[Any]) -> Any:

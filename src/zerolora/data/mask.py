@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from zerolora.data.rows import IGNORED
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
 
 

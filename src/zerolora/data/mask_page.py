@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from zerolora.added_tokens import extend
-from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.names_page import ReadSource, names_table
-from zerolora.data.rows import IGNORED, open_split
+from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.files import write_text
+from zerolora.model.added_tokens import extend
+from zerolora.model.architecture import tokenizer_of
 
 SAMPLE = 20  # rows on the page
 LONGEST = 2000  # tokens shown of a row

@@ -9,7 +9,7 @@ import numpy as np
 
 from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
-from zerolora.data.rows import SPLITS
+from zerolora.data.prepared_rows import SPLITS
 from zerolora.errors import UserError, wording
 
 BLOCK = 1 << 18  # rows

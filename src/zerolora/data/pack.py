@@ -3,7 +3,8 @@
     zerolora pack --settings JSON --data results/data/NAME --output results/RUN/packing
 
 The result is a plan that lists the rows of each packed row. Tokens stay in the output of prepare, so another capacity
-does not tokenize again. train.arrow and validation.arrow hold the plans (plan.py), stats.json the packing efficiency.
+does not tokenize again. train.arrow and validation.arrow are the plans (packing_plan.py), stats.json has the packing
+efficiency.
 """
 
 from pathlib import Path
@@ -15,8 +16,8 @@ from zerolora.config.compared import compared
 from zerolora.config.settings import PackSettings
 from zerolora.data.packing import pack
 from zerolora.data.packing_bound import lower_bound
-from zerolora.data.plan import PackingPlan, open_plan, write_plan
-from zerolora.data.rows import open_split
+from zerolora.data.packing_plan import PackingPlan, open_plan, write_plan
+from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
 from zerolora.log import result

@@ -30,9 +30,9 @@ from zerolora.data.mask import Proof
 from zerolora.data.mask_page import write_page
 from zerolora.data.mixture import Index, Mixture, mix
 from zerolora.data.names_page import ReadSource
+from zerolora.data.prepared_rows import SPLITS, schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
-from zerolora.data.rows import SPLITS, schema
 from zerolora.data.source_files import SourceFiles, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize

@@ -22,7 +22,7 @@ from zerolora.data.split_names import split_of
 from zerolora.data.tables import tables
 from zerolora.errors import UserError
 from zerolora.files import checked_name
-from zerolora.foreign import saved_files, saved_splits
+from zerolora.model.foreign import saved_files, saved_splits
 
 # What lies beside data: hidden files, what `datasets` and this project note down, DVC's pointers, words.
 NO_DATA = re.compile(r"[._].*|(manifest|dataset_infos?)\.json|(README|LICENSE).*|.*\.(md|dvc)", re.IGNORECASE)

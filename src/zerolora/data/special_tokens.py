@@ -8,10 +8,10 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
-from zerolora import foreign
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError, shown
+from zerolora.model import foreign
 
 SHOWN = 8  # tokens that a message names
 

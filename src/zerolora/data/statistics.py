@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerolora.data.formats.reading import Seen
-from zerolora.data.rows import SPLITS
+from zerolora.data.prepared_rows import SPLITS
 from zerolora.errors import shown
 from zerolora.files import write_text
 

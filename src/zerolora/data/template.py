@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.bounded import bounded, line_of, within_bounds
-from zerolora.compat.transformers import compile_template
+from zerolora.compat.transformers_patches import compile_template
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import Piece, any_of
 from zerolora.data.example import BadRow, Example

@@ -19,23 +19,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerolora.added_tokens import extend
-from zerolora.architecture import tokenizer_of
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.detection import other_form
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens, last_answer
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
 from zerolora.data.formats.reading import Reading, Seen
+from zerolora.data.prepared_rows import FIELDS, IGNORED, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
-from zerolora.data.rows import FIELDS, IGNORED, schema
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
 from zerolora.data.truncation import Parts, fitted
 from zerolora.errors import UserError, shown, wording
 from zerolora.files import canonical
-from zerolora.parents import end_at_parents_death
+from zerolora.machine.parents import end_at_parents_death
+from zerolora.model.added_tokens import extend
+from zerolora.model.architecture import tokenizer_of
 
 # Characters of a row: some 65 bytes of memory each while it is tokenized, measured on one of 200 MB.
 LONGEST_TEXT = 1 << 24

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zerolora.config.settings import AcceptSettings
 from zerolora.errors import UserError
-from zerolora.evaluate.gate import parse
+from zerolora.fail_if import parse
 from zerolora.files import read_json, write_json
 from zerolora.log import result
 

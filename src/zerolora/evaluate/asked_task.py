@@ -10,17 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zerolora import added_tokens, cpu_matmul, foreign
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings
 from zerolora.errors import UserError
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.intervals import bootstrap, bootstrap_mean, wilson
 from zerolora.evaluate.likelihood import longest_input, of_continuations, of_texts
-from zerolora.evaluate.models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.evaluate.tasks import task_of
-from zerolora.evaluate.tasks.base import Judgement, Likelihood, Task
+from zerolora.evaluate.tasks.task import Judgement, Likelihood, Task
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
+from zerolora.machine import cpu_matmul
+from zerolora.model import added_tokens, foreign
 
 DATE = "26 Jul 2024"  # today's date for chat templates, so that prompts do not change from day to day
 

@@ -11,7 +11,7 @@ import torch
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.memory.inference import AUTO_ROWS, answering
-from zerolora.memory.read_spec import from_config, read_model_spec
+from zerolora.model.read_spec import from_config, read_model_spec
 
 SHARE = 0.5
 """Share of the free memory that the batches of all ranks may take; other processes, and what no estimate knows, have

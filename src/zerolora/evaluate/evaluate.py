@@ -17,23 +17,24 @@ from typing import Any
 
 import torch
 
-from zerolora import cpu_matmul, foreign
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
-from zerolora.data.rows import FIELDS, IGNORED
+from zerolora.data.prepared_rows import FIELDS, IGNORED
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_merged
-from zerolora.evaluate.models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
 from zerolora.evaluate.tasks import task_of
-from zerolora.evaluate.tasks.base import Judgement
+from zerolora.evaluate.tasks.task import Judgement
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
-from zerolora.logit_chunks import EVALUATION_TOKENS
-from zerolora.peak_memory import PeakMemory
+from zerolora.machine import cpu_matmul
+from zerolora.machine.peak_memory import PeakMemory
+from zerolora.model import foreign
+from zerolora.model.logit_chunks import EVALUATION_TOKENS
 
 __all__ = ["EvaluatedModel", "evaluate", "generate", "load", "loss"]
 

@@ -17,7 +17,7 @@ from zerolora.files import write_json
 from zerolora.log import result
 
 if TYPE_CHECKING:
-    from zerolora.evaluate.models import EvaluatedModel
+    from zerolora.evaluate.evaluated_models import EvaluatedModel
 
 CACHE = Path("work/harness")
 """Where the harness' data sets are converted to Arrow; without it, below HOME."""

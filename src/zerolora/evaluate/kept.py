@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora import fingerprint
+from zerolora.config import fingerprint
 from zerolora.config.code import chosen_by_check
 from zerolora.config.compared import compared
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
-from zerolora.evaluate.models import EvaluatedModel
+from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.progress import Progress
 

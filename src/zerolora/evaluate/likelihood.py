@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from zerolora.evaluate.tasks.base import Likelihood
+from zerolora.evaluate.tasks.task import Likelihood
 from zerolora.progress import Progress
 
 DEFAULT_LENGTH = 2048  # tokens, of a model that says no length

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens
-from zerolora.data.rows import IGNORED
-from zerolora.evaluate.gate import OF_MERGED, OF_TRAINED
-from zerolora.evaluate.models import EvaluatedModel, load, with_adapter
+from zerolora.data.prepared_rows import IGNORED
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, with_adapter
+from zerolora.fail_if import OF_MERGED, OF_TRAINED
 from zerolora.log import LOGGER
 from zerolora.methods import quantized_base
+from zerolora.model import added_tokens
 
 ROWS, TOKENS = 8, 16
 """Rows, and supervised tokens of each, that are compared: their logits over a vocabulary of 150,000 take 80 MB."""

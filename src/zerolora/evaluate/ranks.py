@@ -1,7 +1,7 @@
 """The rows of an evaluation are answered with transformers, in this process or by several ranks.
 
-Each of several ranks is a process of its own (rank.py) that loads the model and answers its share; this process watches
-them (kept.py) and holds no model meanwhile.
+Each of several ranks is a process of its own (evaluation_rank.py) that loads the model and answers its share; this
+process watches them (kept.py) and holds no model meanwhile.
 """
 
 import json
@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens, cpu_matmul, devices, parents
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
-from zerolora.data.rows import open_split
+from zerolora.data.prepared_rows import open_split
 from zerolora.evaluate.batches import PromptBatches, least_bytes
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
-from zerolora.evaluate.models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.tasks import task_of
 from zerolora.files import canonical, write_json
-from zerolora.peak_memory import PeakMemory
+from zerolora.machine import cpu_matmul, devices, parents
+from zerolora.machine.peak_memory import PeakMemory
+from zerolora.model import added_tokens
 
 
 def held_out(settings: EvaluateSettings, data: Path) -> Any:
@@ -77,7 +78,7 @@ def _start(folder: Path, spec: dict[str, Any], gpus: list[str]) -> Answerer:
     path = folder / f"rank{spec['rank']}.json"
     path.write_text(canonical(spec), encoding="utf-8")
     process = subprocess.Popen(
-        [sys.executable, "-m", "zerolora.evaluate.rank", str(path)],
+        [sys.executable, "-m", "zerolora.evaluate.evaluation_rank", str(path)],
         stdin=subprocess.DEVNULL,
         env=os.environ | ({devices.VISIBLE: ",".join(gpus)} if gpus else {}),
     )

@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from zerolora import added_tokens, foreign
-from zerolora.architecture import config_of
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError, shown
 from zerolora.evaluate import vllm_worker
 from zerolora.evaluate.batches import paged_cache
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load_tokenizer, placement, stops_of
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
-from zerolora.evaluate.models import EvaluatedModel, load_tokenizer, placement, stops_of
 from zerolora.export.vllm_limits import check_for_vllm, rank_limit
 from zerolora.files import canonical
 from zerolora.methods.adapter_config import largest_rank
 from zerolora.methods.registry import check_published
+from zerolora.model import added_tokens, foreign
+from zerolora.model.architecture import config_of
 
 WORKER = Path(vllm_worker.__file__)
 ENVIRONMENT = {

@@ -1,7 +1,7 @@
 """Tries a run's export targets before it trains, on stand-ins of what the run will leave behind.
 
 The adapter has its config, and the names and shapes of its tensors; the merged model the base's files, with the prompt
-format and tokens of the data. Each target is asked what it refuses after training as well (targets/base.py).
+format and tokens of the data. Each target is asked what it refuses after training as well (targets/target.py).
 """
 
 import shutil
@@ -11,20 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora.added_tokens import add_rows, of_data, write
-from zerolora.architecture import built_on_meta, config_of
+from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.export.llama_cpp import MissingProgram
 from zerolora.export.targets import TARGETS
-from zerolora.export.targets.base import RunResult
+from zerolora.export.targets.target import RunResult
 from zerolora.files import write_json
 from zerolora.log import LOGGER
-from zerolora.manifest import is_weight, model_files
 from zerolora.methods import lora_init
 from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
-from zerolora.prompt_format import write_prompt_format, write_tokens
+from zerolora.model.added_tokens import add_rows, of_data, write
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.manifest import is_weight, model_files
+from zerolora.model.prompt_format import write_prompt_format, write_tokens
 from zerolora.tensor_file import write_shapes
 
 OURS = "the adapter of this run"
@@ -83,7 +84,7 @@ def _write_adapter(adapter: Path, settings: RenderSettings, published: TrainedSh
     if published.config is None:
         return
     config = portable(published.config, {"name": None, "revision": None})
-    if "lora" in method.sections and settings.sections.lora.init != lora_init.DEFAULT:
+    if "lora" in method.sections and settings.sections.lora.init != DEFAULT_INIT:
         factors = {name: tensor for name, tensor in tensors.items() if ".lora_A." in name or ".lora_B." in name}
         tensors, config = lora_init.published(tensors, factors), lora_init.doubled(config)
     write_json(adapter / CONFIG, config)

@@ -8,17 +8,17 @@ zerolora export --target gguf --settings JSON --model resources/models/MODEL --w
 from pathlib import Path
 from typing import Any
 
-from zerolora.architecture import tokenizer_of
 from zerolora.config.section import Section
-from zerolora.data.rows import open_split
+from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
 from zerolora.export import opened
 from zerolora.export.targets import TARGETS
-from zerolora.export.targets.base import ExportTarget, RunResult
+from zerolora.export.targets.target import ExportTarget, RunResult
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
 from zerolora.methods.registry import check_published
-from zerolora.prompt_format import stop_tokens
+from zerolora.model.architecture import tokenizer_of
+from zerolora.model.prompt_format import stop_tokens
 from zerolora.units import byte_size
 
 ROWS = 3

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora import foreign
-from zerolora.architecture import built_on_meta, config_of, other_parts
-from zerolora.compat.transformers import stored_names
+from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError
-from zerolora.manifest import is_weight, model_files
+from zerolora.model import foreign
+from zerolora.model.architecture import built_on_meta, config_of, other_parts
+from zerolora.model.manifest import is_weight, model_files
+from zerolora.model.weight_files import WEIGHT_INDEX, weight_files
 from zerolora.tensor_file import StoredTensor, TensorFile, read_header
-from zerolora.weight_files import WEIGHT_INDEX, weight_files
 
 ROUTER = re.compile(r"(^|\.)(gate|router)$")
 MATRIX = 2

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from zerolora import foreign
-from zerolora.architecture import built_on_meta, config_of
 from zerolora.errors import UserError, shown
 from zerolora.export import llama_worker
-from zerolora.export.targets.base import Opened
+from zerolora.export.targets.target import Opened
 from zerolora.files import canonical
+from zerolora.model import foreign
+from zerolora.model.architecture import built_on_meta, config_of
 
 CONVERTER = "convert_hf_to_gguf.py"
 HEAD = r"^INFO:hf-to-gguf:output\.weight,"

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from zerolora.architecture import tokenizer_of
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError, shown
+from zerolora.model.architecture import tokenizer_of
 
 QUOTES = '"""'
 # In Go's text/template, by name of the prompt format (data/prompt_formats/). BOS is left out, since llama.cpp writes it

@@ -6,7 +6,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.export import llama_cpp
-from zerolora.export.targets.base import Opened, RunResult
+from zerolora.export.targets.target import Opened, RunResult
 from zerolora.export.vllm import opened_by_vllm
 
 
@@ -15,7 +15,7 @@ def model_of(directory: Path, dtype: str = "float32", **options: Any) -> Any:
     `gguf_file` names."""
     from transformers import AutoModelForCausalLM
 
-    from zerolora.architecture import auto_class, config_of
+    from zerolora.model.architecture import auto_class, config_of
 
     safe = {} if "gguf_file" in options else {"use_safetensors": True}
     loader = AutoModelForCausalLM if "gguf_file" in options else auto_class(config_of(directory))

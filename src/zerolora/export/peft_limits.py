@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from zerolora import foreign
 from zerolora.errors import UserError, shown
+from zerolora.model import foreign
 
 REMEDIES = {
     "use_dora": "write train.method: lora",

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from zerolora.export.targets.base import Opened
+from zerolora.export.targets.target import Opened
 from zerolora.types import Device
 
 
@@ -19,8 +19,8 @@ def opened_by_vllm(
     """
     from zerolora.config.settings import EvaluateSettings  # the config itself reads the registry of targets
     from zerolora.evaluate import vllm_engine
+    from zerolora.evaluate.evaluated_models import EvaluatedModel
     from zerolora.evaluate.kept import KeptAnswers
-    from zerolora.evaluate.models import EvaluatedModel
 
     # A model without an adapter is asked as a merged one, whose directory has its stop tokens.
     model = EvaluatedModel(weights, adapter or weights, None if adapter else weights, device)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LISTED = 10
 TOKENS = "tokens.json"
-"""Beside an adapter that zerolora trained with added tokens (added_tokens.py); others have none."""
+"""Beside an adapter that zerolora trained with added tokens (model/added_tokens.py); others have none."""
 
 
 @dataclass(frozen=True)

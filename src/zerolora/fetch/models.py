@@ -14,14 +14,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from zerolora import foreign
 from zerolora.config.compared import compared
 from zerolora.config.settings import FetchDirectory, FetchSettings
 from zerolora.errors import UserError
-from zerolora.fetch.sources import materialise
+from zerolora.fetch.model_sources import materialise
 from zerolora.files import MANIFEST, sha256, staged_directory, write_json
 from zerolora.log import result
-from zerolora.manifest import count_parameters, is_weight, model_files
+from zerolora.model import foreign
+from zerolora.model.manifest import count_parameters, is_weight, model_files
 from zerolora.units import byte_size
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from zerolora.errors import UserError, shown
 from zerolora.imports.formats import FORMATS
-from zerolora.imports.formats.base import Format
+from zerolora.imports.formats.import_format import Format
 from zerolora.imports.known_keys import SWIFT, TRAINING, TRL
 
 OTHERS = {

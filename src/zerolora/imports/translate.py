@@ -12,14 +12,15 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
+from zerolora.config.error_messages import remedy
 from zerolora.config.file import read_values
-from zerolora.config.messages import remedy
 from zerolora.config.rules import impossible
 from zerolora.config.schema import Config, Prepare, Train
 from zerolora.errors import UserError, printable
 from zerolora.files import write_text
 from zerolora.imports.formats import FORMATS
-from zerolora.imports.formats.base import (
+from zerolora.imports.formats.common import LARGEST_FILE
+from zerolora.imports.formats.import_format import (
     CHANGES,
     FILL_IN,
     GROUPS,
@@ -32,7 +33,6 @@ from zerolora.imports.formats.base import (
     Rule,
     Unlike,
 )
-from zerolora.imports.formats.common import LARGEST_FILE
 from zerolora.imports.recognise import recognised
 from zerolora.json_file import read_foreign
 

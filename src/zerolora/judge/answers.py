@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora.architecture import tokenizer_of
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.judge.prompts import Answers
 from zerolora.judge.questions import TURNS, JudgeQuestion
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
+from zerolora.model.architecture import tokenizer_of
 from zerolora.types import Device
 
 
@@ -89,10 +89,11 @@ def _generator(
     contender: Contender, template: str, data: Path, max_new_tokens: int
 ) -> Callable[[list[list[dict[str, str]]]], list[str]]:
     """Load a contender, and return a function from conversations to its answers."""
-    from zerolora import added_tokens, cpu_matmul
     from zerolora.config.settings import EvaluateSettings
+    from zerolora.evaluate.evaluated_models import load, torch_device
     from zerolora.evaluate.generation import generate
-    from zerolora.evaluate.models import load, torch_device
+    from zerolora.machine import cpu_matmul
+    from zerolora.model import added_tokens
 
     if contender.device == "cpu":
         cpu_matmul.choose()

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolora.base_identity import check_same_base
 from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
 from zerolora.files import canonical, sha256, staged_directory, write_json, write_text
@@ -24,7 +23,8 @@ from zerolora.judge.prompts import BASE, MODELS, TUNED, Answers, requests
 from zerolora.judge.questions import JudgeQuestion, read_questions
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER, result
-from zerolora.manifest import is_merged, located
+from zerolora.model.base_identity import check_same_base
+from zerolora.model.manifest import is_merged, located
 from zerolora.types import Device
 
 ANSWERS, VERDICTS = "answers.jsonl", "verdicts.jsonl"

@@ -1,7 +1,7 @@
 """Checks of a training's settings against its model, beyond those of the methods."""
 
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.training_spec import TrainingSpec
+from zerolora.model.spec import ModelSpec
 
 
 def uncounted(model: ModelSpec, spec: TrainingSpec) -> list[str]:

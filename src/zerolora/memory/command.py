@@ -3,7 +3,7 @@
     zerolora memory --model config/recipes/models/llama-3-70b.json --nodes 2 --gpus-per-node 8
 
 It is above the planner, whose datasheets and reader of DeepSpeed JSONs it uses; the estimate itself knows neither.
-commands/by_hand.py imports this module for every command, so the functions here import the estimate themselves.
+commands/user_commands.py imports this module for every command, so the functions here import the estimate themselves.
 """
 
 import json
@@ -19,8 +19,8 @@ from zerolora.types import Attention, Loss, Precision
 
 if TYPE_CHECKING:
     from zerolora.memory.estimate import Capacity
-    from zerolora.memory.model_spec import ModelSpec
     from zerolora.memory.training_spec import TrainingSpec
+    from zerolora.model.spec import ModelSpec
 
 NOTHING_FITS = 3
 """Exit code if no strategy fits."""
@@ -123,8 +123,8 @@ def memory(
     Exits with 3 if no strategy fits, and with 2 after a mistake.
     """
     from zerolora.memory.method_options import method_of_options
-    from zerolora.memory.model_spec import with_rows
     from zerolora.memory.training_spec import TrainingSpec
+    from zerolora.model.spec import with_rows
     from zerolora.optimizers import OPTIMIZERS
 
     if optimizer not in OPTIMIZERS:
@@ -260,7 +260,7 @@ def _entries(
 
 def _model(path: Path | None, hub: str | None) -> "tuple[str, ModelSpec]":
     """Return a model's name and spec."""
-    from zerolora.memory.read_spec import read_model_spec
+    from zerolora.model.read_spec import read_model_spec
 
     if (path is None) == (hub is None):
         raise UserError("write either --model with a path, or --hub with NAME@REVISION")

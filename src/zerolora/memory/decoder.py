@@ -9,11 +9,11 @@ import functools
 import math
 from collections.abc import Callable
 
-from zerolora.logit_chunks import chunk_size
 from zerolora.memory.layer import Layer
-from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.projections import ForwardSpec, Trained, layer_kinds
-from zerolora.memory.tracer import MemoryTracer, Node, Parameter, Value
+from zerolora.model.logit_chunks import chunk_size
+from zerolora.model.projections import ForwardSpec, Trained, layer_kinds
+from zerolora.model.spec import ModelSpec
+from zerolora.model.tracer import MemoryTracer, Node, Parameter, Value
 
 Phases = dict[str, dict[str, int]]
 
@@ -144,7 +144,7 @@ class Decoder(Layer):
         return self.dropped(hidden) if model.hidden_dropout else hidden
 
     def with_rows(self, hidden: Value) -> Value:
-        """The embedded tokens, some of them from rows that are trained (train/token_rows.py); torch.where saves its
+        """The embedded tokens, some of them from trained rows (train/token_row_forward.py); torch.where saves its
         condition."""
         new, count, width = self.tracer.new, hidden.count, hidden.width
         own, condition = new(count, width), new(self.tokens, 1)

@@ -14,17 +14,17 @@ from zerolora.config.settings import EstimateSettings
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.headroom import asked
-from zerolora.memory.model_spec import ModelSpec, to_json, with_rows
 from zerolora.memory.notes import notes
 from zerolora.memory.predict import Prediction, predict
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.row_statistics import RowStatistics, row_statistics
 from zerolora.memory.sources import SOURCES
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
+from zerolora.model.read_spec import read_model_spec
+from zerolora.model.spec import ModelSpec, to_json, with_rows
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Target
+from zerolora.strategies.strategy import Target
 from zerolora.types import Attention
 from zerolora.units import gib
 

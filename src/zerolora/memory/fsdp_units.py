@@ -14,14 +14,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from zerolora.memory.model_spec import ModelSpec, Module
+from zerolora.model.spec import ModelSpec, Module
 
 TOWER_LAYERS = ("layers", "layer", "blocks")
 """Names of the lists of layers that a vision or audio tower has, which are units; lists of other names, as of mergers,
 are not (_no_split_modules of transformers' classes)."""
 
 REDUCED = 4
-"""Bytes of a gradient that is reduced or accumulated (strategies/engines/fsdp.py, fsdp.reduce_dtype)."""
+"""Bytes of a gradient that is reduced or accumulated (strategies/fully_shard.py, fsdp.reduce_dtype)."""
 
 
 @dataclass(frozen=True)

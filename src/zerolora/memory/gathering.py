@@ -16,8 +16,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from zerolora.memory.model_spec import ModelSpec, Module
-from zerolora.methods.base import SHARED
+from zerolora.methods.method import SHARED
+from zerolora.model.spec import ModelSpec, Module
 from zerolora.strategies.buckets import Buckets
 
 Ranks = tuple[tuple[str, int], ...]

@@ -11,11 +11,11 @@ from zerolora.memory import reserve
 from zerolora.memory.decoder import Phases, evaluation, phases
 from zerolora.memory.fsdp_units import REDUCED, Units, fsdp_units
 from zerolora.memory.gathering import gathered
-from zerolora.memory.model_spec import ModelSpec
-from zerolora.memory.projections import ForwardSpec, Trained
 from zerolora.memory.states import BYTES, States
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.base import TrainedParameters
+from zerolora.methods.method import TrainedParameters
+from zerolora.model.projections import ForwardSpec, Trained
+from zerolora.model.spec import ModelSpec
 from zerolora.strategies.buckets import Buckets
 
 PHASES = ("forward", "loss", "backward", "backward_end")  # of a traced step
@@ -141,7 +141,7 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     result["optimizer"] = _phase(logits=logits, gradients=own, buffers=held + _stepping(run))
     buffers = held + gathers["evaluation"]
     result["evaluation"] = _phase(activations=step.evaluation, gradients=allocated, buffers=buffers)
-    # Sharded parameters are gathered tensor by tensor, in fp32 (train/engines/base.py, part).
+    # Sharded parameters are gathered tensor by tensor, in fp32 (train/engines/engine.py, part).
     tensor = BYTES["fp32"] * parameters.largest_trained if spec.ranks > 1 else 0.0
     if spec.layout.optimizer == "gpu":
         tensor += spec.optimizer.unpacked_bytes(parameters.trained / (spec.ranks if spec.layout.stage else 1))

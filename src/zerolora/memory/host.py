@@ -16,7 +16,7 @@ def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str
     `on_gpu`: totals of the phases on the GPU, without the reserve; with CPU ranks they are in host memory.
     """
     spec, local = run.spec, run.spec.ranks_per_node
-    # Copies on one rank of the run, from which safetensors writes while training goes on (train/engines/base.py, part).
+    # Copies on one rank of the run, from which safetensors writes during training (train/engines/engine.py, part).
     saving = checkpoint_bytes(run)
     by_phase: dict[str, dict[str, float]] = {
         "loading": _loading(run),

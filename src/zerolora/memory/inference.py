@@ -5,10 +5,10 @@ from typing import Any
 
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import Capacity, impossible
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.predict import predict
-from zerolora.memory.projections import NOTHING, ForwardSpec
 from zerolora.memory.training_spec import TrainingSpec
+from zerolora.model.projections import NOTHING, ForwardSpec
+from zerolora.model.spec import ModelSpec
 from zerolora.types import Attention
 
 AUTO_ROWS = 64

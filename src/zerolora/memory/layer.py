@@ -6,9 +6,9 @@ Sources: transformers/models/*/modeling_*.py, integrations/sdpa_attention.py.
 
 import math
 
-from zerolora.memory.model_spec import ModelSpec, Module
-from zerolora.memory.projections import ExpertLayer, ForwardSpec, Projections, Trained
-from zerolora.memory.tracer import Parameter, Value
+from zerolora.model.projections import ExpertLayer, ForwardSpec, Projections, Trained
+from zerolora.model.spec import ModelSpec, Module
+from zerolora.model.tracer import Parameter, Value
 
 # What routers compute in, by model_type: modeling_<model_type>.py, the class whose name ends in Router.
 FP32_ROUTERS = ("deepseek_v2", "deepseek_v3")

@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.methods.base import Method
+from zerolora.methods.method import Method
 from zerolora.methods.registry import METHODS, create
 
 OPTIONS = {

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
-from zerolora.memory.model_spec import ModelSpec, Module
 from zerolora.memory.training_spec import TrainingSpec
+from zerolora.model.spec import ModelSpec, Module
 
 VISION, AUDIO = ("vision", "visual", "image"), ("audio", "speech")
 STATE_SPACE = ("mamba", "ssm", "mixer.conv1d")

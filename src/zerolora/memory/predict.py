@@ -9,10 +9,10 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.memory import disk, gpu, host, reserve
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.states import model_states
-from zerolora.memory.tracer import NothingTrained
 from zerolora.memory.training_spec import TrainingSpec
+from zerolora.model.spec import ModelSpec
+from zerolora.model.tracer import NothingTrained
 from zerolora.strategies.buckets import Buckets, ModelSizes
 
 

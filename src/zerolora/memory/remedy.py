@@ -12,10 +12,10 @@ from zerolora.memory.estimate import (
     too_large,
 )
 from zerolora.memory.headroom import asked
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.predict import predict
 from zerolora.memory.search import max_sequence_length, of_length
 from zerolora.memory.training_spec import TrainingSpec
+from zerolora.model.spec import ModelSpec
 from zerolora.units import gib
 
 MOST_NODES = 64

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from zerolora.memory.estimate import Capacity, fault_of
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.training_spec import TrainingSpec
+from zerolora.model.spec import ModelSpec
 
 MOST = 2**31 - 1
 """Of rows and of tokens; a search ends there."""

@@ -29,5 +29,5 @@ SOURCES = {
     "pinned": "buffers between NVMe and GPU: partitioned_param_swapper.py",
     "ranks": "on CPU ranks: what would be in GPU memory",
     "heap": "free blocks of a CPU rank's heap: measured, benchmarks/memory/measure.py",
-    "saving": "the copies that a checkpoint is written from: train/engines/base.py, train/checkpoint/store.py",
+    "saving": "the copies that a checkpoint is written from: train/engines/engine.py, train/checkpoint/store.py",
 }

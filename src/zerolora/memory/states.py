@@ -6,7 +6,7 @@ parameters; the frozen ones take their weights and nothing else.
 
 from dataclasses import dataclass
 
-from zerolora.strategies.base import Strategy
+from zerolora.strategies.strategy import Strategy
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 # A frozen weight in int8, with one fp32 scale for about 4,000 weights (partition_parameters.py, CUDAQuantizer).

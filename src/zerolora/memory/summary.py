@@ -4,15 +4,15 @@ import textwrap
 from dataclasses import fields
 from typing import Any
 
+from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.errors import printable
 from zerolora.memory.estimate import Capacity
 from zerolora.memory.headroom import asked
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.remedy import nearest, remedy
 from zerolora.memory.table import WIDTH
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.base import Method
-from zerolora.methods.lora_init import DEFAULT
+from zerolora.methods.method import Method
+from zerolora.model.spec import ModelSpec
 from zerolora.units import gib
 
 LABEL = 12  # columns of a line's label
@@ -76,7 +76,9 @@ def described(method: Method) -> str:
     """Return a method's name and its settings, those that are empty left out."""
     settings = {field.name: getattr(method, field.name) for field in fields(method)}
     told = [
-        f"{name.replace('_', ' ')} {_shown(value)}" for name, value in settings.items() if value != DEFAULT and value
+        f"{name.replace('_', ' ')} {_shown(value)}"
+        for name, value in settings.items()
+        if value != DEFAULT_INIT and value
     ]
     return f"{method.name} ({', '.join(told)})" if told else method.name
 

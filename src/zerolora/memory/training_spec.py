@@ -3,14 +3,14 @@
 import functools
 from dataclasses import dataclass
 
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.states import BYTES
-from zerolora.methods.base import Method, TrainedParameters
+from zerolora.methods.method import Method, TrainedParameters
+from zerolora.model.spec import ModelSpec
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.optimizers.base import Optimizer
+from zerolora.optimizers.optimizer import Optimizer
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Strategy
 from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.strategy import Strategy
 from zerolora.types import Attention, Loss, Precision
 
 

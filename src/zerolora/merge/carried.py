@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerolora import added_tokens, foreign
-from zerolora.architecture import tokenizer_of
 from zerolora.errors import UserError, shown
 from zerolora.files import write_json
-from zerolora.foreign import GENERATION, TOKENIZER, TOKENIZER_CONFIG
 from zerolora.log import LOGGER
-from zerolora.prompt_format import vocabulary
+from zerolora.model import added_tokens, foreign
+from zerolora.model.architecture import tokenizer_of
+from zerolora.model.foreign import GENERATION, TOKENIZER, TOKENIZER_CONFIG
+from zerolora.model.prompt_format import vocabulary
 
 TEMPLATE = "chat_template.jinja"
 BESIDE = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
-from zerolora.methods.base import Update
 from zerolora.methods.lora import ExpertProducts, Product, Replacement, Then
+from zerolora.methods.method import Update
 from zerolora.methods.registry import of_directory
 from zerolora.tensor_file import whole
 

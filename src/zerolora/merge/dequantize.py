@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.merge.stream import apply
-from zerolora.methods.base import Update
+from zerolora.methods.method import Update
 from zerolora.methods.quantized_base import (
     BaseQuantization,
     load_library,

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerolora import foreign
 from zerolora.files import write_json
 from zerolora.json_kinds import NUMBER, check, record
-from zerolora.weight_files import WEIGHT_INDEX
+from zerolora.model import foreign
+from zerolora.model.weight_files import WEIGHT_INDEX
 
 
 def write_size(model: Path, parameters: int, size: int, added: Mapping[str, str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """The weights of a base model as its config.json lists them, where its files call them so: without transformers.
 
-Building the class takes transformers' import and some seconds. The families of memory/families/ are listed without it.
+Building the class takes transformers' import and some seconds. The families of model/families/ are listed without it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora import added_tokens
-from zerolora.base_check import listed_spec
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.methods.adapter_config import OTHER_PRODUCTS
 from zerolora.methods.peft_format import CONFIG, read_config
 from zerolora.methods.token_rows import INDICES
+from zerolora.model import added_tokens
+from zerolora.model.base_check import listed_spec
+from zerolora.model.spec import ModelSpec
 from zerolora.tensor_file import TensorFile
 
 ASKING = (
@@ -46,7 +46,7 @@ class ListedNames:
 def listed_model(base: Path, files: Iterable[TensorFile], adapters: Sequence[Path]) -> ModelSpec | None:
     """Return the spec of a base whose files hold exactly the weights that it lists, in these shapes.
 
-    None if they hold others, the architecture is in no file of memory/families/, or an adapter changes what only the
+    None if they hold others, the architecture is in no file of model/families/, or an adapter changes what only the
     built class tells.
     """
     for adapter in adapters:

@@ -4,33 +4,33 @@
                    --place results/NAME/merged --output results/NAME/merged
     zerolora merge --base DIRECTORY --adapter DIRECTORY --output DIRECTORY
 
-What is merged is known from headers (plan.py) before the first number is read; memory does not grow with the model
-(stream.py). The update is computed in fp32 and rounded once, to the dtype of the base weight.
+What is merged is known from headers (merge_plan.py) before the first number is read; memory does not grow with the
+model (stream.py). The update is computed in fp32 and rounded once, to the dtype of the base weight.
 """
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerolora import added_tokens, foreign
-from zerolora.architecture import built_on_meta, config_of
-from zerolora.base_check import listed_shapes
-from zerolora.compat.transformers import stored_names
+from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
-from zerolora.manifest import is_weight, model_files
 from zerolora.merge.combine import updates_of
 from zerolora.merge.index import write_size
 from zerolora.merge.listed import ListedNames, listed_model
-from zerolora.merge.plan import BaseNames, plan_merge
+from zerolora.merge.merge_plan import BaseNames, plan_merge
 from zerolora.merge.stream import write_weights
 from zerolora.merge.untied import untied_copies, write_untied
 from zerolora.methods.tied_weights import tied_weights
-from zerolora.prompt_format import write_prompt_format, write_tokens
+from zerolora.model import added_tokens, foreign
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.base_check import listed_shapes
+from zerolora.model.manifest import is_weight, model_files
+from zerolora.model.prompt_format import write_prompt_format, write_tokens
+from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import read_header
 from zerolora.units import byte_size
-from zerolora.weight_files import weight_files
 
 
 def merge(

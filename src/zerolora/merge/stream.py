@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerolora.added_tokens import SUMMED, mean_row
 from zerolora.errors import UserError
-from zerolora.merge.plan import MergePlan, MergeUnit
-from zerolora.methods.base import Update
+from zerolora.merge.merge_plan import MergePlan, MergeUnit
+from zerolora.methods.method import Update
+from zerolora.model.added_tokens import SUMMED, mean_row
 from zerolora.progress import Progress
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, read_into
 from zerolora.units import byte_size

@@ -8,8 +8,8 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 
 from zerolora.files import read_object, write_json
-from zerolora.methods.base import Update
 from zerolora.methods.lora import Product, Replacement, Then
+from zerolora.methods.method import Update
 from zerolora.tensor_file import equal, whole
 
 KEY = "tie_word_embeddings"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.methods.adapter_config import (
     WITHOUT_MEANING,
     check_config,
@@ -26,14 +25,15 @@ from zerolora.methods.adapter_config import (
     is_target,
     rank_and_alpha,
 )
-from zerolora.methods.base import SHARED
+from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX
+from zerolora.model.spec import ModelSpec
 from zerolora.tensor_file import StoredTensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zerolora.memory.model_spec import Module
+    from zerolora.model.spec import Module
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -300,9 +300,9 @@ def _built(config: Mapping[str, Any], model: Any, path: Path) -> ImpliedTensors:
     """
     import torch
 
-    from zerolora.compat import bitsandbytes
+    from zerolora.compat import bitsandbytes_patches
 
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
     from peft import PEFT_TYPE_TO_CONFIG_MAPPING, get_peft_model, get_peft_model_state_dict
 
     kind = PEFT_TYPE_TO_CONFIG_MAPPING[config["peft_type"]]

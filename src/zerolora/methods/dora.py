@@ -8,9 +8,9 @@ from zerolora.methods.experts import AdaptedParameter
 from zerolora.methods.lora import TrainedLowRank, factors
 
 if TYPE_CHECKING:
-    from zerolora.memory.model_spec import Module
-    from zerolora.memory.projections import Projections
-    from zerolora.memory.tracer import Value
+    from zerolora.model.projections import Projections
+    from zerolora.model.spec import Module
+    from zerolora.model.tracer import Value
 
 
 @dataclass(frozen=True)

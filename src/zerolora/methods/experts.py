@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from zerolora.errors import UserError, shown
 
 if TYPE_CHECKING:
-    from zerolora.memory.model_spec import ModelSpec, Module
+    from zerolora.model.spec import ModelSpec, Module
 
 ROUTER = "gate.weight"
 MIXTRAL = {"gate": ROUTER, "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}

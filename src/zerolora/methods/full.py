@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zerolora.architecture import other_parts
 from zerolora.errors import UserError, wording
 from zerolora.methods.adapter_check import check_finite, check_whole
-from zerolora.methods.base import (
+from zerolora.methods.lora import Replacement
+from zerolora.methods.method import (
     WHOLE_WEIGHTS,
     TrainableMethod,
     TrainedParameters,
@@ -16,17 +16,17 @@ from zerolora.methods.base import (
     rows_and_columns,
     sizes,
 )
-from zerolora.methods.lora import Replacement
 from zerolora.methods.tied_weights import without_copies
+from zerolora.model.architecture import other_parts
 from zerolora.tensor_file import read_header
 
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.memory.model_spec import ModelSpec, Module
-    from zerolora.memory.projections import Projections
-    from zerolora.memory.tracer import Value
-    from zerolora.methods.sections import MethodSections
+    from zerolora.config.method_sections import MethodSections
+    from zerolora.model.projections import Projections
+    from zerolora.model.spec import ModelSpec, Module
+    from zerolora.model.tracer import Value
     from zerolora.tensor_file import Factor
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from zerolora.errors import UserError, wording
 from zerolora.methods.adapter_check import check_adapter
 from zerolora.methods.adapter_config import is_feedforward
-from zerolora.methods.base import (
+from zerolora.methods.lora import Replacement
+from zerolora.methods.method import (
     ADAPTABLE,
     TrainableMethod,
     TrainedParameters,
@@ -21,7 +22,6 @@ from zerolora.methods.base import (
     saved_factors,
     saved_tensors,
 )
-from zerolora.methods.lora import Replacement
 from zerolora.methods.peft_format import (
     PREFIX,
     check_names,
@@ -37,10 +37,10 @@ from zerolora.tensor_file import whole
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.memory.model_spec import ModelSpec, Module
-    from zerolora.memory.projections import Projections
-    from zerolora.memory.tracer import Value
-    from zerolora.methods.sections import MethodSections
+    from zerolora.config.method_sections import MethodSections
+    from zerolora.model.projections import Projections
+    from zerolora.model.spec import ModelSpec, Module
+    from zerolora.model.tracer import Value
     from zerolora.tensor_file import Factor
 
 # peft/utils/constants.py, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING: keys, values, and the MLP's last module.

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.bounded import bounded_matching
+from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.errors import UserError, shown, wording
 from zerolora.methods.adapter_check import check_adapter
 from zerolora.methods.adapter_config import is_saved, rank_and_alpha
-from zerolora.methods.base import (
+from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_linear, check_expression, split_targets
+from zerolora.methods.lora_init import is_start
+from zerolora.methods.method import (
     ADAPTABLE,
     SHARED,
     Method,
@@ -28,8 +31,6 @@ from zerolora.methods.base import (
     saved_factors,
     saved_tensors,
 )
-from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_linear, check_expression, split_targets
-from zerolora.methods.lora_init import DEFAULT, is_start
 from zerolora.methods.peft_format import (
     ADAPTER,
     PREFIX,
@@ -51,10 +52,10 @@ from zerolora.tensor_file import StoredTensor, rows_of, whole
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.memory.model_spec import ModelSpec, Module
-    from zerolora.memory.projections import Projections
-    from zerolora.memory.tracer import Value
-    from zerolora.methods.sections import MethodSections
+    from zerolora.config.method_sections import MethodSections
+    from zerolora.model.projections import Projections
+    from zerolora.model.spec import ModelSpec, Module
+    from zerolora.model.tracer import Value
     from zerolora.tensor_file import Factor
 
 KEPT = 32
@@ -80,7 +81,7 @@ class LowRank(Method):
     """Modules with another alpha, likewise; only that they exist matters here."""
     modules_to_save: tuple[str, ...] = ()
     """Modules of which a whole copy is trained and saved."""
-    init: str = DEFAULT
+    init: str = DEFAULT_INIT
     """What the factors start with (lora_init.py)."""
     added_tokens: int = 0
     """Tokens whose rows of embedding and head are trained."""
@@ -148,7 +149,7 @@ class LowRank(Method):
 
     def _check_init(self, module: "Module", path: str, r: int) -> None:
         """Raise UserError if the factors of a module cannot start with a part of its weight."""
-        if self.init == DEFAULT:
+        if self.init == DEFAULT_INIT:
             return
         smaller = min(module.inputs, module.outputs)
         if not smaller:
@@ -159,7 +160,7 @@ class LowRank(Method):
             remedy = wording(f"write an r of at most {smaller}")
         else:
             return
-        raise UserError(f"train.lora.init is {self.init}, and {path} {problem}; {remedy}, or init: {DEFAULT}")
+        raise UserError(f"train.lora.init is {self.init}, and {path} {problem}; {remedy}, or init: {DEFAULT_INIT}")
 
     def tensors(self, module: "Module", r: int) -> list[int]:
         """Return the elements of each tensor added to one copy of a module."""
@@ -175,10 +176,11 @@ class LowRank(Method):
 
         Raises UserError if peft cannot adapt it (peft/tuners/lora/layer.py, ParamWrapper).
         """
-        if self.init != DEFAULT:
+        if self.init != DEFAULT_INIT:
             raise UserError(
                 f"train.lora.init is {self.init}, and {parameter.path} is a parameter, whose factors have no other "
-                f"start in peft; write init: {DEFAULT}, or targets without the experts and their router, as in q_proj"
+                f"start in peft; write init: {DEFAULT_INIT}, or targets without the experts and their router, as in "
+                "q_proj"
             )
         if self.drops:
             raise UserError(
@@ -193,7 +195,7 @@ class LowRank(Method):
 
     def replaced(self, model: "ModelSpec") -> int:
         """Return the parameters of the modules whose factors start with a part of their weight, which is taken out."""
-        if self.init == DEFAULT:
+        if self.init == DEFAULT_INIT:
             return 0
         adapted = self.adapted(model)[2]
         return sum(each.inputs * each.outputs * each.count for each in model.modules if each.path in adapted)
@@ -427,9 +429,9 @@ def _expert_parameters_of(model: Any, config: dict[str, Any]) -> dict[str, tuple
     """
     import copy
 
-    from zerolora.compat import bitsandbytes
+    from zerolora.compat import bitsandbytes_patches
 
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
     from peft import LoraConfig
     from peft.tuners.lora.layer import ParamWrapper
 

@@ -10,11 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-DEFAULT = "default"
-"""A as nn.Linear starts, B zero: nothing is taken out."""
-PATTERN = r"^(default|pissa|pissa_niter_[1-9][0-9]?|olora)$"
-"""As peft names them; pissa_niter_N estimates the singular vectors in N iterations."""
-
 
 def first_factors(weight: "torch.Tensor", r: int, scale: float, init: str) -> "tuple[torch.Tensor, torch.Tensor]":
     """Return A0 [r, inputs] and B0 [outputs, r] of a weight [outputs, inputs], in fp32.

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerolora import foreign
-from zerolora.architecture import other_parts
 from zerolora.errors import UserError, shown
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.methods.adapter_config import is_saved
-from zerolora.methods.base import check_untied
 from zerolora.methods.experts import FAMILIES, ROUTER, check_expression, paths_named
+from zerolora.methods.method import check_untied
+from zerolora.model import foreign
+from zerolora.model.architecture import other_parts
+from zerolora.model.spec import ModelSpec
 from zerolora.tensor_file import StoredTensor, read_header
 
 if TYPE_CHECKING:

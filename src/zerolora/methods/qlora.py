@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from zerolora.compat.transformers import quantizable_paths
+from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.errors import UserError
 from zerolora.methods.experts import AdaptedParameter
 from zerolora.methods.lora import TrainedLowRank, factors
 
 if TYPE_CHECKING:
-    from zerolora.memory.model_spec import ModelSpec, Module
-    from zerolora.memory.projections import Projections
-    from zerolora.memory.tracer import Value
-    from zerolora.methods.sections import MethodSections
+    from zerolora.config.method_sections import MethodSections
+    from zerolora.model.projections import Projections
+    from zerolora.model.spec import ModelSpec, Module
+    from zerolora.model.tracer import Value
 
 # bitsandbytes: one absmax a block in fp32; double quantization keeps those as int8 with an fp32 a second block, a
 # mean, and their table of 256 numbers (QLoRA section 3, bitsandbytes/functional.py quantize_4bit).

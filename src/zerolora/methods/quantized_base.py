@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerolora import foreign
-from zerolora.compat import bitsandbytes
-from zerolora.compat.transformers import quantizable_paths
+from zerolora.compat import bitsandbytes_patches
+from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST
 from zerolora.methods.peft_format import conv1d_paths
+from zerolora.model import foreign
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def load_library() -> None:
     """Load bitsandbytes. Raises UserError if it is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("the dequantized base needs the package bitsandbytes; install it")
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
 
 
 def quantized_weights(model: Any) -> dict[str, bool]:

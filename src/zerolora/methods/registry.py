@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from zerolora import methods
-from zerolora.added_tokens import FILE as TOKENS
-from zerolora.added_tokens import add_rows
-from zerolora.added_tokens import of_directory as of_tokens
 from zerolora.errors import UserError, shown
-from zerolora.methods.base import WHOLE_WEIGHTS, Method, TrainableMethod
+from zerolora.methods.method import WHOLE_WEIGHTS, Method, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
+from zerolora.model.added_tokens import FILE as TOKENS
+from zerolora.model.added_tokens import add_rows
+from zerolora.model.added_tokens import of_directory as of_tokens
 
 
 def _registered() -> dict[str, type[Method]]:
@@ -57,7 +57,7 @@ def of_directory(directory: Path) -> type[TrainableMethod]:
 def check_published(directory: Path, base: Path) -> None:
     """Raise UserError unless the adapter, or the whole weights, in a directory are complete and belong to the model
     whose config.json is in directory `base` (adapter_check.py)."""
-    from zerolora.architecture import built_on_meta, config_of
+    from zerolora.model.architecture import built_on_meta, config_of
 
     model = built_on_meta(config_of(base))
     add_rows(model, of_tokens(directory))

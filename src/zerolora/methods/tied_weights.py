@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.memory.model_spec import ModelSpec
+from zerolora.model.spec import ModelSpec
 from zerolora.tensor_file import StoredTensor, equal
 
 

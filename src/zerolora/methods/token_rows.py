@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
-from zerolora.methods.base import SHARED, Update, check_apart, is_named
+from zerolora.methods.method import SHARED, Update, check_apart, is_named
 from zerolora.methods.peft_format import PREFIX
 from zerolora.tensor_file import rows_of
 
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.memory.model_spec import ModelSpec, Module
+    from zerolora.model.spec import ModelSpec, Module
     from zerolora.tensor_file import Factor
 
 SUFFIX = ".token_adapter.trainable_tokens_delta"
@@ -29,7 +29,7 @@ def row_options(model: Any, numbers: Iterable[int], modules_to_save: Iterable[st
     Raises UserError if one of the two is trained as a whole too, or the head has a bias, which peft leaves out of what
     it computes with trained rows.
     """
-    from zerolora.compat.peft import gather_rows_anywhere
+    from zerolora.compat.peft_patches import gather_rows_anywhere
 
     rows = list(numbers)
     if not rows:

@@ -7,7 +7,7 @@ bitsandbytes share. Nothing here imports torch before it builds an optimizer.
 import importlib
 import pkgutil
 
-from zerolora.optimizers.base import Optimizer
+from zerolora.optimizers.optimizer import Optimizer
 
 
 def _registered() -> dict[str, Optimizer]:

@@ -8,13 +8,13 @@ transformers' Trainer switches that off as well (trainer_optimizer.py, _get_adaf
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from zerolora.optimizers.base import FP32_BYTES, Optimizer
-from zerolora.strategies.base import Conflict, Strategy, Target
+from zerolora.optimizers.optimizer import FP32_BYTES, Optimizer
+from zerolora.strategies.strategy import Conflict, Strategy, Target
 
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.methods.base import TrainedParameters
+    from zerolora.methods.method import TrainedParameters
 
 MATRIX = ("exp_avg_sq_row", "exp_avg_sq_col")  # as transformers/optimization.py names them
 VECTOR = "exp_avg_sq"

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zerolora.optimizers.base import FP32_BYTES, Optimizer
+from zerolora.optimizers.optimizer import FP32_BYTES, Optimizer
 
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.methods.base import TrainedParameters
+    from zerolora.methods.method import TrainedParameters
 
 
 class AdamW(Optimizer):
@@ -43,7 +43,7 @@ class AdamW(Optimizer):
 
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:
         """Create the moments as the first step does, or set them to zero, and set the number of updates."""
-        from zerolora.compat.torch import fresh_state
+        from zerolora.compat.torch_patches import fresh_state
 
         state = inner.state[tensor]
         if not state:

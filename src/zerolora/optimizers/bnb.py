@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zerolora.optimizers.base import FP32_BYTES, Optimizer
-from zerolora.strategies.base import Conflict, Strategy, Target
+from zerolora.optimizers.optimizer import FP32_BYTES, Optimizer
+from zerolora.strategies.strategy import Conflict, Strategy, Target
 
 if TYPE_CHECKING:
     import torch
 
-    from zerolora.methods.base import TrainedParameters
+    from zerolora.methods.method import TrainedParameters
 
 BLOCK = 256  # elements with a scale of their own, which is fp32 (Optimizer2State.init_state)
 SMALLEST = 4096

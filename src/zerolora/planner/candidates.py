@@ -13,17 +13,17 @@ from typing import Literal, cast
 
 from zerolora.config.settings import RenderSettings
 from zerolora.memory.estimate import Capacity, data_ranks, impossible, masked, open_attentions, too_large, training_spec
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.predict import predict, sized
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.memory.training_spec import TrainingSpec
+from zerolora.model.spec import ModelSpec
 from zerolora.planner.cost import Cost, step_seconds
 from zerolora.planner.hardware import HardwareRates
 from zerolora.planner.run_hardware import target_of
 from zerolora.planner.user_config import UserLayout
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Strategy
 from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.strategy import Strategy
 from zerolora.strategies.traffic import StepWork
 from zerolora.types import Attention
 

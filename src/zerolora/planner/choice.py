@@ -6,7 +6,7 @@ from zerolora.memory.estimate import Capacity, estimated
 from zerolora.memory.table import rows as memory_table
 from zerolora.planner.candidates import Candidate, Choice, Planning, candidates, open_specs, predicted
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Placement, Strategy
+from zerolora.strategies.strategy import Placement, Strategy
 
 TIE = 0.01
 """Predicted times that differ by less count as equal, since the cost model is not more precise."""

@@ -2,14 +2,14 @@
 
 Every figure is of one rank. The model is a roofline: matrix products run at the device's rate or at the speed at which
 their weights are read, everything else at memory bandwidth, and nothing faster than the host can issue operations. The
-collectives are defined by each strategy (strategies/engines/).
+collectives are defined by each strategy (strategies/).
 """
 
 from dataclasses import dataclass, fields
 
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import HardwareRates
-from zerolora.strategies.base import Strategy
+from zerolora.strategies.strategy import Strategy
 from zerolora.strategies.traffic import EXCHANGE, REDUCE, Collective, StepWork, exchanges
 
 MASTER = 4  # bytes of an fp32 master weight

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from zerolora.devices import ARCHITECTURES, runs_on
 from zerolora.errors import UserError, shown
+from zerolora.machine.devices import ARCHITECTURES, runs_on
 from zerolora.planner.hardware import KERNEL_SECONDS, Disk, HardwareRates, Link
 from zerolora.types import Precision
 from zerolora.units import GIB

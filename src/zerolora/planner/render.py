@@ -13,21 +13,21 @@ from zerolora.config.settings import Canary, RenderSettings, TrainingChoice, Use
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.estimate import data_ranks, training_spec
-from zerolora.memory.model_spec import ModelSpec, from_json
 from zerolora.memory.predict import predict
 from zerolora.memory.row_statistics import RowStatistics
-from zerolora.planner.canary import due, risks, safe_choice
+from zerolora.model.spec import ModelSpec, from_json
+from zerolora.planner.canary_setting import due, risks, safe_choice
+from zerolora.planner.candidate_table import Summary, steps_of, summary, table
 from zerolora.planner.candidates import Candidate, Choice, Planning, step_work
 from zerolora.planner.choice import choose
 from zerolora.planner.cost import useful_flops
 from zerolora.planner.run_hardware import hardware_of, peak_of, target_of
 from zerolora.planner.slurm_resources import TrainingResources, training
-from zerolora.planner.summary import Summary, steps_of, summary, table
 from zerolora.planner.user_config import UserLayout, check_user_config, filled, layout_of, mended
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.base import Target
-from zerolora.strategies.engines.deepspeed import ZERO, torch_optimizer_options
+from zerolora.strategies.deepspeed_zero import ZERO, torch_optimizer_options
 from zerolora.strategies.reasons import Reason, nested
+from zerolora.strategies.strategy import Target
 from zerolora.types import Precision
 from zerolora.units import gib
 

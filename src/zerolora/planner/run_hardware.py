@@ -9,7 +9,7 @@ from zerolora.methods.registry import create
 from zerolora.planner.datasheets import DISKS, GPUS, named
 from zerolora.planner.hardware import KERNEL_SECONDS, HardwareRates, Link
 from zerolora.planner.probe_file import checked, measured
-from zerolora.strategies.base import Target
+from zerolora.strategies.strategy import Target
 
 # By compute capability, for a GPU that is not named.
 TYPICAL = {

@@ -9,29 +9,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
-from zerolora import foreign
 from zerolora.config.settings import EvaluateSettings, RenderSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
-from zerolora.logit_chunks import EVALUATION_TOKENS
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import training_spec, world_size
 from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
 from zerolora.memory.headroom import asked
 from zerolora.memory.inference import AUTO_ROWS, answering
-from zerolora.memory.model_spec import ModelSpec
 from zerolora.memory.predict import predict
-from zerolora.memory.projections import NOTHING, ForwardSpec
-from zerolora.memory.read_spec import read_model_spec
 from zerolora.memory.reserve import CONTEXT, UNUSED
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.memory.states import BYTES
-from zerolora.methods.base import SHARED
+from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER
+from zerolora.model import foreign
+from zerolora.model.logit_chunks import EVALUATION_TOKENS
+from zerolora.model.projections import NOTHING, ForwardSpec
+from zerolora.model.read_spec import read_model_spec
+from zerolora.model.spec import ModelSpec
+from zerolora.planner.candidate_table import steps_of
 from zerolora.planner.candidates import Candidate, Planning, step_work
 from zerolora.planner.cost import OPERATIONS, step_seconds
 from zerolora.planner.run_hardware import hardware_of
-from zerolora.planner.summary import steps_of
 from zerolora.strategies import STRATEGIES
 from zerolora.tensor_file import read_header
 

@@ -24,7 +24,7 @@ from zerolora.planner.deepspeed_keys import (
     ZERO_SECTIONS,
     JsonKey,
 )
-from zerolora.strategies.base import Placement
+from zerolora.strategies.strategy import Placement
 
 LARGEST = 2**63 - 1  # of a size, which is a 64-bit integer in torch
 AUTO = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")

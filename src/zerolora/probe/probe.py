@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerolora import devices
 from zerolora.errors import UserError, shown
 from zerolora.files import write_json
+from zerolora.machine import devices
 from zerolora.train.launch.launcher import environment_of
 from zerolora.train.launch.processes import Ranks, check, wait_for
 from zerolora.train.launch.topology import Topology, topology
@@ -29,9 +29,9 @@ def probe(output: Path, device: str, ranks: int) -> None:
     """Measure with `ranks` ranks on each node on `device` (cpu or cuda) and write the result to `output`.
 
     The file holds `device`, `nodes`, `ranks_per_node`, `precision_16bit`, `date`, `hardware`, `versions` and
-    `measured`: medians of the slowest rank, with units in their names (rank.py), and null for links that the machine
-    does not have. Only the task with rank 0 writes. Raises UserError, and writes nothing, if `device` or `ranks` is
-    not available.
+    `measured`: medians of the slowest rank, with units in their names (probe_rank.py), and null for links that the
+    machine does not have. Only the task with rank 0 writes. Raises UserError, and writes nothing, if `device` or
+    `ranks` is not available.
     """
     _check(output, device, ranks)
     where = topology(os.environ, _nodes(os.environ), ranks)
@@ -68,7 +68,7 @@ def _run(where: Topology, arguments: list[str], device: str, logs: Path) -> None
     def log_of(rank: int) -> Path:
         return logs / f"rank{rank}.log"
 
-    ranks = Ranks(where, [sys.executable, "-m", "zerolora.probe.rank", *arguments], environment, log_of)
+    ranks = Ranks(where, [sys.executable, "-m", "zerolora.probe.probe_rank", *arguments], environment, log_of)
     codes = wait_for(ranks, lambda _: time.monotonic() > deadline)
     check(codes, log_of, "the probe's rank")
     if None in codes.values():

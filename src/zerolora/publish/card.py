@@ -18,9 +18,9 @@ from zerolora.publish.config_of_run import ELSEWHERE, config_of_run
 from zerolora.publish.data_facts import DataFile, data_files, data_sources
 from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun, command
 from zerolora.publish.licences import licence_metadata
-from zerolora.publish.markdown import Cell, Written, code, facts, fenced, table
 from zerolora.publish.product import PushedModel, weights_of
 from zerolora.report import tasks
+from zerolora.report.markdown import Cell, Written, code, facts, fenced, table
 from zerolora.units import gib
 
 LOCK = Path("envs/requirements.lock")

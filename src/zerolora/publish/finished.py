@@ -15,7 +15,7 @@ from zerolora.config.settings import PrepareSettings, Resolved, RunSettings
 from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.sharing import Shared
 from zerolora.errors import UserError, shown
-from zerolora.evaluate.gate import parse
+from zerolora.fail_if import parse
 from zerolora.files import read_json, read_object
 from zerolora.json_file import LARGEST
 

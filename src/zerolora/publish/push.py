@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerolora.base_identity import KEY as BASE
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST
 from zerolora.log import result
+from zerolora.model.base_identity import KEY as BASE
 from zerolora.publish.card import model_card
 from zerolora.publish.directory import push_to_directory
 from zerolora.publish.finished import finished_run

@@ -9,17 +9,17 @@ from typing import Any
 
 from zerolora.config.settings import ReportSettings
 from zerolora.evaluate.difference import Answer, changed, difference
-from zerolora.evaluate.gate import parse
+from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
 from zerolora.report import figures, tasks
-from zerolora.report.cost import figures as cost
-from zerolora.report.cost import ratios
+from zerolora.report.headline_metrics import headline
 from zerolora.report.html import render as page_of
 from zerolora.report.provenance import commands, provenance
 from zerolora.report.row import Planned, row
+from zerolora.report.run_cost import figures as cost
+from zerolora.report.run_cost import ratios
 from zerolora.report.show import before_and_after
-from zerolora.report.summary import headline
 from zerolora.report.usage import table, usage
 
 SHOWN_FIRST = 3
@@ -49,7 +49,7 @@ def report(
     output: Path,
 ) -> None:
     """Write the HTML page (self-contained), predicted and actual resource usage (usage.py), and the headline metrics
-    (summary.py), what changed row by row (evaluate/difference.py), and the run's row in the comparison (row.py).
+    (headline_metrics.py), what changed row by row (evaluate/difference.py), and its row of the comparison (row.py).
 
     `accounted` comes from Slurm's accounting, None without it. Raises UserError if an earlier stage's file is missing.
     """

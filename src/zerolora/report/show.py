@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from zerolora.files import read_json
-from zerolora.run_settings import run_names, settings_of_run
+from zerolora.report.run_settings import run_names, settings_of_run
 
 
 def summary(results: Path) -> str:

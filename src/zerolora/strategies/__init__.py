@@ -7,7 +7,7 @@ of one engine share. Nothing here imports torch, the memory model or the planner
 import importlib
 import pkgutil
 
-from zerolora.strategies.base import Strategy
+from zerolora.strategies.strategy import Strategy
 
 
 def _registered() -> dict[str, Strategy]:

@@ -1,6 +1,6 @@
 """torch's DistributedDataParallel: every rank holds everything."""
 
-from zerolora.strategies.engines.ddp import DistributedDataParallel
+from zerolora.strategies.data_parallel import DistributedDataParallel
 
 STRATEGY = DistributedDataParallel(
     name="ddp",

@@ -1,6 +1,6 @@
 """torch's FSDP2: everything is sharded among all ranks."""
 
-from zerolora.strategies.engines.fsdp import FullyShard
+from zerolora.strategies.fully_shard import FullyShard
 
 STRATEGY = FullyShard(
     name="fsdp",

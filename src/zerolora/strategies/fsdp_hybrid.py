@@ -1,6 +1,6 @@
 """torch's FSDP2 with a mesh: everything is sharded inside each node, and replicated on every node."""
 
-from zerolora.strategies.engines.fsdp import FullyShard
+from zerolora.strategies.fully_shard import FullyShard
 
 STRATEGY = FullyShard(
     name="fsdp_hybrid",

@@ -1,6 +1,6 @@
 """torch's FSDP2 inside each node, with weights and optimizer on the host (CPUOffloadPolicy)."""
 
-from zerolora.strategies.engines.fsdp import FullyShard
+from zerolora.strategies.fully_shard import FullyShard
 
 STRATEGY = FullyShard(
     name="fsdp_hybrid_offload",

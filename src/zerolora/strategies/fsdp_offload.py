@@ -1,6 +1,6 @@
 """torch's FSDP2 with weights and optimizer on the host (CPUOffloadPolicy)."""
 
-from zerolora.strategies.engines.fsdp import FullyShard
+from zerolora.strategies.fully_shard import FullyShard
 
 STRATEGY = FullyShard(
     name="fsdp_offload",

@@ -1,6 +1,6 @@
 """ZeRO stage 0: every rank holds everything."""
 
-from zerolora.strategies.engines.deepspeed import DeepSpeed
+from zerolora.strategies.deepspeed_zero import DeepSpeed
 
 STRATEGY = DeepSpeed(
     name="zero0",

@@ -1,6 +1,6 @@
 """ZeRO stage 1: optimizer states are sharded (arXiv 1910.02054, 5.1)."""
 
-from zerolora.strategies.engines.deepspeed import DeepSpeed
+from zerolora.strategies.deepspeed_zero import DeepSpeed
 
 STRATEGY = DeepSpeed(
     name="zero1",

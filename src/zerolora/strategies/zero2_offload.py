@@ -1,6 +1,6 @@
 """ZeRO stage 2 with the optimizer on the host (arXiv 2101.06840)."""
 
-from zerolora.strategies.engines.deepspeed import DeepSpeed
+from zerolora.strategies.deepspeed_zero import DeepSpeed
 
 STRATEGY = DeepSpeed(
     name="zero2_offload",

@@ -1,6 +1,6 @@
 """ZeRO stage 3: optimizer states, gradients and weights are sharded (arXiv 1910.02054, 5.3)."""
 
-from zerolora.strategies.engines.deepspeed import DeepSpeed
+from zerolora.strategies.deepspeed_zero import DeepSpeed
 
 STRATEGY = DeepSpeed(
     name="zero3",

@@ -1,6 +1,6 @@
 """ZeRO stage 3 with a second shard of the weights inside each node: hpZ (arXiv 2306.10209, 4.2)."""
 
-from zerolora.strategies.engines.deepspeed import DeepSpeed
+from zerolora.strategies.deepspeed_zero import DeepSpeed
 
 STRATEGY = DeepSpeed(
     name="zero3_hpz",

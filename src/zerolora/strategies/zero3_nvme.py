@@ -1,6 +1,6 @@
 """ZeRO stage 3 with weights and optimizer on disk (arXiv 2104.07857)."""
 
-from zerolora.strategies.engines.deepspeed import DeepSpeed
+from zerolora.strategies.deepspeed_zero import DeepSpeed
 
 STRATEGY = DeepSpeed(
     name="zero3_nvme",

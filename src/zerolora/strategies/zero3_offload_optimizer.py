@@ -1,6 +1,6 @@
 """ZeRO stage 3 with the optimizer on the host."""
 
-from zerolora.strategies.engines.deepspeed import DeepSpeed
+from zerolora.strategies.deepspeed_zero import DeepSpeed
 
 STRATEGY = DeepSpeed(
     name="zero3_offload_optimizer",

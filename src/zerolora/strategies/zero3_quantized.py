@@ -1,6 +1,6 @@
 """ZeRO stage 3 with weights gathered as int8: qwZ (arXiv 2306.10209, 4.1)."""
 
-from zerolora.strategies.engines.deepspeed import DeepSpeed
+from zerolora.strategies.deepspeed_zero import DeepSpeed
 
 STRATEGY = DeepSpeed(
     name="zero3_quantized",

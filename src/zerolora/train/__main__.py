@@ -10,9 +10,9 @@ def main() -> None:
     """Load the libraries, and run the rank."""
     # Imports create many objects and release few: collections would take a fifth of their time. rank.py turns it on.
     gc.disable()
-    from zerolora.compat import torchao
+    from zerolora.compat import torchao_patches
 
-    torchao.hide()
+    torchao_patches.hide()
     from zerolora.train import rank
 
     rank.main()

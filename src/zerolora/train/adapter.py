@@ -7,27 +7,27 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from zerolora.added_tokens import AddedToken, add_rows, write
-from zerolora.architecture import built_on_meta, config_of
-from zerolora.base_identity import KEY as BASE
+from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.schema import TrainSettings
 from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
-from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
-from zerolora.methods.lora_init import DEFAULT
+from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
+from zerolora.model.added_tokens import AddedToken, add_rows, write
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.base_identity import KEY as BASE
 from zerolora.tensor_file import save_tensors
 from zerolora.train import base_model, earlier_adapter
 from zerolora.train.activation_offload import offload_inputs
 from zerolora.train.dropout import make_sparse
 from zerolora.train.engines import engine_class
-from zerolora.train.engines.base import WEIGHT, Engine, Tensors, trained
+from zerolora.train.engines.engine import WEIGHT, Engine, Tensors, trained
 from zerolora.train.loss import make_chunked
 from zerolora.train.neftune import add_noise
-from zerolora.train.plan import TrainingPlan
-from zerolora.train.token_rows import train_rows
+from zerolora.train.token_row_forward import train_rows
+from zerolora.train.training_plan import TrainingPlan
 
 
 def adapt(
@@ -54,7 +54,7 @@ def adapt(
 
 def takes_out(settings: TrainSettings) -> bool:
     """Tell whether factors start with a part of the base weights."""
-    return "lora" in method_of(settings).sections and settings.lora.init != DEFAULT
+    return "lora" in method_of(settings).sections and settings.lora.init != DEFAULT_INIT
 
 
 def method_of(settings: TrainSettings) -> type[TrainableMethod]:
@@ -110,7 +110,7 @@ def save(
     or with full fine-tuning all weights in fp32; and the tokens that were added, if any.
 
     That is `best`, if rank 0 has one, else what the engine holds; `start` was taken out of the base weights before;
-    `base` says what the base model is (base_identity.py), `origin` what training went on from, if it did
+    `base` says what the base model is (model/base_identity.py), `origin` what training went on from, if it did
     (earlier_adapter.py, provenance); `carry` writes further files into the directory, such as the prompt format.
     Collective: every rank takes part in the gathering, rank 0 writes. What was written is read back and compared with
     `expected` before it appears; raises UserError if it is not whole, finite and trained.

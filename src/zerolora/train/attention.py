@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from zerolora.architecture import model_class, takes_own_attention
 from zerolora.errors import UserError, wording
+from zerolora.model.architecture import model_class, takes_own_attention
 from zerolora.train import short_rows
 from zerolora.train.sequence_parallel import sequence
 

@@ -7,13 +7,13 @@ import torch
 from accelerate import init_empty_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from zerolora.architecture import auto_class, config_of
-from zerolora.compat.bitsandbytes import keep_layout
+from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.methods.registry import TRAINABLE
+from zerolora.model.architecture import auto_class, config_of
 from zerolora.train import quantized
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
-from zerolora.train.engines.base import DTYPES, Engine, Loading
-from zerolora.train.plan import TrainingPlan
+from zerolora.train.engines.engine import DTYPES, Engine, Loading
+from zerolora.train.training_plan import TrainingPlan
 
 
 def load(weights: Path, plan: TrainingPlan, config: dict[str, Any], engine: type[Engine], device: torch.device) -> Any:

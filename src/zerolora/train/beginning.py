@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerolora.base_identity import check_same_base
 from zerolora.errors import UserError
-from zerolora.manifest import check_adapter_files, located
-from zerolora.methods.base import TrainableMethod
+from zerolora.methods.method import TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, is_copy, read_adapter, saved_name
 from zerolora.methods.registry import OWN_FILES
+from zerolora.model.base_identity import check_same_base
+from zerolora.model.manifest import check_adapter_files, located
+from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import read_header
-from zerolora.weight_files import weight_files
 
 if TYPE_CHECKING:
     from zerolora.tensor_file import StoredTensor
@@ -55,9 +55,9 @@ def _compare_copies(directory: Path, base: Path) -> None:
     copies = {saved_name(name): each for name, each in tensors.items() if is_copy(name, config)}
     if not copies:
         return
-    from zerolora.architecture import built_on_meta, config_of
-    from zerolora.base_check import stored_weight
-    from zerolora.compat.transformers import stored_names
+    from zerolora.compat.transformers_patches import stored_names
+    from zerolora.model.architecture import built_on_meta, config_of
+    from zerolora.model.base_check import stored_weight
 
     model = built_on_meta(config_of(base))
     names, tied = stored_names(model), model.all_tied_weights_keys

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zerolora.compat.peft import replace_dropout
+from zerolora.compat.peft_patches import replace_dropout
 
 
 def make_sparse(model: torch.nn.Module) -> None:

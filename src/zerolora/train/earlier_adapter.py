@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from zerolora import foreign
-from zerolora.added_tokens import AddedToken, of_directory
 from zerolora.errors import UserError, shown, wording
 from zerolora.files import sha256
 from zerolora.methods.adapter_config import SELECTING, WITHOUT_MEANING
-from zerolora.methods.base import WHOLE_WEIGHTS, TrainableMethod
+from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX, is_copy, read_config
 from zerolora.methods.tied_weights import without_copies
+from zerolora.model import foreign
+from zerolora.model.added_tokens import AddedToken, of_directory
 from zerolora.tensor_file import read_header
-from zerolora.train.engines.base import trained
+from zerolora.train.engines.engine import trained
 
 # What of peft's config decides what the tensors mean, with the key of ours. (IA)³ has none but its targets.
 MEANING = {

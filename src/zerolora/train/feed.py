@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from zerolora.data.plan import PackingPlan
-from zerolora.data.rows import IGNORED
+from zerolora.data.packing_plan import PackingPlan
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.train.order import assign, global_batches, spread
-from zerolora.train.plan import TrainingPlan
 from zerolora.train.sequence_parallel import sequence
+from zerolora.train.training_plan import TrainingPlan
 
 PackedRow = list[dict[str, Any]]
 """The rows that share a packed row, each with input_ids, labels, source."""

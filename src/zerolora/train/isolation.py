@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from zerolora.data.rows import IGNORED
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError, wording
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import PackedRow, collate

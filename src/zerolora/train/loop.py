@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from zerolora.data.plan import PackingPlan
+from zerolora.data.packing_plan import PackingPlan
 from zerolora.errors import UserError, wording
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
@@ -17,15 +17,15 @@ from zerolora.train import schedule
 from zerolora.train.adapter import base_of
 from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
-from zerolora.train.engines.base import WEIGHT, Engine
+from zerolora.train.engines.engine import WEIGHT, Engine
 from zerolora.train.feed import Batches, collate, packed_row
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
 from zerolora.train.loss import loss_sum
 from zerolora.train.non_finite import check_finite, first_loss
-from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.writer import TelemetryWriter
+from zerolora.train.training_plan import TrainingPlan
 from zerolora.train.validation import Validations
 
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zerolora.compat.peft import without_rows
-from zerolora.compat.transformers import replace_forward
-from zerolora.logit_chunks import chunk_size
+from zerolora.compat.peft_patches import without_rows
+from zerolora.compat.transformers_patches import replace_forward
+from zerolora.model.logit_chunks import chunk_size
 from zerolora.train.attention import lengths
 from zerolora.train.sequence_parallel import sequence
 

@@ -10,8 +10,8 @@ import torch.distributed
 
 from zerolora.errors import UserError, wording
 from zerolora.methods.peft_format import saved_name
+from zerolora.model.weight_files import few
 from zerolora.types import Precision
-from zerolora.weight_files import few
 
 ADAPTER_NAME = re.compile(r"(?<!modules_to_save)\.default\b")
 """In the name of a parameter that peft added; a module that is trained whole starts as the base's."""

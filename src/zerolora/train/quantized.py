@@ -7,8 +7,8 @@ import torch
 
 from zerolora.errors import UserError
 from zerolora.methods.registry import TRAINABLE
-from zerolora.train.engines.base import DTYPES
-from zerolora.train.plan import TrainingPlan
+from zerolora.train.engines.engine import DTYPES
+from zerolora.train.training_plan import TrainingPlan
 
 
 def config_of(plan: TrainingPlan, sharded: bool) -> Any:

@@ -21,41 +21,42 @@ import torch.distributed
 import transformers
 from pydantic import ValidationError
 
-from zerolora import added_tokens, cpu_matmul, devices, foreign
-from zerolora.base_identity import base_identity
-from zerolora.compat import bitsandbytes
-from zerolora.compat.transformers import compile_conversions
+from zerolora.compat import bitsandbytes_patches
+from zerolora.compat.transformers_patches import compile_conversions
 from zerolora.config.settings import TrainingChoice, TrainSettings
-from zerolora.data.plan import open_plan
-from zerolora.data.rows import open_split
+from zerolora.data.packing_plan import open_plan
+from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError, explained
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import LOGGER, result, set_up
-from zerolora.manifest import located
+from zerolora.machine import cpu_matmul, devices
+from zerolora.machine.peak_memory import PeakMemory
 from zerolora.methods.registry import TRAINABLE
+from zerolora.model import added_tokens, foreign
+from zerolora.model.base_identity import base_identity
+from zerolora.model.manifest import located
+from zerolora.model.prompt_format import write_adapter_format
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.peak_memory import PeakMemory
-from zerolora.prompt_format import write_adapter_format
 from zerolora.train import earlier_adapter, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, takes_out
 from zerolora.train.base_model import loading_of
 from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines import engine_class
-from zerolora.train.engines.base import Engine, Tensors
+from zerolora.train.engines.engine import Engine, Tensors
 from zerolora.train.feed import Batches
 from zerolora.train.isolation import check_isolation, check_loss, check_sequence_parallel
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
 from zerolora.train.loop import Loop
-from zerolora.train.plan import TrainingPlan
 from zerolora.train.sequence_parallel import sequence
 from zerolora.train.starting_factors import take_out
 from zerolora.train.telemetry.collectives import Collectives
 from zerolora.train.telemetry.stopwatch import Stopwatch
 from zerolora.train.telemetry.trackers import TrackedRun
 from zerolora.train.telemetry.writer import FILE, TelemetryWriter
+from zerolora.train.training_plan import TrainingPlan
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ def claim_device(plan: TrainingPlan) -> torch.device:
     if reason := devices.unsupported(capability, name):
         raise UserError(f"hardware.device is cuda, but {reason}")
     if TRAINABLE[plan.method].quantizes() or OPTIMIZERS[plan.optimizer].built.startswith("bitsandbytes."):
-        bitsandbytes.check_cuda_library()
+        bitsandbytes_patches.check_cuda_library()
     if plan.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(f"{name} has no bf16, but the config says so; correct hardware.compute_capability")
     return torch.device("cuda", local_rank)
@@ -375,7 +376,7 @@ def _arguments() -> argparse.Namespace:
 
 def _load(arguments: argparse.Namespace) -> None:
     """Import what is only needed later: the ranks of a node share what is loaded before they are forked."""
-    bitsandbytes.load()
+    bitsandbytes_patches.load()
     with contextlib.suppress(UserError):  # the rank itself says what is missing
         plan, _ = read_plan(arguments.settings, arguments.zero)
         engine_class(plan.engine).load_library()

@@ -27,9 +27,9 @@ from zerolora.train.checkpoint.format import (
     write,
 )
 from zerolora.train.checkpoint.store import DAMAGED, EARLIER, Checkpoints, set_aside
-from zerolora.train.engines.base import Tensors
+from zerolora.train.engines.engine import Tensors
 from zerolora.train.launch.rendezvous import broadcast_json
-from zerolora.train.plan import TrainingPlan
+from zerolora.train.training_plan import TrainingPlan
 
 FOLDER = "start"
 """Beside a run's checkpoints."""

@@ -1,6 +1,6 @@
 """The forms that rows may have, one file each.
 
-To add a form, write a file here that defines `FORM` (base.py). The config's `format` and `columns`, their JSON Schema
+To add a form, write a file here that defines `FORM` (form.py). The config's `format` and `columns`, their JSON Schema
 and `format: auto` find it by its file. Nothing here imports torch or transformers.
 """
 
@@ -9,10 +9,10 @@ import pkgutil
 from typing import Any
 
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats.base import Form, Row
+from zerolora.data.formats.form import Form, Row
 from zerolora.data.formats.reading import Reading, Seen, Status, Where
 from zerolora.data.formats.refused import WEIGHTS, Refusal, refusal_of
-from zerolora.data.formats.values import factor_of, is_blank
+from zerolora.data.formats.row_values import factor_of, is_blank
 
 
 def _registered() -> dict[str, Form]:

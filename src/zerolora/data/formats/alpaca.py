@@ -1,10 +1,10 @@
 """alpaca: an instruction, its input and the answer, as in Stanford Alpaca's data."""
 
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats.base import Form, Row
 from zerolora.data.formats.chat import CONVERSATION, Turn, conversation, message_of, with_thoughts
+from zerolora.data.formats.form import Form, Row
 from zerolora.data.formats.reading import REASONING
-from zerolora.data.formats.values import filled, list_of, text_of
+from zerolora.data.formats.row_values import filled, list_of, text_of
 from zerolora.errors import shown
 
 

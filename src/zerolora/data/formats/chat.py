@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats.base import Row
+from zerolora.data.formats.form import Row
 from zerolora.data.formats.reading import FACTORS, MODES, REASONING, SWITCHES
 from zerolora.data.formats.refused import MEDIA, refusal_of
-from zerolora.data.formats.values import (
+from zerolora.data.formats.row_values import (
     encodable,
     factor_of,
     filled,

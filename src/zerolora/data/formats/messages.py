@@ -1,9 +1,9 @@
 """messages: turns with `role` and `content`, as in OpenAI's chat API; some data sets call them conversations."""
 
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats.base import Form, Row
 from zerolora.data.formats.chat import CONVERSATION, KEYS, chat, conversation
-from zerolora.data.formats.values import objects_of
+from zerolora.data.formats.form import Form, Row
+from zerolora.data.formats.row_values import objects_of
 
 MESSAGE = ("role", "content", "tool_calls", "function_call", "tool_call_id", "name", "tools", "functions", *KEYS)
 """The keys of a message in OpenAI's form."""

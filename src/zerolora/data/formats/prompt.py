@@ -7,11 +7,11 @@ import re
 from typing import Any
 
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats.base import Form, Row
 from zerolora.data.formats.chat import CONVERSATION, Turn, chat, conversation, message_of, with_thoughts
+from zerolora.data.formats.form import Form, Row
 from zerolora.data.formats.messages import MESSAGE
 from zerolora.data.formats.reading import REASONING
-from zerolora.data.formats.values import objects_of
+from zerolora.data.formats.row_values import objects_of
 from zerolora.errors import shown
 
 OBJECTS = re.compile(r"""\s*\[\s*\{\s*(["'])""")

@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from zerolora.data.formats.reading import FACTORS, MODES, SWITCHES, Where
-from zerolora.data.formats.values import factor_of
+from zerolora.data.formats.row_values import factor_of
 from zerolora.data.split_names import split_of
 from zerolora.errors import wording
 

@@ -1,7 +1,6 @@
 """sharegpt: turns with `from` and `value`, as in ShareGPT's exports."""
 
 from zerolora.data.example import Example
-from zerolora.data.formats.base import Form, Row
 from zerolora.data.formats.chat import (
     CALLING,
     CONVERSATION,
@@ -14,8 +13,9 @@ from zerolora.data.formats.chat import (
     role_of,
     turns_of,
 )
+from zerolora.data.formats.form import Form, Row
 from zerolora.data.formats.messages import has_roles
-from zerolora.data.formats.values import filled, text_of
+from zerolora.data.formats.row_values import filled, text_of
 
 SPEAKERS = {
     **dict.fromkeys(("human", "user"), "user"),

@@ -1,7 +1,7 @@
 """text: plain text, supervised as a whole."""
 
 from zerolora.data.example import Example
-from zerolora.data.formats.base import Form, Row
+from zerolora.data.formats.form import Form, Row
 
 
 def _text(row: Row) -> Example:

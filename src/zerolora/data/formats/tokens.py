@@ -1,9 +1,9 @@
 """tokens: token numbers of the model's own tokenizer, with labels or without."""
 
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats.base import Form, Row
-from zerolora.data.formats.values import numbers_of
-from zerolora.data.rows import IGNORED
+from zerolora.data.formats.form import Form, Row
+from zerolora.data.formats.row_values import numbers_of
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import shown
 
 

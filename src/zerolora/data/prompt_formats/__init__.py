@@ -7,7 +7,7 @@ docs/data.md find it by its file. Nothing here imports torch or transformers.
 import importlib
 import pkgutil
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 
 def _registered() -> dict[str, PromptFormat]:

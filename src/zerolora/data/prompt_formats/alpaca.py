@@ -1,6 +1,6 @@
 """alpaca: Stanford Alpaca's instruction, input and response, for several turns too."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 INPUT = "\n\n### Input:\n"
 

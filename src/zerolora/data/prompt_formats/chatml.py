@@ -1,6 +1,6 @@
 """chatml: ChatML, in which OpenAI wrote chats down, and which Qwen, Yi and SmolLM2 use."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="chatml",

@@ -1,6 +1,6 @@
 """deepseek: DeepSeek LLM and DeepSeek-V2 Chat, whose markers are plain text."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="deepseek",

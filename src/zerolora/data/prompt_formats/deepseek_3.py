@@ -1,6 +1,6 @@
 """deepseek-3: DeepSeek-V3, without thoughts."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="deepseek-3",

@@ -1,6 +1,6 @@
 """gemma: Gemma 2 and 3, with a system prompt in the first turn."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="gemma",

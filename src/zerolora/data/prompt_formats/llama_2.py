@@ -1,6 +1,6 @@
 """llama-2: Llama 2 Chat, whose markers are plain text."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="llama-2",

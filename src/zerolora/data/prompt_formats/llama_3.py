@@ -1,6 +1,6 @@
 """llama-3: Llama 3 Instruct."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="llama-3",

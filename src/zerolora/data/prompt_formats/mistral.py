@@ -1,6 +1,6 @@
 """mistral: Mistral Instruct v0.3 (tokenizer v3)."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="mistral",

@@ -1,6 +1,6 @@
 """phi-3: Phi-3 Instruct."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="phi-3",

@@ -1,6 +1,6 @@
 """phi-4: Phi-4."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="phi-4",

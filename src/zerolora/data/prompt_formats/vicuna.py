@@ -1,6 +1,6 @@
 """vicuna: Vicuna v1.1 and v1.5."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="vicuna",

@@ -1,6 +1,6 @@
 """zephyr: Zephyr, whose markers are plain text."""
 
-from zerolora.data.prompt_formats.base import PromptFormat
+from zerolora.data.prompt_formats.definition import PromptFormat
 
 FORMAT = PromptFormat(
     name="zephyr",

@@ -1,6 +1,6 @@
 """The evaluation tasks that `check` may name, one file each, and those of the user's own.
 
-To add a task, write a file here that defines `TASK` (base.py). The config, its JSON Schema and the stage evaluate find
+To add a task, write a file here that defines `TASK` (task.py). The config, its JSON Schema and the stage evaluate find
 it by its file. Nothing here imports torch or transformers.
 """
 
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.evaluate.tasks.base import Task
+from zerolora.evaluate.tasks.task import Task
 
 
 def _registered() -> dict[str, Task]:

@@ -1,7 +1,7 @@
 """bleu: sacrebleu's BLEU, of each answer and of all answers together."""
 
-from zerolora.evaluate.tasks.base import Task, TaskExample
 from zerolora.evaluate.tasks.corpus_scores import corpus_of, judge_of
+from zerolora.evaluate.tasks.task import Task, TaskExample
 
 TASK = Task(
     name="bleu",

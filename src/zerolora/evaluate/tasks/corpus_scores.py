@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from zerolora.evaluate.tasks.base import Judgement, Row
+from zerolora.evaluate.tasks.task import Judgement, Row
 
 RESAMPLES = 1000
 

@@ -1,6 +1,6 @@
 """exact: the answer equals the row's output."""
 
-from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
+from zerolora.evaluate.tasks.task import Judgement, Row, Task, TaskExample
 
 
 def _judge(row: Row, answer: str) -> Judgement:

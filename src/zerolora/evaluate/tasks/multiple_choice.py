@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from zerolora.evaluate.tasks.base import Judgement, Likelihood, Row, Task, TaskExample
+from zerolora.evaluate.tasks.task import Judgement, Likelihood, Row, Task, TaskExample
 
 
 def _judge(row: Row, answer: Sequence[Likelihood]) -> Judgement:

@@ -6,7 +6,7 @@ the last number.
 
 import re
 
-from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
+from zerolora.evaluate.tasks.task import Judgement, Row, Task, TaskExample
 
 STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
 FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")

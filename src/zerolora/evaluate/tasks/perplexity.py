@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zerolora.evaluate.tasks.base import Judgement, Likelihood, Row, Task, TaskExample
+from zerolora.evaluate.tasks.task import Judgement, Likelihood, Row, Task, TaskExample
 
 
 def _judge(row: Row, answer: Likelihood) -> Judgement:

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from zerolora.config.section import Section
-from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
+from zerolora.evaluate.tasks.task import Judgement, Row, Task, TaskExample
 
 
 def _compiled(pattern: str) -> str:

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
+from zerolora.evaluate.tasks.task import Judgement, Row, Task, TaskExample
 
 MEASURES = ("rouge1", "rouge2", "rougeL")
 

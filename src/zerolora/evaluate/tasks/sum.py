@@ -3,7 +3,7 @@
 import re
 
 from zerolora.data.reference import PREFIX
-from zerolora.evaluate.tasks.base import Judgement, Row, Task, TaskExample
+from zerolora.evaluate.tasks.task import Judgement, Row, Task, TaskExample
 
 _ANSWER = re.compile(re.escape(PREFIX) + r"(\d+) \+ (\d+)")
 

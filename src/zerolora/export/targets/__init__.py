@@ -1,13 +1,13 @@
 """The targets that `export.targets` may name, one file each.
 
-To add a target, write a file here that defines `TARGET` (base.py). The config, its JSON Schema and the stage export
+To add a target, write a file here that defines `TARGET` (target.py). The config, its JSON Schema and the stage export
 find it by its file. Nothing here imports torch or transformers before a target is run.
 """
 
 import importlib
 import pkgutil
 
-from zerolora.export.targets.base import ExportTarget
+from zerolora.export.targets.target import ExportTarget
 
 
 def _registered() -> dict[str, ExportTarget]:

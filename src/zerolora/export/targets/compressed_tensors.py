@@ -2,26 +2,16 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from zerolora.config.section import Section
+from zerolora.config.target_sections import CompressedTensors
 from zerolora.errors import UserError
 from zerolora.export import opened
 from zerolora.export.linear_layers import Layers, linear_layers
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 
 PACKAGES = ("llmcompressor", "compressed_tensors")
 INSTALL = "pip install --no-deps llmcompressor==0.14.0 compressed-tensors==0.20.0 loguru"
-
-
-class CompressedTensors(Section):
-    """The merged model quantized by llm-compressor."""
-
-    type: Literal["fp8", "int8", "int4"] = "int4"
-    """Type of the weights of linear layers: fp8 (e4m3) or int8 with a scale for each row, or int4 with a scale for each
-    group_size values. With fp8 activations are rounded to fp8 too, token by token."""
-    group_size: Literal[32, 64, 128] = 128
-    """Number of values that share a scale, for int4; a layer that does not take a multiple of it stays as it is."""
 
 
 def _check(source: RunResult, settings: CompressedTensors) -> None:

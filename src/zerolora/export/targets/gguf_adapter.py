@@ -4,23 +4,16 @@ import tempfile
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from zerolora.config.section import Section
+from zerolora.config.target_sections import GgufAdapter
 from zerolora.export import llama_cpp
 from zerolora.export.peft_limits import check_plain_lora
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 from zerolora.export.vllm_limits import WEIGHTS
 from zerolora.tensor_file import read_header
 
 FILE = "adapter.gguf"
-
-
-class GgufAdapter(Section):
-    """The adapter as a GGUF file."""
-
-    type: Literal["f32", "f16", "bf16", "q8_0", "auto"] = "f16"
-    """Type of the factors."""
 
 
 def _check(source: RunResult, settings: GgufAdapter) -> None:
@@ -79,7 +72,7 @@ def _factors(adapter: Path) -> int:
 
 def _exact_type(directory: Path) -> str:
     """Return the type of a GGUF file that holds the weights of a model as they are."""
-    from zerolora.architecture import config_of
+    from zerolora.model.architecture import config_of
 
     return {"torch.bfloat16": "bf16", "torch.float16": "f16"}.get(str(config_of(directory).dtype), "f32")
 

@@ -4,20 +4,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.section import Section
+from zerolora.config.target_sections import Ollama
 from zerolora.export import llama_cpp, modelfile, opened
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
-from zerolora.export.targets.gguf import FILE, Type
+from zerolora.export.targets.gguf import FILE
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 from zerolora.log import LOGGER
-
-
-class Ollama(Section):
-    """A GGUF file and its Modelfile."""
-
-    type: Type = "q8_0"
-    """Type of the weights, as of gguf."""
-    system: str | None = None
-    """System prompt of the Modelfile; none by default."""
 
 
 def _check(source: RunResult, settings: Ollama) -> None:

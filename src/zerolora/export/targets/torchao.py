@@ -4,16 +4,16 @@ import functools
 import importlib.util
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from zerolora.config.section import Section
+from zerolora.config.target_sections import TorchAo
 from zerolora.errors import UserError
 from zerolora.export import opened
 from zerolora.export.linear_layers import Layers, add_to_config, copy_small_files, linear_layers
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 from zerolora.files import write_json
+from zerolora.model.weight_files import WEIGHT_INDEX
 from zerolora.tensor_file import TYPES, StoredTensor
-from zerolora.weight_files import WEIGHT_INDEX
 
 if TYPE_CHECKING:
     import torch
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 PACKAGE = "torchao"
 NVFP4_MULTIPLE = 16
 """Of both sides of a weight (torchao/prototype/mx_formats/inference_workflow.py)."""
-
-
-class TorchAo(Section):
-    """The merged model quantized by torchao."""
-
-    type: Literal["int8", "fp8", "nvfp4"] = "int8"
-    """Type of the weights of linear layers: int8 or fp8 (e4m3) with a scale for each row, or nvfp4, 4-bit floats with
-    a scale for each 16 values."""
 
 
 def _check(source: RunResult, settings: TorchAo) -> None:

@@ -3,25 +3,18 @@
 import shutil
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from zerolora.config.section import Section
+from zerolora.config.target_sections import VllmAdapter
 from zerolora.errors import UserError
 from zerolora.export import opened
 from zerolora.export.peft_limits import MERGED
-from zerolora.export.targets.base import ExportTarget, Opened, RunResult
+from zerolora.export.targets.target import ExportTarget, Opened, RunResult
 from zerolora.export.vllm import opened_by_vllm
 from zerolora.export.vllm_limits import WEIGHTS, check_for_vllm, rank_limit
 from zerolora.methods.adapter_config import largest_rank
 
 FILES = ("adapter_config.json", WEIGHTS)
-
-
-class VllmAdapter(Section):
-    """The adapter for vLLM."""
-
-    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
-    """The server's --max-lora-rank; these are the values that it takes (vllm/config/lora.py)."""
 
 
 def _check(source: RunResult, settings: VllmAdapter) -> None:

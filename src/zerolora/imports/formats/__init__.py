@@ -1,12 +1,13 @@
 """The formats that `zerolora import` reads, one file each.
 
-To add a format, write a file here that defines `FORMAT` (base.py). `--from` and docs/import.md find it by its file.
+To add a format, write a file here that defines `FORMAT` (import_format.py). `--from` and docs/import.md find it by
+its file.
 """
 
 import importlib
 import pkgutil
 
-from zerolora.imports.formats.base import Format
+from zerolora.imports.formats.import_format import Format
 
 
 def _registered() -> dict[str, Format]:

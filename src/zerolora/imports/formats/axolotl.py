@@ -8,7 +8,7 @@ from typing import Any
 
 from zerolora.errors import shown
 from zerolora.imports.formats import axolotl_data, common
-from zerolora.imports.formats.base import (
+from zerolora.imports.formats.import_format import (
     FILL_IN,
     NO_EFFECT,
     Draft,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from zerolora.data.formats.reading import TURN_KEYS
 from zerolora.errors import shown
-from zerolora.imports.formats.base import (
+from zerolora.imports.formats.import_format import (
     FILL_IN,
     NO_EFFECT,
     Draft,

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from zerolora.config.values import Name
 from zerolora.errors import UserError, shown
-from zerolora.imports.formats.base import (
+from zerolora.imports.formats.import_format import (
     CHANGES,
     FILL_IN,
     NO_EFFECT,

@@ -8,7 +8,7 @@ from typing import Any
 
 from zerolora.errors import shown
 from zerolora.imports.formats import common, llamafactory_data
-from zerolora.imports.formats.base import (
+from zerolora.imports.formats.import_format import (
     CHANGES,
     FILL_IN,
     NO_EFFECT,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.imports.formats.base import CHANGES, FILL_IN, Draft, Remark
 from zerolora.imports.formats.common import LARGEST_FILE
+from zerolora.imports.formats.import_format import CHANGES, FILL_IN, Draft, Remark
 from zerolora.imports.formats.sets import DATA_FILE, REMOTE, DataSet, unread, write_sets
 from zerolora.json_file import read_foreign
 

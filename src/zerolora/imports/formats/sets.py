@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.data.formats import FORMS
-from zerolora.imports.formats.base import FILL_IN, Draft, Remark
+from zerolora.imports.formats.import_format import FILL_IN, Draft, Remark
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")

@@ -5,14 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from zerolora import foreign
-from zerolora.added_tokens import of_data
 from zerolora.config.compared import compared
+from zerolora.config.fingerprint import Chosen, of_stage
 from zerolora.files import MANIFEST, canonical
-from zerolora.fingerprint import Chosen, of_stage
 from zerolora.methods.registry import TRAINABLE
+from zerolora.model import foreign
+from zerolora.model.added_tokens import of_data
 from zerolora.train.earlier_adapter import provenance
-from zerolora.train.plan import TrainingPlan
+from zerolora.train.training_plan import TrainingPlan
 
 # Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
 FREE = frozenset(

@@ -39,7 +39,7 @@ from zerolora.train.checkpoint.format import (
     read,
     write,
 )
-from zerolora.train.plan import TrainingPlan
+from zerolora.train.training_plan import TrainingPlan
 
 LOCK_SECONDS = 10
 """How long a predecessor may take to die: Slurm starts a requeued job while the old one's last task is being killed."""

@@ -7,9 +7,9 @@ divided by `divisor`. Compute is in the rendered precision; master weights, mome
 import importlib
 import pkgutil
 
-from zerolora.train.engines.base import Engine
+from zerolora.train.engines.engine import Engine
 
-SHARED = ("base",)
+SHARED = ("engine",)
 """Modules of the package that are no engines."""
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from zerolora.compat.torch import ddp_reductions, time_every_reduction
-from zerolora.train.engines.base import WEIGHT, TorchEngine
+from zerolora.compat.torch_patches import ddp_reductions, time_every_reduction
+from zerolora.train.engines.engine import WEIGHT, TorchEngine
 
 
 class DDP(TorchEngine):

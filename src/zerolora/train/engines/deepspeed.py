@@ -1,4 +1,4 @@
-"""DeepSpeed's engine, at any ZeRO stage. What it needs beyond DeepSpeed's public API is in compat/deepspeed.py."""
+"""DeepSpeed's engine, at any ZeRO stage. What it needs beyond the public API is in compat/deepspeed_patches.py."""
 
 import contextlib
 import math
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed
 
-from zerolora.compat import deepspeed as compat
-from zerolora.train.engines.base import WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
-from zerolora.train.plan import TrainingPlan
+from zerolora.compat import deepspeed_patches as compat
+from zerolora.train.engines.engine import WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
+from zerolora.train.training_plan import TrainingPlan
 
 
 class DeepSpeedEngine(Engine):

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from zerolora.errors import UserError
-from zerolora.train.engines.base import DTYPES, WEIGHT, Loading, Tensors, TorchEngine, backend
+from zerolora.train.engines.engine import DTYPES, WEIGHT, Loading, Tensors, TorchEngine, backend
 from zerolora.train.launch.rendezvous import broadcast_json, rendezvous
 
 

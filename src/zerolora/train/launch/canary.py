@@ -17,10 +17,10 @@ from typing import Any
 
 from zerolora.config.compared import compared
 from zerolora.config.settings import Canary, TrainSettings
+from zerolora.config.values import NO_TRACKER
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json, write_json
 from zerolora.log import LOGGER
-from zerolora.train.telemetry.trackers import NONE
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 """Relative, of a loss, by precision: some ten times by how much strategies may differ in this project's own tests."""
@@ -89,7 +89,7 @@ def _short_run(
             "checkpoint_steps": None,
             "checkpoint_minutes": 1e6,
             "resume": "never",
-            "tracker": NONE,
+            "tracker": NO_TRACKER,
         }
     )
     write_json(work / "zero.json", options)

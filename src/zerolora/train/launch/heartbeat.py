@@ -1,79 +1,63 @@
 """Detection of ranks that hang, and the channel that reports slow ranks.
 
-Ranks wait for each other in collectives, so one that stands still stops all of them without a message. A thread of each
-rank therefore sends its status to rank 0 by UDP, outside the collectives, and rank 0 answers with its own. When a rank
-is silent (stopped, cut off, its node lost), or all ranks answer but none makes progress, the ranks report who is where
-on stderr and then exit, so that the job fails and can be resumed elsewhere. The main thread only updates its status.
-
-A datagram is an HMAC-SHA256 of its JSON under the launch's token (topology.py), and the JSON. Datagrams without the
-token, of another form, from a rank that does not exist or is the receiver, or not newer than the last are ignored.
+Ranks wait for each other in collectives, so one that hangs stops all of them without a message. Threads of each rank
+therefore exchange statuses through the store at which the ranks meet (rendezvous.py), over a connection of their own:
+each rank writes its status, rank 0 reads all of them, and the others read rank 0's. When a rank is silent (stopped, cut
+off, its node lost), or all ranks respond but none makes progress, the ranks report who is where on stderr and then
+exit, so that the job fails and can be resumed elsewhere. The main thread only updates its status.
 """
 
-import hashlib
-import hmac
+import json
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NoReturn
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import torch.distributed
 
 from zerolora.errors import UserError, printable
 from zerolora.log import LOGGER
-from zerolora.train.launch.topology import TOKEN
+from zerolora.train.launch.rendezvous import TIMEOUT
 from zerolora.train.telemetry.stragglers import ForwardTimer, StragglerDetector
 
 VARIABLE = "ZEROLORA_PATIENCE"
 SILENCE_SECONDS = 180.0  # until a silent rank ends training; a file server's failover takes one or two minutes
 WARNING = 1 / 3  # of the time limit, after which the fault is reported
 START_UP = 3  # times the patience: ranks import Python modules from file servers at different speeds
-LOADING_SECONDS = 1800.0  # while a model of any size is read or written; as TIMEOUT in rendezvous.py
+LOADING_SECONDS = TIMEOUT.total_seconds()  # while a model of any size is read or written
 STEPS = 10  # times as long as the longest part of a step so far
-BEATS = 30  # datagrams in the time that counts as silence
+BEATS = 30  # statuses in the time that counts as silence
 LONGEST_BEAT = 2.0  # seconds
-DATAGRAM = 4096  # bytes, more than any status takes
-DIGEST = hashlib.sha256().digest_size
-Address = Any  # as the socket module gives it, for IPv4 or IPv6
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Text = Annotated[str, Field(max_length=256)]
 
 
-class Status(BaseModel):
+@dataclass
+class Status:
     """What a rank reports: where it is, and how far and how fast it came there."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    rank: Count
-    host: Text
-    part: Text
+    rank: int
+    host: str
+    part: str
     """The part of training that the rank is in, as in "step 3, backward"."""
     kind: Literal["start-up", "loading", "step"]
     """What limits the time of that part."""
-    sent: Count = 0
-    """Datagrams sent before; it tells a new datagram from an old one that is sent again."""
-    turns: Count = 0
+    sent: int = 0
+    """How often the rank has written its status: one that is read twice is no sign of life."""
+    turns: int = 0
     """How often the part has changed."""
-    longest: Seconds = 0.0
+    longest: float = 0.0
     """Seconds of the longest part of a step."""
-    steps: Count = 0
-    seconds: Seconds = 0.0
+    steps: int = 0
+    seconds: float = 0.0
     """Forward seconds of `steps` steps that the rank spent computing (stragglers.py)."""
 
     @property
     def name(self) -> str:
-        """Return the rank and its host, printable."""
-        return f"rank {self.rank} on {printable(self.host)}"
-
-    @property
-    def where(self) -> str:
-        """Return the part, printable."""
-        return printable(self.part)
+        """Return the rank and its host."""
+        return f"rank {self.rank} on {self.host}"
 
 
 @dataclass
@@ -86,7 +70,7 @@ class Peer:
 
 
 class Heartbeat:
-    """This rank's status, sent to rank 0, and what it hears of others. Training only calls `at` and `step`.
+    """This rank's status, and the threads that exchange and judge statuses. Training only calls `at` and `step`.
 
     Raises UserError if ZEROLORA_PATIENCE is not a number of seconds.
     """
@@ -94,21 +78,16 @@ class Heartbeat:
     def __init__(self) -> None:
         self.patience = _patience()
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.own = Status(rank=self.rank, host=socket.gethostname(), part="start-up", kind="start-up")
+        self.own = Status(self.rank, printable(socket.gethostname()), "start-up", "start-up")
         self._timer: ForwardTimer | None = None
         self._step = 0
         self._since = time.monotonic()
         self.closed = False
         """Whether the rank reports and checks nothing any more."""
-        token = os.environ.get(TOKEN, "")
-        if self.world > 1 and not token:
-            if self.rank == 0:
-                LOGGER.warning(
-                    f"ranks that hang are not detected: {TOKEN} is not set; before srun or mpirun write "
-                    f"export {TOKEN}=$(openssl rand -hex 16)"
-                )
-        elif self.world > 1:
-            threading.Thread(target=_Thread(self, token).run, daemon=True).start()
+        if self.world > 1:
+            monitor = _Monitor(self)
+            for work in (monitor.exchange, monitor.run):
+                threading.Thread(target=work, daemon=True).start()
 
     def follow(self, model: Any, device: torch.device) -> None:
         """Time this rank's forward passes, to compare ranks. `model` is as the engine left it."""
@@ -138,98 +117,65 @@ class Heartbeat:
         self.closed = True
 
 
-class _Thread:
-    """The thread beside training. Time counts only while this rank itself runs: a job that is suspended as a whole, or
-    a laptop that sleeps, does not hang."""
+class _Monitor:
+    """What the threads beside training do. Time counts only while this rank itself runs: a job that is suspended as a
+    whole, or a laptop that sleeps, does not hang."""
 
-    def __init__(self, heartbeat: Heartbeat, token: str) -> None:
+    def __init__(self, heartbeat: Heartbeat) -> None:
         self.heartbeat, self.own, self.patience = heartbeat, heartbeat.own, heartbeat.patience
-        self.key = token.encode()
         self.beat = min(LONGEST_BEAT, self.patience / BEATS)
+        self.expected = list(range(1, heartbeat.world)) if not self.own.rank else [0]
         self.others: dict[int, Peer] = {}
         self.stragglers = StragglerDetector()
         self.reported: str | None = None
         self.now = self._moved = 0.0
         self._turns = 0
 
-    def run(self) -> None:
-        """Send, receive and judge, until training ends."""
+    def exchange(self) -> None:
+        """Write and read statuses until training ends. It waits for as long as the store does not answer."""
+        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's own store outlives ranks that failed
+
+        def key(rank: int) -> str:
+            return f"zerolora/heartbeat/{attempt}/{rank}"
+
         try:
-            self._connect()
-        except OSError as error:
-            LOGGER.warning(f"{self.own.name} sends no heartbeat: no UDP to rank 0 ({error})")
+            store = torch.distributed.TCPStore(*where, is_master=False, timeout=TIMEOUT, wait_for_workers=False)
+            while not self.heartbeat.closed:
+                self.own.sent += 1
+                store.set(key(self.own.rank), json.dumps(asdict(self.own)))
+                present = [rank for rank in self.expected if rank in self.others or store.check([key(rank)])]
+                for text in store.multi_get([key(rank) for rank in present]) if present else []:
+                    self._take(Status(**json.loads(text)))
+                time.sleep(self.beat)
+        except torch.distributed.DistError:
+            # Rank 0 has ended, or cannot be reached: silence. Another store at its address would be another job's.
             return
+
+    def run(self) -> None:
+        """Judge the statuses, until training ends."""
         last = time.monotonic()
         while not self.heartbeat.closed:
-            if self.own.rank:
-                self._send(self.first)
-            self._receive(time.monotonic() + self.beat)
+            time.sleep(self.beat)
             now = time.monotonic()
             self.now, last = self.now + min(now - last, 3 * self.beat), now
             if self.own.turns != self._turns:
                 self._turns, self._moved = self.own.turns, self.now
             self._judge()
-            if not self.own.rank and len(self.others) == self.heartbeat.world - 1:
-                for line in self.stragglers.judge(
-                    self.now, [self.own, *(peer.status for peer in self.others.values())]
-                ):
+            if not self.own.rank and len(self.others) == len(self.expected):
+                for line in self.stragglers.judge(self.now, self._statuses()):
                     LOGGER.warning(line)
 
-    def _connect(self) -> None:
-        # torch's store has the TCP port of this number; the UDP port is free.
-        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        family, kind, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_DGRAM)[0]
-        self.first: Address = address
-        self.socket = socket.socket(family, kind)
-        local = where[0].startswith("127.") or where[0] in ("localhost", "::1")
-        if not self.own.rank:
-            # Other nodes may know this one by another of its addresses than the one that its name has here.
-            self.socket.bind(address if local else ("", where[1]))
-        elif local:
-            self.socket.connect(address)
-        else:
-            # Not connected: rank 0 may answer from another of its addresses.
-            with socket.socket(family, kind) as route:
-                route.connect(address)
-                self.socket.bind((route.getsockname()[0], 0))
-
-    def _send(self, address: Address) -> None:
-        self.own.sent += 1
-        text = self.own.model_dump_json().encode()
-        try:
-            self.socket.sendto(_digest(self.key, text) + text, address)
-        except OSError:  # no route at the moment: the receiver counts it as silence
-            return
-
-    def _receive(self, until: float) -> None:
-        while (left := until - time.monotonic()) > 0:
-            self.socket.settimeout(left)
-            try:
-                datagram, sender = self.socket.recvfrom(DATAGRAM)
-            except TimeoutError:
-                return
-            except OSError:  # refused, as rank 0 does not listen yet
-                time.sleep(min(left, self.beat / 10))
-                continue
-            if self._take(datagram) and not self.own.rank:
-                self._send(sender)
-
-    def _take(self, datagram: bytes) -> bool:
-        """Note a datagram's status. Return False if it is not of this launch, or is old."""
-        digest, text = datagram[:DIGEST], datagram[DIGEST:]
-        if not hmac.compare_digest(digest, _digest(self.key, text)):
-            return False
-        try:
-            status = Status.model_validate_json(text)
-        except ValidationError:
-            return False
+    def _take(self, status: Status) -> None:
         known = self.others.get(status.rank)
-        expected = range(1, self.heartbeat.world) if not self.own.rank else (0,)
-        if status.rank not in expected or (known and status.sent <= known.status.sent):
-            return False
+        if known and status.sent == known.status.sent:
+            return
         moved = known.moved if known and known.status.turns == status.turns else self.now
         self.others[status.rank] = Peer(status, self.now, moved)
-        return True
+
+    def _statuses(self) -> list[Status]:
+        """Return the last status of each rank that has reported, this one's first."""
+        return [self.own, *(peer.status for peer in list(self.others.values()))]
 
     def _judge(self) -> None:
         """Report a hang once, and end this rank if it lasts."""
@@ -248,11 +194,10 @@ class _Thread:
 
     def _silence(self) -> tuple[str, float, float] | None:
         """Return which rank has been silent for how long and the limit, if it is longer than usual."""
-        silent = [peer for peer in self.others.values() if self.now - peer.heard > self.patience * WARNING]
-        if not silent:
+        longest = min(list(self.others.values()), key=lambda peer: peer.heard, default=None)
+        if longest is None or self.now - longest.heard <= self.patience * WARNING:
             return None
-        longest = min(silent, key=lambda peer: peer.heard)
-        text = f"{longest.status.name}, last in {longest.status.where}, has not responded"
+        text = f"{longest.status.name}, last in {longest.status.part}, has not responded"
         return text, self.now - longest.heard, self.patience
 
     def _standstill(self) -> tuple[str, float, float] | None:
@@ -260,55 +205,42 @@ class _Thread:
         does."""
         if self.own.rank and self.own.kind != "start-up":
             return None
-        statuses = [self.own, *(peer.status for peer in self.others.values())]
-        moved = max([self._moved, *(peer.moved for peer in self.others.values())])
-        kinds = {status.kind for status in statuses}
+        statuses = self._statuses()
+        seconds = self.now - max([self._moved, *(peer.moved for peer in list(self.others.values()))])
         if self.own.kind == "start-up":
-            return f"{self.own.name} waits for {self._missing()}", self.now - moved, START_UP * self.patience
+            return f"{self.own.name} waits for {self._missing()}", seconds, START_UP * self.patience
         longest = max(status.longest for status in statuses)
-        usual = max(self.patience, STEPS * longest) if kinds == {"step"} and longest else LOADING_SECONDS
-        limit = min(usual, LOADING_SECONDS)  # collectives themselves wait no longer
-        return f"{self._furthest_back()} hangs: no rank has gone on", self.now - moved, limit
+        in_steps = longest and all(status.kind == "step" for status in statuses)
+        usual = max(self.patience, STEPS * longest) if in_steps else LOADING_SECONDS
+        hangs = min(statuses, key=lambda status: status.turns).part
+        # Collectives themselves wait no longer than for loading.
+        return f"{hangs} hangs: no rank has made progress", seconds, min(usual, LOADING_SECONDS)
 
     def _missing(self) -> str:
-        """Return which ranks this one should have heard of by now."""
-        expected = set(range(1, self.heartbeat.world)) if not self.own.rank else {0}
-        missing = sorted(expected - self.others.keys())
+        """Return which ranks have not reported yet."""
+        missing = [rank for rank in self.expected if rank not in self.others]
         ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
         return f"{ranks} to come to {os.environ['MASTER_ADDR']}" if missing else "the others"
 
-    def _furthest_back(self) -> str:
-        """Return the part that the rank with the least progress is in."""
-        statuses = [self.own, *(peer.status for peer in self.others.values())]
-        return min(statuses, key=lambda status: status.turns).where
-
     def _rest(self) -> str:
-        """Return where the ranks are that still answer."""
-        heard = [peer.status for peer in self.others.values() if self.now - peer.heard <= self.patience * WARNING]
-        return "".join(f"; {text}" for text in _by_part(sorted([self.own, *heard], key=lambda status: status.rank)))
+        """Return where the ranks are that still respond, by part."""
+        silent = self.patience * WARNING
+        heard = [peer.status for peer in list(self.others.values()) if self.now - peer.heard <= silent]
+        parts: dict[str, list[Status]] = {}
+        for status in sorted([self.own, *heard], key=lambda status: status.rank):
+            parts.setdefault(status.part, []).append(status)
+        return "".join(
+            f"; {ranks[0].name} is in {part}"
+            if len(ranks) == 1
+            else f"; ranks {', '.join(str(status.rank) for status in ranks)} are in {part}"
+            for part, ranks in parts.items()
+        )
 
     def _end(self, message: str) -> NoReturn:
         # The main thread is in a collective that does not return; the launcher ends the other ranks.
         LOGGER.error(f"{message}; run the same command to go on from its checkpoint")
         sys.stderr.flush()
         os._exit(2)
-
-
-def _by_part(statuses: Iterable[Status]) -> list[str]:
-    """Return a text for each part that ranks are in, naming them."""
-    there: dict[str, list[Status]] = {}
-    for status in statuses:
-        there.setdefault(status.where, []).append(status)
-    return [
-        f"{found[0].name} is in {part}"
-        if len(found) == 1
-        else f"ranks {', '.join(str(status.rank) for status in found)} are in {part}"
-        for part, found in there.items()
-    ]
-
-
-def _digest(key: bytes, text: bytes) -> bytes:
-    return hmac.digest(key, text, "sha256")
 
 
 def _patience() -> float:

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from zerolora.devices import VISIBLE
 from zerolora.errors import UserError
+from zerolora.machine.devices import VISIBLE
 from zerolora.train.launch import stop_signals
 from zerolora.train.launch.processes import Ranks, check, wait_for
 from zerolora.train.launch.topology import Topology

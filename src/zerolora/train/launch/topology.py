@@ -6,11 +6,10 @@ those of its task; started with RANK set (torchrun, mpirun wrappers), for that r
 
 import os
 import re
-import secrets
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO
 
 from zerolora.errors import UserError
@@ -18,9 +17,6 @@ from zerolora.errors import UserError
 FIRST_PORT, PORTS = 20_000, 12_000  # of Slurm jobs
 LISTENER = "ZEROLORA_LISTENER"
 """The file descriptor of the listening socket at which the ranks of one machine meet (rendezvous.py)."""
-TOKEN = "ZEROLORA_TOKEN"  # noqa: S105 (a variable's name)
-"""The launch's secret, by which ranks recognise each other's datagrams (heartbeat.py). It travels in the environment,
-which other users cannot read: a launcher of all ranks draws it, and a job of several tasks sets it before srun."""
 LAUNCHER = "ZEROLORA_LAUNCHER"
 """The launcher's process id; a rank whose parent is another process has lost its launcher (stop_signals.py)."""
 
@@ -34,8 +30,6 @@ class Topology:
     ranks_per_node: int
     address: str
     port: int
-    token: str = field(default="", repr=False)
-    """The secret of the launch; empty if the job of several tasks has set none."""
     listener: socket.socket | None = None
     """Open at that port, where one process starts all ranks; rank 0 inherits it (rendezvous.py)."""
 
@@ -56,7 +50,6 @@ class Topology:
             "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
-            TOKEN: self.token,
             LAUNCHER: str(os.getpid()),
         } | ({LISTENER: str(self.listener.fileno())} if self.listener else {})
 
@@ -67,7 +60,6 @@ def topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) ->
     Raises UserError if the environment is of another size than the config.
     """
     world = nodes * ranks_per_node
-    token = environment.get(TOKEN, "")
     if "RANK" in environment:
         if environment.get("WORLD_SIZE") != str(world):
             raise UserError(
@@ -76,7 +68,7 @@ def topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) ->
             )
         rank = int(environment["RANK"])
         address, port = environment.get("MASTER_ADDR", "127.0.0.1"), int(environment.get("MASTER_PORT", "29500"))
-        return Topology(range(rank, rank + 1), world, ranks_per_node, address, port, token)
+        return Topology(range(rank, rank + 1), world, ranks_per_node, address, port)
     # Only a step started by srun has a task id; a plain command in a job's script is not one of several tasks.
     if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
         return _slurm_topology(environment, nodes, ranks_per_node)
@@ -92,7 +84,7 @@ def _own_topology(ranks: int) -> Topology:
     """Return the topology of a process that starts all ranks, on this machine."""
     listener = socket.create_server(("127.0.0.1", 0))
     address, port = listener.getsockname()
-    return Topology(range(ranks), ranks, ranks, address, port, secrets.token_hex(16), listener)
+    return Topology(range(ranks), ranks, ranks, address, port, listener)
 
 
 def _slurm_topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
@@ -116,7 +108,7 @@ def _slurm_topology(environment: Mapping[str, str], nodes: int, ranks_per_node: 
     # Two jobs that share a node must not share a port, and every task of a job must derive the same one. Linux gives
     # higher ports than these to processes that ask for any (net.ipv4.ip_local_port_range).
     port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
-    return Topology(ranks, world, ranks_per_node, first_host(hosts), port, environment.get(TOKEN, ""))
+    return Topology(ranks, world, ranks_per_node, first_host(hosts), port)
 
 
 def first_host(nodelist: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zerolora.compat.torch import Function, wrap_collectives, wrap_waits
+from zerolora.compat.torch_patches import Function, wrap_collectives, wrap_waits
 from zerolora.train.telemetry.stopwatch import Stopwatch
 
 Counts = dict[str, dict[str, int]]

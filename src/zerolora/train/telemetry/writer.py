@@ -15,9 +15,8 @@ import torch.distributed
 
 from zerolora.files import write_text
 from zerolora.log import LOGGER
-from zerolora.train.engines.base import Engine
+from zerolora.train.engines.engine import Engine
 from zerolora.train.feed import Batches
-from zerolora.train.plan import TrainingPlan
 from zerolora.train.telemetry.collectives import Collectives, Counts
 from zerolora.train.telemetry.energy import EnergyMeter
 from zerolora.train.telemetry.health import Health
@@ -25,6 +24,7 @@ from zerolora.train.telemetry.routers import AUXILIARY, LOAD, Routers
 from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
 from zerolora.train.telemetry.system_monitor import SystemMonitor
 from zerolora.train.telemetry.trackers import TrackedRun
+from zerolora.train.training_plan import TrainingPlan
 
 Row = dict[str, Any]
 COLUMNS = (

@@ -14,12 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.values import NO_TRACKER
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
-from zerolora.train.telemetry.trackers.base import StartedRun, Tracker
-
-NONE = "none"
-"""The value of `train.tracker` for no tracker."""
+from zerolora.train.telemetry.trackers.tracker import StartedRun, Tracker
 
 
 def _registered() -> dict[str, Tracker]:
@@ -34,7 +32,7 @@ TRACKERS = _registered()
 
 def check(name: str) -> None:
     """Raise UserError if the tracker of the config is not installed. Imports no tracker."""
-    if name == NONE:
+    if name == NO_TRACKER:
         return
     package = TRACKERS[name].package
     if package and importlib.util.find_spec(package) is None:
@@ -51,7 +49,7 @@ class TrackedRun:
         """Start a run named as `folder` is, and write below it."""
         self.name = name
         self._run: StartedRun | None = None
-        if name != NONE:
+        if name != NO_TRACKER:
             for variable, value in TRACKERS[name].offline.items():
                 os.environ.setdefault(variable, value)
             self._try(lambda: self._start(folder / name, folder.name, settings))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolora.train.telemetry.trackers.base import StartedRun, Tracker
+from zerolora.train.telemetry.trackers.tracker import StartedRun, Tracker
 
 
 def _start(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from zerolora.train.telemetry.trackers.base import PROJECT, StartedRun, Tracker
+from zerolora.train.telemetry.trackers.tracker import PROJECT, StartedRun, Tracker
 
 
 def _start(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:

@@ -1,0 +1,49 @@
+"""Write the names in the registries as config/registry_names.py: python -m zerolora.commands.registry_names.
+
+The config refuses a name that no registry has, and imports none of them: they stand on the config.
+"""
+
+import json
+from pathlib import Path
+
+from zerolora.config import registry_names
+from zerolora.data.formats import FIELDS, FORMS
+from zerolora.data.prompt_formats import PROMPT_FORMATS
+from zerolora.evaluate.tasks import TASKS
+from zerolora.export.targets import TARGETS
+from zerolora.methods.registry import TRAINABLE
+from zerolora.optimizers import OPTIMIZERS
+from zerolora.strategies import STRATEGIES
+from zerolora.train.telemetry.trackers import TRACKERS
+
+FILE = Path(registry_names.__file__)
+HEAD = '"""The names in the registries, as `make schema` wrote them (commands/registry_names.py)."""\n'
+
+
+def text() -> str:
+    """Return config/registry_names.py with the names that the registries have now."""
+    values: dict[str, tuple[object, str]] = {
+        "FORMS": (list(FORMS), "Forms of rows."),
+        "FIELDS": (list(FIELDS), "Fields of all forms."),
+        "PROMPT_FORMATS": (list(PROMPT_FORMATS), "Prompt formats."),
+        "TASKS": ({name: task.ask for name, task in TASKS.items()}, "Checks of answers, and what a model is to do."),
+        "TARGETS": (list(TARGETS), "Targets of export."),
+        "METHODS": (list(TRAINABLE), "Methods of training."),
+        "OPTIMIZERS": (list(OPTIMIZERS), "Optimizers."),
+        "STRATEGIES": ({name: str(each.engine) for name, each in STRATEGIES.items()}, "Strategies, and their engines."),
+        "TRACKERS": (list(TRACKERS), "Trackers."),
+    }
+    return HEAD + "".join(f'\n{name} = {_literal(value)}\n"""{says}"""\n' for name, (value, says) in values.items())
+
+
+def _literal(value: object) -> str:
+    """Return a list of names, or a map of names, as ruff formats it."""
+    if isinstance(value, dict):
+        items = [f"{json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()]
+        return "{\n" + "".join(f"    {each},\n" for each in items) + "}"
+    assert isinstance(value, list)
+    return "(\n" + "".join(f"    {json.dumps(each)},\n" for each in value) + ")"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")

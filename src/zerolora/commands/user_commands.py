@@ -1,0 +1,163 @@
+"""The commands that no rule of the workflow calls: they write what a project starts from, say what a machine can hold
+and do, or show and publish what runs have made.
+
+What a command does is imported inside it, so that none of them, and not --help, loads more than it needs.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from zerolora.commands.options import Output
+from zerolora.commands.stopping import stoppable
+from zerolora.log import result
+from zerolora.memory.command import memory
+
+app = typer.Typer()
+
+
+@app.command()
+def init(
+    recipe: Annotated[str | None, typer.Option(help="Name of a recipe; left out, all are listed.")] = None,
+    output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
+) -> None:
+    """Write a project's config from a recipe of config/recipes/, or list the recipes."""
+    from zerolora.config import recipes
+
+    folder = recipes.find(Path.cwd())
+    if recipe is None:
+        typer.echo(recipes.listed(folder))
+        return
+    recipes.write_recipe(recipe, folder, output, force)
+    result(f"{output} is the recipe {recipe}; its README is {folder / recipe / 'README.md'}")
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="Config of axolotl or LLaMA-Factory, or a DeepSpeed JSON.")],
+    source: Annotated[
+        str | None, typer.Option("--from", help="axolotl, llamafactory or deepspeed; left out, its keys tell.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
+    as_sft: Annotated[
+        bool,
+        typer.Option("--as-sft", help="Import a file of another objective, method or modality as fine-tuning on text."),
+    ] = False,
+) -> None:
+    """Translate another tool's config key by key, with a line for each key that needs a look."""
+    from zerolora.imports.formats.import_format import GROUPS
+    from zerolora.imports.translate import import_config
+
+    translated = import_config(file, source, output, force, as_sft)
+    for line in translated.text:
+        typer.echo(line)
+    same = sum(line.kind == "translated" for line in translated.lines)
+    counts = ", ".join(f"{group}: {len(translated.of(group))}" for group in GROUPS)
+    result(f"{output}: {same} keys translated; {counts}")
+
+
+@app.command()
+def expand(
+    config: Annotated[Path, typer.Option(help="The config.")] = Path("config/config.yaml"),
+) -> None:
+    """Write the runs of the grids and searches to config/expanded.yaml, for DVC. Snakemake does it by itself."""
+    from zerolora.config.expanded import EXPANDED
+    from zerolora.config.expanded import expand as write
+    from zerolora.config.file import load
+
+    checked = load(config)
+    changed = write(checked)
+    runs = f"{len(checked.expanded_runs):,} runs of grids and searches"
+    typer.echo(f"{EXPANDED}: {runs}, {'written' if changed else 'as before'}")
+
+
+@app.command()
+def search(
+    name: Annotated[str, typer.Argument(help="Name of a search of the config.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="What runs all runs, after --, as in snakemake --profile profiles/local all."),
+    ] = None,
+    config: Annotated[Path, typer.Option(help="The config.")] = Path("config/config.yaml"),
+) -> None:
+    """Run a search to its end: choose values, run the command, read the losses, repeat.
+
+    Without a command, choose the values of one round, which any of the engines can then run.
+    """
+    from zerolora.search import rounds
+    from zerolora.search.trial_table import shown
+
+    typer.echo(shown(name, rounds.search(name, config, command or [])))
+
+
+@app.command()
+def schema(output: Output) -> None:
+    """Write the JSON Schema of the config, for editors."""
+    from zerolora.config.schema import Config
+    from zerolora.files import write_json
+
+    write_json(output, Config.model_json_schema())
+
+
+@app.command()
+def reference(
+    output: Output,
+    rule: Annotated[Literal["tens", "random"], typer.Option(help="How x is split into two numbers.")] = "tens",
+    seed: Annotated[int, typer.Option(help="Seed of the order, and of the random rule.")] = 42,
+) -> None:
+    """Generate the reference task's data."""
+    from zerolora.data.reference import records
+    from zerolora.files import write_text
+
+    rows = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records(rule, seed))
+    write_text(output, f"[\n{rows}\n]\n")
+
+
+app.command()(memory)
+
+
+@app.command()
+def probe(
+    output: Output,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device that ranks compute on.")] = "cpu",
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of each machine, which measure at the same time.")] = 1,
+) -> None:
+    """Measure this machine, or those of the Slurm job, for the choice of a strategy (hardware.probe)."""
+    from zerolora.probe.probe import probe as measure
+
+    measure(output, device, ranks)
+
+
+@app.command()
+def show(
+    results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
+) -> None:
+    """Print a row for each run, finished or not, in at most 120 columns."""
+    from zerolora.report.comparison_show import show as table
+
+    typer.echo(table(results, colour=sys.stdout.isatty()))
+
+
+@app.command()
+def push(
+    run: Annotated[str, typer.Option(help="Name of a finished run.")],
+    what: Annotated[str, typer.Option(help="adapter or merged.")],
+    to: Annotated[
+        str, typer.Option(metavar="OWNER/NAME|DIRECTORY", help="A hub repository, or a directory, as in ./NAME.")
+    ],
+    revision: Annotated[str | None, typer.Option(help="Branch of the repository; main if left out.")] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository, if it is new, a private one.")
+    ] = False,
+    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
+) -> None:
+    """Publish a run's adapter or merged model, with a model card, in a hub repository or a directory."""
+    from zerolora.publish.push import push as publish
+
+    with stoppable(f"{to} has either all of the push or nothing of it"):
+        typer.echo(publish(run, what, to, revision, private, message))

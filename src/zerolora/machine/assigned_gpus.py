@@ -1,0 +1,167 @@
+"""Gives a command GPUs that no other command of this machine was given:
+
+    python -m zerolora.machine.assigned_gpus EACH_NODE NODES GRANTED COMMAND …
+
+EACH_NODE is the number of GPUs that the command needs on each of NODES nodes, GRANTED the number that Snakemake gave
+its job in all. Snakemake counts GPUs (the resource `gpu`); this decides which ones a job gets, by a lock file for each,
+which the command inherits, and CUDA_VISIBLE_DEVICES. It never takes GPUs that the user or a scheduler made invisible.
+Locks are shared by all projects of a user on a machine.
+"""
+
+import contextlib
+import fcntl
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from zerolora.errors import UserError, explained
+from zerolora.machine import devices
+
+PREFIX = "zerolora: "  # of log.py, which takes longer to load than all of this
+POLL_SECONDS = 0.2
+TURN = "turn.lock"
+"""Held while a command looks for free GPUs, so that two that need several never wait for each other."""
+
+
+def main(arguments: list[str]) -> int:
+    """Take the GPUs and become the command; return 2 if it cannot have them."""
+    each_node, nodes, granted = (int(text) for text in arguments[:3])
+    command = arguments[3:]
+    try:
+        gpus = lockable()
+        check_visible(each_node, len(gpus))
+        check_granted(each_node * nodes, granted)
+        if not placed_by_srun(os.environ):
+            os.environ[devices.VISIBLE] = ",".join(take(each_node, gpus, lock_folder()))
+        os.execvp(command[0], command)  # noqa: S606 (the rule's own command)
+    except UserError as error:
+        print(f"{PREFIX}{error}", file=sys.stderr)
+    except OSError as error:
+        print(f"{PREFIX}{explained(error)}", file=sys.stderr)
+    return 2
+
+
+def check_visible(needed: int, found: int) -> None:
+    """Raise UserError if this machine shows too few GPUs."""
+    if found < needed:
+        names = os.environ.get(devices.VISIBLE)
+        limited = "" if names is None else f" ({devices.VISIBLE}={names})"
+        raise UserError(
+            f"{_gpus(needed)} needed, and this machine shows {found}{limited}; run where there are more, or correct "
+            "hardware and train.ranks_per_node"
+        )
+
+
+def check_granted(needed: int, granted: int) -> None:
+    """Raise UserError if Snakemake gave a job fewer GPUs than it needs: it caps requests without a word."""
+    if granted < needed:
+        raise UserError(
+            f"this job needs {_gpus(needed)}, and Snakemake may give it {granted} (--resources gpu={granted}, in the "
+            f"command or the profile); write gpu={needed} or more, or fewer train.ranks_per_node"
+        )
+
+
+def placed_by_srun(environment: Mapping[str, str]) -> bool:
+    """Return whether srun started several tasks on each node, among which it has divided the GPUs itself."""
+    tasks, nodes = (int(environment.get(name, "1")) for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"))
+    return tasks > nodes
+
+
+def take(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
+    """Return the names of `count` of the `gpus`, locked for this process and the command that it becomes.
+
+    Waits while others have them. Raises UserError if the folder is not this user's alone.
+    """
+    check_own(folder)
+    waited = False
+    while True:
+        turn = _opened(folder / TURN)
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            if taken := _free(count, gpus, folder):
+                return taken
+        finally:
+            os.close(turn)
+        if not waited:
+            print(
+                f"{PREFIX}waiting for {count} of {_gpus(len(gpus))}, which other jobs use now",
+                file=sys.stderr,
+                flush=True,
+            )
+            waited = True
+        time.sleep(POLL_SECONDS)
+
+
+def lockable() -> dict[str, str]:
+    """Return the name of each visible GPU, as CUDA_VISIBLE_DEVICES has it, and what it is known by on this machine.
+
+    Where the driver cannot be asked, GPUs are known by their names, if CUDA_VISIBLE_DEVICES has any.
+    """
+    names = devices.visible_names()
+    library = devices.driver_library()
+    gpus = devices.visible(library) if library is not None else []
+    if isinstance(gpus, int) or not gpus:
+        return {name: f"gpu-{name.replace('/', '_')}" for name in names or []}
+    if names is None:
+        names = [str(number) for number in range(len(gpus))]
+    return {name: f"gpu-{gpu.uuid}" for name, gpu in zip(names, gpus, strict=False)}
+
+
+def lock_folder() -> Path:
+    """Return the folder of this user's lock files on this machine."""
+    return Path(tempfile.gettempdir(), f"zerolora-gpus-{os.getuid()}")
+
+
+def check_own(folder: Path) -> None:
+    """Make the folder of lock files. Raises UserError if it is there and anybody else could put files into it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    seen = folder.lstat()
+    if not stat.S_ISDIR(seen.st_mode):
+        what = "is a link" if stat.S_ISLNK(seen.st_mode) else "is no directory"
+    elif seen.st_uid != os.getuid():
+        what = f"belongs to user {seen.st_uid}"
+    elif seen.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        what = f"is open to other users (mode {stat.S_IMODE(seen.st_mode):o})"
+    else:
+        return
+    raise UserError(f"{folder}: {what}, so locks of GPUs are not safe there; remove it, or write another TMPDIR")
+
+
+def _opened(file: Path) -> int:
+    """Return the descriptor of a lock file, which is made if it is not there, and never emptied.
+
+    A link is refused: it could name a file that is not ours to open.
+    """
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _free(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
+    """Lock `count` GPUs and return their names; none if fewer are free."""
+    taken: dict[str, int] = {}
+    for name, key in gpus.items():
+        descriptor = _opened(folder / f"{key}.lock")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        os.set_inheritable(descriptor, True)
+        taken[name] = descriptor
+        if len(taken) == count:
+            return list(taken)
+    for descriptor in taken.values():
+        os.close(descriptor)
+    return []
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,274 @@
+"""The interface of a training method: trained parameters, their memory, and the trace of the forward pass."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from zerolora.errors import UserError, shown, wording
+
+if TYPE_CHECKING:
+    import torch
+
+    from zerolora.config.method_sections import MethodSections
+    from zerolora.model.projections import Projections
+    from zerolora.model.spec import ModelSpec, Module
+    from zerolora.model.tracer import Value
+    from zerolora.tensor_file import Factor
+
+WHOLE_WEIGHTS = "model.safetensors"
+"""The file that a method without an adapter writes."""
+ADAPTABLE = ("linear", "conv1d", "embedding", "head")
+SHARED = ("embedding", "head")
+"""Modules that share one weight in a tied model."""
+
+
+@dataclass(frozen=True)
+class TrainedParameters:
+    """The frozen and trained parameters of a model."""
+
+    frozen: int
+    """Parameters of the base model that stay as they are."""
+    trained: int
+    """Parameters that are trained: φ."""
+    frozen_bytes: float
+    """Bytes of the frozen ones, quantized or not, unsharded."""
+    ranks: tuple[tuple[str, int], ...]
+    """Path and r of each adapted linear module, of the first layer where layers differ; 1 for (IA)³."""
+    largest_trained: int
+    """Parameters of the largest trained tensor."""
+    factored: int
+    """Rows and columns of the trained matrices, and elements of trained vectors: what Adafactor keeps a value for."""
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A way to train a model. Its fields are its settings."""
+
+    name: ClassVar[str]
+    trains: ClassVar[bool] = False
+    """Whether `zerolora train` can run it; otherwise only its memory is estimated."""
+    trains_base: ClassVar[bool] = False
+    """The base model's own weights are trained."""
+
+    @property
+    def frozen_type(self) -> str | None:
+        """The type that the frozen linear modules are quantized to; None if they are not."""
+        return None
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether the unpacked weights of quantized modules are computed with, outside of their forward pass."""
+        return False
+
+    @property
+    def drops(self) -> bool:
+        """Whether dropout is applied to the adapter's input."""
+        return False
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding, and of a head of its own, that are trained though the whole is not."""
+        return 0
+
+    @classmethod
+    def of(cls, settings: "MethodSections") -> Self:
+        """Return the method with those settings of `train` that cost memory."""
+        return cls()
+
+    def under(self, engine: str) -> "Method":
+        """Return the method as it is under an engine, which may change what was prepared."""
+        return self
+
+    def activation_width(self, width: int) -> int:
+        """Return the bytes of an activation; `width` is that of a weight in the run's precision."""
+        return width
+
+    @abstractmethod
+    def parameters(self, model: "ModelSpec", width: int) -> TrainedParameters:
+        """Return what is trained and frozen; `width` is the bytes of a weight that is not quantized.
+
+        Raises UserError if a setting names a module that the model does not have.
+        """
+
+    def replaced(self, model: "ModelSpec") -> int:
+        """Return the parameters of the base model that a rank holds in another form than they are stored in."""
+        return 0
+
+    @abstractmethod
+    def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
+        """Trace a linear module with what the method adds to it; `role` is q, k, v, o, gate, up or down."""
+
+
+@dataclass(frozen=True)
+class TrainableMethod(Method):
+    """A method that `zerolora train` can run and `zerolora merge` can merge."""
+
+    trains: ClassVar[bool] = True
+    sections: ClassVar[tuple[str, ...]] = ()
+    """The sections of `train` that hold its settings."""
+    trains_rows: ClassVar[bool] = True
+    """It can train the rows of added tokens."""
+    peft_type: ClassVar[str | None] = None
+    """peft_type of its adapter_config.json; None if what it writes is no adapter."""
+
+    @classmethod
+    def quantizes(cls) -> bool:
+        """Tell whether the base model is quantized."""
+        return "quantization" in cls.sections
+
+    @staticmethod
+    @abstractmethod
+    def build(model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
+        """Return a transformers model with what is trained added to it, and everything else frozen.
+
+        `rows`: numbers of the rows of embedding and head that are trained, for added tokens.
+
+        Raises UserError if a setting names a module that the model does not have.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """Return the tensors to be written, of the trained parameters of a built model by their name in it."""
+
+    @staticmethod
+    @abstractmethod
+    def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
+        """Tell whether a published tensor is still what every training starts with."""
+
+    @staticmethod
+    @abstractmethod
+    def updates(directory: Path, model: Any) -> "dict[str, Update]":
+        """Return what a directory that training published makes of the base model's weights, by the weight's name in
+        `model`, the base on the meta device, or its spec for an adapter of plain modules (merge/listed.py).
+
+        Raises UserError if a tensor is not of this method.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> "dict[str, Update]":
+        """Return the same of published tensors and the content of their adapter_config.json, empty without one."""
+
+
+class Update(ABC):
+    """What training makes of one weight. Its tensors are in memory or in a file, from which they are read in part."""
+
+    optional: bool = False
+    """Whether the base model may lack the weight."""
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether each row of the result depends on that row of the weight alone."""
+        return True
+
+    @abstractmethod
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise UserError if a weight of this shape is not the one that was trained."""
+
+    @abstractmethod
+    def apply(self, rows: "torch.Tensor", first: int) -> None:
+        """Make of `rows`, in fp32, what they are after training, in place; `first` is the number of the first of them.
+        Without `by_rows` they are the whole weight."""
+
+    def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
+        """Return the weight after training, in fp32, from the one before. Raises UserError if the shapes differ."""
+        import torch
+
+        self.check(tuple(weight.shape))
+        result = weight.to(torch.float32, copy=True)
+        self.apply(result, 0)
+        return result
+
+
+def check_shape(name: str, shape: tuple[int, ...], expected: "Iterable[int]") -> None:
+    """Raise UserError if the adapter expects another shape of a base weight."""
+    expected = tuple(expected)
+    if shape == expected:
+        return
+    if len(shape) == len(expected):
+        differing = [place for place, (one, other) in enumerate(zip(shape, expected, strict=True)) if one != other]
+        what = wording("their sizes differ" if len(differing) > 1 else f"the sizes of dimension {differing[0]} differ")
+    else:
+        what = wording("one has more dimensions")
+    raise UserError(
+        f"{name} is {list(shape)} in the base and {list(expected)} in the adapter: {what}; write the base that the "
+        "adapter was trained on"
+    )
+
+
+def named_modules(model: "ModelSpec", names: tuple[str, ...], key: str, among: "Iterable[Module]") -> "list[Module]":
+    """Return the modules whose path is, or ends in, one of `names`; `key` is the setting in the error's message."""
+    among = list(among)
+    for name in names:
+        if not any(is_named(module.path, (name,)) for module in among):
+            known = ", ".join(sorted({module.name for module in model.linears}))
+            raise UserError(f"{key}: {shown(name)} is not in the model; write some of {known}")
+    return [module for module in among if is_named(module.path, names)]
+
+
+def is_named(path: str, names: tuple[str, ...]) -> bool:
+    """Return whether a module's path is, or ends in, one of `names`."""
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+def saved_tensors(model: "ModelSpec", names: tuple[str, ...]) -> list[int]:
+    """Return the elements of each parameter of the modules of which a whole copy is trained and saved."""
+    tensors: list[int] = []
+    for name in names:
+        if not any(module.path.endswith(name) for module in model.modules):
+            known = ", ".join(sorted({module.name for module in model.modules}))
+            raise UserError(f"modules_to_save: {shown(name)} is not in the model; write some of {known}")
+    saved = [module.path for module in model.modules if module.kind in SHARED and names and module.path.endswith(names)]
+    check_untied(model.tied, "modules_to_save", saved)
+    for module in model.modules:
+        # As peft has it, also in the middle of a name: norm means input_layernorm too (utils/other.py, _set_trainable).
+        if module.path.endswith(names):
+            # A tied head is saved as a tensor of its own.
+            tensors += (sizes(module) or [model.vocabulary * model.hidden]) * module.count
+    return tensors
+
+
+def check_apart(key: str, paths: Iterable[str]) -> None:
+    """Raise UserError if an embedding or a head, `paths`, is trained by `key`, and rows of it for added tokens."""
+    for path in paths:
+        raise UserError(
+            f"{key}: {path} would be trained twice, since rows of it are trained for the tokens that prepare adds; "
+            "leave it out"
+        )
+
+
+def check_untied(tied: bool, key: str, paths: list[str]) -> None:
+    """Raise UserError if a tied model's embedding or head, `paths`, is to be trained by itself.
+
+    What is trained is then one of two uses of the same weight; merged, the two would no longer be the same.
+    """
+    if tied and paths:
+        raise UserError(
+            f"{key}: {paths[0]} shares its weight with another module of this model, and `zerolora train` does not "
+            "train one of the two by itself; leave it out"
+        )
+
+
+def saved_factors(model: "ModelSpec", names: tuple[str, ...]) -> int:
+    """Return the rows and columns of the modules of which a whole copy is trained and saved."""
+    total = 0
+    for module in model.modules:
+        if not names or not module.path.endswith(names):
+            continue
+        shapes = [shape for _, shape in module.weights] or [(model.vocabulary, model.hidden)]
+        total += sum(rows_and_columns(shape) for shape in shapes) * module.count
+    return total
+
+
+def rows_and_columns(shape: tuple[int, ...]) -> int:
+    """Return the rows and columns of a matrix, or of each of several, and the elements of a vector."""
+    return math.prod(shape) if len(shape) < 2 else math.prod(shape[:-2]) * (shape[-2] + shape[-1])
+
+
+def sizes(module: "Module") -> list[int]:
+    """Return the elements of each parameter of one copy of a module."""
+    return [math.prod(shape) for _, shape in module.weights]

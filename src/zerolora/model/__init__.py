@@ -1,0 +1,1 @@
+"""What a base model is: its files, its specification, and its operations on the memory tracer."""

@@ -1,0 +1,160 @@
+"""Tokens that a data set adds to its model's tokenizer, and their rows in the model's embedding and head.
+
+`prepare` adds them and lists them in its manifest; training writes the list beside what it trained, for merge.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerolora.errors import UserError, shown
+from zerolora.files import MANIFEST, read_json, write_json
+from zerolora.model import foreign
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "tokens.json"
+"""In the directory of what was trained."""
+SUMMED = 4096
+"""Rows whose fp64 copies are summed at a time."""
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that the model's own tokenizer does not have."""
+
+    token: str
+    id: int
+    special: bool
+    """It is part of the prompt format: no message may hold it, and answers are shown without it."""
+
+
+def extend(tokenizer: Any, special: Iterable[str], others: Iterable[str]) -> list[AddedToken]:
+    """Add tokens to a tokenizer, in place, and return them: the special ones first.
+
+    Raises UserError if it has one of them already.
+    """
+    names = [*((token, True) for token in special), *((token, False) for token in others)]
+    known = tokenizer.get_vocab()
+    for token, is_special in names:
+        if token in known:
+            key = "add_special_tokens" if is_special else "add_tokens"
+            raise UserError(
+                f"prepare: {key}: {shown(token)} is token {known[token]} of the model's own tokenizer; leave it out"
+            )
+    _add(tokenizer, names)
+    numbers = tokenizer.convert_tokens_to_ids([token for token, _ in names])
+    return [AddedToken(token, number, kind) for (token, kind), number in zip(names, numbers, strict=True)]
+
+
+def extend_again(tokenizer: Any, tokens: Iterable[AddedToken]) -> None:
+    """Add tokens that `extend` returned to a tokenizer, in place; a merged model's has them already."""
+    known = tokenizer.get_vocab()
+    tokens = list(tokens)
+    _add(tokenizer, [(each.token, each.special) for each in tokens if each.token not in known])
+    numbers = tokenizer.convert_tokens_to_ids([each.token for each in tokens])
+    for each, number in zip(tokens, numbers, strict=True):
+        if number != each.id:
+            raise UserError(
+                f"{shown(each.token)} is token {each.id} of the prepared data, and {number} of this model's tokenizer; "
+                "prepare the data with this model"
+            )
+
+
+def _add(tokenizer: Any, tokens: Iterable[tuple[str, bool]]) -> None:
+    from tokenizers import AddedToken as Token
+
+    for token, special in tokens:
+        # As written: a normalizer must not change a marker before it is looked for.
+        tokenizer.add_tokens([Token(token, special=special, normalized=False)], special_tokens=special)
+
+
+def of_data(data: Path) -> list[AddedToken]:
+    """Return the tokens that a prepared data set adds."""
+    return [
+        AddedToken(**each) for each in foreign.manifest(data / MANIFEST, "zerolora prepare").get("added_tokens", [])
+    ]
+
+
+def of_directory(directory: Path) -> list[AddedToken]:
+    """Return the tokens that were added for what a directory holds, an adapter or whole weights.
+
+    Raises UserError if its list is none of tokens.
+    """
+    path = directory / FILE
+    if not path.is_file():
+        return []
+    listed = read_json(path, "zerolora train")
+    for each in listed if isinstance(listed, list) else [listed]:
+        types = {key: type(value) for key, value in each.items()} if isinstance(each, dict) else None
+        if types != {"token": str, "id": int, "special": bool}:
+            raise UserError(
+                f"{path}: holds {shown(each)} in the place of an added token; delete it and run `zerolora train` again"
+            )
+    return [AddedToken(**each) for each in listed]
+
+
+def write(directory: Path, tokens: Iterable[AddedToken]) -> None:
+    """Write tokens beside what was trained; nothing if there are none."""
+    if listed := [asdict(each) for each in tokens]:
+        write_json(directory / FILE, listed)
+
+
+def rows_needed(rows: int, tokens: Iterable[AddedToken]) -> int:
+    """Return the rows of an embedding that had `rows` before tokens were added: some models have rows to spare."""
+    return max([rows, *(each.id + 1 for each in tokens)])
+
+
+def add_rows(model: Any, tokens: Iterable[AddedToken]) -> list[int]:
+    """Give a transformers model, on the meta device or not, a row of embedding and head for each token, in place.
+
+    Both get more rows if they have too few. The rows start as the mean of the rows before them, computed in fp64, so
+    that they are the same on every rank and device. Collective where weights are sharded (stage 3). Returns the
+    numbers of the rows, in order: those of the tokens, and those that the tokenizer had tokens for but the model had
+    not.
+    """
+    tokens = list(tokens)
+    if not tokens:
+        return []
+    before = model.config.get_text_config().vocab_size
+    rows = rows_needed(before, tokens)
+    if rows > before:
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    numbers = sorted({each.id for each in tokens} | set(range(before, rows)))
+    for part in _unique(each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())):
+        with _gathered(part):
+            if part.device.type != "meta":
+                part.data[numbers] = mean_row(part.data[: numbers[0]].split(SUMMED)).to(part.dtype)
+    return numbers
+
+
+def mean_row(parts: "Iterable[torch.Tensor]") -> "torch.Tensor":
+    """Return the mean of rows, fp64, from parts of SUMMED rows: with it the rows of added tokens start."""
+    import torch
+
+    total, count = None, 0
+    for part in parts:
+        summed = part.double().sum(0)
+        total = summed if total is None else total + summed
+        count += len(part)
+    assert total is not None
+    return torch.as_tensor(total / count)
+
+
+def _unique(weights: Iterable[Any]) -> list[Any]:
+    return list({id(weight): weight for weight in weights}.values())
+
+
+@contextlib.contextmanager
+def _gathered(weight: Any) -> Iterator[None]:
+    """Hold a weight whole that DeepSpeed may have sharded, and keep what rank 0 writes to it."""
+    if not hasattr(weight, "ds_id"):
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
+        yield

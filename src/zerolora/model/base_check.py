@@ -1,0 +1,237 @@
+"""Checks a base model before anything is made of it: its files against its class, on the meta device.
+
+transformers draws at random what a checkpoint lacks and drops what the class does not have; here both are one line.
+Only headers are read, and the two tensors of an embedding and its head where a model shares them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerolora.compat.transformers_patches import StoredNames, load_report, stored_names
+from zerolora.errors import UserError, shown
+from zerolora.model import foreign
+from zerolora.model.architecture import auto_class, tokenizer_of
+from zerolora.model.families import FAMILIES
+from zerolora.model.families.keys import Keys
+from zerolora.model.manifest import check_loadable, check_needs_no_code, check_not_quantized
+from zerolora.model.meta_device import build_on_meta
+from zerolora.model.meta_guards import check_sizes
+from zerolora.model.spec import ModelSpec
+from zerolora.model.weight_files import WEIGHT_INDEX, check_read_as_it_is, few, weight_files, weight_map
+from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, read_header
+
+FLOATS = ("F32", "F16", "BF16")
+"""Types of a weight that is not quantized, as safetensors writes them."""
+ROWS = 4096
+"""Rows of two tensors that are compared at a time."""
+OLD_MASK = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$")
+"""The causal mask, and the value of what it hides, that GPT's classes once had as buffers and now compute."""
+
+
+def check_base(directory: Path) -> None:
+    """Raise UserError unless the model in `directory` can be trained, evaluated and merged as its files say."""
+    check_settings(directory)
+    check_weights(directory)
+
+
+def check_settings(directory: Path) -> None:
+    """Raise UserError if config.json or the tokenizer of a model is missing, or transformers cannot load it.
+
+    Weights are not needed.
+    """
+    config = directory / "config.json"
+    if not config.is_file():
+        raise UserError(f"{directory}: has no config.json, so it is no transformers model; write another path")
+    check_not_quantized(directory)
+    check_read_as_it_is(directory)
+    foreign.check_model(directory)
+    check_needs_no_code(directory)
+    _build(directory)
+    _check_tokenizer(directory)
+
+
+def check_weights(directory: Path) -> list[TensorFile]:
+    """Return the headers of a model's weights.
+
+    Raises UserError unless they contain every weight that config.json describes, once, in its shape, and no other.
+    """
+    check_loadable(directory)
+    check_not_quantized(directory)
+    check_needs_no_code(directory)
+    files = [read_header(path) for path in weight_files(directory)]
+    _check_index(directory, files)
+    if listed_spec(directory, files) is None:
+        _compare(directory, files)
+    else:
+        _check_types(tensor for file in files for tensor in file.tensors.values())
+    return files
+
+
+def listed_spec(directory: Path, files: Iterable[TensorFile]) -> ModelSpec | None:
+    """Return the spec of a model whose files contain exactly the weights that its family lists, in these shapes.
+
+    None if they contain others, or the architecture has no file in model/families/: only its class can tell.
+    """
+    path = directory / "config.json"
+    config = foreign.model_config(directory)
+    family = config.get("model_type")
+    if family not in FAMILIES or config.get("add_cross_attention"):
+        return None
+    try:
+        check_sizes(config, path)
+        spec = FAMILIES[family](Keys(config, path, family))
+    except UserError:
+        return None
+    stored = {name: each.shape for file in files for name, each in file.tensors.items()}
+    return spec if listed_shapes(spec) == stored else None
+
+
+def listed_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight by its name."""
+    return {
+        f"{module.path.format(number)}.{name}": shape
+        for module in spec.modules
+        for number in module.numbers
+        for name, shape in module.weights
+    }
+
+
+def check_shared(files: list[TensorFile], names: StoredNames, shared: Mapping[str, str], where: Path) -> None:
+    """Raise UserError if the files hold two different tensors of a weight that the model shares.
+
+    transformers then reads two, but not where weights are sharded while they are read: engines would train different
+    models. `shared` has the name of the weight by that of its copy; `where` is the model's config.json.
+    """
+    for copy, name in shared.items():
+        one, other = stored_weight(copy, files, names), stored_weight(name, files, names)
+        if one is not None and other is not None and not _equal(one, other):
+            raise UserError(
+                f"{where}: tie_word_embeddings is true, but {copy} and {name} differ in the files; "
+                "write false, or save the model with one of them"
+            )
+
+
+def _build(directory: Path) -> Any:
+    path = directory / "config.json"
+    config = foreign.model_config(directory)
+    if "model_type" not in config:
+        raise UserError(
+            f"{path}: has no model_type; write the architecture's name, such as llama, or fetch the model again"
+        )
+    check_sizes(config, path)
+    model = build_on_meta(config, path)
+    auto_class(model.config, path)
+    return model
+
+
+def _check_tokenizer(directory: Path) -> None:
+    if not any(directory.glob("tokenizer*")):
+        raise UserError(f"{directory}: has no tokenizer files; save the model's tokenizer there")
+    tokenizer_of(directory)
+
+
+def _check_index(directory: Path, files: list[TensorFile]) -> None:
+    """Raise UserError if a tensor is in two files, or in another than the index names."""
+    where: dict[str, str] = {}
+    for file in files:
+        for name in file.tensors:
+            if name in where:
+                raise UserError(
+                    f"{directory}: {shown(name)} is in {where[name]} and in {file.path.name}; keep one, or fetch the "
+                    "model again"
+                )
+            where[name] = file.path.name
+    wrong = sorted(name for name, file in weight_map(directory).items() if where.get(name) != file)
+    if wrong:
+        raise UserError(
+            f"{directory / WEIGHT_INDEX}: names {few(wrong)} in files that do not contain it; fetch the whole model"
+        )
+
+
+def _compare(directory: Path, files: list[TensorFile]) -> None:
+    """Raise UserError if the files lack a weight of the model, or have one that it has not, or in another shape."""
+    import torch
+
+    model = _build(directory)
+    # Buffers may be whole numbers.
+    floats = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    shared, names = dict(model.all_tied_weights_keys), stored_names(model)
+    family = type(model).__name__
+    empty = {
+        each.name: torch.empty(each.shape, dtype=getattr(torch, TYPES.get(each.kind, ("uint8", 1))[0]), device="meta")
+        for file in files
+        for each in file.tensors.values()
+    }
+    weights = {name: names.of_model(name) for name in empty}
+    _check_once(directory, weights)
+    _check_types(each for file in files for each in file.tensors.values() if weights[each.name][0] in floats)
+    report = load_report(model, empty)
+    path = directory / "config.json"
+    again = "correct config.json, or fetch the whole model"
+    for name, (found, expected) in report.wrong.items():
+        rows = model.config.get_text_config(decoder=True).vocab_size
+        if found[1:] == expected[1:] and expected[:1] == (rows,):
+            raise UserError(
+                f"{path}: vocab_size is {rows}, but {name} has {found[0]} rows in the files; write vocab_size: "
+                f"{found[0]}, or fetch the whole model"
+            )
+        more = f" ({few(list(report.wrong)[1:])} too)" if len(report.wrong) > 1 else ""
+        raise UserError(
+            f"{directory}: {name} is {list(found)} in the files, and {list(expected)} in a {family} of this "
+            f"config.json{more}; {again}"
+        )
+    if report.unreadable:
+        name, why = next(iter(report.unreadable.items()))
+        raise UserError(f"{directory}: {name} cannot be made of the tensors in the files ({why:.200}); {again}")
+    if report.missing:
+        raise UserError(
+            f"{directory}: its files lack {few(report.missing)} of a {family}, which would be drawn at random; {again}"
+        )
+    masks = {weights[each.name][0] for file in files for each in file.tensors.values() if _is_old_mask(each)}
+    if surplus := [name for name in report.surplus if name not in masks]:
+        raise UserError(
+            f"{directory}: its files contain {few(surplus)}, and a {family} of this config.json has no such "
+            f"weights; {again}"
+        )
+    check_shared(files, names, shared, path)
+
+
+def _is_old_mask(tensor: StoredTensor) -> bool:
+    """Return whether a tensor is a mask by its name, and a number, or a square for all heads, by its shape."""
+    *others, rows, columns = (1, 1, *tensor.shape)
+    return bool(OLD_MASK.search(tensor.name)) and rows == columns and set(others) <= {1}
+
+
+def _check_once(directory: Path, weights: Mapping[str, tuple[str, bool]]) -> None:
+    """Raise UserError if two stored tensors are the same weight, under names of which one is an older one."""
+    seen: dict[str, str] = {}
+    for name, (weight, converted) in weights.items():
+        if not converted and (first := seen.setdefault(weight, name)) != name:
+            raise UserError(
+                f"{directory}: {shown(first)} and {shown(name)} are both read as {weight}; keep one in the files"
+            )
+
+
+def _check_types(stored: Iterable[StoredTensor]) -> None:
+    for each in stored:
+        if each.kind not in FLOATS:
+            raise UserError(
+                f"{each.path}: {shown(each.name)} is stored as {each.kind}, and weights of one of {', '.join(FLOATS)} "
+                "are expected; take the model as it was before it was converted"
+            )
+
+
+def stored_weight(weight: str, files: list[TensorFile], names: StoredNames) -> StoredTensor | None:
+    """Return a weight of the model as it is stored; None if it is not, by itself."""
+    shape = names.shapes[weight]
+    alike = (each for file in files for each in file.tensors.values() if each.shape == shape)
+    return next((each for each in alike if names.of_model(each.name) == (weight, False)), None)
+
+
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+    import torch
+
+    blocks = range(0, one.shape[0], ROWS)
+    return all(torch.equal(one.read(at, at + ROWS), other.read(at, at + ROWS)) for at in blocks)

@@ -1,0 +1,145 @@
+"""The operations of a transformer on the memory tracer: what each allocates, and saves for the backward pass.
+
+Source: torch's tools/autograd/derivatives.yaml. Widths are bytes of an element, counts are elements.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from zerolora.model.tracer import MemoryTracer, Parameter, Value
+
+
+class Operations:
+    """Operations on the values of one memory tracer."""
+
+    def __init__(self, tracer: MemoryTracer) -> None:
+        self.tracer = tracer
+
+    def _result(
+        self, count: float, width: float, inputs: list[Value], saved: list[Value], backward: Callable[..., Any]
+    ) -> Value:
+        result = self.tracer.new(count, width)
+        result.source = self.tracer.node(inputs, saved, backward)
+        return result
+
+    def of(self, weight: Parameter) -> Value:
+        """A value that stands for a trained weight, without bytes of its own; or the copy that is computed with, made
+        at each use, whose gradient is cast to the weight's width (train/engines/ddp.py, _Cast)."""
+        return self.cast(Value(self.tracer.nothing, weight.count, weight.width, weight), weight.computed)
+
+    def view(self, value: Value, count: float | None = None) -> Value:
+        """Another shape, or a part, of the same storage."""
+        result = Value(value.storage, value.count if count is None else count, value.width, None)
+        result.source = self.tracer.node([value], [], lambda gradient: [gradient])
+        return result
+
+    def linear(
+        self, value: Value, inputs: float, outputs: float, weight: Parameter | None = None, saves: bool = False
+    ) -> Value:
+        """Return x·Wᵀ; the input is saved if the weight is trained, or if `saves`, and the weight for the input's
+        gradient."""
+        new, count, width = self.tracer.new, value.count, value.width
+        needed = value.needs_gradient
+
+        def backward(gradient: Value) -> list[Value | None]:
+            found = [new(count, width) if needed else None]
+            return [*found, new(inputs * outputs, width)] if weight else found
+
+        trained = [self.of(weight)] if weight else []
+        return self._result(
+            count / inputs * outputs,
+            width,
+            [value, *trained],
+            [*([value] if weight or saves else []), *(trained if needed else [])],
+            backward,
+        )
+
+    def unary(self, value: Value, saved: str = "") -> Value:
+        """An elementwise function; saves its "input", its "output", or nothing."""
+        new, count, width = self.tracer.new, value.count, value.width
+        result = new(count, width)
+        kept = {"input": [value], "output": [result], "": []}[saved]
+        result.source = self.tracer.node([value], kept, lambda gradient: [new(count, width)])
+        return result
+
+    def dropped(self, value: Value) -> Value:
+        """Dropout: saves a mask of bytes (native_dropout)."""
+        new, count, width = self.tracer.new, value.count, value.width
+        result = new(count, width)
+        result.source = self.tracer.node([value], [new(count, 1)], lambda gradient: [new(count, width)])
+        return result
+
+    def cast(self, value: Value, width: float) -> Value:
+        """The same value in another width; itself if it has that width."""
+        if value.width == width:
+            return value
+        new, count, before = self.tracer.new, value.count, value.width
+        return self._result(count, width, [value], [], lambda gradient: [new(count, before)])
+
+    def add(self, first: Value, second: Value) -> Value:
+        """A sum; both inputs get the gradient of the result itself."""
+        return self._result(
+            first.count, max(first.width, second.width), [first, second], [], lambda gradient: [gradient, gradient]
+        )
+
+    def mul(self, first: Value, second: Value) -> Value:
+        """A product; saves each factor whose counterpart needs a gradient."""
+        new = self.tracer.new
+        saved = [other for one, other in ((first, second), (second, first)) if one.needs_gradient]
+        shapes = [(one.count, one.width, one.needs_gradient) for one in (first, second)]
+        return self._result(
+            max(first.count, second.count),
+            max(first.width, second.width),
+            [first, second],
+            saved,
+            lambda gradient: [new(count, width) if needed else None for count, width, needed in shapes],
+        )
+
+    def cat(self, first: Value, second: Value) -> Value:
+        """Two values side by side; their gradients are views."""
+        counts = (first.count, second.count)
+
+        def backward(gradient: Value) -> list[Value]:
+            return [Value(gradient.storage, count, gradient.width, None) for count in counts]
+
+        return self._result(sum(counts), first.width, [first, second], [], backward)
+
+    def slice(self, value: Value, share: float) -> Value:
+        """A part of a value; its gradient is as large as the whole."""
+        new, count, width = self.tracer.new, value.count, value.width
+        result = Value(value.storage, count * share, width, None)
+        result.source = self.tracer.node([value], [], lambda gradient: [new(count, width)])
+        return result
+
+    def split(self, value: Value, share: float) -> tuple[Value, Value]:
+        """Two parts of a value, `share` of it and the rest; their gradients are joined."""
+        whole, total, width = self.view(value), value.count, value.width
+
+        def backward(gradient: Value) -> list[Value]:
+            # The tracer adds two values into a new one: of this size, it is what joining them allocates.
+            return [Value(gradient.storage, total, width, None)]
+
+        parts = Value(value.storage, total * share, width, None), Value(value.storage, total * (1 - share), width, None)
+        for part in parts:
+            part.source = self.tracer.node([whole], [], backward)
+        return parts
+
+    def matmul(self, first: Value, second: Value, count: float) -> Value:
+        """A product of two values, both saved, with `count` elements."""
+        new = self.tracer.new
+        saved = [other for one, other in ((first, second), (second, first)) if one.needs_gradient]
+        shapes = [(one.count, one.width, one.needs_gradient) for one in (first, second)]
+        return self._result(
+            count,
+            first.width,
+            [first, second],
+            saved,
+            lambda gradient: [new(size, width) if needed else None for size, width, needed in shapes],
+        )
+
+    def repeat(self, value: Value, times: float) -> Value:
+        """Each head `times` over; the gradient is summed."""
+        if times == 1:
+            return value
+        new, count, width = self.tracer.new, value.count, value.width
+        return self._result(count * times, width, [value], [], lambda gradient: [new(count, width)])

@@ -1,0 +1,92 @@
+"""Reads a model's spec from its config.json.
+
+The families in model/families/ are counted from the file, without torch. Any other architecture is built by
+transformers on the meta device, which takes no memory but some seconds, and counted there.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError, shown
+from zerolora.model.families import FAMILIES
+from zerolora.model.families.keys import Keys
+from zerolora.model.foreign import config_file
+from zerolora.model.meta_device import count_on_meta_device
+from zerolora.model.spec import ModelSpec
+
+TRAITS = {
+    "layers": "number of layers",
+    "hidden": "hidden size",
+    "heads": "number of attention heads",
+    "key_heads": "number of key-value heads",
+    "head_dim": "width of a head",
+    "inner": "width of the MLP",
+    "vocabulary": "vocabulary size",
+}
+"""Sizes that the trace of a layer needs, which the meta device does not show for every architecture."""
+
+
+def read_model_spec(path: Path) -> ModelSpec:
+    """Return the spec of the model in directory `path`, or of a config.json under any name that ends in .json.
+
+    Raises UserError if the file is missing, broken or incomplete, or of a model that cannot be computed.
+    """
+    where = _config_file(path)
+    spec = from_config(_read(where), where)
+    for name in ("layers", "hidden", "heads", "key_heads", "head_dim", "inner", "vocabulary"):
+        value = getattr(spec, name)
+        if not isinstance(value, int) or value < 1:
+            raise UserError(
+                f"{where}: {shown(value)} is no {TRAITS[name]} that the memory of a {spec.family} can be traced with; "
+                "estimate a model of another architecture"
+            )
+    if spec.experts and not spec.experts_per_token:
+        raise UserError(
+            f"{where}: does not say how many of its {spec.experts} experts a token has; estimate a model of another "
+            "architecture"
+        )
+    if spec.heads % spec.key_heads:
+        raise UserError(
+            f"{where}: {spec.key_heads} key-value heads for {spec.heads} attention heads; write a num_key_value_heads "
+            f"that divides {spec.heads}"
+        )
+    return spec
+
+
+def _config_file(path: Path) -> Path:
+    """Return the path of the config.json that a user means. Raises UserError if it is no file that can be one."""
+    where = path / "config.json" if path.is_dir() else path
+    remedy = "write the path of a model's directory or of its config.json"
+    if where.is_dir():
+        raise UserError(f"{where}: is a directory; {remedy}")
+    if where.suffix != ".json":
+        if where.exists():
+            raise UserError(f"{where}: is not a config.json; {remedy}")
+        where /= "config.json"
+    if not where.is_file():
+        # A path through a file is no error of the system's that a user should see.
+        raise UserError(f"{where}: there is no such file; `zerolora fetch` writes it, or {remedy}")
+    return where
+
+
+def _read(where: Path) -> Any:
+    """Return the JSON value of a config.json."""
+    return config_file(where, "fetch the model again, or write the path of its config.json")
+
+
+def from_config(config: Any, where: Path) -> ModelSpec:
+    """Return the spec of a config.json's content; `where` names the file in messages."""
+    if not isinstance(config, dict):
+        raise UserError(f"{where}: holds {shown(config)}; write a JSON object, as a model's config.json is")
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        seen = f"model_type is {shown(family)}" if "model_type" in config else "has no model_type"
+        raise UserError(f"{where}: {seen}; write the architecture's name, such as llama, or fetch the model again")
+    # No family's function counts the cross-attention that some classes add on request.
+    if family not in FAMILIES or config.get("add_cross_attention"):
+        spec = count_on_meta_device(config, where)
+    else:
+        spec = FAMILIES[family](Keys(config, where, family))
+    stored = config.get("quantization_config")
+    return replace(spec, stored_as=str(stored.get("quant_method", ""))) if isinstance(stored, dict) else spec

@@ -1,0 +1,229 @@
+"""Sizes of a model: every module that owns parameters, and how a layer computes."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from zerolora.types import Attention
+
+ParameterShapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Name and shape of each parameter that a module owns itself, not through a submodule."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module that owns parameters, either once in the model or once in each layer."""
+
+    path: str
+    """As in named_modules(), with {} for the layer's number: model.layers.{}.self_attn.q_proj."""
+    kind: str
+    """linear, conv1d, embedding, head, norm, experts, router, other, or outside: of a part beside the language model,
+    such as a vision tower, which is never trained."""
+    weights: ParameterShapes
+    """Empty for a head that shares the embedding's weight."""
+    count: int = 1
+    """1, or the number of layers that have it."""
+    inputs: int = 0
+    """Of a linear, conv1d or head, also of one outside."""
+    outputs: int = 0
+    layers: tuple[int, ...] = ()
+    """Numbers of these layers, if they are not the first ones."""
+    quantizable: bool = True
+    """Of a linear or conv1d: whether transformers quantizes it with bitsandbytes. It leaves subclasses of nn.Linear, as
+    some routers are, and modules that a class keeps in fp32 (compat/transformers_patches.py, quantizable_paths)."""
+
+    @property
+    def name(self) -> str:
+        """The last part of the path: q_proj."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the layers that have it."""
+        return self.layers or range(self.count)
+
+    @property
+    def stack(self) -> str:
+        """The path of the list of layers it is in, empty if it is in none: model.layers."""
+        return self.path.partition(".{}")[0] if "{}" in self.path else ""
+
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of one copy."""
+        return sum(math.prod(shape) for _, shape in self.weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The properties of a model that the estimate depends on. Sizes in elements."""
+
+    family: str
+    """model_type."""
+    modules: tuple[Module, ...]
+    """In the order of named_modules(). Modules without a weight of their own are left out, except for a tied head."""
+    layers: int
+    """Of the decoder, in an encoder-decoder."""
+    hidden: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    inner: int
+    """Width of the MLP, of one expert's in a mixture of experts."""
+    vocabulary: int
+    tied: bool
+    """The head shares the embedding's weight."""
+    norm: str
+    """rms, rms_gemma (x * (1 + w) in fp32) or layer."""
+    norms_per_layer: int
+    """Norms over the hidden width in a (decoder) layer."""
+    activation: str
+    """As hidden_act says."""
+    qk_norm: bool = False
+    gated: bool = False
+    """Gate and up projections."""
+    parallel: bool = False
+    """Attention and MLP read the same input and are added to the same residual."""
+    rotary: float = 0.0
+    """Share of head_dim that rotary embedding rotates."""
+    softcap_attention: bool = False
+    softcap_logits: bool = False
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by a constant."""
+    softmax_in_fp32: bool = True
+    """Of eager attention."""
+    experts: int = 0
+    experts_per_token: int = 0
+    latent: tuple[int, int, int] | None = None
+    """Widths of a head in multi-head latent attention: without rotary embedding, with it, and of a value."""
+    fused_attention: bool = True
+    """torch's fused kernels can compute it. They take as many heads of keys as of queries, or repeat those of keys if
+    asked to; of fewer they have no kernel (aten/src/ATen/native/transformers/sdp_utils_cpp.h)."""
+    sinks: bool = False
+    """Attention has a trained logit for each head besides those of the keys."""
+    attentions: tuple[Attention, ...] = ("flash", "sdpa", "eager")
+    """Implementations of attention that training has for it, the fastest first: `supported_attentions` of its class."""
+    encoder_layers: int = 0
+    stored_as: str = ""
+    """How the published weights are quantized, as quantization_config's quant_method says; empty if they are not."""
+    counted: str = "config.json"
+    """"config.json" or "meta device": where the numbers come from."""
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of parameters, each counted once: a tied head adds none."""
+        return sum(module.parameters * module.count for module in self.modules)
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters that compute a token: all but the experts that it is not routed to."""
+        experts = sum(
+            module.parameters * module.count
+            for module in self.modules
+            if module.kind == "experts" or ".experts." in f"{module.path}."
+        )
+        return self.parameters - (experts - experts * self.experts_per_token // self.experts if self.experts else 0)
+
+    def __hash__(self) -> int:
+        # Caches are asked for one model tens of thousands of times, and all its modules take long to hash.
+        return hash((self.family, self.layers, self.parameters))
+
+    @cached_property
+    def linears(self) -> tuple[Module, ...]:
+        """The targets of peft's all-linear: every nn.Linear and Conv1D but the output head.
+
+        In some mixtures of experts, peft adapts the experts as well, and no other MLP: methods/experts.py.
+        """
+        return tuple(module for module in self.modules if module.kind in ("linear", "conv1d"))
+
+    @cached_property
+    def in_layers(self) -> tuple[Module, ...]:
+        """The modules of the language model's layers, of the largest stack if there are several, as with an encoder."""
+        sizes: dict[str, int] = defaultdict(int)
+        for module in self.modules:
+            if module.stack and module.kind != "outside":
+                sizes[module.stack] += module.parameters * module.count
+        stack = max(sizes, key=lambda name: sizes[name])
+        return tuple(module for module in self.modules if module.stack == stack)
+
+    @cached_property
+    def layer_kinds(self) -> tuple[tuple[tuple[Module, ...], int], ...]:
+        """Modules beside attention, and how many layers have exactly these: one entry for each kind of layer."""
+        kinds: dict[tuple[Module, ...], int] = defaultdict(int)
+        beside = [
+            module
+            for module in self.in_layers
+            if module.kind in ("linear", "conv1d", "experts", "router")
+            and "ttention" not in module.path
+            and "attn" not in module.path
+        ]
+        if all(module.count == self.layers for module in beside):
+            return ((tuple(beside), self.layers),)
+        for number in range(self.layers):
+            kinds[tuple(module for module in beside if number in module.numbers)] += 1
+        return tuple(kinds.items())
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        """Elements of the largest layer."""
+        sizes: dict[int, int] = defaultdict(int)
+        for module in self.in_layers:
+            for number in module.numbers:
+                sizes[number] += module.parameters
+        return max(sizes.values())
+
+
+def supported_attentions(flash: bool, sdpa: bool, softcap: bool, sinks: bool) -> tuple[Attention, ...]:
+    """Return the implementations of attention that training has for a model, the fastest first.
+
+    `flash`: its class computes with the project's own (architecture.takes_own_attention). `sdpa`: with transformers',
+    as its _supports_sdpa says. No fused kernel caps scores or adds sinks to them.
+    """
+    if softcap or sinks:
+        return ("eager",)
+    has: dict[Attention, bool] = {"flash": flash, "sdpa": sdpa, "eager": True}
+    return tuple(name for name, found in has.items() if found)
+
+
+def with_rows(model: ModelSpec, rows: int) -> ModelSpec:
+    """Return a model with so many more rows of embedding and head, for added tokens.
+
+    As many as there are tokens, at most: some models have rows to spare.
+    """
+    if not rows:
+        return model
+    many = model.vocabulary + rows
+
+    def grown(module: Module) -> Module:
+        shapes = tuple(
+            (name, (many, *shape[1:]) if shape[0] == model.vocabulary else shape) for name, shape in module.weights
+        )
+        return replace(module, weights=shapes, outputs=many if module.kind == "head" else module.outputs)
+
+    modules = tuple(grown(each) if each.kind in ("embedding", "head") else each for each in model.modules)
+    return replace(model, modules=modules, vocabulary=many)
+
+
+def to_json(model: ModelSpec) -> dict[str, Any]:
+    """Return a model as JSON values."""
+    return asdict(model)
+
+
+def from_json(value: dict[str, Any]) -> ModelSpec:
+    """Return the model that to_json wrote."""
+    modules = tuple(
+        Module(
+            **{
+                **module,
+                "weights": tuple((name, tuple(sizes)) for name, sizes in module["weights"]),
+                "layers": tuple(module["layers"]),
+            }
+        )
+        for module in value["modules"]
+    )
+    latent = tuple(value["latent"]) if value["latent"] else None
+    return ModelSpec(**{**value, "modules": modules, "latent": latent, "attentions": tuple(value["attentions"])})

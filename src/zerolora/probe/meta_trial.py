@@ -1,0 +1,167 @@
+"""What a run's model cannot do, said before a queue: training and merge, tried on shapes alone.
+
+The real class is built on the meta device with the attention that was chosen, the method is put on it as training does,
+and what it would publish is merged into tensors that have the names and shapes of the base model's files. That takes
+torch, some seconds and no weights.
+"""
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zerolora.compat import bitsandbytes_patches
+from zerolora.compat.transformers_patches import StoredNames, stored_names
+from zerolora.config.settings import HardwareSettings, RenderSettings
+from zerolora.errors import UserError
+from zerolora.export.early import TrainedShapes, check_targets
+from zerolora.files import MANIFEST
+from zerolora.log import LOGGER
+from zerolora.machine import devices
+from zerolora.merge.merge_plan import plan_merge
+from zerolora.methods.method import Update
+from zerolora.methods.registry import TRAINABLE, check_published
+from zerolora.model import foreign
+from zerolora.model.added_tokens import AddedToken, add_rows, of_data
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.base_check import check_shared
+from zerolora.model.manifest import check_not_quantized
+from zerolora.model.weight_files import WEIGHTS, weight_files
+from zerolora.planner.datasheets import GPUS
+from zerolora.planner.run_hardware import typical
+from zerolora.tensor_file import TensorFile, read_header
+from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
+from zerolora.train.beginning import check_copies, check_identity
+from zerolora.train.earlier_adapter import check_start, weights_of
+from zerolora.train.engines.engine import trained
+from zerolora.types import Attention
+
+TOKENS = 8
+"""Of the row that the attention is tried with."""
+
+
+def check(settings: RenderSettings, attention: Attention, model: Path, weights: Path, data: Path | None = None) -> None:
+    """Raise UserError if the model of directory `model`, as fetch wrote it, cannot be trained as a run's settings say,
+    from the adapter that they name, or what is trained could not be merged into its files or exported.
+
+    `data`: the prepared data, for the tokens that it adds; without, the adapter is not looked at. `weights` is the
+    directory of downloaded weights. Where they are not on this machine, names are not checked.
+    """
+    if settings.device == "cuda":
+        check_gpu(settings.hardware)
+    check_not_quantized(model)
+    bitsandbytes_patches.load()
+    config = config_of(model)
+    updates, published = _updates(_attending(config, attention), settings)
+    if settings.from_adapter and data is not None:
+        _check_start(settings, Path(settings.from_adapter), config, model, of_data(data))
+    directory = Path(foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"].get("path", weights))
+    present = any(directory.glob(WEIGHTS))
+    if settings.targets:
+        check_targets(settings, published, model, directory if present else None, data)
+    if not present:
+        LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
+        return
+    built = built_on_meta(config)
+    files, names = [read_header(path) for path in weight_files(directory)], stored_names(built)
+    if settings.from_adapter and data is not None:
+        check_copies(Path(settings.from_adapter), TRAINABLE[settings.method.name], directory)
+    check_shared(files, names, built.all_tied_weights_keys, model / "config.json")
+    _merge(files, names, updates, model)
+
+
+def check_gpu(hardware: HardwareSettings) -> None:
+    """Raise UserError if the installed torch has no kernels for the GPU of the config, or this machine's driver is too
+    old for it. On a machine that submits jobs to Slurm, whose nodes may have another driver, that is a warning."""
+    named = GPUS[hardware.gpu] if hardware.gpu else None
+    described = {(named.name, named.capability)} if named else set()
+    if hardware.compute_capability is not None:
+        described.add((hardware.gpu or f"a GPU as {typical(hardware.compute_capability)}", hardware.compute_capability))
+    for name, capability in sorted(described):
+        major, minor = divmod(round(10 * capability), 10)
+        if reason := devices.unsupported((major, minor), name):
+            raise UserError(f"hardware: {reason}")
+    release, built = devices.torch_build()
+    reason = devices.old_driver(release, built) if built else None
+    if reason and shutil.which("sbatch"):
+        LOGGER.warning("hardware.device is cuda, and on this machine %s; training checks its own nodes", reason)
+    elif reason:
+        raise UserError(f"hardware.device is cuda, but {reason}")
+
+
+def _attending(config: Any, attention: Attention) -> Any:
+    """Return the model on the meta device. Raises UserError if it has not this attention."""
+    check_attention(attention, config)
+    try:
+        model = built_on_meta(config, IMPLEMENTATIONS.get(attention, attention))
+    except ValueError as error:
+        raise no_attention(attention, error) from None
+    if attention != "flash":
+        return model
+    torch_log = logging.getLogger("torch._subclasses.fake_tensor")
+    torch_log.disabled = True  # it logs the end of the pass with a traceback
+    try:
+        # Fake tensors, as transformers asks no values of these when it looks for packed rows.
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            model(input_ids=torch.zeros((1, TOKENS), dtype=torch.int64, device="meta"), use_cache=False)
+    except UserError:
+        raise
+    # Shapes are not enough for all that comes after the first layer's attention: experts are chosen by values.
+    except Exception as error:
+        LOGGER.debug("on shapes alone, a forward pass ends with %s", error)
+    finally:
+        torch_log.disabled = False
+    return model
+
+
+def _updates(model: Any, settings: RenderSettings) -> tuple[dict[str, Update], TrainedShapes]:
+    """Return what merge would be given after training, and what training would publish, on the meta device. Raises
+    UserError if the method cannot be put on the model."""
+    base = built_on_meta(model.config)
+    method = TRAINABLE[settings.method.name]
+    with torch.device("meta"):
+        built = method.build(model, settings.sections)
+        trained = {name: parameter for name, parameter in built.named_parameters() if parameter.requires_grad}
+        published = {name: tensor.detach() for name, tensor in method.published(built, trained).items()}
+        config = built.peft_config["default"] if method.peft_type else None
+        updates = method.updates_of(published, config.to_dict() if config else {}, base)
+    return updates, TrainedShapes(published, config)
+
+
+def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path, tokens: Sequence[AddedToken]) -> None:
+    """Raise UserError if training cannot begin with what the directory `start` holds: it is not whole, of another base,
+    or of another method or settings."""
+    if not start.is_dir():
+        LOGGER.info("train.from_adapter: %s: is not here yet, so training checks it", start)
+        return
+    method = TRAINABLE[settings.method.name]
+    weights_of(start, method)
+    check_identity(start, method, model / MANIFEST)
+    # First what is wrong with the adapter itself, then how the run differs from it.
+    try:
+        check_published(start, model)
+    except UserError as error:
+        raise UserError(f"train.from_adapter: {error}") from None
+    built = built_on_meta(config)
+    rows = add_rows(built, tokens)
+    with torch.device("meta"):
+        built = method.build(built, settings.sections, rows)
+    check_start(built, start, method, tokens, method.published(built, trained(built)))
+
+
+def _merge(files: list[TensorFile], names: StoredNames, updates: dict[str, Update], model: Path) -> None:
+    """Merge shapes. Raises UserError if a weight that is trained is in no file, has another shape there, or is stored
+    in a form that it cannot be brought back to."""
+    try:
+        plan = plan_merge(files, names, updates)
+    except UserError as error:
+        raise UserError(f"{model}: training would end in what its files cannot take: {error}") from None
+    if missing := plan.missing(updates):
+        raise UserError(
+            f"{model}: its files hold no {missing[0]}, which would be trained and could not be merged; fetch the whole "
+            "model in a type that is not quantized, or write targets without it"
+        )

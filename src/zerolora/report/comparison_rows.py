@@ -1,0 +1,153 @@
+"""The rows of a comparison: those that report wrote of finished runs, and of every other run what became of it.
+
+A run that was refused or failed has no outputs. Its reason is in the log of the stage that ended it, on the lines meant
+for the user (log.py).
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerolora.config.sharing import Shared
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, read_object
+from zerolora.log import PREFIX, read_status
+from zerolora.report.run_settings import settings_of_run
+
+Row = dict[str, Any]
+"""As report/row.py has it, with `run`."""
+ROWS = Path("compare/rows")
+"""Of the results directory."""
+NUMBER = re.compile(r"([0-9]+)")
+TAIL_BYTES = 65536
+"""Of a log, in which its last messages are."""
+ITS_LAST_LINES = "; its last lines:"
+"""Ends the first line of the message about a rank that failed (train/launch/processes.py)."""
+RANK_FAILED = re.compile(r"\w+ \d+ failed with (exit code|signal) \w+")
+"""The same of the first rank, whose own lines are in this log before it."""
+NO_MESSAGE = "runs, or ended without a message"
+"""Reason of a run whose stage said nothing of why it is not finished."""
+PLANNING = ("estimate", "render")
+"""Stages that refuse a run before anything is trained."""
+# The stages of a run, in their order: name, log below results/logs, first output below the project.
+STAGES = (
+    ("fetch", "{model}", f"resources/models/{{model}}/{MANIFEST}"),
+    ("prepare", "{dataset}", f"{{results}}/data/{{dataset}}/{MANIFEST}"),
+    ("pack", "{packed}", f"{{results}}/{{packed}}/packing/{MANIFEST}"),
+    ("estimate", "{estimated}", "{results}/{estimated}/estimate.json"),
+    ("render", "{rendered}", "{results}/{rendered}/zero.json"),
+    ("train", "{run}", f"{{results}}/{{run}}/adapter/{MANIFEST}"),
+    ("merge", "{run}", f"{{results}}/{{run}}/merged/{MANIFEST}"),
+    ("evaluate_base", "{dataset}", "{results}/base/{dataset}/evaluate.json"),
+    ("evaluate", "{run}", "{results}/{run}/metrics/evaluate.json"),
+    ("report", "{run}", f"{{results}}/{ROWS}/{{run}}.json"),
+)
+# Those of each further task, which the report waits for.
+TASK_STAGES = (
+    ("task_rows", "{task}", "{results}/tasks/{task}.jsonl"),
+    ("task_base", "{dataset}-{task}", "{results}/base/{dataset}/tasks/{task}.json"),
+    ("task", "{run}-{task}", "{results}/{run}/tasks/{task}.json"),
+)
+
+
+def finished(runs: Iterable[str], folder: Path) -> list[Row]:
+    """Return the rows of finished runs, in the order of their names. Raises UserError if one is missing or broken."""
+    return [{"run": run, **read_object(folder / f"{run}.json", "zerolora report")} for run in by_name(runs)]
+
+
+def by_name(runs: Iterable[str]) -> list[str]:
+    """Return names in order, numbers in them by their value: r8 before r64."""
+    return sorted(
+        runs,
+        key=lambda run: [(not part.isdigit(), int(part) if part.isdigit() else part) for part in NUMBER.split(run)],
+    )
+
+
+def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[list[Row], dict[str, Any]]:
+    """Return a row for each run of `results`/config.json, finished or not, and the overrides of each run.
+
+    `outdated` has, by run, a stage that has to run again, so that what was left of an earlier one is no result. Raises
+    UserError if config.json or a row is broken.
+    """
+    path = results / "config.json"
+    resolved = read_object(path, "zerolora resolve")
+    try:
+        overrides = dict(resolved["compare"]["runs"])
+        named = {run: _names(results, run, resolved) for run in by_name(overrides)}
+    except (KeyError, TypeError):
+        raise UserError(f"{path}: was written by another version; run `zerolora resolve` again") from None
+    return [_row(names, outdated or {}) for names in named.values()], overrides
+
+
+def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands in the paths of STAGES for a run, and its strategy."""
+    settings = settings_of_run(results, run)
+    return {
+        "results": results,
+        "run": run,
+        **{key: settings[key] for key in ("dataset", *Shared._fields)},
+        "model": resolved["prepare"][settings["dataset"]]["model"],
+        "strategy": settings["render"]["strategy"],
+        "tasks": settings["report"].get("tasks", []),
+    }
+
+
+def _row(names: Mapping[str, Any], outdated: Mapping[str, str]) -> Row:
+    run, results = names["run"], names["results"]
+    row = _ended(results, names) or _outdated(run, outdated)
+    if row is None and (results / ROWS / f"{run}.json").is_file():
+        return finished([run], results / ROWS)[0]
+    return {"run": run, "strategy": names["strategy"], **(row or {"status": "not run", "reason": ""})}
+
+
+def _outdated(run: str, outdated: Mapping[str, str]) -> Row | None:
+    if run not in outdated:
+        return None
+    return {"status": "not run", "reason": f"{outdated[run]} has to run again; what lies here is of an earlier config"}
+
+
+def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
+    """Return status and reason of a run that a stage ended, None if none did: its output is missing, and its status
+    file has no result."""
+    of_tasks = ((each, {**names, "task": task}) for task in names["tasks"] for each in TASK_STAGES)
+    for (stage, log, output), named in itertools.chain(((each, names) for each in STAGES), of_tasks):
+        path = results / "logs" / stage / f"{log.format(**named)}.log"
+        if Path(output.format(**named)).exists() or not (status := read_status(path)) or "result" in status:
+            continue
+        if reason := reason_in(path, names["strategy"]):
+            return {"status": "refused" if stage in PLANNING else "failed", "reason": f"{stage}: {reason}"}
+        far = f" at {status['done']} of {status['total']}" if status.get("total") else ""
+        return {"status": "failed", "reason": f"{stage}: {NO_MESSAGE}{far}; see {path}"}
+    return None
+
+
+def reason_in(log: Path, strategy: str = "") -> str:
+    """Return the last message for the user in a log as one line, empty if the log does not end with one.
+
+    Of a message that goes on after a colon, it is the first line and what is said of `strategy` there; of one about a
+    rank that failed, what that rank said last.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    written = [line for line in lines if line.strip()]
+    messages = list(itertools.takewhile(lambda line: line.startswith(PREFIX), reversed(written)))
+    block = [line.removeprefix(PREFIX) for line in reversed(messages)]
+    for place, line in enumerate(block[:-1]):
+        if line.endswith(ITS_LAST_LINES):
+            return f"{line.removesuffix(ITS_LAST_LINES)}: {block[-1].strip()}"
+        if line.endswith(":") and line[0] != " ":
+            own = f"  {strategy}: "
+            said = next((each.removeprefix(own) for each in block[place:] if each.startswith(own)), "")
+            return f"{line} {said}" if said else line.removesuffix(":")
+    if not block or not (match := RANK_FAILED.fullmatch(block[-1])):
+        return block[-1] if block else ""
+    if len(block) > 1:
+        return block[-2]
+    before = written[: -len(block)]
+    return f"{block[-1]}: {before[-1].strip()}" if before and match[1] == "exit code" else block[-1]

@@ -1,0 +1,166 @@
+"""The rounds of a search: choose values, have an engine run the trials, read what came out, until there are enough.
+
+    zerolora search NAME -- snakemake --profile profiles/slurm all
+
+All that a search knows is in its file of trials (config/studies.py) and their results. One that was killed goes on from
+there: the command runs trials that have been asked for before others are chosen.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from zerolora.config.expanded import expand
+from zerolora.config.file import load
+from zerolora.config.schema import Search
+from zerolora.config.studies import FOLDER, Study, path_of, read_study, run_of, write_study
+from zerolora.errors import UserError, shown
+from zerolora.log import LOGGER
+from zerolora.report.comparison_rows import NO_MESSAGE, what_is_there
+from zerolora.search.outcomes import RESULTS, outcomes
+from zerolora.search.trial_values import choose
+
+
+def search(name: str, config: Path, command: Sequence[str]) -> Study:
+    """Run a search to its end and return its trials. Without a command, choose the values of a round if none waits.
+
+    Raises UserError if the config or the file of trials is wrong, or the command fails and no trial's failure is why.
+    """
+    with _alone(name):
+        while True:
+            asked, study = _searched(config, name), read_study(name)
+            # With finished trials too: an edit of the config since then has changed their losses.
+            if command and any(not trial.failed for trial in study.trials):
+                told = _after(command, name, study, config)
+                if told != study:  # the others still have to run, without those that failed
+                    continue
+            if any(outcome.state == "waiting" for outcome in outcomes(name, study)):
+                if not command:
+                    return study
+            elif len(study.trials) >= asked.trials:
+                return study
+            else:
+                study = _choose(name, study, asked, config)
+                if not command:
+                    return study
+
+
+def _searched(config: Path, name: str) -> Search:
+    searches = load(config, before_first_trial=True).searches
+    if name not in searches:
+        known = f"write one of {', '.join(searches)}" if searches else "add one to searches (docs/search.md)"
+        raise UserError(f"{config}: has no search {shown(name)}; {known}")
+    return searches[name]
+
+
+def _choose(name: str, study: Study, asked: Search, config: Path) -> Study:
+    """Add the trials of a round, and write them if their runs are possible. Raises UserError if one is not."""
+    first = len(study.trials)
+    count = min(asked.at_once, asked.trials - first)
+    further = Study(trials=[*study.trials, *choose(asked, study.trials, outcomes(name, study), count)])
+    write_study(name, further)
+    try:
+        checked = load(config)
+    except UserError:
+        if study.trials:
+            write_study(name, study)
+        else:
+            path_of(name).unlink()
+        raise
+    expand(checked)
+    for number in range(first, len(further.trials)):
+        LOGGER.info(f"{run_of(name, number)}: {_said(further.trials[number].values)}")
+    return further
+
+
+def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Study:
+    """Run the command and return the trials: if it fails, with those that failed written as failed.
+
+    Raises UserError if it fails and no trial's failure is why, or leaves a trial without a result.
+    """
+    expand(load(config))
+    code, text = _run(command), " ".join(command)
+    if code == 0:
+        waiting = [number for number, each in enumerate(outcomes(name, study)) if each.state == "waiting"]
+        if waiting:
+            run = run_of(name, waiting[0])
+            raise UserError(f"{text}: ended well, and there is no result of {run}; write a command that runs all runs")
+        return study
+    runs = {run_of(name, number): trial for number, trial in enumerate(study.trials)}
+    failed = {run: reason for run, reason in _reasons() if run in runs and not runs[run].failed}
+    if not failed:
+        raise UserError(
+            f"{text}: ended with exit code {code}, but no trial of {name} failed; fix the error above and run the "
+            "search again to resume it"
+        )
+    for run, reason in failed.items():
+        LOGGER.warning(f"{run}: failed, and is left out from here on: {reason}")
+        runs[run] = runs[run].model_copy(update={"failed": reason})
+    study = Study(trials=list(runs.values()))
+    write_study(name, study)
+    expand(load(config, before_first_trial=True))
+    return study
+
+
+def _reasons() -> Iterator[tuple[str, str]]:
+    """Yield each run that failed or was refused, and why. One that was stopped from outside has no reason."""
+    for row in what_is_there(RESULTS)[0] if (RESULTS / "config.json").exists() else ():
+        if row["status"] in ("failed", "refused") and NO_MESSAGE not in row["reason"]:
+            yield row["run"], row["reason"]
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run a command and return its exit code. Ctrl-C reaches it too, and SIGTERM is passed on: it ends by itself."""
+    terminated = threading.Event()
+    running: subprocess.Popen[bytes] | None = None
+
+    def pass_on(*_: object) -> None:
+        terminated.set()
+        if running:
+            running.terminate()
+
+    # Before the command starts, so that no signal finds the search without them.
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: pass_on}
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        running = subprocess.Popen(command)
+        if terminated.is_set():
+            running.terminate()
+        return running.wait()
+    except OSError as error:
+        raise UserError(
+            f"{shown(command[0])}: {os.strerror(error.errno or 0)}; write the command that runs all runs after --, as "
+            "in snakemake --profile profiles/local all"
+        ) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _said(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {shown(value)}" for key, value in values.items())
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Hold a lock on all searches. Raises UserError if another search runs."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    folder = os.open(FOLDER, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{FOLDER}: another search runs here; run {name} when it has ended") from None
+        yield
+    finally:
+        os.close(folder)

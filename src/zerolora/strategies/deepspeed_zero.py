@@ -1,0 +1,268 @@
+"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized gathering. docs/rendering.md lists the known problems.
+
+The collectives are those that DeepSpeed 0.19 runs for LoRA, which differ from the ZeRO paper's 2Ψ and 3Ψ. "Counted"
+means counted in a run of two ranks with a small Llama.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
+from zerolora.strategies.reasons import Reason
+from zerolora.strategies.strategy import INT8_WHOLE, Conflict, Placement, Strategy, Target
+from zerolora.strategies.traffic import GATHER, REDUCE, SCATTER, Collective, StepWork
+from zerolora.types import EngineName
+
+ZERO = "zero_optimization"
+CONFIG = "deepspeed/runtime/zero/config.py"
+ENGINE = "deepspeed/runtime/engine.py"
+OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
+NEVER = 10**9  # steps between DeepSpeed's own progress lines
+
+RISKY = {
+    "overlap_comm": "overlap_comm has raced several times, and given NaN (DeepSpeed#5545, #7188, #7965, #8061)",
+    "zero_quantized_weights": "weights are gathered as int8 (zero_quantized_weights)",
+    "zero_quantized_gradients": "gradients are reduced as int4 (zero_quantized_gradients)",
+    "zero_quantized_nontrainable_weights": "frozen weights are kept as int8 (zero_quantized_nontrainable_weights)",
+}
+"""Keys of zero_optimization that have given wrong results, or change numbers, with the reason to compare losses."""
+
+HOOK_OPERATIONS = 100
+"""Host time of stage 3's hooks for each linear module and pass, in operations: 90 without and 115 with checkpointing.
+Measured on one rank, where nothing is sent, as 1.1 and 1.4 ms, with operations of 12 us, in a 4- and a 12-layer Llama
+with adapters on all linear modules."""
+
+
+class DeepSpeed(Strategy):
+    """A strategy of DeepSpeed, or the layout of the user's own DeepSpeed JSON."""
+
+    engine: ClassVar[EngineName] = "deepspeed"
+
+    def conflict(self, target: Target) -> Conflict | None:
+        """Return why the strategy cannot run on a target, None if it can."""
+        if self.quantized and target.device == "cpu":
+            # deepspeed/runtime/zero/partition_parameters.py, CUDAQuantizer: its kernels are written for CUDA only.
+            return Conflict("hardware.device is cpu, which has no kernels for quantized gathering", "write zero3")
+        if target.frozen_type and self.quantized:
+            return Conflict("the base model is quantized already (train.quantization)", "write zero3")
+        if target.unpacks and self.stage == 3:
+            # partitioned_param_coordinator.py, record_parameters: the copy that peft unpacks is no parameter of its.
+            return Conflict("train.method is qdora, which unpacks weights that are not gathered", "write fsdp or zero2")
+        if target.frozen_type == "int8" and self.stage == 3:
+            return Conflict(INT8_WHOLE, "write type: nf4, or strategy zero2")
+        if self.on_disk and not target.nvme:
+            return Conflict(
+                "hardware.nvme names no directory to move states to", "write hardware.nvme: /path/on/a/local/nvme"
+            )
+        return None
+
+    def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
+        """Return the sizes that are rendered for a model."""
+        sizes = deepspeed_buckets(self.stage, model, on_gpu)
+        return replace(sizes, prefetch=0) if self.parameters == "nvme" else sizes
+
+    def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
+        """Yield the values of the DeepSpeed JSON with their reasons, without those that training's settings define."""
+        yield from self._stage()
+        if self.stage == 3:
+            yield from self._stage_3_sizes(buckets)
+        elif self.stage:
+            yield from self._stage_1_2_sizes(buckets)
+        yield from self._within_node(target)
+        yield from self._quantized(target)
+        yield from self._offload("offload_optimizer", self.optimizer, buckets, target)
+        yield from self._offload("offload_param", self.parameters, buckets, target)
+        if self.on_disk:
+            yield from aio_options()
+        yield from torch_optimizer_options()
+
+    def _stage(self) -> Iterator[Reason]:
+        sharded = ("nothing", "optimizer states", "optimizer states, gradients", "weights, gradients, optimizer states")
+        yield Reason(f"{ZERO}.stage", self.stage, f"sharded: {sharded[self.stage]}", "arXiv 1910.02054")
+        if self.stage:
+            yield Reason(
+                f"{ZERO}.contiguous_gradients", True, "no fragmentation while gradients appear one by one", CONFIG
+            )
+
+    def _stage_1_2_sizes(self, buckets: Buckets) -> Iterator[Reason]:
+        why = (
+            "gradients are reduced during the backward pass"
+            if buckets.overlap
+            else "the adapter's gradients are too few to hide, and a second bucket costs memory; several times the "
+            "two buckets have raced and given NaN"
+        )
+        yield Reason(f"{ZERO}.overlap_comm", buckets.overlap, why, "DeepSpeed#5545, #7188, #7965, #8061")
+        yield size("reduce_bucket_size", buckets.reduce, "elements of gradients reduced together; more is never used")
+        yield size("allgather_bucket_size", buckets.allgather, "elements of updated weights gathered together")
+
+    def _stage_3_sizes(self, buckets: Buckets) -> Iterator[Reason]:
+        coordinator = "deepspeed/runtime/zero/partitioned_param_coordinator.py"
+        why = "weights and gradients move during computation" if buckets.overlap else "a CPU has no second stream"
+        yield Reason(f"{ZERO}.overlap_comm", buckets.overlap, why, CONFIG)
+        yield size("reduce_bucket_size", buckets.reduce, "elements of gradients reduced together; more is never used")
+        yield prefetch_size(buckets)
+        yield size(
+            "stage3_param_persistence_threshold", buckets.persistence, "smaller weights stay gathered on every rank"
+        )
+        yield size(
+            "stage3_max_live_parameters",
+            buckets.live,
+            "the layer in use, the next one and the largest module; at 0 nothing is ever fetched ahead",
+            f"{coordinator}, fetch_sub_module",
+        )
+        yield Reason(
+            f"{ZERO}.stage3_max_reuse_distance",
+            0,
+            "above 0, each module scans the trace of all that follow; at 0 too, what prefetching has reached is kept",
+            f"{coordinator}, __params_to_release",
+        )
+        yield Reason(
+            f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
+            False,
+            "only the adapter is saved, and training gathers it itself",
+            "trl#4416, peft#2892",
+        )
+
+    def _within_node(self, target: Target) -> Iterator[Reason]:
+        if self.within_node:
+            yield Reason(
+                f"{ZERO}.zero_hpz_partition_size",
+                target.ranks_per_node,
+                "ranks of a node: the backward pass gathers weights inside it",
+                "arXiv 2306.10209, 4.2; deepspeed/utils/groups.py, _create_zero_param_parallel_group",
+            )
+
+    def _quantized(self, target: Target) -> Iterator[Reason]:
+        if not self.quantized:
+            return
+        yield Reason(
+            f"{ZERO}.zero_quantized_weights", True, "weights are sent as int8 with scales", "arXiv 2306.10209, 4.1"
+        )
+        # stage3.py, quantize_nontrainable_params: asserts fp16. Without that call the key does nothing for weights that
+        # were frozen after loading, as LoRA's are.
+        half = target.precision == "fp16"
+        yield Reason(
+            f"{ZERO}.zero_quantized_nontrainable_weights",
+            half,
+            "frozen weights are kept as int8 too" if half else "DeepSpeed can keep frozen weights as int8 in fp16 only",
+            "DeepSpeed#3954; deepspeed/runtime/zero/stage3.py, quantize_nontrainable_params",
+        )
+
+    def _offload(self, key: str, placement: Placement, buckets: Buckets, target: Target) -> Iterator[Reason]:
+        if placement == "gpu":
+            return
+        what = "master weights and moments" if key == "offload_optimizer" else "a rank's shard of the weights"
+        yield Reason(f"{ZERO}.{key}.device", placement, f"where {what} lie between uses", OFFLOAD)
+        pinned = target.device == "cuda"
+        why = "copies from pinned memory run during computation" if pinned else "a CPU copies nothing to a device"
+        yield Reason(f"{ZERO}.{key}.pin_memory", pinned, why, OFFLOAD)
+        if placement == "nvme":
+            yield Reason(f"{ZERO}.{key}.nvme_path", target.nvme, "hardware.nvme", OFFLOAD)
+            yield from _nvme_buffers(key, buckets, target.ranks_per_node)
+
+    def collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
+        """Yield the collectives of one optimizer step."""
+        if self.stage == 3:
+            yield from self._stage_3_collectives(work)
+            return
+        # engine.py, allreduce_gradients: stages 0 and 1 reduce at the step's last micro-step, stage 2 at every one.
+        # Stages 1 and 2 all-reduce whole buckets (stage_1_and_2.py, average_tensor and allreduce_and_scatter, with
+        # use_multi_rank_bucket_allreduce at its default), so they send 2φ where a reduce-scatter would send φ. Counted.
+        times = work.accumulation if self.stage == 2 else 1
+        gradients = work.trainable * work.width
+        yield Collective("all_reduce gradients", REDUCE, "all", times * gradients, times)
+        if self.stage:
+            # stage_1_and_2.py, step: all_gather_dp_groups. Counted.
+            yield Collective("all_gather trained weights", GATHER, "all", gradients, 1)
+
+    def _stage_3_collectives(self, work: StepWork) -> Iterator[Collective]:
+        gathered, width = self.gathered(work), 1 if self.quantized else work.width
+        calls = 2 * work.modules * work.accumulation
+        if self.within_node:
+            # stage3.py, invalidate_secondary_tensor: a step makes only trained weights' second shards stale, and all
+            # of them are there after the first use. So frozen weights cross the network once only.
+            # Counted on 2 x 2 ranks: φ a step among all ranks, the rest among two.
+            yield Collective("all_gather weights", GATHER, "all", work.trainable * width, work.modules)
+            inside = (gathered - work.trainable) * width
+            yield Collective("all_gather weights in a node", GATHER, "node", inside, calls - work.modules)
+        else:
+            yield Collective("all_gather weights", GATHER, "all", gathered * width, calls)
+        # stage3.py, __avg_scatter_grads at every micro-step; at least hidden² elements each. Counted.
+        buckets = math.ceil(work.trainable / (work.hidden * work.hidden))
+        scattered = work.accumulation * work.trainable * work.width
+        yield Collective("reduce_scatter gradients", SCATTER, "all", scattered, work.accumulation * buckets)
+
+    def gathered(self, work: StepWork) -> float:
+        """Return the number of parameters that stage 3 gathers in one step over all micro-steps, counting every gather.
+
+        2 (Ψ + φ) a micro-step, less what is still live when the backward pass begins (partitioned_param_coordinator.py,
+        fetch_sub_module): counted 1.85-1.95, 1.95-2.1 and 2.0-2.15 Ψ with 0.17, 0.07 and 0.01 Ψ allowed live, and
+        1.05-1.25 Ψ for models below the limit. Recomputation does not gather a third time, since a layer's backward
+        pass already has its weights.
+        """
+        if self.stage < 3:
+            return 0.0
+        parameters = work.frozen + work.trainable
+        return work.accumulation * (2 * parameters - min(parameters, work.live))
+
+    def host_operations(self, work: StepWork) -> float:
+        """Return the host work that stage 3's hooks add to a micro-step, in operations of the model."""
+        passes = 3 if work.checkpointing else 2
+        return HOOK_OPERATIONS * work.modules * passes if self.stage == 3 else 0.0
+
+
+def aio_options() -> Iterator[Reason]:
+    """Yield the `aio` section for NVMe, which belongs to the top level: DeepSpeed refuses it inside zero_optimization
+    (DeepSpeed#2721)."""
+    source = "deepspeed/runtime/swap_tensor/constants.py"
+    tune = "DeepSpeed's default; `ds_nvme_tune` measures which value suits a disk"
+    yield Reason("aio.block_size", 1 << 20, f"bytes of one request: {tune}", source)
+    yield Reason("aio.queue_depth", 8, f"requests under way: {tune}", source)
+    # Threads widen the alignment of every swapped tensor: swap_tensor/partitioned_param_swapper.py, aligned_bytes.
+    yield Reason("aio.intra_op_parallelism", 1, "one thread a request keeps the padding of each tensor small", source)
+    yield Reason("aio.single_submit", False, "requests go to the kernel together", source)
+    yield Reason("aio.overlap_events", True, "requests are submitted while others are waited for", source)
+
+
+def torch_optimizer_options() -> Iterator[Reason]:
+    """Yield the options that make DeepSpeed use the optimizer of train.optimizer."""
+    compiled = "training has its own optimizer; DeepSpeed's would be compiled for minutes, and often fails to compile"
+    untested = "DeepSpeed knows torch's AdamW, and refuses those of bitsandbytes and transformers without this"
+    yield Reason("zero_allow_untested_optimizer", True, untested, "deepspeed/runtime/zero/utils.py; DeepSpeed#1127")
+    yield Reason("zero_force_ds_cpu_optimizer", False, compiled, f"DeepSpeed#1127; {ENGINE}")
+    yield Reason("steps_per_print", NEVER, "training shows its own progress", ENGINE)
+
+
+def prefetch_size(buckets: Buckets) -> Reason:
+    """Return the size of prefetching; 0 with weights on NVMe."""
+    key = "stage3_prefetch_bucket_size"
+    if buckets.prefetch:
+        return size(key, buckets.prefetch, "elements gathered ahead: about one layer")
+    why = "prefetching fails with frozen weights on NVMe: 'already assigned swap buffer id'"
+    return Reason(f"{ZERO}.{key}", 0, why, "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py")
+
+
+def size(key: str, elements: int, reason: str, source: str = CONFIG) -> Reason:
+    """Return a size of zero_optimization, in elements."""
+    assert elements >= 1, f"{key} needs a size"
+    return Reason(f"{ZERO}.{key}", elements, reason, source)
+
+
+def _nvme_buffers(key: str, buckets: Buckets, ranks_per_node: int) -> Iterator[Reason]:
+    if key == "offload_optimizer":
+        yield Reason(f"{ZERO}.{key}.buffer_count", 4, "AdamW's weight, gradient and two moments", OFFLOAD)
+        return
+    yield Reason(
+        f"{ZERO}.{key}.buffer_count",
+        5,
+        "one weight in use, others being read; with too few DeepSpeed fails",
+        "DeepSpeed#3062",
+    )
+    yield size(
+        f"{key}.buffer_size",
+        -(-buckets.live // ranks_per_node),
+        "elements; no weight's shard is larger than a rank's part of all live weights",
+        "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py",
+    )

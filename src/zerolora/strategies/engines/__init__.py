@@ -1,1 +1,0 @@
-"""The code that strategies of one engine share, one file for each engine."""

@@ -1,0 +1,74 @@
+"""torch's FSDP2 (`fully_shard`): everything is sharded, and a layer's weights are gathered for its use."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.data_parallel import FP32_BYTES, needs_loss_scaling
+from zerolora.strategies.reasons import Reason
+from zerolora.strategies.strategy import INT8_WHOLE, Conflict, Strategy, Target
+from zerolora.strategies.traffic import GATHER, REDUCE, SCATTER, Collective, Scope, StepWork
+from zerolora.types import EngineName
+
+SOURCE = "torch/distributed/fsdp/_fully_shard/_fully_shard.py"
+
+
+class FullyShard(Strategy):
+    """A strategy of `fully_shard`."""
+
+    engine: ClassVar[EngineName] = "fsdp"
+
+    def owners(self, ranks: int, ranks_per_node: int) -> int:
+        """Return the number of ranks among which states are sharded: hybrid sharding replicates them on each node."""
+        return ranks_per_node if self.within_node else ranks
+
+    def conflict(self, target: Target) -> Conflict | None:
+        """Return why the strategy cannot run on a target, None if it can."""
+        if target.frozen_type == "int8":
+            return Conflict(INT8_WHOLE, "write type: nf4, or strategy ddp")
+        return needs_loss_scaling(target)
+
+    def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
+        """Yield the arguments of `fully_shard`, each with its reason."""
+        mesh, why = [target.ranks], "sharded among all ranks"
+        if self.within_node:
+            mesh, why = [target.nodes, target.ranks_per_node], "nodes x ranks of a node: sharded inside a node only"
+        yield Reason("fsdp.mesh", mesh, why, SOURCE)
+        yield Reason(
+            "fsdp.reshard_after_forward",
+            True,
+            "a layer's weights are freed after use and gathered again for the backward pass",
+            SOURCE,
+        )
+        yield Reason(
+            "fsdp.param_dtype",
+            target.precision,
+            "adapter weights are kept in fp32 and gathered in this; a unit's trained weights must be of one dtype",
+            "accelerate#3985",
+        )
+        where = "on the host between uses, pinned where there is a GPU" if self.offloads else "on the device"
+        yield Reason(
+            "fsdp.offload",
+            self.offloads,
+            f"shards, gradients and optimizer are {where}",
+            "torch/distributed/fsdp/_fully_shard/_fsdp_api.py, CPUOffloadPolicy",
+        )
+        yield Reason("fsdp.reduce_dtype", "fp32", "the adapter's gradients are small, so fp32 costs little", SOURCE)
+
+    def collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
+        """Yield a gather for each pass of each layer, and one reduction of the adapter's fp32 gradients."""
+        # fully_shard on each layer, reshard_after_forward: a gather forward and one backward. What is outside the
+        # layers stays gathered between the two: the root's reshard_after_forward is False by default. Counted.
+        scope: Scope = "node" if self.within_node else "all"
+        units = work.layers + 1
+        # train/engines/: gradients are reduced in fp32, at the last micro-step only.
+        gradients = work.trainable * FP32_BYTES
+        gathers = work.accumulation * (2 * units - 1)
+        yield Collective("all_gather weights", GATHER, scope, self.gathered(work) * work.width, gathers)
+        yield Collective("reduce_scatter gradients", SCATTER, scope, gradients, units)
+        if self.within_node:
+            yield Collective("all_reduce gradients", REDUCE, "across", gradients / ranks_per_node, units)
+
+    def gathered(self, work: StepWork) -> float:
+        """Return the number of parameters gathered in one step: twice in a micro-step, once if outside the layers."""
+        return work.accumulation * (2 * (work.frozen + work.trainable) - work.outside)
