@@ -665,6 +665,21 @@ def test_needed_count_as_done(tmp_path: Path, patched: bool) -> None:
 
 
 @pytest.mark.parametrize("patched", [False, True])
+def test_needed_run_with_until(tmp_path: Path, patched: bool) -> None:
+    """Without it `--until one` makes nothing but `one` and what that reads."""
+    also = "run_with_until(workflow, 'other')" if patched else "None"
+    rule = "rule {0}:\n    output: '{0}'\n    shell: 'touch {{output}}'\n"
+    (tmp_path / "Snakefile").write_text(
+        "from zerolora.compat.snakemake_patches import around_planning, run_with_until\n"
+        f"around_planning(workflow, lambda: {also}, lambda: None)\n"
+        f"rule all:\n    input: 'one', 'other'\n{rule.format('one')}{rule.format('other')}"
+    )
+    served("snakemake", "--cores", "1", "--quiet", "all", "--until", "one", directory=tmp_path).check_returncode()
+    assert (tmp_path / "one").exists()
+    assert (tmp_path / "other").exists() is patched
+
+
+@pytest.mark.parametrize("patched", [False, True])
 def test_needed_ignore_broken_metadata(tmp_path: Path, patched: bool) -> None:
     """Without the patch Snakemake ends with the error of the codec."""
     patch = "from zerolora.compat.snakemake_patches import ignore_broken_metadata as patch; patch()" if patched else ""

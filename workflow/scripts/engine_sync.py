@@ -44,6 +44,7 @@ from zerolora.compat.snakemake_patches import (
     before_each_job,
     count_as_done,
     run_again,
+    run_with_until,
     without_metadata,
 )
 from zerolora.config.expanded import EXPANDED, expand, is_expanded
@@ -99,11 +100,6 @@ class _Read:
 _read = _Read()
 
 
-def put_commands_on_path() -> None:
-    """Put the commands that rules call on PATH: they lie beside the Python that runs Snakemake."""
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-
-
 def user_files() -> list[str]:
     """Return the user's files that a config can name: DeepSpeed configs, measured hardware, prompt formats, evaluation
     tasks, and the trials of searches."""
@@ -133,6 +129,7 @@ def before_planning(
     """
     executing = workflow.execution_settings is not None and not workflow.dryrun
     _read.values = values
+    run_with_until(workflow, "resolve")  # what it writes is a parameter of the stages in DVC
     if executing:
         interrupts.calm()
         before_each_job(workflow, functools.partial(_begin_job, workflow, planned))

@@ -171,6 +171,14 @@ def run_again(workflow: Any, outputs: Iterable[str]) -> None:
 
 
 @patch("snakemake", VERSION, upstream="none found")
+def run_with_until(workflow: Any, rule: str) -> None:
+    """Have a run with `--until`, before it is planned, make the targets of one more rule."""
+    dag = workflow.dag
+    if dag.untilrules or dag.untilfiles:
+        dag.untilrules.add(rule)
+
+
+@patch("snakemake", VERSION, upstream="none found")
 def count_as_done(workflow: Any, outputs: Iterable[str]) -> None:
     """Leave the jobs that make one of these outputs out of what a dry run plans, whatever Snakemake knows of them.
 
