@@ -63,10 +63,10 @@ def _read(text: str) -> tuple[dict[str, Box], list[tuple[str, str]]]:
     group = ""
 
     def node(part: str) -> str:
-        found = NODE.match(part.strip())
-        if not found:
+        match = NODE.match(part.strip())
+        if not match:
             raise ValueError(f"{part.strip()!r} is not a node that docs/diagrams.py draws")
-        name, label = found.groups()
+        name, label = match.groups()
         if group:
             within[name] = group
             boxes[group].members.append(label or name)

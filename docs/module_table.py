@@ -32,7 +32,7 @@ def line_of(path: Path) -> str:
 
 
 def written(text: str) -> str:
-    """Return the document with every list made anew."""
+    """Return the document with every list written again."""
 
     def block(match: re.Match[str]) -> str:
         return match[1] + "".join(f"{line_of(path)}\n" for path in modules_of(match[2])) + match[3]

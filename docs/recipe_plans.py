@@ -98,7 +98,7 @@ def _plan(assumed: Assumed, settings: RunSettings) -> Candidate | str:
 
 
 def written(name: str, text: str, planned: dict[str, Candidate | str]) -> str:
-    """Return the README of a recipe with its table made anew from what `plans` returned."""
+    """Return the README of a recipe with its table written again from what `plans` returned."""
     assumed = ASSUMED[name]
     settings = next(iter(runs(name).values()))
     table = "\n".join(

@@ -174,10 +174,10 @@ def measurements() -> str:
 
 def machine_of(path: Path) -> dict[str, Any]:
     """Return the machine of a result, or nothing for a file of other figures, as traces of memory and lists of runs."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
         return {}
-    facts: dict[str, Any] = found.get("machine", found)
+    facts: dict[str, Any] = content.get("machine", content)
     return facts if "date" in facts else {}
 
 

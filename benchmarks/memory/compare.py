@@ -71,6 +71,8 @@ VARIANTS = (
     ("qdora", "zero2"),
     ("full", "ddp"),
     ("qdora", "ddp"),
+    ("vera", "zero2"),
+    ("vera", "ddp"),
 )
 IN_8_BITS = ("llama-3.2-1b", "qwen2.5-0.5b", "gpt2")  # whose base is traced in int8 as well
 QUERIES = {"llama-3.2-1b": "q_proj", "qwen2.5-0.5b": "q_proj", "gpt2": "c_attn"}
@@ -171,7 +173,8 @@ def every_method() -> list[dict[str, Any]]:
         for number, model in enumerate(EVERY):
             case = {
                 **{"model": model, "method": method.partition("-")[0], "strategy": strategy, "layers": FEW_LAYERS},
-                **{"ranks": 1 if strategy == "ddp" else 2, "micro_batch": 1, "length": 1024, "logits": 0, "r": 8},
+                **{"ranks": 1 if strategy == "ddp" else 2, "micro_batch": 1, "length": 1024, "logits": 0},
+                "r": 256 if method == "vera" else 8,
                 **{"checkpointing": (number + variant) % 2 == 1, "precision": "bf16", "dropout": 0.0},
             }
             if method == "qlora-peft":

@@ -232,6 +232,10 @@ def on_meta(options: argparse.Namespace) -> Any:
             )
             model = peft.get_peft_model(model, settings)
             train_rows(model)
+        elif options.method == "vera":
+            with torch.device("cpu"):  # whose generator peft draws with
+                shared = peft.VeraConfig(r=options.lora_r, target_modules=targets, task_type="CAUSAL_LM")
+                model = peft.get_peft_model(model, shared)
         elif options.method == "ia3":
             model = peft.get_peft_model(model, peft.IA3Config(task_type="CAUSAL_LM"))
     for parameter in model.parameters():
@@ -420,7 +424,7 @@ def arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
-    parser.add_argument("--method", choices=("lora", "dora", "ia3", "full", "qlora", "qdora"), default="lora")
+    parser.add_argument("--method", choices=("lora", "dora", "ia3", "vera", "full", "qlora", "qdora"), default="lora")
     parser.add_argument("--prepared-by", choices=("zerolora", "peft"), default="zerolora", help="a quantized model")
     parser.add_argument("--quantization", choices=("nf4", "int8"), default="nf4", help="of qlora")
     parser.add_argument("--lora-r", type=int, default=8)

@@ -20,6 +20,7 @@ from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.merge.merge import merge
+from zerolora.methods.registry import TRAINABLE
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Target
 from zerolora.train.feed import Batches
@@ -38,6 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "pissa": {"lora": {"r": 4, "init": "pissa", "rank_stabilized": True, "rank_pattern": {"q_proj": 8}}},
     "olora": {"method": "dora", "lora": {"r": 4, "init": "olora", "alpha_pattern": {"q_proj": 8.0}}},
     "ia3": {"method": "ia3"},
+    "vera": {"method": "vera", "vera": {"r": 32, "d_initial": 0.5}},
     "full": {"method": "full"},
     **QUANTIZED,
     "qdora": {"method": "qdora", "quantization": {"type": "nf4"}},
@@ -60,12 +62,14 @@ def adapter_of(run: Path) -> dict[str, torch.Tensor]:
 
 def peft_config(settings: dict[str, Any]) -> Any:
     """Return what somebody who knows peft would write for the same training."""
-    from peft import IA3Config, LoraConfig
+    from peft import IA3Config, LoraConfig, VeraConfig
 
     lora = {"r": 4} | settings.get("lora", {})
     match settings.get("method", "lora"):
         case "ia3":
             return IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"])
+        case "vera":
+            return VeraConfig(r=32, d_initial=0.5, target_modules="all-linear", task_type="CAUSAL_LM")
         case method:
             return LoraConfig(
                 r=lora["r"],
@@ -206,10 +210,29 @@ CELLS = [(name, strategy) for name in PARALLEL for strategy in ON_CPU]
 # What is taken out of the base weights depends on how they are read alone.
 # And qdora is dora on qlora's base.
 CELLS += [("qdora", strategy) for strategy in ("ddp", "zero3", "zero3_offload", "fsdp")]
+CELLS += [("vera", strategy) for strategy in ("ddp", "zero2", "zero3_offload", "fsdp")]
 CELLS += [("pissa", strategy) for strategy in ("ddp", "zero3", "zero3_offload", "fsdp")]
 # Of the engines that hold embedding and head in another way, and that the next test resumes.
 CELLS += [("tokens", strategy) for strategy in ("zero2", "zero3", "ddp", "fsdp")]
 CELLS += [("tokens full", "zero3"), ("tokens full", "fsdp")]
+
+
+RESUMED = ("saved", "pissa", "tokens", "vera", "qdora", *(name for name in PARALLEL if name != "int8"))
+# What is published of the others is an adapter of the base before it was quantized, with another loss.
+MERGED = [name for name, run in RUNS.items() if run.get("method") not in ("qlora", "qdora")]
+
+
+def test_every_method_trains_on_every_engine_resumes_and_is_merged() -> None:
+    """A method that is added to the registry is in the tests of this file, by name."""
+    method = {name: run.get("method", "lora") for name, run in RUNS.items()}
+    assert set(method.values()) == set(TRAINABLE)
+    engines = {(method[name], STRATEGIES[strategy].engine) for name, strategy in CELLS}
+    # tests/train/test_training.py trains lora under every strategy.
+    assert {engine for each, engine in engines if each != "lora"} == {each.engine for each in STRATEGIES.values()}
+    for each in set(TRAINABLE) - {"lora"}:
+        assert {engine for other, engine in engines if other == each} >= {"ddp", "fsdp", "deepspeed"}, each
+    assert {method[name] for name in RESUMED} == set(TRAINABLE)
+    assert {method[name] for name in MERGED} == {name for name, each in TRAINABLE.items() if not each.quantizes()}
 
 
 def test_an_adapter_says_how_its_base_was_quantized(bench: Bench) -> None:
@@ -246,7 +269,7 @@ def test_every_strategy_trains_it_alike_or_refuses_it(name: str, strategy: str, 
         torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=1e-4, msg=key)
 
 
-@pytest.mark.parametrize("name", ["saved", "pissa", "tokens", *(name for name in PARALLEL if name != "int8")])
+@pytest.mark.parametrize("name", RESUMED)
 @pytest.mark.parametrize(("before", "after"), [("zero2", "fsdp"), ("ddp", "zero3")])
 def test_it_resumes_under_another_engine(name: str, before: str, after: str, bench: Bench) -> None:
     """What one engine had trained two steps of, another one finishes."""
@@ -283,7 +306,7 @@ def test_in_bf16_saved_modules_and_what_was_taken_out_are_published_and_resumed(
     assert not torch.equal(saved, load_file(tiny_model / "model.safetensors")["model.norm.weight"])
 
 
-@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if run.get("method") not in ("qlora", "qdora")])
+@pytest.mark.parametrize("name", MERGED)
 def test_merged_it_is_what_was_trained(name: str, bench: Bench, tiny_model: Path, tmp_path: Path) -> None:
     """The merged model has the validation loss that training reports."""
     run = long_run(bench, name)

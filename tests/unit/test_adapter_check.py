@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, VeraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -65,6 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "rows of the head": {"target_modules": Q, "trainable_token_indices": {"lm_head": [3, 5]}},
     "rows of both": {"target_modules": Q, "trainable_token_indices": {"lm_head": [3], "embed_tokens": [3]}},
     "other rows of each": {"target_modules": Q, "trainable_token_indices": {"lm_head": [3, 5], "embed_tokens": [4]}},
+    "vera": {"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "k_proj", "down_proj"]},
     "ia3": {"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
 }
 STAYING_TIED = {"embedding, tied", "head, tied", "saved embedding, tied", "saved head, tied", "rows", "rows of both"}
@@ -92,7 +93,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[Path, An
 def write_adapter(model: Any, folder: Path, peft_type: str = "LORA", **options: Any) -> Path:
     """Save an adapter whose trained parameters are random, as peft writes it."""
     torch.manual_seed(1)
-    config: Any = IA3Config(**options) if peft_type == "IA3" else LoraConfig(r=2, lora_alpha=5, **options)
+    kinds: dict[str, Any] = {"LORA": LoraConfig, "IA3": IA3Config, "VERA": VeraConfig}
+    config = kinds[peft_type](**({"r": 2, "lora_alpha": 5} if peft_type == "LORA" else {}), **options)
     wrapped = get_peft_model(copy.deepcopy(model), config)
     with torch.no_grad():
         for parameter in wrapped.parameters():

@@ -38,6 +38,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "biases": ("untied", "LORA", {"target_modules": ["q_proj"], "bias": "lora_only"}),
     "embedding": ("untied", "LORA", {"target_modules": ["embed_tokens", "lm_head", "o_proj"]}),
     "rows": ("llama", "LORA", {"target_modules": ["q_proj"], "trainable_token_indices": [3, 69]}),
+    "vera": ("untied", "VERA", {"r": 8, "target_modules": ["q_proj", "k_proj", "down_proj"]}),
+    "conv1d vera": ("gpt2", "VERA", {"r": 8, "target_modules": ["c_attn", "mlp.c_proj"]}),
     "ia3": ("untied", "IA3", {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}),
     "conv1d": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_proj", "c_fc", "lm_head"]}),
     "conv1d dora": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_fc"], "use_dora": True}),
@@ -73,7 +75,8 @@ def adapter_of(base: Path, kind: str, options: dict[str, Any], folder: Path, see
     import peft
 
     torch.manual_seed(seed)
-    config = peft.LoraConfig(r=4, lora_alpha=12, **options) if kind == "LORA" else peft.IA3Config(**options)
+    kinds: dict[str, Any] = {"LORA": peft.LoraConfig, "IA3": peft.IA3Config, "VERA": peft.VeraConfig}
+    config = kinds[kind](**({"r": 4, "lora_alpha": 12} if kind == "LORA" else {}), **options)
     wrapped = peft.get_peft_model(loaded(base, torch.float32), config)
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():

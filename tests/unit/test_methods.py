@@ -332,7 +332,7 @@ def test_a_quantized_base_takes_the_bytes_that_bitsandbytes_takes(
 
 
 def test_an_unknown_method_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"--method loha: write one of dora, full, ia3, lora, qdora, qlora"):
+    with pytest.raises(UserError, match=r"--method loha: write one of dora, full, ia3, lora, qdora, qlora, vera"):
         create("loha")
 
 

@@ -105,6 +105,12 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.lora.modules_to_save": (["norm"], {E, R, T}),
     "train.ia3.targets": (["v_proj"], set()),  # of another method than the run's
     "train.ia3.modules_to_save": (["norm"], set()),
+    "train.vera.r": (16, set()),
+    "train.vera.d_initial": (0.2, set()),
+    "train.vera.dropout": (0.1, set()),
+    "train.vera.targets": (["v_proj"], set()),
+    "train.vera.projection_seed": (1, set()),
+    "train.vera.modules_to_save": (["norm"], set()),
     "merge.enabled": (False, {M}),
     "merge.version": (False, {M}),
     "export.targets": (["torchao"], {R}),  # tried by render, made by request alone

@@ -62,6 +62,23 @@ class Ia3(Section):
     """Modules of which a whole copy is trained and saved, by the end of the path."""
 
 
+class Vera(Section):
+    """The adapter of vera (arXiv 2310.11454): two vectors a module, around two random matrices that all share."""
+
+    r: Positive = 256
+    """Rank of the shared matrices; far higher than LoRA's, since only r and the outputs of a module are trained."""
+    d_initial: Annotated[float, Field(gt=0)] = 0.1
+    """What the vector between the matrices starts with; the other one starts with 0."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the first matrix."""
+    targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
+    """Modules to adapt: all-linear (all linear ones but the output head), or a list of names, as in q_proj."""
+    projection_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the random matrices; they are saved with the adapter."""
+    modules_to_save: list[Text] = []
+    """Modules of which a whole copy is trained and saved, by the end of the path."""
+
+
 class Quantization(Section):
     """The base model of qlora and qdora in fewer bits (bitsandbytes): its linear modules, but the output head."""
 
@@ -81,5 +98,7 @@ class MethodSections(Section):
     """The adapter of lora, dora, qlora and qdora."""
     ia3: Ia3 = Ia3()
     """The adapter of ia3."""
+    vera: Vera = Vera()
+    """The adapter of vera."""
     quantization: Quantization = Quantization()
     """The base model of qlora and qdora."""

@@ -99,6 +99,7 @@ METHODS = (
     "lora",
     "qdora",
     "qlora",
+    "vera",
 )
 """Methods of training."""
 

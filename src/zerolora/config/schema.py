@@ -332,7 +332,7 @@ class TrainSettings(MethodSections):
     """Training, without the keys that `render` decides on."""
 
     method: MethodName = "lora"
-    """What is trained (docs/methods.md): lora, dora, qlora, qdora, ia3, or full for all weights."""
+    """What is trained (docs/methods.md): lora, dora, qlora, qdora, ia3, vera, or full for all weights."""
     from_adapter: Text | None = None
     """Directory of an adapter to go on from: results/<run>/adapter of another run, resources/adapters/<name> of
     fetch.adapter, or one of yours. For runs in `continued` only, which must have it."""

@@ -9,7 +9,7 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,12 @@ from zerolora.methods.adapter_config import (
     WITHOUT_MEANING,
     check_config,
     check_expressions,
-    is_feedforward,
     is_saved,
     is_target,
     rank_and_alpha,
 )
 from zerolora.methods.method import SHARED
-from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX
+from zerolora.methods.peft_format import ADAPTER, CONFIG, FACTORS, PREFIX
 from zerolora.model.spec import ModelSpec
 from zerolora.tensor_file import StoredTensor
 
@@ -63,7 +62,23 @@ class ImpliedTensors:
         return tuple({f"{name.rpartition('.')[0].removesuffix('.base_layer')}." for name in self.allowed})
 
 
-def check_adapter(directory: Path, tensors: Mapping[str, StoredTensor], config: Mapping[str, Any], model: Any) -> None:
+@dataclass(frozen=True)
+class ImpliedShapes:
+    """Which tensors the adapters of a method have, by the modules that a spec lists."""
+
+    of_module: Callable[[Mapping[str, Any], ModelSpec, "Module", str], Iterator[tuple[str, tuple[int, ...]]]]
+    """Yields the name, behind the module's path, and the shape of each tensor beside an adapted module."""
+    of_all: Callable[[Mapping[str, Any], "Sequence[Module]"], Shapes] = lambda config, adapted: {}
+    """Returns the tensors that all adapted modules share."""
+
+
+def check_adapter(
+    directory: Path,
+    tensors: Mapping[str, StoredTensor],
+    config: Mapping[str, Any],
+    model: Any,
+    shapes: ImpliedShapes,
+) -> None:
     """Raise UserError if the tensors of an adapter directory are not those that its config implies for `model`, the
     base on the meta device or its spec."""
     check_config(config, directory / CONFIG)
@@ -75,7 +90,10 @@ def check_adapter(directory: Path, tensors: Mapping[str, StoredTensor], config: 
             "the adapter again"
         )
     check_whole(path, tensors)
-    implied = _listed(config, model) if isinstance(model, ModelSpec) else _built(config, model, directory / CONFIG)
+    if isinstance(model, ModelSpec):
+        implied = _listed(config, model, shapes)
+    else:
+        implied = _built(config, model, directory / CONFIG)
     _compare(path, {_canonical(name): each for name, each in tensors.items()}, implied, config)
     check_finite(path, tensors)
     if _is_untrained(tensors, config):
@@ -186,8 +204,8 @@ def _more(names: list[str]) -> str:
 def _absent(name: str, base: frozenset[str]) -> str | None:
     """Return the module of an adapter's tensor, if the base has no parameter in it."""
     module = name.removeprefix(PREFIX)
-    for mark in (".lora_", ".ia3_l", ".token_adapter", BASE_LAYER.rstrip(".")):
-        module = module.partition(mark)[0]
+    for mark in (*FACTORS, BASE_LAYER):
+        module = f"{module}.".partition(mark)[0].rstrip(".")
     module = module.replace(".base_layer", "")
     if any(each == module or each.startswith(f"{module}.") for each in base):
         return None
@@ -250,47 +268,29 @@ def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, con
     return f"{said} in this base: its module has other sizes ({sizes}); write the base that the adapter was trained on"
 
 
-def _listed(config: Mapping[str, Any], model: ModelSpec) -> ImpliedTensors:
+def _listed(config: Mapping[str, Any], model: ModelSpec, shapes: ImpliedShapes) -> ImpliedTensors:
     """Return the tensors that peft would save for modules that a spec lists."""
     needed: Shapes = {}
     allowed: Shapes = {}
     base: dict[str, tuple[int, ...]] = {}
+    adapted_modules: list[Module] = []
     for module in model.modules:
         for path in (module.path.format(number) for number in module.numbers):
             own = {f"{path}.{name}": shape for name, shape in module.weights}
             base |= own or {f"{path}.weight": (model.vocabulary, model.hidden)}
             adapted = is_target(config, path)
             if adapted:
-                of_module = _ia3_shapes if config["peft_type"] == "IA3" else _lora_shapes
-                needed |= {f"{PREFIX}{path}.{part}": shape for part, shape in of_module(config, model, module, path)}
+                adapted_modules.append(module)
+                parts = shapes.of_module(config, model, module, path)
+                needed |= {f"{PREFIX}{path}.{part}": shape for part, shape in parts}
             if module.kind in SHARED:
                 infix = BASE_LAYER if adapted else "."
                 weights = module.weights or (("weight", (module.outputs, module.inputs)),)
                 allowed |= {f"{PREFIX}{path}{infix}{name}": shape for name, shape in weights}
     needed |= {f"{PREFIX}{name}": shape for name, shape in base.items() if is_saved(config, name)}
+    if adapted_modules:
+        needed |= shapes.of_all(config, adapted_modules)
     return ImpliedTensors(needed, allowed, frozenset(base))
-
-
-def _lora_shapes(
-    config: Mapping[str, Any], model: ModelSpec, module: "Module", path: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    r, _ = rank_and_alpha(config, path)
-    if module.kind == "embedding":
-        rows, outputs = dict(module.weights)["weight"]
-        yield "lora_embedding_A", (r, rows)
-        yield "lora_embedding_B", (outputs, r)
-    else:
-        outputs = module.outputs
-        yield "lora_A.weight", (r, module.inputs)
-        yield "lora_B.weight", (outputs, r)
-    if config.get("use_dora"):
-        yield MAGNITUDE.removeprefix("."), (outputs,)
-
-
-def _ia3_shapes(
-    config: Mapping[str, Any], model: ModelSpec, module: "Module", path: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "ia3_l", (1, module.inputs) if is_feedforward(config, path) else (module.outputs, 1)
 
 
 def _built(config: Mapping[str, Any], model: Any, path: Path) -> ImpliedTensors:

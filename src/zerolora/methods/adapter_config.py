@@ -1,6 +1,6 @@
-"""The adapter_config.json of peft's LoRA and (IA)³: which of its keys decide what the tensors mean, and their values.
+"""The adapter_config.json of peft's LoRA, (IA)³ and VeRA: which keys decide what the tensors mean, and their values.
 
-Source: peft/tuners/lora/config.py and peft/tuners/ia3/config.py of peft 0.21.2.
+Source: config.py in peft/tuners/lora, ia3 and vera of peft 0.21.2.
 """
 
 import math
@@ -21,20 +21,24 @@ WITHOUT_MEANING = frozenset(
     {
         "auto_mapping",
         "base_model_name_or_path",
+        "d_initial",
         "corda_config",  # this one, the next and lora_ga_config: how the factors started, as init_lora_weights says
         "eva_config",
         "fan_in_fan_out",  # of the last module that peft built, whatever the others are
         "inference_mode",
         "init_ia3_weights",
+        "init_weights",
         "loftq_config",  # read with init_lora_weights: loftq alone
         "lora_dropout",
         "lora_ga_config",
         "megatron_core",  # read with megatron_config alone
         "peft_version",
+        "projection_prng_key",  # the file has what was drawn with it
         "qalora_group_size",  # read with use_qalora alone
         "revision",
         "runtime_config",
         "task_type",
+        "vera_dropout",
     }
 )
 """Keys that say where an adapter comes from, how it started and how it was trained."""
@@ -61,6 +65,7 @@ SCALING = frozenset(
         "peft_type",
         "r",
         "rank_pattern",
+        "save_projection",
         "trainable_token_indices",
         "use_dora",
         "use_rslora",
@@ -240,6 +245,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "layers_pattern": (lambda value: isinstance(value, str) or _are_names(value), "write a name, or a list of names"),
     "trainable_token_indices": (_are_rows, "write a list of rows, or one for each module"),
     "bias": (lambda value: value in ("none", "all", "lora_only"), "write none, all or lora_only"),
+    "save_projection": (lambda value: value is True, "save the adapter again with its projections, which it lacks"),
     **dict.fromkeys(("use_dora", "use_rslora", "ensure_weight_tying", "lora_bias"), _FLAG),
 }
 """What the value of a key must be, by key: the test, and what to write instead."""

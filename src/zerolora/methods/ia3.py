@@ -3,13 +3,13 @@
 Sources: peft/tuners/ia3/model.py and layer.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError, wording
-from zerolora.methods.adapter_check import check_adapter
+from zerolora.methods.adapter_check import ImpliedShapes, check_adapter
 from zerolora.methods.adapter_config import is_feedforward
 from zerolora.methods.lora import Replacement
 from zerolora.methods.method import (
@@ -140,7 +140,7 @@ class Ia3Method(TrainableMethod):
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
         tensors, config = read_adapter(directory)
-        check_adapter(directory, tensors, config, model)
+        check_adapter(directory, tensors, config, model, ImpliedShapes(_shapes))
         return Ia3Method.updates_of(tensors, config, model)
 
     @staticmethod
@@ -179,6 +179,13 @@ class Scaled(Update):
         """Multiply."""
         one_for_all = self.vector.shape[0] == 1
         rows.mul_((self.vector if one_for_all else self.vector[first : first + len(rows)]).float())
+
+
+def _shapes(
+    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of the tensor beside a module."""
+    yield "ia3_l", (1, module.inputs) if is_feedforward(config, path) else (module.outputs, 1)
 
 
 def default_targets(model: Any) -> list[str]:

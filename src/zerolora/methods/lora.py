@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from zerolora.bounded import bounded_matching
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.errors import UserError, shown, wording
-from zerolora.methods.adapter_check import check_adapter
+from zerolora.methods.adapter_check import MAGNITUDE, ImpliedShapes, check_adapter
 from zerolora.methods.adapter_config import is_saved, rank_and_alpha
 from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_linear, check_expression, split_targets
 from zerolora.methods.lora_init import is_start
@@ -341,7 +341,7 @@ class TrainedLowRank(LowRank, TrainableMethod):
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
         tensors, config = read_adapter(directory)
-        check_adapter(directory, tensors, config, model)
+        check_adapter(directory, tensors, config, model, ImpliedShapes(_shapes))
         return low_rank_updates(tensors, config, model)
 
     @staticmethod
@@ -390,6 +390,23 @@ def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], mo
         update = Product(f"{module}.weight", parts, _scale(config, module), module in transposed_paths)
         result[update.weight] = update
     return _upon_copies(result, copies, tied_weights(model))
+
+
+def _shapes(
+    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of the tensors beside a module."""
+    r, _ = rank_and_alpha(config, path)
+    if module.kind == "embedding":
+        rows, outputs = dict(module.weights)["weight"]
+        yield "lora_embedding_A", (r, rows)
+        yield "lora_embedding_B", (outputs, r)
+    else:
+        outputs = module.outputs
+        yield "lora_A.weight", (r, module.inputs)
+        yield "lora_B.weight", (outputs, r)
+    if config.get("use_dora"):
+        yield MAGNITUDE.removeprefix("."), (outputs,)
 
 
 def _scale(config: dict[str, Any], module: str) -> float:

@@ -22,7 +22,7 @@ ADAPTER = "adapter_model.safetensors"
 CONFIG = foreign.ADAPTER_CONFIG
 PREFIX = "base_model.model."
 """Of the name of every tensor of an adapter."""
-FACTORS = (".lora_", ".ia3_l", ".token_adapter.")
+FACTORS = (".lora_", ".ia3_l", ".vera_", ".token_adapter.")
 """In the name of every tensor that stands beside a weight of the base."""
 
 

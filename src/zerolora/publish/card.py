@@ -27,7 +27,7 @@ LOCK = Path("envs/requirements.lock")
 LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "bitsandbytes", "tokenizers", "safetensors")
 """Whose versions can change a result."""
 PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
-METHOD_SECTIONS = {"lora": "LoRA", "ia3": "(IA)³", "quantization": "quantization"}
+METHOD_SECTIONS = {"lora": "LoRA", "ia3": "(IA)³", "vera": "VeRA", "quantization": "quantization"}
 TRAINING = (
     "learning_rate", "schedule", "schedule_options", "warmup_ratio", "warmup_steps", "optimizer", "betas", "epsilon",
     "weight_decay", "global_batch", "epochs", "max_steps", "neftune_alpha", "seed", "keep", "validation_steps",

@@ -27,6 +27,7 @@ MEANING = {
     "use_rslora": "lora.rank_stabilized",
     "rank_pattern": "lora.rank_pattern",
     "alpha_pattern": "lora.alpha_pattern",
+    "projection_prng_key": "vera.projection_seed",
 }
 HARMLESS = (WITHOUT_MEANING - {"corda_config", "eva_config", "lora_ga_config"}) | SELECTING
 """Keys of it that do not; and those that decide which tensors there are, and their shapes, which are compared
@@ -56,6 +57,11 @@ def load(
                 if not bool(torch.isfinite(value).all()):
                     raise UserError(
                         f"train.from_adapter: {path}: {name} holds numbers that are not finite; name another adapter"
+                    )
+                if not parameter.requires_grad and not torch.equal(value.float(), parameter.float()):
+                    raise UserError(
+                        f"train.from_adapter: {path}: {name} is not what this run draws; name an adapter with the same "
+                        "train.vera.projection_seed and version of torch"
                     )
                 _set(parameter, value)
     except (SafetensorError, OSError) as error:
