@@ -23,6 +23,7 @@ CHANGES: dict[str, Any] = {
 def jobs_of(directory: Path, **changes: Any) -> Jobs:
     """Return the jobs of a config with these sections, in a directory of its own, which is the current one."""
     config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8")) | CHANGES | changes
+    config["train"] |= {"global_batch": 32}
     (directory / "config").mkdir()
     (directory / "config/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (directory / "data").symlink_to(ROOT / "data")
