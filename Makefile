@@ -91,11 +91,13 @@ $(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cuda.hashes p
 # hash is checked; a source would be built for its metadata.
 	$(BIN)/python -m pip download $(PIP) --no-deps --only-binary :all: --dest $(VENV)/torch $$(grep '^torch==' envs/requirements.lock)
 	sed -n '/^torch==/,/[^\\]$$/p' envs/requirements.hashes >$(VENV)/torch/hashes
-	$(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --no-index --find-links $(VENV)/torch --requirement $(VENV)/torch/hashes
+	$(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --no-index --find-links $(VENV)/torch --requirement $(VENV)/torch/hashes
 	@rm -r $(VENV)/torch
-	$(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --requirement envs/requirements.hashes
+	$(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --requirement envs/requirements.hashes
 	if $(BIN)/python -c 'import importlib.metadata, sys; sys.exit("cuda-toolkit" not in str(importlib.metadata.requires("torch")))'; then \
-	    $(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --requirement envs/cuda.hashes; fi
+	    $(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --requirement envs/cuda.hashes; fi
+# What pip would compile on one core: a minute. Some packages have files that are no Python of this version.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	@touch $@

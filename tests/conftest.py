@@ -61,10 +61,10 @@ TINY_CONFIG: dict[str, Any] = {
 WAITING = ("test_events", "test_pipeline")
 # Files that take minutes, the longest first, so that none is begun when all others are done.
 LONG_FILES = (
-    "test_rerun_matrix",
-    "test_training",
     "test_methods_train",
     "test_embedded_default",
+    "test_rerun_matrix",
+    "test_training",
     "test_chaos",
     "test_engine_sync",
     "test_grids",
@@ -76,7 +76,6 @@ LONG_FILES = (
     "test_train_benchmarks",
     "test_data",
     "test_comparison",
-    "test_gpu_benchmark",
     "test_documented_commands",
     "test_extending",
     "test_accept",

@@ -115,10 +115,20 @@ def gpu_groups() -> list[Group]:
         ("qwen2.5-7b", "zero0", True), ("qwen2.5-14b", "zero3_offload", True), ("qwen2.5-7b", "zero1", False),
         ("qwen2.5-0.5b", "zero2", False), ("qwen2.5-0.5b", "zero0", True),
     )  # fmt: skip
+    others: tuple[dict[str, Any], ...] = (
+        *({"method": "full", "optimizer": name} for name in ("adamw", "adamw_8bit", "lion", "paged_adamw_8bit")),
+        {"attention": "sdpa"}, {"attention": "eager"}, {"precision": "fp16"}, {"offload": True},
+    )  # fmt: skip
+    whole = [batch for batch in batches if batch["loss"] == "full"]  # with all weights the head has a gradient
     return [
         {"model": model, "strategy": strategy, "checkpointing": checkpointing, "precision": "bf16",
          "attention": "flash", "ranks": ranks, "device": "cuda", "batches": batches}
         for model, strategy, checkpointing in chosen
+    ] + [
+        {"model": "qwen2.5-0.5b", "strategy": "zero2", "checkpointing": True, "precision": "bf16",
+         "attention": "flash", "ranks": ranks, "device": "cuda",
+         "batches": whole if other.get("method") == "full" else batches} | other
+        for other in others
     ]  # fmt: skip
 
 

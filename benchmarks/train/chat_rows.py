@@ -21,7 +21,7 @@ LONGEST = 600
 
 def write_chat(path: Path, count: int, seed: int = 0, longest: int = LONGEST) -> None:
     """Write `count` conversations as JSONL, each {"messages": [{"role", "content"}, …]}."""
-    draw, words = np.random.default_rng(seed), _words()
+    draw, words = np.random.default_rng(seed), document_words()
     rows = (json.dumps({"messages": _conversation(draw, words, longest)}) for _ in range(count))
     path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
 
@@ -37,6 +37,7 @@ def _conversation(draw: np.random.Generator, words: list[str], longest: int) -> 
     ]
 
 
-def _words() -> list[str]:
+def document_words() -> list[str]:
+    """Return the words of the project's documents."""
     documents = [ROOT / "README.md", ROOT / "config/README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return re.findall(r"[A-Za-z][A-Za-z,.;:'-]*", " ".join(path.read_text(encoding="utf-8") for path in documents))

@@ -22,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psutil
 import torch
 import yaml
+from chat_rows import document_words
 from machine import PACKAGES, machine
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
@@ -40,6 +42,7 @@ from zerolora.data.pack import pack_rows
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import open_split
+from zerolora.data.reference import records
 from zerolora.fetch.models import fetch, restore
 from zerolora.files import canonical, read_json, write_json
 from zerolora.memory.estimate import estimate
@@ -364,8 +367,34 @@ def model_of(options: argparse.Namespace, folder: Path) -> Path:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[options.precision])
     model.save_pretrained(folder / "model")
-    AutoTokenizer.from_pretrained(options.tokenizer).save_pretrained(folder / "model")
+    known = options.tokenizer.is_dir()
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer) if known else trained_tokenizer(config.vocab_size)
+    tokenizer.save_pretrained(folder / "model")
     return folder / "model"
+
+
+def trained_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer with a ChatML template, trained on the reference task and on the documents that
+    chat_rows.py cuts conversations from: for a machine without the base model."""
+    texts = [text for row in records("tens", 42) for text in row.values()] + [" ".join(document_words())]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(4096, vocabulary), special_tokens=special, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    trained.train_from_iterator(texts, trainer)
+    wrap: Any = PreTrainedTokenizerFast
+    wrapped: PreTrainedTokenizerFast = wrap(
+        tokenizer_object=trained, bos_token=special[1], eos_token=special[2], pad_token=special[0]
+    )
+    wrapped.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return wrapped
 
 
 def default_precision() -> str:

@@ -139,10 +139,11 @@ def handed_on(bench: Bench, run: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "before", "after"),
     [
-        *((name, *pair) for name in ("lion", "adamw_8bit") for pair in (("zero2", "ddp"), ("zero3", "zero1"))),
+        ("lion", "zero3", "zero1"),
         ("lion", "fsdp", "zero3"),
+        ("adamw_8bit", "zero3", "ddp"),
         ("adamw_8bit", "zero1", "fsdp"),
-        ("adamw_8bit", "zero2", "zero2"),
+        ("adamw_8bit", "zero1", "zero1"),
         ("adafactor", "zero0", "ddp"),
         ("adafactor", "ddp", "zero0"),
     ],

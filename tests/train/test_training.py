@@ -109,7 +109,8 @@ def varied(bench: Bench) -> dict[str, Any]:
     return metrics(bench.run("varied-ddp", "ddp", **VARIED))
 
 
-@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "fsdp"])
+# Stage 1 has the optimizer of stage 2; offloaded or not, stage 3 divides parameters of two rates in the same way.
+@pytest.mark.parametrize("strategy", ["zero0", "zero2", "zero2_offload", "zero3", "fsdp"])
 def test_variants_of_lora_learn_the_same_by_every_engine(
     bench: Bench, reference: dict[str, Any], varied: dict[str, Any], strategy: str
 ) -> None:
@@ -174,7 +175,7 @@ def packed(bench: Bench) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
-    [("zero2", 2), ("zero2", 4), ("zero3", 1), ("zero3", 2), ("zero3", 4), ("zero3_offload", 2), ("fsdp", 2)],
+    [("zero2", 4), ("zero3", 1), ("zero3", 2), ("zero3_offload", 2), ("fsdp", 2)],
 )
 def test_packed_rows_give_the_same_losses_on_any_ranks(
     bench: Bench, packed: dict[str, Any], strategy: str, ranks: int
@@ -253,12 +254,6 @@ def test_activation_checkpointing_changes_no_loss(bench: Bench, reference: dict[
     run = bench.run(f"{strategy}-checkpointing", strategy, activation_checkpointing=True)
     assert metrics(run)["losses"] == pytest.approx(reference["losses"], rel=1e-5)
     assert_offload_changes_no_bit(bench, run, strategy)
-
-
-@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero3", "ddp", "fsdp"])
-def test_bf16_trains(bench: Bench, reference: dict[str, Any], strategy: str) -> None:
-    found = metrics(bench.run(f"bf16-{strategy}", strategy, precision="bf16"))
-    assert found["losses"] == pytest.approx(reference["losses"], rel=3e-4)
 
 
 def test_two_runs_are_the_same_bytes(bench: Bench) -> None:
@@ -363,17 +358,13 @@ def test_what_reading_a_model_compiles_is_compiled_before_ranks_are_forked(bench
 
 
 def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench) -> None:
-    process = subprocess.Popen(
-        bench.command("killed", max_steps=None, epochs=10000),
-        env=project_environment(ROOT),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    victim = rank_process(process.pid, 1)
-    time.sleep(3)
-    os.kill(victim, signal.SIGKILL)
-    errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 2
+    process = bench.begin("killed", max_steps=None, epochs=10000)
+    while not list((bench.folder / "checkpoints/killed").glob("*/step-*.safetensors")):
+        assert process.runs(), process.errors()
+        time.sleep(0.1)
+    os.kill(rank_process(process.pid, 1), signal.SIGKILL)
+    assert process.wait() == 2
+    errors = process.errors()
     assert "rank 1 failed with signal SIGKILL" in errors
     assert "Traceback" not in errors.split("zerolora: rank 1 failed")[1]
     assert not (bench.folder / "killed/adapter").exists()

@@ -1,4 +1,5 @@
-"""Answers what each engine would run, many times in one process: python asker.py, in a project's directory.
+"""Answers what each engine would run, many times in one process, a fork of one that has imported both, in a project's
+directory.
 
 Reads a word a line: `snakemake` (a dry run), `dvc` (its status) or `resolve` (does what that stage does). Writes a
 line of JSON for each. To start the engines for each question takes three CPU-seconds, to ask here a quarter of one.
@@ -59,13 +60,10 @@ def _descriptors(target: int) -> Any:
             os.close(copy)
 
 
-def main() -> None:
-    """Answer until the input ends."""
+def main(questions: str, answers: str) -> None:
+    """Answer the questions of one named pipe in another, until they end."""
     sys.path.insert(0, str(Path.cwd()))
-    for line in sys.stdin:
-        answer = {"snakemake": snakemake, "dvc": dvc, "resolve": resolve}[line.strip()]()
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    with Path(questions).open() as asked, Path(answers).open("w") as answered:
+        for line in asked:
+            answer = {"snakemake": snakemake, "dvc": dvc, "resolve": resolve}[line.strip()]()
+            print(json.dumps(answer), file=answered, flush=True)

@@ -1,16 +1,17 @@
 """Which stages an engine runs, or would run, read from its own words."""
 
 import json
+import os
 import re
-import subprocess
-import sys
+import tempfile
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import yaml
-from conftest import Project, project_environment
+from conftest import SERVERS, Project, project_environment
 
+ASKER = str(Path(__file__).with_name("asker.py"))
 TARGETS = {"all", "default", "judge_all"}
 STARTED = re.compile(r"^\d\d:\d\d:\d\d  (\w+)((?: \S+)*?) +started$", re.MULTILINE)
 WILDCARDS = re.compile(r"^    wildcards: (.+)$", re.MULTILINE)
@@ -41,20 +42,24 @@ class Asker:
     """Both engines in one process (asker.py), for many questions about one project whose code stays as it is."""
 
     def __init__(self, project: Project) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("asker.py"))],
-            cwd=project.directory,
-            env=project_environment(project.directory),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._folder = tempfile.TemporaryDirectory()
+        names = [str(Path(self._folder.name) / name) for name in ("questions", "answers")]
+        for name in names:
+            os.mkfifo(name)
+        variables = project_environment(project.directory)
+        text = f"import runpy; runpy.run_path({ASKER!r})['main'](*{names!r})"
+        server = SERVERS.of(project.directory, variables)
+        self._process = server.start(("python", "-c", text), project.directory, variables)
+        self._questions, self._answers = Path(names[0]).open("w"), Path(names[1]).open()  # noqa: SIM115 (until the end)
 
     def __enter__(self) -> "Asker":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.communicate()
+        self._questions.close()
+        self._answers.close()
+        self._process.wait()
+        self._folder.cleanup()
 
     def snakemake_would_run(self) -> set[str]:
         """Return the stages that a dry run shows."""
@@ -69,10 +74,9 @@ class Asker:
         self._answer("resolve")
 
     def _answer(self, question: str) -> Any:
-        assert self.process.stdin and self.process.stdout
-        print(question, file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        assert line, f"asked for {question}, it ended with {self.process.wait()}"
+        print(question, file=self._questions, flush=True)
+        line = self._answers.readline()
+        assert line, f"asked for {question}, it ended with {self._process.wait()}: {self._process.errors()}"
         return json.loads(line)
 
 

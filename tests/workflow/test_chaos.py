@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chaos import KINDS, Chaos, Round, send, until
+from chaos import KINDS, Chaos, Round, send
 from conftest import Project
 from engines import edit_config, snakemake_would_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SEED, ROUNDS = 28, 20
+SEED = 28
+# Of the first twenty, those that are unlike one another.
+ROUNDS = (0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12)
 # Those that train, or need real processes, take half a minute each: they are measured, not tested.
 CHEAP = [kind for kind in KINDS if kind not in ("kill launcher", "kill rank", "full disk")]
 ADAPTER = "results/default/adapter"
@@ -48,7 +50,7 @@ def killed(this: Round, stage: str) -> None:
     this.wait_for_the_end(run)
 
 
-@pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.parametrize("number", ROUNDS)
 def test_the_same_command_leads_to_the_same_bytes(chaos: Chaos, number: int) -> None:
     chaos.round(SEED, number, CHEAP, cheap=True)
 
@@ -146,8 +148,3 @@ def test_a_torn_config_json_blames_no_other_file(project: Project) -> None:
     assert lines == [
         "results/config.json: is not what resolve wrote; `dvc checkout --force results/config.json` restores it"
     ]
-
-
-def test_until_names_what_did_not_happen() -> None:
-    with pytest.raises(AssertionError, match="waited 0.1 s for this: the moon"):
-        until(lambda: False, "the moon", 0.1)

@@ -7,7 +7,6 @@ minutes, since the pipeline runs twice.
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from documented import COMMANDS, Command
 from engines import edit_config
 
 from zerolora.cli import app
-from zerolora.files import read_json, sha256
+from zerolora.files import sha256
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -208,14 +207,3 @@ def test_every_command_of_zerolora_that_a_sentence_names_exists() -> None:
     for page in {command.page for command in COMMANDS}:
         for name in re.findall(r"`zerolora ([a-z][a-z-]*)", (ROOT / page).read_text(encoding="utf-8")):
             assert name in group.commands, f"{page}: zerolora {name}"
-
-
-def test_the_benchmark_of_exports_measures_a_finished_run(tutorial: tuple[Project, list[str]], tmp_path: Path) -> None:
-    """One target, in a process of its own, which loads torch: six seconds."""
-    project, output = tutorial[0], tmp_path / "export.json"
-    project.run("zerolora", "weights", "--model", "resources/models/tiny", "--weights", "resources/weights/tiny")
-    options = ["--project", str(project.directory), "--only", "vllm_adapter", "--output", str(output)]
-    project.run(sys.executable, str(ROOT / "benchmarks/export.py"), *options)
-    (case,) = read_json(output, "export.py")["cases"]
-    assert (case["target"], case["opened_by"].split()[0]) == ("vllm_adapter", "peft")
-    assert case["equal"] == case["rows"] == 3 and case["bytes"] > 0 and case["cpu_seconds"] > 0

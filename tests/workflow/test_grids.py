@@ -1,17 +1,11 @@
 """A grid of runs in both engines: what runs, and that they agree; DVC has its runs from config/expanded.yaml."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import scale
 import yaml
 from conftest import Project
 from engines import dvc_changed, dvc_ran, edges_of, edit_config, snakemake_ran, snakemake_would_run
-from scale_runs import COMMANDS
-
-from zerolora.files import read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -128,30 +122,3 @@ def test_a_run_is_pushed_with_what_it_shares(project: Project) -> None:
     (project.directory / "results/next/zero.json").write_text("{}", encoding="utf-8")
     refused = project.run(*push, check=False)
     assert refused.returncode and "results/next/zero.json: is not the file that dvc.lock lists" in refused.stderr
-
-
-def test_the_benchmark_of_scale_measures_what_it_says(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On three runs and two data sets, in real processes of both engines, which take half a minute; it stops unless
-    they have nothing to do in the end."""
-    before = (project.directory / "config/config.yaml").read_bytes()
-    output = tmp_path / "scale.json"
-    sizes = ["--runs", "3", "--data-sets", "2", "--telemetry-rows", "10", "20", "--most-dvc", "2"]
-    wanted = ["--project", str(project.directory), *sizes, "--output", str(output)]
-    monkeypatch.setattr(sys, "argv", ["scale.py", *wanted])
-    scale.main()
-    found = read_json(output, "scale.py")
-    (runs,), (data_sets,) = found["runs"]["sizes"], found["data_sets"]["sizes"]
-    assert (runs["size"], runs["jobs"]) == (3, 3 * len(OF_A_RUN) + len(("pack", *PLANNING, "compare")))
-    of_a_data_set = ("prepare", "evaluate_base")  # the first one has them
-    assert (data_sets["size"], data_sets["jobs"]) == (
-        2,
-        2 * len(("pack", *PLANNING, *OF_A_RUN)) + len((*of_a_data_set, "compare")),
-    )
-    assert runs.keys() - {"size", "jobs"} == {"snakemake_plan", "snakemake_no_op"}
-    assert data_sets.keys() - {"size", "jobs"} == COMMANDS.keys()
-    assert all(data_sets[name]["cpu_seconds"] > 0 for name in COMMANDS)
-    assert found["telemetry_rows"]["exponents"].keys() == {"charts", "charts_on_page"}
-    assert output.with_suffix(".svg").read_text(encoding="utf-8").startswith("<svg")
-    assert (project.directory / "config/config.yaml").read_bytes() == before

@@ -68,6 +68,7 @@ TEXTS = (
     ("schedules.py", "is no option of the schedule", "is no option"),
 )
 """Texts for the user that stand outside of an error's call, and others for them."""
+EXPORT = "class ExportSections"
 REWORDED = ("train/feed.py", "data/records.py", "model/read_spec.py", "merge/merge_plan.py")
 
 
@@ -103,6 +104,11 @@ def neutral_upgrade(upgrade: Upgrade) -> None:
         example = re.search(rf"`src/zerolora/({folder}/\w+\.py)`:\n\n```python\n(.*?)```", EXTENDING, re.S)
         assert example, folder
         upgrade.write(example[1], example[2])
+    settings = re.search(r"```python\n(class Bundle.*?)```", EXTENDING, re.S)
+    field = re.search(r"```text\n(    bundle: .*?)```", EXTENDING, re.S)
+    assert settings and field
+    before, after = (upgrade.source / "config/target_sections.py").read_text(encoding="utf-8").split(EXPORT)
+    upgrade.write("config/target_sections.py", f"{before}{settings[1]}\n\n{EXPORT}{after}{field[1]}")
     upgrade.write("train/engines/idle.py", ENGINE)
     for path, keys in NEW_KEYS.items():
         for section, key in keys:
@@ -174,38 +180,39 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
 
 
 @pytest.mark.parametrize(
-    ("path", "old", "new", "stages"),
+    ("edits", "stages"),
     [
         (
-            "methods/lora.py",
-            "\nimport functools",
-            "\nSPARE = 1\nimport functools",
+            [("methods/lora.py", "\nimport functools", "\nSPARE = 1\nimport functools")],
             ("estimate", "render", "train", "merge"),
         ),
-        ("methods/dora.py", "\nfrom dataclasses", "\nSPARE = 1\nfrom dataclasses", ()),
-        ("strategies/fully_shard.py", "\nfrom ", "\nSPARE = 1\nfrom ", ("estimate", "render")),
-        ("train/engines/fsdp.py", "\nimport ", "\nSPARE = 1\nimport ", ()),
-        ("train/engines/deepspeed.py", "\nfrom ", "\nSPARE = 1\nfrom ", ("train",)),
-        ("optimizers/lion.py", "\nfrom ", "\nSPARE = 1\nfrom ", ()),
-        ("config/schema.py", "learning_rate: Annotated[float, Field(gt=0)] = ", "learning_rate: float = 2 * ", ()),
         (
-            "config/schema.py",
-            "weight_decay: Annotated[float, Field(ge=0)] = 0.0",
-            "weight_decay: float = 0.3",
+            [
+                ("methods/dora.py", "\nfrom dataclasses", "\nSPARE = 1\nfrom dataclasses"),
+                ("train/engines/fsdp.py", "\nimport ", "\nSPARE = 1\nimport "),
+                ("optimizers/lion.py", "\nfrom ", "\nSPARE = 1\nfrom "),
+                ("config/schema.py", "learning_rate: Annotated[float, Field(gt=0)] = ", "learning_rate: float = 2 * "),
+            ],
+            (),
+        ),
+        ([("strategies/fully_shard.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("estimate", "render")),
+        ([("train/engines/deepspeed.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("train",)),
+        (
+            [("config/schema.py", "weight_decay: Annotated[float, Field(ge=0)] = 0.0", "weight_decay: float = 0.3")],
             ("train",),
         ),
         (
-            "config/method_sections.py",
-            "    dropout: ",
-            "    dropout: float = 0.1\n    spare: ",
+            [("config/method_sections.py", "    dropout: ", "    dropout: float = 0.1\n    spare: ")],
             ("estimate", "render", "train"),
         ),
     ],
+    ids=["method", "not chosen", "strategy", "engine", "default", "section"],
 )
 def test_a_changed_constant_runs_its_stages_again(
-    finished: Project, upgrade: Upgrade, path: str, old: str, new: str, stages: tuple[str, ...]
+    finished: Project, upgrade: Upgrade, edits: list[tuple[str, str, str]], stages: tuple[str, ...]
 ) -> None:
-    upgrade.replace(path, old, new)
+    for edit in edits:
+        upgrade.replace(*edit)
     expected = {f"{stage}@default" for stage in stages}
     shown = snakemake_would_run(finished) - {"resolve"}
     assert shown == with_followers(edges_of(finished), expected)
