@@ -16,7 +16,7 @@ CHANGES: dict[str, Any] = {
     "runs": {"default": {"dataset": "reference", "train": {"nodes": 2}}},
     "continued": {"further": {"dataset": "reference", "train": {"from_adapter": "results/default/adapter"}}},
     "grids": {"seeds": {"dataset": "reference", "over": {"train.seed": [1, 2]}}},
-    "export": {"targets": ["gguf", "vllm_adapter"]},
+    "export": {"targets": ["gguf", "vllm_adapter"], "gguf": {"type": "q8_0"}},
 }
 
 
