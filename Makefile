@@ -48,7 +48,7 @@ format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/snakefmt Snakefile workflow
 
 schema: $(INSTALLED)  ## write the names in the registries, the config's JSON Schema and its neutral values
-	$(BIN)/python -m zerolora.commands.registry_names
+	$(BIN)/python -m zerolora.commands.write_registry_names
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
 	$(BIN)/python -m zerolora.config.compared
 

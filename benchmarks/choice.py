@@ -47,7 +47,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import RenderSettings, TrainingChoice, TrainSettings, UsefulFlops
+from zerolora.config.settings import RenderSettings, TrainSettings, UsefulFlops
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.files import read_json, write_json
 from zerolora.memory.row_statistics import RowStatistics
@@ -56,6 +56,7 @@ from zerolora.planner.candidates import Candidate, Choice, Planning
 from zerolora.planner.choice import choose
 from zerolora.planner.render import rendered, training_choice
 from zerolora.planner.run_hardware import hardware_of, target_of
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.probe.probe import probe
 from zerolora.train.adapter import adapt
 from zerolora.train.engines import engine_class
@@ -63,7 +64,7 @@ from zerolora.train.engines.engine import DTYPES, Engine
 from zerolora.train.feed import PackedRow, collate
 from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
-from zerolora.train.loss import loss_sum
+from zerolora.train.loss import token_losses
 from zerolora.train.rank import claim_device
 from zerolora.train.training_plan import TrainingPlan
 
@@ -249,7 +250,7 @@ def measure_all(
         draw.shuffle(pending)
         started, count = time.monotonic(), len(pending)
         while pending:
-            configs = [engine_and_choice(each.candidate.choice, settings) for each in pending]
+            configs = [engine_and_choice(each.candidate.choice, settings).as_json() for each in pending]
             medians, error = launched({**task, "configs": configs}, folder)
             for each, median in zip(pending, medians, strict=False):
                 each.medians.append(median)
@@ -259,12 +260,12 @@ def measure_all(
         print(f"{strategy}: {count} configurations in {time.monotonic() - started:.0f} s", flush=True)
 
 
-def engine_and_choice(choice: Choice, settings: RenderSettings) -> dict[str, Any]:
+def engine_and_choice(choice: Choice, settings: RenderSettings) -> ZeroJson:
     """Return what render writes for a choice, but for the FLOPs, which only telemetry reads."""
     flops = UsefulFlops(token=0, squared_token=0, supervised_token=0, peak=None)
     chosen = training_choice(choice, settings.precision, flops)
     options, _ = rendered(choice, target_of(settings), settings.gradient_clipping)
-    return {**options, "zerolora": chosen.model_dump(mode="json")}
+    return ZeroJson(options=options, choice=chosen)
 
 
 def launched(task: dict[str, Any], folder: Path) -> tuple[list[float], str | None]:
@@ -305,10 +306,7 @@ def measure(path: Path) -> None:
     """Be a rank: train with each configuration of a task, and write a line for each. All are of one strategy."""
     task = read_json(path, "choice.py")
     settings = TrainSettings.model_validate(task["train"])
-    plans = [
-        (TrainingPlan.of(settings, TrainingChoice.model_validate(config.pop("zerolora"))), config)
-        for config in task["configs"]
-    ]
+    plans = [(TrainingPlan.of(settings, config.choice), config) for config in map(ZeroJson.of, task["configs"])]
     plan, config = plans[0]
     device = claim_device(plan)
     engine_class(plan.engine).connect(config, device)
@@ -321,7 +319,7 @@ def measure(path: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def median_seconds(task: dict[str, Any], plan: TrainingPlan, config: dict[str, Any], device: torch.device) -> float:
+def median_seconds(task: dict[str, Any], plan: TrainingPlan, config: ZeroJson, device: torch.device) -> float:
     """Return the median seconds of a step with one configuration; what it took is free again afterwards."""
     rank, world, size = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.micro_batch
     mine = task["rows"][rank::world]
@@ -358,7 +356,7 @@ def step_seconds(engine: Any, micro_batches: list[list[PackedRow]], packing: boo
     _settle(device)
     started = time.perf_counter()
     for rows in micro_batches:
-        loss, _ = loss_sum(engine, collate(rows, packing, device), 1)
+        loss = token_losses(engine, collate(rows, packing, device)).sum()
         engine.backward(loss * (engine.divisor / tokens))
         engine.step()
         loss.detach().cpu()

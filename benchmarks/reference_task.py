@@ -73,7 +73,8 @@ def _try(settings: dict[str, Any], rule: Any, overrides: dict[str, Any], folder:
     packing = folder / "packing"
     pack_rows(PackSettings.model_validate(run["pack"]), data, packing)
     write_json(folder / "estimate.json", estimate(EstimateSettings.model_validate(run["estimate"]), model, packing))
-    write_json(folder / "zero.json", render(RenderSettings.model_validate(run["render"]), folder / "estimate.json")[0])
+    zero, _ = render(RenderSettings.model_validate(run["render"]), folder / "estimate.json")
+    zero.write(folder / "zero.json")
     paths = {
         "data": data, "packing": packing, "zero": folder / "zero.json", "weights": weights,
         "checkpoints": folder / "checkpoints/run", "output": folder,

@@ -48,7 +48,7 @@ def compared(ours: list[str], directory: Path, theirs: list[str], other: Path, e
 
 FINGERPRINTS = """
 import sys, time
-from zerolora import fingerprint
+from zerolora.config import fingerprint
 if sys.argv[1:]:
     fingerprint.CACHE.unlink(missing_ok=True)
 before = time.process_time()

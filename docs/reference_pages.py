@@ -20,16 +20,17 @@ REGISTRIES = {
     "Strategies": ("strategies", "strategies", "STRATEGIES", "`render.strategy`, besides `auto` and a DeepSpeed JSON"),
     "Methods": ("methods", "methods.registry", "TRAINABLE", "`train.method`"),
     "Optimizers": ("optimizers", "optimizers", "OPTIMIZERS", "`train.optimizer`"),
+    "Objectives": ("train/objectives", "train.objectives", "OBJECTIVES", "`train.objective`"),
     "Forms of rows": ("data/formats", "data.formats", "FORMS", "`prepare.<name>.sources`, `format`"),
     "Prompt formats": (
-        "data/prompt_formats",
+        "data",
         "data.prompt_formats",
         "PROMPT_FORMATS",
         "`prepare.<name>.template`",
     ),
     "Evaluation tasks": ("evaluate/tasks", "evaluate.tasks", "TASKS", "`prepare.<name>.check` and `tasks`"),
     "Export targets": ("export/targets", "export.targets", "TARGETS", "`export.targets`"),
-    "Trackers": ("train/telemetry/trackers", "train.telemetry.trackers", "TRACKERS", "`train.tracker`"),
+    "Trackers": ("train/telemetry", "train.telemetry.trackers", "TRACKERS", "`train.tracker`"),
 }
 """Heading: folder, module and dictionary of a registry, and the settings that name its entries."""
 
@@ -37,11 +38,12 @@ INTERFACES = {
     "A strategy": "strategies.strategy.Strategy",
     "A method": "methods.method.TrainableMethod",
     "An optimizer": "optimizers.optimizer.Optimizer",
+    "An objective": "train.objectives.objective.Objective",
     "A form of rows": "data.formats.form.Form",
-    "A prompt format": "data.prompt_formats.definition.PromptFormat",
+    "A prompt format": "data.prompt_formats.PromptFormat",
     "An evaluation task": "evaluate.tasks.task.Task",
     "An export target": "export.targets.target.ExportTarget",
-    "A tracker": "train.telemetry.trackers.tracker.Tracker",
+    "A tracker": "train.telemetry.trackers.Tracker",
     "A stage": "stages.Stage",
 }
 """Heading, and the class that an extension makes an instance or a subclass of."""
@@ -120,8 +122,8 @@ def registries() -> str:
     lines = [
         "# What can be named",
         "",
-        "Made from the registries: each entry is one file, and the text is its first sentence. How to add one: "
-        "[extending](../extending.md).",
+        "Made from the registries: the text of an entry is what its table says, or the first sentence of its file. "
+        "How to add one: [extending](../extending.md).",
     ]
     for heading, (folder, _, _, where) in REGISTRIES.items():
         lines += ["", f"## {heading}", "", f"For {where}.", "", "| name | what it is |", "|---|---|"]
@@ -130,9 +132,12 @@ def registries() -> str:
 
 
 def entries(heading: str, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield each name of a registry and the first sentence of the file that defines it."""
+    """Yield each name of a registry and what it is: the text of its entry, or the first sentence of its file."""
     _, module, dictionary, _ = REGISTRIES[heading]
-    for name in getattr(importlib.import_module(f"zerolora.{module}"), dictionary):
+    for name, entry in getattr(importlib.import_module(f"zerolora.{module}"), dictionary).items():
+        if text := getattr(entry, "about", ""):
+            yield name, _flat(text)
+            continue
         file = ROOT / "src/zerolora" / folder / f"{name.replace('-', '_').replace('.', '_')}.py"
         yield name, _flat(line_of(file).split(": ", 1)[1])
 

@@ -111,8 +111,8 @@ class Bench:
                 "nodes": run["train"]["nodes"] * run["train"]["ranks_per_node"] // local,
                 "ranks_per_node": local,
             }
-        config, _ = render(RenderSettings.model_validate(chosen), self.folder / name / "estimate.json")
-        write_json(self.folder / name / "zero.json", config)
+        zero, _ = render(RenderSettings.model_validate(chosen), self.folder / name / "estimate.json")
+        zero.write(self.folder / name / "zero.json")
         paths = {
             "data": self.folder / data,
             "packing": self.folder / packing,

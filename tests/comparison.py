@@ -37,6 +37,7 @@ def row(place: int = 0, **values: Any) -> dict[str, Any]:
         "rank_hours": 0.0973,
         "adapter_bytes": 9_823_216,
         "checkpoint_bytes": 29_400_000,
+        "loss_unit": "per supervised token",
         "curve": [[1, 4.8], [50, 0.1], [100, 0.001]],
         "memory": {"host": {"processes": 1.2 * GIB, "ranks": GIB}, "gpu": {}, "capacity_host": 24 * GIB},
         "parts": {"forward": step / 2, "backward": step / 3, "communication": step / 6},

@@ -1,5 +1,6 @@
 """A real but tiny language model, and whole copies of the project to run it in."""
 
+import contextlib
 import gc
 import json
 import os
@@ -17,7 +18,10 @@ import yaml
 from cluster import Cluster, missing
 from fork_server import COMMANDS, SERVERS, Started, copy_kept
 
+from zerolora.config.file import load
 from zerolora.config.fingerprint import fingerprints
+from zerolora.config.runs_file import write_runs
+from zerolora.errors import UserError
 from zerolora.report.charts import javascript
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -220,9 +224,11 @@ class Project:
         return result
 
     def write_config(self, text: str | None = None) -> None:
-        """Write the project's config, or this text in its place."""
+        """Write the project's config, or this text in its place, and for a valid one the runs that DVC reads."""
         text = yaml.safe_dump(self.config, sort_keys=False) if text is None else text
         (self.directory / "config/config.yaml").write_text(text, encoding="utf-8")
+        with contextlib.chdir(self.directory), contextlib.suppress(UserError):
+            write_runs(load(Path("config/config.yaml"), before_first_trial=True))
 
     def snakemake(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run snakemake with the local profile."""

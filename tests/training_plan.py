@@ -3,6 +3,7 @@
 from typing import Any
 
 from zerolora.config.settings import UsefulFlops
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.training_plan import TrainingPlan
 
 CHOICE: dict[str, Any] = {
@@ -21,3 +22,8 @@ CHOICE: dict[str, Any] = {
 def training_plan(**settings: Any) -> TrainingPlan:
     """Return a plan with these settings, those of CHOICE, and the config's defaults."""
     return TrainingPlan(**{**CHOICE, **settings})
+
+
+def zero_json(plan: TrainingPlan, stage: int) -> ZeroJson:
+    """Return the zero.json of a plan under DeepSpeed, at this stage."""
+    return ZeroJson(options={"gradient_clipping": 1.0, "zero_optimization": {"stage": stage}}, choice=plan)

@@ -46,6 +46,7 @@ from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Target
 from zerolora.train.launch.launcher import CPU_MALLOC
@@ -451,8 +452,8 @@ def run_rank(request: dict[str, Any]) -> None:
     from zerolora.train.engines import engine_class
 
     group, weights = request["group"], Path(request["weights"])
-    config = zero_json(group)
     plan = training_plan(group, group["batches"][0])
+    config = ZeroJson(options=zero_json(group), choice=plan)
     engine_kind = engine_class(plan.engine)
     device = rank.claim_device(plan)
     if group["device"] == "cuda":
@@ -543,7 +544,7 @@ def one_batch(
     from zerolora.data.prepared_rows import open_split
     from zerolora.train.checkpoint.store import Checkpoints
     from zerolora.train.feed import Batches
-    from zerolora.train.loss import loss_sum
+    from zerolora.train.loss import token_losses
 
     saver = Checkpoints(data.parent / "checkpoints", {}, {"steps": STEPS}, every_minutes=1e9)
     if device.type == "cuda":
@@ -559,7 +560,7 @@ def one_batch(
             if number == 0:
                 engine.eval()
                 with torch.no_grad():
-                    loss_sum(engine, inputs, 1)
+                    token_losses(engine, inputs).sum()
                 engine.train()
                 settle(device)
                 started = time.perf_counter()
@@ -611,10 +612,10 @@ def save_beside(engine: Any, saver: Any, number: int) -> None:
 
 def step(engine: Any, inputs: dict[str, Any], loss: str) -> None:
     """Make one optimizer step on one micro-batch."""
-    from zerolora.train.loss import loss_sum
+    from zerolora.train.loss import token_losses
 
     if loss == "fused":
-        total, _ = loss_sum(engine, inputs, 1)
+        total = token_losses(engine, inputs).sum()
     else:
         names = ("input_ids", "attention_mask")
         model_inputs = {name: inputs[name] for name in names if name in inputs}

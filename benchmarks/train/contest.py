@@ -35,7 +35,6 @@ from zerolora.config.settings import (
     PackSettings,
     PrepareSettings,
     RenderSettings,
-    TrainingChoice,
     TrainSettings,
 )
 from zerolora.data.pack import pack_rows
@@ -170,7 +169,7 @@ class Ours:
             ),
         )
         self.zero, _ = render(self.render, estimated)
-        write_json(folder / "zero.json", self.zero)
+        self.zero.write(folder / "zero.json")
         self.settings = {**run["train"], "resume": "never"}
         self.ranks = run["train"]["ranks_per_node"]
 
@@ -218,9 +217,9 @@ class Ours:
         plan = open_plan(self.folder / "packing/train.arrow")
         rows = open_split(self.task.data, "train")
         settings = TrainSettings.model_validate(self.settings)
-        training = TrainingPlan.of(settings, TrainingChoice.model_validate(self.zero["zerolora"]))
+        training = TrainingPlan.of(settings, self.zero.choice)
         batches = Batches(rows, plan, training, 0, self.ranks)
-        return [batches.at(step)[1] for step in range(batches.steps)]
+        return [batches.at(step)[1]["supervised token"] for step in range(batches.steps)]
 
 
 def hardware(device: str, ranks: int) -> dict[str, Any]:

@@ -97,9 +97,8 @@ class ClusterProject(Project):  # type: ignore[misc]  # tests find conftest by p
                 EstimateSettings.model_validate(run["estimate"]), self.directory / "resources/models/tiny", packing
             ),
         )
-        write_json(
-            folder / "zero.json", render(RenderSettings.model_validate(run["render"]), folder / "estimate.json")[0]
-        )
+        zero, _ = render(RenderSettings.model_validate(run["render"]), folder / "estimate.json")
+        zero.write(folder / "zero.json")
         paths = {
             "data": self.directory / "results/data/rows",
             "packing": packing,

@@ -159,9 +159,18 @@ def cancelled(disturbed: Disturbed) -> None:
 
 
 def rank_killed(disturbed: Disturbed) -> None:
+    """It takes the job down, and is named on the screen with the logs to read."""
     rank = disturbed.project.rank_process(1)
     assert rank
+    assert b"\0GLOO_SOCKET_IFNAME=eth0\0" in Path(f"/proc/{rank}/environ").read_bytes()
     os.kill(rank, signal.SIGKILL)
+    disturbed.cluster.wait_job_state(disturbed.job, "FAILED", 60)
+    log = f".snakemake/slurm_logs/rule_train/default/{disturbed.job}.log"
+    said = disturbed.said.read_text
+    disturbed.cluster.wait(lambda: log in said(), "Snakemake names the job's log", 60)
+    for words in (said(), disturbed.logs()[-1]):
+        assert "zerolora: rank 1 failed with signal SIGKILL" in words
+    assert re.search(rf"log: \S*results/logs/train/default\.log, \S*{re.escape(log)}", said())
 
 
 def node_lost(disturbed: Disturbed) -> None:

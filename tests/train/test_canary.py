@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from bench import Bench, metrics
 
+from zerolora.config import registry_names
 from zerolora.strategies import STRATEGIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # real ranks, seconds each
@@ -28,6 +29,7 @@ def risky(monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a strategy that is DDP, and says that it is risky."""
     strategy = replace(STRATEGIES["ddp"], name="ddp_risky", risk="a test says so")
     monkeypatch.setitem(STRATEGIES, strategy.name, strategy)
+    monkeypatch.setitem(registry_names.STRATEGIES, strategy.name, "ddp")
     return strategy.name
 
 

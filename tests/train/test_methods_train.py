@@ -154,12 +154,13 @@ def train_plainly(
     lines = (run / "metrics/loss.csv").read_text().splitlines()[1:]
     model.train()
     for step in range(steps):
-        micro_batches, tokens = batches.at(step)
+        micro_batches, units = batches.at(step)
         total = 0.0
         for row in (row for micro_batch in micro_batches for packed in micro_batch for row in packed):
             logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1]
             labels = torch.tensor(row["labels"][1:])
-            loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / tokens
+            loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+            loss = loss / units["supervised token"]
             loss.backward()
             total += loss.item()
         torch.nn.utils.clip_grad_norm_([value for group in groups for value in group["params"]], 1.0)

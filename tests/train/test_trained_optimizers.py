@@ -17,11 +17,12 @@ from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.machine import cpu_matmul
 from zerolora.model.manifest import located
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.adapter import adapt
 from zerolora.train.checkpoint.store import FINISHED
 from zerolora.train.engines.engine import plain, trained
 from zerolora.train.feed import Batches, collate
-from zerolora.train.loss import loss_sum
+from zerolora.train.loss import token_losses
 from zerolora.train.rank import read_plan
 from zerolora.train.schedule import learning_rate
 from zerolora.train.training_plan import TrainingPlan
@@ -47,7 +48,7 @@ def _own(name: str) -> Callable[..., Any]:
     return classes[name]
 
 
-def by_hand(bench: Bench, plan: TrainingPlan, config: dict[str, Any]) -> tuple[list[float], dict[str, torch.Tensor]]:
+def by_hand(bench: Bench, plan: TrainingPlan, config: ZeroJson) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train by a plain loop around the library's own optimizer; return the losses and the adapter."""
     model = adapt(located(bench.folder / "w/tiny.json"), plan, config, torch.device("cpu"))
     adapter = trained(model)
@@ -59,14 +60,15 @@ def by_hand(bench: Bench, plan: TrainingPlan, config: dict[str, Any]) -> tuple[l
     losses = []
     model.train()
     for step in range(batches.steps):
-        micro_batches, tokens = batches.at(step)
+        micro_batches, units = batches.at(step)
+        tokens = units["supervised token"]
         total = 0.0
         for rows in micro_batches:
-            loss, _ = loss_sum(model, collate(rows, False, torch.device("cpu")), 1)
+            loss = token_losses(model, collate(rows, False, torch.device("cpu"))).sum()
             (loss * (1 / tokens)).backward()
             total += float(loss.detach())
         losses.append(total / tokens)
-        torch.nn.utils.clip_grad_norm_(adapter.values(), config["gradient_clipping"])
+        torch.nn.utils.clip_grad_norm_(adapter.values(), config.engine.gradient_clipping)
         for group, ratio in zip(optimizer.param_groups, (1.0, plan.lora.plus_ratio), strict=True):
             group["lr"] = ratio * learning_rate(plan, step, batches.steps)
         optimizer.step()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from training_plan import training_plan
+from training_plan import training_plan, zero_json
 
 from zerolora.train import activation_offload
 from zerolora.train.adapter import adapt
@@ -135,8 +135,7 @@ def test_training_offloads_if_asked(elsewhere: type[Elsewhere], tiny_model: Path
     """With the kind of checkpointing that the engine takes."""
     for asked in (False, True):
         plan = training_plan(engine=engine, activation_checkpointing=True, activation_offload=asked)
-        options = {"zero_optimization": {"stage": 0}}
-        model = adapt(tiny_model, plan, options, torch.device("cpu")).train()
+        model = adapt(tiny_model, plan, zero_json(plan, stage=0), torch.device("cpu")).train()
         ids = torch.arange(24).reshape(2, 12)
         model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False).loss.backward()
         # The first layer's is a leaf of the graph, since the embedding is frozen.

@@ -22,7 +22,7 @@ from zerolora.methods.lora import LoraMethod
 from zerolora.model.added_tokens import AddedToken, add_rows, extend, extend_again
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import with_rows
-from zerolora.train.loss import losses, make_chunked
+from zerolora.train.loss import make_chunked, token_losses
 from zerolora.train.token_row_forward import train_rows
 
 SIZES: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_it_computes_what_peft_computes(name: str) -> None:
     logits = theirs(input_ids=ids).logits
     torch.testing.assert_close(ours(input_ids=ids).logits, logits)
     expected = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
-    found = losses(ours, batch)
+    found = token_losses(ours, batch)
     torch.testing.assert_close(found, expected)
     (expected * weights).sum().backward()
     (found * weights).sum().backward()

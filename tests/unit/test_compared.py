@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 from conftest import ROOT
 from pydantic import BaseModel
+from training_plan import training_plan, zero_json
 
 from zerolora.config import compared as module
 from zerolora.config.compared import FILE, compared, filled, neutral_values
@@ -134,7 +135,7 @@ def test_a_new_key_at_its_default_keeps_answers_and_canaries(tmp_path: Path) -> 
         return key_of(settings, tmp_path, model, "transformers")
 
     def first_steps(settings: TrainSettings) -> str:
-        return canary._key(settings, {}, paths)
+        return canary._key(settings, zero_json(training_plan(), stage=0), paths)
 
     evaluation: dict[str, Any] = {"check": "sum"}
     known = answers(EvaluateSettings(**evaluation))

@@ -12,7 +12,7 @@ import yaml
 from conftest import ROOT, TINY_CONFIG
 from snakemake.io import PeriodicityDetector
 
-from zerolora.commands import registry_names
+from zerolora.commands import write_registry_names
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Config
@@ -587,7 +587,7 @@ def test_the_schema_in_the_repository_is_the_configs() -> None:
 
 
 def test_the_names_of_the_config_are_those_in_the_registries() -> None:
-    assert registry_names.FILE.read_text(encoding="utf-8") == registry_names.text(), "run `make schema`"
+    assert write_registry_names.FILE.read_text(encoding="utf-8") == write_registry_names.text(), "run `make schema`"
     targets = {name: target.settings for name, target in TARGETS.items()}
     assert {name: field.annotation for name, field in ExportSections.model_fields.items()} == targets
 

@@ -9,7 +9,7 @@ from conftest import ROOT
 from zerolora.config.stages import STAGES
 
 TEXT = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
-LINES = 180, 14  # at most so many for so many stages
+LINES = 250
 
 
 def stages() -> dict[str, Any]:
@@ -22,12 +22,11 @@ def rule_of(entry: dict[str, Any]) -> str:
 
 def test_it_names_no_source_file_and_stays_short() -> None:
     assert re.findall(r"[\w/]+\.(?:py|smk)\b", TEXT) == []
-    lines, of = LINES
-    assert len(TEXT.splitlines()) * of <= lines * len(stages())
+    assert len(TEXT.splitlines()) <= LINES
 
 
-def test_every_stage_is_there() -> None:
-    assert {rule_of(entry) for entry in stages().values()} == set(STAGES)
+def test_every_stage_is_there_once_under_its_rules_name() -> None:
+    assert {name: rule_of(entry) for name, entry in stages().items()} == {name: name for name in STAGES}
 
 
 def test_every_stage_depends_on_its_settings_and_its_code() -> None:

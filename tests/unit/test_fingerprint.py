@@ -23,6 +23,7 @@ from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import METHODS as METHODS_BY_NAME
 from zerolora.optimizers import OPTIMIZERS
+from zerolora.strategies import STRATEGIES
 from zerolora.train.engines import names as engine_names
 
 
@@ -134,11 +135,11 @@ def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old
             "src/zerolora/data/formats/refused.py",
             '("label", "labels"',
             '("label", "the_labels"',
-            {"resolve", "prepare", "task_rows"},
+            {"prepare", "task_rows"},
         ),
         ("src/zerolora/planner/deepspeed_keys.py", "data_efficiency=", "data_inefficiency=", {"resolve", "render"}),
         ("src/zerolora/memory/estimate.py", " // settings.sequence_parallel", "", {"estimate", "render"}),
-        ("src/zerolora/data/prompt_formats/alpaca.py", "### Input", "### Inputs", {"resolve", "prepare"}),
+        ("src/zerolora/data/prompt_formats.py", "### Input", "### Inputs", {"resolve", "prepare"}),
     ],
 )
 def test_code_that_computes_changes_exactly_its_stages(
@@ -180,7 +181,7 @@ def _registries() -> list[tuple[str, str]]:
 
 
 def test_there_are_registries_outside_and_inside_of_their_packages() -> None:
-    assert {("methods.registry", "methods"), ("strategies", "strategies")} <= set(_registries())
+    assert {("methods.registry", "methods"), ("data.formats", "data.formats")} <= set(_registries())
 
 
 @pytest.mark.parametrize(("registry", "package"), _registries())
@@ -228,8 +229,10 @@ def test_moving_a_module_changes_no_fingerprint(copy: Copy) -> None:
 
 def test_a_name_from_another_module_changes_the_fingerprint(copy: Copy) -> None:
     """Though that module was imported already, so that no other code counts."""
-    line = "from zerolora.methods.base import Update"
-    assert "merge" in copy.changed_by("src/zerolora/merge/stream.py", line, line.replace("base", "peft_format"))
+    line = "from zerolora.methods.method import Update"
+    assert "merge" in copy.changed_by(
+        "src/zerolora/merge/stream.py", line, line.replace("methods.method", "methods.peft_format")
+    )
 
 
 def test_every_script_left_out_is_there_and_is_run_by_a_rule() -> None:
@@ -318,22 +321,47 @@ def test_the_texts_of_messages_do_not_count(one: str, other: str, same: bool) ->
 def test_only_the_chosen_entries_of_a_registry_count() -> None:
     """Those that settings do not name are no part of a stage, but for what another module imports itself."""
     modules = fingerprint.modules_of("train", {"methods": {"qdora"}, "optimizers": {"lion"}, "strategies": ()})
-    assert {"methods.qdora", "methods.qlora", "methods.dora", "optimizers.lion", "train.engines.fsdp"} <= {*modules}
-    assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.zero2"} & {*modules}
-    formats = fingerprint.modules_of("prepare", {"data.prompt_formats": {"deepseek-3"}})
-    assert [each for each in formats if each.startswith("data.prompt_formats.")] == [
-        "data.prompt_formats.deepseek_3",
-        "data.prompt_formats.definition",
-    ]
+    assert {"methods.qdora", "methods.qlora", "methods.dora", "train.engines.fsdp"} <= {*modules}
+    assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.fully_shard"} & {*modules}
+    assert "optimizers.bnb" in modules and "strategies.deepspeed_zero" not in modules
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "chosen", "counts"),
+    [
+        ('"<|end|>"', '"<|ended|>"', "alpaca", False),
+        ('"<|end|>"', '"<|ended|>"', "phi-3", True),
+        ("Phi-3 Instruct", "Another", "phi-3", False),  # what it says about itself
+        ("{%- endfor -%}\n", "", "alpaca", True),  # written before every format
+    ],
+)
+def test_of_a_table_only_the_chosen_entries_count(copy: Copy, old: str, new: str, chosen: str, counts: bool) -> None:
+    path = copy.folder / "src/zerolora/data/prompt_formats.py"
+    code = (
+        "from zerolora.config.fingerprint import of_stage; "
+        f"print(of_stage('prepare', {{'data.prompt_formats': ['{chosen}']}}))"
+    )
+    before, text = copy.run(code), path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    after = copy.run(code)
+    path.write_text(text, encoding="utf-8")
+    assert (after != before) == counts
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [("data.prompt_formats", PROMPT_FORMATS), ("optimizers", OPTIMIZERS), ("strategies", STRATEGIES)],
+)
+def test_every_entry_of_a_table_is_told_apart(module: str, names: dict[str, object]) -> None:
+    assert [*fingerprint._Modules()[module]["rows"]] == [*names]
 
 
 @pytest.mark.parametrize(
     ("package", "names"),
     [
         ("methods", METHODS_BY_NAME),
-        ("optimizers", OPTIMIZERS),
         ("data.formats", FORMS),
-        ("data.prompt_formats", PROMPT_FORMATS),
         ("evaluate.tasks", TASKS),
         ("export.targets", TARGETS),
         ("train.engines", engine_names()),

@@ -145,6 +145,24 @@ def test_ended_rows_leave_the_batch_and_no_token_is_generated_after_all_have_end
     assert sum(rows) < 0.8 * len(alone) * lengths[-1]
 
 
+def test_no_token_is_generated_after_all_answers_have_a_text_of_until(asked: Any) -> None:
+    model, prompts, stops, alone = asked
+    ending = [place for place, own in enumerate(alone) if len(own) < LIMIT]
+
+    def decode(tokens: list[int], **_: Any) -> str:
+        return "".join(chr(1000 + token) for token in tokens)
+
+    passes: list[int] = []
+    hook = model.register_forward_pre_hook(lambda *_: passes.append(1))
+    tokenizer = SimpleNamespace(pad_token_id=0, decode=decode)
+    rows = [{"input_ids": prompts[place], "prompt": len(prompts[place])} for place in ending]
+    how = settings(batch=len(rows), max_new_tokens=LIMIT)
+    answers = generate(model, tokenizer, rows, set(), how, until=[decode([stop]) for stop in stops])[0]
+    hook.remove()
+    assert len(passes) == max(len(alone[place]) for place in ending)
+    assert all(answer.startswith(decode(alone[place])) for answer, place in zip(answers, ending, strict=True))
+
+
 def test_as_many_prompts_as_fit_into_the_free_memory_share_a_batch(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = asked[0]
     sizes = []

@@ -14,16 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_rerun_matrix import KEYS as RERUN_KEYS
 
-from zerolora.config.expanded import EXPANDED, expanded
 from zerolora.config.file import load
 from zerolora.config.grids import combinations, mistakes
 from zerolora.config.resolve import resolve, shared_settings
+from zerolora.config.runs_file import RUNS, text_of
 from zerolora.config.schema import Config, RunSections
 from zerolora.config.section import Section
 from zerolora.config.sharing import STAGES, Shared, names
 from zerolora.config.studies import Study, Trial
 from zerolora.errors import UserError
 
+HUB = {"repository": "someone/big", "revision": "0" * 40, "license": "MIT"}
 SWEEP = {
     "dataset": "rows",
     "train": {"epochs": 2, "lora": {"alpha": 8.0}},
@@ -273,21 +274,37 @@ def test_data_sets_are_values_too(tmp_path: Path) -> None:
     }
 
 
-def test_dvc_gets_what_its_stages_read(tmp_path: Path) -> None:
+def test_dvc_gets_what_its_stages_read() -> None:
     start = {"from_adapter": "results/default/adapter"}
     again = {"dataset": "rows", "train": start, "over": {"train.seed": [1]}}
-    text = expanded(load(config_with(tmp_path, {"sweep": SWEEP, "again": again})))
+    more = {
+        "fetch": {"package": {}, "hub": {"big": HUB}, "directory": {"tiny": {"path": "model", "license": "MIT"}}},
+        "tasks": {"rows": {"sums": {"path": "sums.json", "check": "sum"}}, "harness": {"arc": {"tasks": ["arc_easy"]}}},
+    }
+
+    def text(grids: dict[str, Any]) -> str:
+        return text_of(Config.model_validate({**TINY_CONFIG, **more, "grids": grids}))
+
+    found = yaml.safe_load(text({"sweep": SWEEP, "again": again}))
     pairs = list(itertools.product(("zero0", "zero1"), (2, 8)))
     adapter, data = "results/default/adapter", "results/data/rows/stats.json"
-    assert yaml.safe_load(text) == {
-        "packed": {"sweep": {"dataset": "rows"}, "again": {"dataset": "rows"}},
-        "estimated": {"again": {"packed": "again"}, "sweep-r2": {"packed": "sweep"}, "sweep-r8": {"packed": "sweep"}},
+    rows = {"sums": "results/tasks/sums.jsonl", "arc": "results/settings/tasks/arc.json"}
+    runs = ["default", "again-seed1", *(f"sweep-{strategy}-r{r}" for strategy, r in pairs)]
+    assert found == {
+        "models": {"big": {"source": "results/settings/fetch/big.json"}, "tiny": {"source": "model"}},
+        **{"hub_data": {}, "package_data": {}, "adapters": {}},
+        "packed": {name: {"dataset": "rows"} for name in ("again", "default", "sweep")},
+        "estimated": {
+            **{name: {"packed": name} for name in ("again", "default")},
+            **{f"sweep-r{r}": {"packed": "sweep"} for r in (2, 8)},
+        },
         "rendered": {
-            "again": {"estimated": "again"},
+            **{name: {"estimated": name} for name in ("again", "default")},
             **{f"sweep-{strategy}-r{r}": {"estimated": f"sweep-r{r}"} for strategy, r in pairs},
         },
-        "expanded": {
+        "runs": {
             "again-seed1": {"dataset": "rows", "start": adapter, **dict.fromkeys(Shared._fields, "again")},
+            "default": {"dataset": "rows", "start": data, **dict.fromkeys(Shared._fields, "default")},
             **{
                 f"sweep-{strategy}-r{r}": {
                     **{"dataset": "rows", "start": data, "packed": "sweep"},
@@ -296,21 +313,28 @@ def test_dvc_gets_what_its_stages_read(tmp_path: Path) -> None:
                 for strategy, r in pairs
             },
         },
+        "task_rows": {"sums": {"path": "sums.json"}},
+        "tasks_of_base": {f"rows-{task}": {"dataset": "rows", "task": task, "rows": rows[task]} for task in rows},
+        "tasks_of_runs": {
+            f"{run}-{task}": {"run": run, "task": task, "rows": rows[task]} for run in runs for task in rows
+        },
     }
-    assert expanded(load(config_with(tmp_path, {"again": again, "sweep": SWEEP}))) == text
+    assert text({"sweep": SWEEP, "again": again}) == text({"again": again, "sweep": SWEEP})
+
+
+def test_a_name_that_looks_like_a_number_stays_a_name() -> None:
+    """DVC reads YAML 1.2, in which 1e5 without quotes is 100000.0."""
+    text = text_of(Config.model_validate({**TINY_CONFIG, "runs": {"1e5": {"dataset": "rows"}}}))
+    assert '\n  "1e5": {"dataset": "rows"' in text
 
 
 def test_the_shipped_file_is_that_of_the_shipped_config() -> None:
-    assert (ROOT / EXPANDED).read_text(encoding="utf-8") == expanded(load(ROOT / "config/config.yaml"))
+    assert (ROOT / RUNS).read_text(encoding="utf-8") == text_of(load(ROOT / "config/config.yaml"))
 
 
 def test_the_command_writes_it(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     config = config_with(tmp_path / "config", {"sweep": SWEEP})
-    assert (
-        served("zerolora", "expand", directory=tmp_path).stdout
-        == f"{EXPANDED}: 4 runs of grids and searches, written\n"
-    )
-    assert (tmp_path / EXPANDED).read_text(encoding="utf-8") == expanded(load(config))
-    again = served("zerolora", "expand", directory=tmp_path).stdout
-    assert again == f"{EXPANDED}: 4 runs of grids and searches, as before\n"
+    assert served("zerolora", "expand", directory=tmp_path).stdout == f"{RUNS}: 5 runs, written\n"
+    assert (tmp_path / RUNS).read_text(encoding="utf-8") == text_of(load(config))
+    assert served("zerolora", "expand", directory=tmp_path).stdout == f"{RUNS}: 5 runs, as before\n"

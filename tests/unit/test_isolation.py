@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_plan import training_plan
+from training_plan import training_plan, zero_json
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerolora.data.prepared_rows import IGNORED
@@ -16,7 +16,9 @@ from zerolora.train.adapter import adapt
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import collate
 from zerolora.train.isolation import LENGTHS, check_isolation, check_loss
-from zerolora.train.loss import logits_of, loss_sum, make_chunked, make_whole
+from zerolora.train.loss import logits_of, make_chunked, make_whole, token_losses
+from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.totals import Totals
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -218,14 +220,12 @@ def with_adapter(model: Any) -> Any:
 
 def loss_and_gradients(model: Any, micro_batches: list[Any], packing: bool) -> tuple[Any, Any, dict[str, Any]]:
     model.zero_grad()
-    total, by_source = 0.0, torch.zeros(2)
+    totals = Totals(OBJECTIVES["sft"], {"supervised token": 1}, 2)
     for packed in micro_batches:
-        loss, parts = loss_sum(model, collate(packed, packing, CPU), 2)
-        loss.backward()
-        total += loss.item()
-        by_source += parts
+        batch = collate(packed, packing, CPU)
+        totals.add(OBJECTIVES["sft"].values(token_losses(model, batch), batch, {}))["loss"].backward()
     gradients = {name: value.grad.clone() for name, value in model.named_parameters() if value.requires_grad}
-    return total, by_source, gradients
+    return totals.loss, totals.by_source, gradients
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -290,13 +290,13 @@ def test_each_token_of_a_packed_row_has_the_loss_it_has_alone(kind: str, attenti
     model = build_loud(kind, attention).eval()
     samples = rows(9, 14, 5, 11)
     with torch.no_grad():
-        packed = token_losses(model, [samples[:3], samples[3:]], packing=True)
-        alone = torch.cat([token_losses(model, [[row]], packing=False) for row in samples])
+        packed = own_losses(model, [samples[:3], samples[3:]], packing=True)
+        alone = torch.cat([own_losses(model, [[row]], packing=False) for row in samples])
     assert len(alone) == sum(label != IGNORED for row in samples for label in row["labels"])
     assert torch.allclose(packed, alone, rtol=1e-4, atol=1e-6)
 
 
-def token_losses(model: Any, packed_rows: list[Any], packing: bool) -> torch.Tensor:
+def own_losses(model: Any, packed_rows: list[Any], packing: bool) -> torch.Tensor:
     """Return the loss of each supervised token."""
     batch = collate(packed_rows, packing, CPU)
     logits = logits_of(model, batch).flatten(0, 1)[batch["supervised"]]
@@ -308,7 +308,7 @@ def test_an_attention_that_the_model_has_not_is_a_users_mistake(kind: str, tmp_p
     build(kind).save_pretrained(tmp_path)
     plan = training_plan(attention="sdpa", engine="deepspeed")
     with pytest.raises(UserError, match="train.attention is sdpa, which this model does not have.*attention: eager"):
-        adapt(tmp_path, plan, {"zero_optimization": {"stage": 0}}, CPU)
+        adapt(tmp_path, plan, zero_json(plan, stage=0), CPU)
 
 
 def test_no_rows_first_token_is_a_target() -> None:

@@ -31,6 +31,7 @@ from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.tasks import TASKS
 from zerolora.evaluate.tasks.task import Judgement
 from zerolora.train.feed import collate, packed_row
+from zerolora.train.objectives import OBJECTIVES
 
 ROWS = records("tens", 0)[:20]
 
@@ -717,7 +718,7 @@ def test_packed_talks_of_several_turns_teach_the_answers_and_their_ends(
     assert proof["stop_tokens"] == {"<|im_end|>": 42}
     pack_rows(PackSettings(packing=True, capacity=400), data, folder.path / "packing")
     plan, rows = open_plan(folder.path / "packing/train.arrow"), open_split(data, "train")
-    packed = [packed_row(rows, plan, number) for number in range(len(plan.starts) - 1)]
+    packed = [packed_row(rows, plan, number, OBJECTIVES["sft"]) for number in range(len(plan.starts) - 1)]
     assert len({sum(len(row["input_ids"]) for row in each) for each in packed}) > 1  # one of them is padded
     batch = collate(packed, True, torch.device("cpu"))
     text = "".join(row.replace("\n", "") for row in tokenizer.decode(batch["targets"]).split("<|im_end|>"))

@@ -20,8 +20,7 @@ from zerolora.config.user_template import user_template
 from zerolora.data import prompt_formats
 from zerolora.data.encode import CONTEXT, Encoder
 from zerolora.data.example import BadRow, Example
-from zerolora.data.prompt_formats import PROMPT_FORMATS
-from zerolora.data.prompt_formats.definition import PromptFormat
+from zerolora.data.prompt_formats import PROMPT_FORMATS, PromptFormat
 from zerolora.data.template import Template
 from zerolora.errors import UserError
 from zerolora.model import architecture
@@ -41,7 +40,7 @@ PUBLISHED = {
     "zephyr": "zephyr",
 }
 TALK = [{"role": "system", "content": "Be brief."}, *CONVERSATIONS["multi"]]
-# By hand from the sources of the others, as base.py's example: LLaMA-Factory, FastChat, DeepSeek-V3.
+# By hand from the sources of the others, as the examples of the table: LLaMA-Factory, FastChat, DeepSeek-V3.
 TALKS = {
     "alpaca": "<s>Be brief.\n\n### Instruction:\nWho are you?\n\n### Response:«I am Bo.</s>»\n\n"
     "### Instruction:\nAnd now?\n\n### Response:«Now I rest.</s>»",

@@ -27,10 +27,12 @@ from zerolora.planner.deepspeed_keys import (
     ZERO_RENAMED,
     ZERO_SECTIONS,
 )
-from zerolora.planner.render import lines, render, rendered, training_choice
+from zerolora.planner.render import Rendered, lines, rendered, training_choice
+from zerolora.planner.render import render as run_render
 from zerolora.planner.run_hardware import target_of
 from zerolora.planner.user_config import DEFAULTS, filled, layout_of, mended
 from zerolora.planner.user_faults import faults
+from zerolora.planner.zero_json import FsdpOptions
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
 from zerolora.strategies.strategy import Strategy
@@ -68,6 +70,12 @@ SETTINGS = {
     "validation_steps": None,
     "hardware": HARDWARE,
 }
+
+
+def render(settings: RenderSettings, estimate: Path) -> tuple[dict[str, Any], Rendered]:
+    """Return what the stage writes: zero.json and render.json."""
+    zero, explained = run_render(settings, estimate)
+    return zero.as_json(), explained
 
 
 def settings_of(**changed: Any) -> RenderSettings:
@@ -315,7 +323,7 @@ def test_every_option_of_fully_shard_is_read_by_its_engine(name: str) -> None:
     target = target_of(settings_of(nodes=2, ranks_per_node=8))
     options = {reason.key.removeprefix("fsdp.") for reason in STRATEGIES[name].options(Buckets(), target)}
     source = (ROOT / "src/zerolora/train/engines/fsdp.py").read_text(encoding="utf-8")
-    assert options == set(re.findall(r'options\["(\w+)"\]', source))
+    assert options == FsdpOptions.model_fields.keys() == set(re.findall(r"options(?:\(config\))?\.(\w+)", source))
 
 
 def test_sizes_are_the_models_own(predicted: Path) -> None:

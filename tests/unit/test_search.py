@@ -109,7 +109,7 @@ def test_training_stops_where_optunas_median_pruner_does(complete: list[list[flo
         study.add_trial(frozen)
     theirs = study.ask()
     for step, loss in zip(steps, ours, strict=True):
-        validations.add(step, loss)
+        validations.add(step, {"loss": loss})
         theirs.report(loss, step)
         assert validations.above_bar == theirs.should_prune()
 

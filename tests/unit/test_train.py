@@ -26,8 +26,10 @@ from zerolora.train.engines import engine_class, names
 from zerolora.train.feed import Batches, collate
 from zerolora.train.launch import rendezvous
 from zerolora.train.launch.topology import first_host, topology
-from zerolora.train.loss import loss_sum, make_chunked
+from zerolora.train.loss import make_chunked, token_losses
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.schedule import learning_rate
+from zerolora.train.totals import Totals
 from zerolora.types import EngineName
 
 BATCH: dict[str, Any] = {"global_batch": 4, "epochs": 2, "seed": 0}
@@ -210,12 +212,13 @@ def test_the_loss_is_transformers_own(tiny_model: Any) -> None:
     ]
     batch = collate(rows, False, torch.device("cpu"))
     with torch.no_grad():
-        ours, by_source = loss_sum(model, batch, 2)
+        totals = Totals(OBJECTIVES["sft"], {"supervised token": 5}, 2)
+        totals.add(OBJECTIVES["sft"].values(token_losses(model, batch), batch, {}))
         labels = torch.tensor([[IGNORED, IGNORED, IGNORED, 8, 9, 10], [IGNORED, IGNORED, 11, 12, IGNORED, IGNORED]])
-        theirs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss * 5
-    assert by_source.sum().item() == pytest.approx(ours.item(), rel=1e-6)
-    assert (by_source > 0).all()
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
+        theirs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
+    assert totals.by_source.sum().item() / 5 == pytest.approx(totals.loss, rel=1e-6)
+    assert (totals.by_source > 0).all()
+    assert totals.loss == pytest.approx(theirs.item(), rel=1e-5)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 import yaml
 from conftest import TINY_CONFIG, served
 from safetensors.torch import load_file, save_file
-from training_plan import training_plan
+from training_plan import training_plan, zero_json
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from zerolora.config.file import load
@@ -230,7 +230,8 @@ def test_an_attention_that_training_lacks_is_refused(
     for path in (folder / "weights").glob("*.safetensors"):
         path.unlink()
     with pytest.raises(UserError, match=re.escape(said)):
-        load_base(folder / "weights", training_plan(attention="flash"), {}, DDP, torch.device("cpu"))
+        plan = training_plan(attention="flash")
+        load_base(folder / "weights", plan, zero_json(plan, stage=0), DDP, torch.device("cpu"))
 
 
 PASSED = [

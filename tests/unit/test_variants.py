@@ -56,7 +56,7 @@ def test_second_factors_learn_at_a_rate_of_their_own(ratio: float) -> None:
 def validations(*found: float, patience: int | None = None) -> Validations:
     result = Validations(training_plan(validation_steps=10, patience=patience))
     for number, each in enumerate(found, start=1):
-        result.add(10 * number, each)
+        result.add(10 * number, {"loss": each})
     return result
 
 
@@ -72,10 +72,10 @@ def validations(*found: float, patience: int | None = None) -> Validations:
 )
 def test_the_best_is_the_first_of_the_lowest(found: tuple[float, ...], best: int, exhausted: bool) -> None:
     result = validations(*found, patience=2)
-    assert (result.lowest[0], result.exhausted) == (best, exhausted)
+    assert (result.best_of_all[0], result.exhausted) == (best, exhausted)
     again = Validations(training_plan(validation_steps=10, patience=2))
     again.restore(result.state(), {})
-    assert (again.lowest[0], again.exhausted) == (best, exhausted)
+    assert (again.best_of_all[0], again.exhausted) == (best, exhausted)
 
 
 def test_a_step_is_validated_once() -> None:

@@ -30,12 +30,12 @@ def snakemake_would_run(project: Project) -> set[str]:
 
 def dvc_ran(project: Project) -> set[str]:
     """Run `dvc repro` and return the stages whose command ran."""
-    return {_plain(name) for name in re.findall(r"^Running stage '(.+)':", project.run("dvc", "repro").stdout, re.M)}
+    return set(re.findall(r"^Running stage '(.+)':", project.run("dvc", "repro").stdout, re.M))
 
 
 def dvc_changed(project: Project) -> set[str]:
     """Return the stages that `dvc status` calls changed."""
-    return {_plain(name) for name in json.loads(project.run("dvc", "status", "--json").stdout)}
+    return set(json.loads(project.run("dvc", "status", "--json").stdout))
 
 
 class Asker:
@@ -67,7 +67,7 @@ class Asker:
 
     def dvc_changed(self) -> set[str]:
         """Return the stages that `dvc status` calls changed."""
-        return {_plain(name) for name in self._answer("dvc")}
+        return set(self._answer("dvc"))
 
     def resolve(self) -> None:
         """Do what the stage resolve does."""
@@ -98,7 +98,7 @@ def edges_of(project: Project) -> Edges:
     for line in project.run("dvc", "dag", "--dot").stdout.splitlines():
         names = re.findall(r'"([^"]+)"', line)
         if len(names) == 2:
-            edges.setdefault(_plain(names[1]), set()).add(_plain(names[0]))
+            edges.setdefault(names[1], set()).add(names[0])
     return edges
 
 
@@ -114,11 +114,6 @@ def _stages_in(printed: str) -> set[str]:
             values = [each.partition("=")[2] for each in found[1].split(", ")] if found else []
             stages.add(f"{rule}@{'-'.join(values)}" if values else rule)
     return stages
-
-
-def _plain(name: str) -> str:
-    name = re.sub(r"^fetch_(package|hub|directory)@", "fetch@", name)
-    return re.sub(r"(_harness)?(_continued|_expanded|_shared)?@", "@", name)
 
 
 def edit_config(project: Project, **values: Any) -> None:

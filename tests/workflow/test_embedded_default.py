@@ -25,7 +25,7 @@ from zerolora.files import read_json
 from zerolora.train.attention import NAME
 from zerolora.train.feed import collate
 from zerolora.train.isolation import check_isolation, check_loss
-from zerolora.train.loss import loss_sum, make_chunked
+from zerolora.train.loss import make_chunked, token_losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -125,7 +125,7 @@ def test_packed_rows_teach_the_same(results: Path) -> None:
         found = []
         for packed_rows, packing in (([samples], True), ([[row] for row in samples], False)):
             model.zero_grad()
-            loss, _ = loss_sum(model, collate(packed_rows, packing, cpu), 1)
+            loss = token_losses(model, collate(packed_rows, packing, cpu)).sum()
             loss.backward()
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
             found.append((loss.item(), gradients))

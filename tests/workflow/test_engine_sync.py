@@ -137,6 +137,19 @@ def test_metrics_and_plots_are_dvcs(project: Project) -> None:
     shutil.rmtree(project.directory / "plots")
 
 
+def test_an_experiment_of_dvc_runs_and_leaves_both_clean(project: Project) -> None:
+    later = adapter(project)
+    project.run("dvc", "exp", "run", "--name", "faster", "--set-param", "config/config.yaml:train.learning_rate=0.03")
+    assert adapter(project) != later
+    assert_both_clean(project)
+    shown = json.loads(project.run("dvc", "exp", "show", "--json").stdout)
+    assert any(each["name"] == "faster" for branch in shown for each in branch["experiments"] or ())
+    project.write_config()
+    assert dvc_ran(project) == set()
+    assert adapter(project) == later
+    assert_both_clean(project)
+
+
 def test_snakemakes_own_report_holds_the_page(project: Project) -> None:
     project.snakemake("--report", "snakemake-report.html")
     text = (project.directory / "snakemake-report.html").read_text()

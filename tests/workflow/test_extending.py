@@ -1,38 +1,39 @@
 """Every example of docs/extending.md, added to one copy of the project as the page says, and run there."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import ROOT, Project
+from conftest import Project
 from engines import dvc_changed, edit_config, snakemake_would_run
+from extending import EXAMPLES, PAGE
 
 from zerolora.strategies import STRATEGIES
 from zerolora.train.checkpoint.format import header
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 NAME, BEFORE = "zero3_whole_adapters", "zero3"
 FORM = '| `quiz` | question, answer; hint | `{"question": "What is 1 + 4?", "answer": "5", "hint": "Less than 6."}` |'
 FORMAT = "| `human` | `<s>Human: Hi⏎Assistant:« Hello</s>»` | none | no model |"
 METHOD = "| `lora_fa` | the second factor of LoRA | estimated only |"
 OPTIMIZER = "| `lion_8bit` | `bitsandbytes.optim.Lion` | 1.02 | 0.9, 0.99 | none | everywhere but on NVMe |"
+OBJECTIVE = "| `hard_rows` | softplus of a row's loss less the mean row's | rows | lowest `row_loss` |"
 TRACKER = "| `jsonl` | yes | `steps.jsonl` | |"
 TARGET = "| `bundle` | the adapter | `adapter.zip` | peft |"
-# Of each kind of thing: the folder of its file, the page with its table, the line there and the line before or after.
-EXAMPLES: dict[str, tuple[str, str | None, str, str]] = {
-    "form": ("data/formats", "data", f"{FORM}\n", "| `text` |"),
-    "prompt format": ("data/prompt_formats", "data", f"{FORMAT}\n", "| `llama-2` |"),
-    "method": ("methods", "memory", f"{METHOD}\n", "| `dora` |"),
-    "optimizer": ("optimizers", "optimizers", f"{OPTIMIZER}\n", "| `lion` |"),
-    "tracker": ("train/telemetry/trackers", "telemetry", f"{TRACKER}\n", "| `wandb` |"),
-    "strategy": ("strategies", "choice", "", f"| `{BEFORE}` |"),
-    "task": ("evaluate/tasks", None, "", ""),
-    "export target": ("export/targets", "export", f"{TARGET}\n", "| `gguf` |"),
-}
+# The page with the table of a kind of thing, the line there and the line below it.
+LINES = (
+    ("data", FORM, "| `text` |"),
+    ("data", FORMAT, "| `llama-2` |"),
+    ("memory", METHOD, "| `dora` |"),
+    ("optimizers", OPTIMIZER, "| `lion` |"),
+    ("training", OBJECTIVE, "\n## The loss"),
+    ("telemetry", TRACKER, "| `wandb` |"),
+    ("export", TARGET, "| `gguf` |"),
+)
 # Tests of the registries, which hold for what was added as for the rest.
 CHECKS = {
     "test_formats.py": "example_and_stands",
@@ -52,20 +53,19 @@ CHECKS = {
 def project(make_project: Callable[[str], Project]) -> Project:
     """Return a copy of the project with every example, which has run with those that a run can have."""
     project = make_project("extended")
-    for folder, page, line, before in EXAMPLES.values():
-        found = re.search(rf"`(src/zerolora/{folder}/\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.S)
-        assert found, folder
-        (project.directory / found[1]).write_text(found[2])
-        if page and line:
-            path = project.directory / f"docs/{page}.md"
-            path.write_text(path.read_text().replace(before, line + before, 1))
+    for example in EXAMPLES:
+        path = project.directory / "src/zerolora" / example.path
+        path.write_text(example.added(path.read_text() if path.exists() else ""))
+    for page, line, before in LINES:
+        path = project.directory / f"docs/{page}.md"
+        path.write_text(path.read_text().replace(before, f"{line}\n{before}", 1))
     row = re.search(rf"^\| `{NAME}` \|.*\n", PAGE, re.M)
     assert row
     path = project.directory / "docs/choice.md"
     path.write_text(re.sub(rf"^\| `{BEFORE}` \|.*\n", rf"\g<0>{row[0]}", path.read_text(), count=1, flags=re.M))
     add_stage(project)
     add_target_settings(project)
-    project.run("python", "-m", "zerolora.commands.registry_names")
+    project.run("python", "-m", "zerolora.commands.write_registry_names")
     project.run("python", "docs/method_table.py")
     rows = [{"question": f"{number}?", "answer": f"{number}!", "hint": None} for number in range(20)]
     (project.directory / "rows.json").write_text(json.dumps(rows))
@@ -75,6 +75,7 @@ def project(make_project: Callable[[str], Project]) -> Project:
             "prepare.rows.check": "words",
             "prepare.rows.template": "human",
             "render.strategy": NAME,
+            "train.objective": "hard_rows",
             "train.optimizer": "lion_8bit",
             "train.tracker": "jsonl",
             "train.ranks_per_node": 2,
@@ -113,15 +114,19 @@ def read(project: Project, name: str) -> Any:
     return json.loads((project.directory / "results" / name).read_text())
 
 
-def test_each_is_one_file_and_a_line_and_a_stage_is_four_files(project: Project) -> None:
+def test_each_is_a_file_or_an_entry_and_a_line_and_a_stage_is_four_files(project: Project) -> None:
     found = project.run("git", "status", "--porcelain", "--untracked-files=all", "src", "workflow", "docs", "dvc.yaml")
     new = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith("??"))
     changed = sorted(line[3:] for line in found.stdout.splitlines() if line.startswith(" M"))
-    assert len(new) == len(EXAMPLES) + 2, new  # the stage's module and rule
+    files = [example for example in EXAMPLES if not example.below]
+    assert len(EXAMPLES) == 10 and len(new) == len(files) + 2, new  # the stage's module and rule
     assert changed == [
         "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
-        "docs/telemetry.md", "dvc.yaml", "src/zerolora/config/registry_names.py", "src/zerolora/config/stages.py",
-        "src/zerolora/config/target_sections.py",
+        "docs/telemetry.md", "docs/training.md", "dvc.yaml", "src/zerolora/config/registry_names.py",
+        "src/zerolora/config/stages.py",
+        "src/zerolora/config/target_sections.py", "src/zerolora/data/prompt_formats.py",
+        "src/zerolora/optimizers/__init__.py", "src/zerolora/strategies/__init__.py",
+        "src/zerolora/train/telemetry/trackers.py",
     ]  # fmt: skip
 
 
@@ -165,6 +170,40 @@ def test_the_optimizer_is_estimated_and_its_state_saved(project: Project) -> Non
         json.loads(project.run("zerolora", *asked, name).stdout)["gpu"]["moments"] for name in ("lion", "lion_8bit")
     ]
     assert found[0] == pytest.approx(4 / (1 + 4 / 256) * found[1], rel=0.01)
+
+
+def test_the_objective_keeps_its_contract(project: Project) -> None:
+    file = "tests/train/test_objectives.py"
+    said = project.run("python", "-m", "pytest", "-q", "-rA", file, "-k", "hard_rows").stdout
+    assert len(re.findall(rf"^PASSED {file}::\S+hard_rows\]", said, re.M)) == 2, said
+
+
+def test_the_objective_is_estimated_trained_and_reported(project: Project) -> None:
+    """Its loss and metric are of rows; its forward pass before the step costs time, its fp64 losses cost memory."""
+    trained = read(project, "default/metrics/train.json")
+    assert trained["loss_first"] >= math.log(2)  # softplus is convex
+    assert trained["row_loss_validation"] > trained["loss_validation"]
+    lines = (project.directory / "results/default/metrics/telemetry.csv").read_text().splitlines()
+    assert len(lines) == 1 + trained["steps"] and "row_loss" in lines[0].split(",")
+    assert "loss per row" in (project.directory / "results/default/report.html").read_text()
+    memory = ["memory", "--model", "model", "--strategy", "ddp", "--loss", "fused", "--json", "--objective"]
+    totals = [
+        json.loads(project.run("zerolora", *memory, name).stdout)["phases"]["loss"] for name in ("sft", "hard_rows")
+    ]
+    assert totals[1] - totals[0] == pytest.approx(8 * 4096, rel=0.05)  # and a share of it for fragmentation
+    steps, flops = {}, {}
+    for objective in ("hard_rows", "sft"):
+        edit_config(project, **{"train.objective": objective})
+        if objective == "sft":
+            rerun = {f"{stage}@default" for stage in ("estimate", "render", "train", "report")}
+            assert snakemake_would_run(project) >= rerun
+        project.snakemake("results/default/render.json")
+        steps[objective] = read(project, "default/render.json")["choice"]["ranked"][0]["step_seconds"]
+        flops[objective] = read(project, "default/zero.json")["zerolora"]["flops"]["supervised_token"]
+    edit_config(project, **{"train.objective": "hard_rows"})
+    project.snakemake("results/default/render.json")
+    assert flops["hard_rows"] == 1.5 * flops["sft"]  # two passes forward, and the gradient of a frozen head's input
+    assert steps["hard_rows"] > steps["sft"]
 
 
 def test_the_tracker_gets_every_step(project: Project) -> None:

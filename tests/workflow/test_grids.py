@@ -1,6 +1,7 @@
-"""A grid of runs in both engines: what runs, and that they agree; DVC has its runs from config/expanded.yaml."""
+"""A grid of runs in both engines: what runs, and that they agree; DVC reads its runs from config/runs.yaml."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import yaml
@@ -13,30 +14,36 @@ PLANNING = ("estimate", "render")
 OF_A_RUN = ("train", "merge", "evaluate", "report", "accept")
 
 
-NOTHING: dict[str, object] = {"packed": {}, "estimated": {}, "rendered": {}, "expanded": {}}
-
-
 def stages_of(*runs: str, stages: tuple[str, ...] = OF_A_RUN) -> set[str]:
     return {f"{stage}@{run}" for stage in stages for run in runs}
 
 
-def expanded(project: Project) -> object:
-    return yaml.safe_load((project.directory / "config/expanded.yaml").read_text(encoding="utf-8"))
+def in_file(project: Project) -> dict[str, Any]:
+    """Return what config/runs.yaml has of the project's runs."""
+    found = yaml.safe_load((project.directory / "config/runs.yaml").read_text(encoding="utf-8"))
+    return {group: found[group] for group in ("packed", "estimated", "rendered", "runs")}
 
 
 def over(project: Project, *ranks: int) -> None:
     project.config["grids"] = {"sweep": {"dataset": "rows", "over": {"train.lora.r": [*ranks]}}}
-    project.write_config()
+    write_alone(project)
+
+
+def write_alone(project: Project) -> None:
+    """Write the config and not config/runs.yaml, which is then for the engines to write."""
+    text = yaml.safe_dump(project.config, sort_keys=False)
+    (project.directory / "config/config.yaml").write_text(text, encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def project(make_project: Callable[[str], Project]) -> Project:
     """Return a project that snakemake has finished: a grid of two runs, and no other."""
     project = make_project("grid")
-    edit_config(project, runs={}, merge={"version": False})
+    before = in_file(project)
+    project.config |= {"runs": {}, "merge": {"version": False}}
     over(project, 2, 4)
     assert snakemake_would_run(project) >= stages_of("sweep-r2", "sweep-r4")
-    assert expanded(project) == NOTHING  # a dry run writes nothing
+    assert in_file(project) == before  # a dry run writes nothing
     shared = {"resolve", "fetch@tiny", "prepare@rows", "evaluate_base@rows", "compare", "pack@sweep"}
     of_runs = stages_of("sweep-r2", "sweep-r4", stages=PLANNING + OF_A_RUN)  # the rank decides what training needs
     assert snakemake_ran(project) == shared | of_runs
@@ -46,11 +53,11 @@ def project(make_project: Callable[[str], Project]) -> Project:
 def test_dvc_knows_each_run(project: Project) -> None:
     runs = [f"sweep-r{r}" for r in (2, 4)]
     start = {"dataset": "rows", "start": "results/data/rows/stats.json", "packed": "sweep"}
-    assert expanded(project) == {
+    assert in_file(project) == {
         "packed": {"sweep": {"dataset": "rows"}},
         "estimated": {run: {"packed": "sweep"} for run in runs},
         "rendered": {run: {"estimated": run} for run in runs},
-        "expanded": {run: {**start, "estimated": run, "rendered": run} for run in runs},
+        "runs": {run: {**start, "estimated": run, "rendered": run} for run in runs},
     }
     assert dvc_changed(project) == snakemake_would_run(project) == set()
     edges = edges_of(project)
@@ -61,14 +68,13 @@ def test_dvc_knows_each_run(project: Project) -> None:
     assert sizes[0] < sizes[1]
 
 
-def test_dvc_names_the_command_and_runs_a_further_value_alone(project: Project) -> None:
+def test_resolve_writes_the_runs_of_dvc_which_runs_a_further_value_alone(project: Project) -> None:
     dvc_yaml = (project.directory / "dvc.yaml").read_bytes()
     over(project, 8, 2, 4)
     refused = project.run("dvc", "repro", check=False)
-    lines = [line for line in (refused.stdout + refused.stderr).splitlines() if "expanded.yaml" in line]
+    lines = [line for line in (refused.stdout + refused.stderr).splitlines() if "runs.yaml" in line]
     assert refused.returncode and len(lines) == 1
-    assert lines[0].endswith("run `zerolora expand` and `dvc repro` again")
-    project.run("zerolora", "expand")
+    assert lines[0].endswith("and is up to date now; run `dvc repro` again")
     assert dvc_ran(project) == {"resolve", "compare"} | stages_of("sweep-r8", stages=PLANNING + OF_A_RUN)
     assert dvc_changed(project) == snakemake_would_run(project) == set()
     assert (project.directory / "dvc.yaml").read_bytes() == dvc_yaml
@@ -86,20 +92,24 @@ def test_a_run_that_leaves_the_grid_trains_nothing_again(project: Project) -> No
 
 
 def test_an_edited_file_is_written_again(project: Project) -> None:
-    file = project.directory / "config/expanded.yaml"
+    file = project.directory / "config/runs.yaml"
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("sweep-r2", "sweep-r3"), encoding="utf-8")
     assert "resolve" in dvc_changed(project)
-    assert project.run("dvc", "repro", "resolve", check=False).returncode
     assert snakemake_ran(project) == set()
     assert file.read_text(encoding="utf-8") == text
     assert dvc_changed(project) == set()
 
 
-def test_a_run_written_out_needs_no_further_step_in_dvc(project: Project) -> None:
-    edit_config(project, runs={"own": {"dataset": "rows"}})
-    assert dvc_changed(project) == {"resolve"} | stages_of("own", stages=("pack", *PLANNING, *OF_A_RUN))
+def test_a_run_written_out_is_one_more_call_away_in_dvc(project: Project) -> None:
+    project.config["runs"] = {"own": {"dataset": "rows"}}
+    write_alone(project)
+    assert dvc_changed(project) == {"resolve"}
+    refused = project.run("dvc", "repro", "resolve", check=False)
+    assert refused.returncode and "run `dvc repro` again" in refused.stdout + refused.stderr
+    assert stages_of("own", stages=("pack", *PLANNING, *OF_A_RUN)) <= dvc_changed(project)
     edit_config(project, runs={})
+    assert snakemake_ran(project) == set()
 
 
 def test_runs_of_a_grid_go_on_from_a_run_of_another(project: Project) -> None:
@@ -108,7 +118,6 @@ def test_runs_of_a_grid_go_on_from_a_run_of_another(project: Project) -> None:
     # Their seeds are read by training alone, so that what comes before it is made once.
     further = stages_of("next", stages=("pack", *PLANNING)) | stages_of("next-seed1", "next-seed2")
     assert snakemake_would_run(project) == {"resolve", "compare"} | further
-    project.run("zerolora", "expand")
     assert dvc_changed(project) == {"resolve"} | further
     assert "train@sweep-r4" in edges_of(project)["train@next-seed1"]
 

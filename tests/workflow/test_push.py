@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +392,9 @@ def test_the_card_says_what_the_files_say(here: Path, hub: Repositories) -> None
     assert data.language is None
     assert "| `rows.json` | `rows.json` | a file of the author's | not known; " in text
     assert sha256(here / "rows.json") in text
+    stats = read_json(here / "results/data/rows/stats.json", "")
+    counts = " | ".join(f"{stats[f'train_{name}']:,}" for name in ("rows", "tokens", "supervised_tokens"))
+    assert f"| `rows.json` | {counts} | 100.0% |" in text
     assert sha256(here / "model/model.safetensors") in text
     assert f"| {figures['loss']:.4g} |" in text
     assert f"[{figures['base_accuracy_low']:.4g}, {figures['base_accuracy_high']:.4g}]" in text
@@ -498,6 +502,78 @@ def test_the_card_of_a_run_on_a_base_and_data_of_the_hub(copy: Path) -> None:
     assert html.count("<h1>") == 1
     rows = [row for row in html.split("<tr>") if "3" * 64 in row]
     assert [row.count("<td>") for row in rows] == [5]
+
+
+def test_the_card_has_sources_further_tasks_and_the_adapter_that_training_started_from(copy: Path) -> None:
+    source = {"train_rows": 1000, "train_tokens": 2000, "train_supervised_tokens": 500, "train_supervised_share": 0.125}
+    change(copy / "results/data/rows/stats.json", sources={"a|b": source})
+    change(copy / "results/default/adapter/manifest.json", from_adapter={
+        "directory": "/home/me/x", "sha256": "5" * 64, "source": {"repository": "some/lora"}, "license": "MIT"
+    })  # fmt: skip
+    for folder, accuracy in (("base/rows", 0.25), ("default", 0.75)):
+        (copy / "results" / folder / "tasks").mkdir(exist_ok=True)
+        (copy / "results" / folder / "tasks/boolq.json").write_text(json.dumps({"acc": accuracy, "acc_stderr": 0.1}))
+        (copy / "results" / folder / "tasks/boolq.answers.json").write_text("{}")
+    run = finished_run("default")
+    run = FinishedRun("default", run.config, run.resolved.model_copy(update={"tasks": {"boolq": None}}), {})
+    text = model_card(run, product_of(run, "adapter"), TO)
+    assert "| `a\\|b` | 1,000 | 2,000 | 500 | 12.5% |\n" in text
+    assert f"| initial weights | `an adapter with sha256 {'5' * 64}, repository some/lora, MIT` |\n" in text
+    assert "/home/me" not in text
+    assert "Further task `boolq`:\n\n| metric | base model |" in text
+    assert "| `acc` | 0.25 [0.054, 0.446] | 0.75 [0.554, 0.946] | 0.5 |\n" in text
+
+
+def test_the_card_of_a_run_on_gpus_that_was_resumed_and_not_evaluated(copy: Path) -> None:
+    source = {"source": "package", "package": "some-model", "version": "1.0", "file": "m.gguf", "sha256": "6" * 64}
+    change(copy / "resources/models/tiny/manifest.json", source=source)
+    change(copy / "results/default/metrics/train_resources.json", resumes=2, peak_gpu_bytes_worst_rank=2**30)
+    difference = copy / "results/default/metrics/difference.json"
+    difference.unlink()
+    difference.write_text('{"enabled": false}')
+    run = finished_run("default")
+    settings, resolved = run.settings, run.resolved
+    hardware = settings.render.hardware.model_copy(update={"gpu": "A100-80GB-SXM", "compute_capability": 8.0})
+    changed = {
+        "render": settings.render.model_copy(update={"device": "cuda", "hardware": hardware}),
+        "pack": settings.pack.model_copy(update={"capacity": 256}),
+        "accept": settings.accept.model_copy(update={"fail_if": "loss > 9"}),
+    }
+    resolved = resolved.model_copy(update={"runs": {"default": settings.model_copy(update=changed)}})
+    run = FinishedRun("default", run.config, resolved, {})
+    product = product_of(run, "adapter")
+    card = model_card(run, replace(product, files=product.files | {"chat_template.jinja": {"bytes": 1}}), TO)
+    assert f"| sha256 of the package's file | `{'6' * 64}` |" in card
+    assert "`chat_template.jinja` is the chat template of training; give it to the tokenizer." in card
+    assert "The model was not evaluated.\n\nThe run passed its gate, which is to fail if `loss > 9`." in card
+    assert "Training was resumed 2 times; times are those of the last attempt." in card
+    said_of(card, "Method", {"packing, tokens of a packed row": 256})
+    used = read_json(copy / "results/default/metrics/train_resources.json", "")
+    hours = used["total_seconds"] * used["ranks"] / 3600
+    expected = {"GPU, as the config names it": "A100-80GB-SXM", "compute capability": 8.0, "GPU-hours": hours}
+    said_of(card, "Hardware and time", expected)
+    assert "| peak GPU memory of the worst rank | 1.00 GiB |" in card
+    change(copy / "results/default/usage.json", accounted_seconds=7200.0, accounted_rank_hours=4.0)
+    card = model_card(run, replace(product, files=product.files | {"tokenizer.json": {"bytes": 1}}), TO)
+    said_of(card, "Hardware and time", {"training, in seconds": 7200.0, "GPU-hours": 4.0})
+    assert "resumed" not in card
+    assert f'tokenizer = AutoTokenizer.from_pretrained("{TO}")' in card
+    assert "base.resize_token_embeddings(len(tokenizer))" in card
+
+
+def test_a_card_without_a_figure_is_not_written(copy: Path) -> None:
+    """Where a stage wrote other keys than the card's template reads."""
+    path = copy / "results/default/metrics/train.json"
+    content = json.loads(path.read_text())
+    del content["published_step"]
+    path.unlink()
+    path.write_text(json.dumps(content))
+    run = finished_run("default")
+    run = FinishedRun("default", run.config, run.resolved, {})
+    with pytest.raises(
+        UserError, match=r"^run default: its results lack a figure of the card \(.*'published_step'\); run `"
+    ):
+        model_card(run, product_of(run, "adapter"), TO)
 
 
 def change(path: Path, **values: Any) -> None:

@@ -171,6 +171,7 @@ ELSEWHERE = {
     "train.sequence_parallel": "test_a_whole_section_that_changes",
     "train.patience": "test_a_whole_section_that_changes",
     "train.stop_above": "test_a_whole_section_that_changes",
+    "train.objective": "test_extending.py",  # which adds a second one
     "train.from_adapter": "test_a_whole_section_that_changes",
     **{
         f"tasks.rows.{key}": "test_tasks_of_runs.py"
@@ -247,33 +248,47 @@ def _section_of(annotation: Any) -> Any:
 
 
 def test_each_key_changes_the_stages_that_read_it(finished: Project) -> None:
-    """Both engines are asked, key by key, without running anything but the resolving of the config.
+    """DVC is asked for each key, Snakemake for the first of each section and set of readers: both compare the same
+    settings of a stage. Nothing runs but the resolving of the config.
 
-    Asked in one process each, since a start of each engine would take seventy times three CPU-seconds; what that
-    process says is held against the engines' own commands for the first key.
+    Asked in one process, since a start of each engine would take seventy times three CPU-seconds; what that process
+    says is compared with the engines' own commands for the first key.
     """
     original = json.loads(json.dumps(finished.config))
     wrong = {}
     edges = edges_of(finished)  # no key of these adds a stage
+    seen = set()
     with Asker(finished) as asker:
         for number, (key, (value, readers)) in enumerate(KEYS.items()):
+            expected = {"resolve", *readers}
+            snakemake = with_followers(edges, expected)
+            first = (kind := (key.split(".")[0], frozenset(readers))) not in seen
+            seen.add(kind)
+            if first:
+                restore(finished, original, asker)
+            finished.config = json.loads(json.dumps(original))
             edit_config(finished, **{key: value} | TOGETHER.get(key, {}))
-            snakemake = asker.snakemake_would_run()
+            if first:
+                snakemake = asker.snakemake_would_run()
             if not number:
                 assert snakemake == snakemake_would_run(finished)
             asker.resolve()
             dvc = asker.dvc_changed()
             if not number:
                 assert dvc == dvc_changed(finished)
-            expected = {"resolve", *readers}
             if dvc != expected or snakemake != with_followers(edges, expected):
                 wrong[key] = {"expected": expected, "dvc": dvc, "snakemake": snakemake}
-            finished.config = json.loads(json.dumps(original))
-            finished.write_config()
-            asker.resolve()
+        restore(finished, original, asker)
     assert wrong == {}
     assert dvc_changed(finished) == set()
     assert snakemake_would_run(finished) == set()
+
+
+def restore(project: Project, config: dict[str, Any], asker: Asker) -> None:
+    """Write a config, and what resolve makes of it: Snakemake refuses settings that its own resolve did not write."""
+    project.config = json.loads(json.dumps(config))
+    project.write_config()
+    asker.resolve()
 
 
 def test_the_judge_is_asked_only_on_request(finished: Project) -> None:
@@ -372,12 +387,13 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
             expected = {"resolve", *readers}
             assert dvc == expected, edits
             assert snakemake == with_followers(edges_of(finished), expected), edits
-            finished.config = json.loads(json.dumps(original))
-            finished.write_config()
-            asker.resolve()
+            restore(finished, original, asker)
     shutil.rmtree(directory / "model2")
     shutil.rmtree(directory / "folder")
     (directory / "rows2.json").unlink()
+
+
+Edit = Callable[[Project], None]
 
 
 def _no_value(project: Project) -> None:
@@ -427,51 +443,46 @@ def _second_run(project: Project) -> None:
     edit_config(project, **{"runs.second": {"dataset": "rows", "train": {"learning_rate": 2e-2}}})
 
 
-def _set(**values: Any) -> Callable[[Project], None]:
+def _set(**values: Any) -> Edit:
     return lambda project: edit_config(project, **values)
 
 
 AFTER_TRAIN = {"compare", *(f"{stage}@default" for stage in ("train", "merge", "evaluate", "report", "accept"))}
 # What is edited, how, and all that then runs: a stage whose inputs turn out the same does not. DVC alone runs resolve
-# after any edit of the source, since it learns from it that no fingerprint has changed.
-EDITS: list[tuple[str, Callable[[Project], None], set[str]]] = [
-    ("no value of the config, the profile, every time", _no_value, set()),
-    ("a default written out", _set(**{"train.weight_decay": 0.0}), {"resolve"}),
-    ("the host's memory", _set(**{"hardware.host_memory": "25GiB"}), {"resolve", E, R, P, "compare"}),
-    ("remarks in modules and a rule", _remarks, set()),
-    ("a constant of a module", _constant, {"resolve", T, P, "compare"}),  # the times of training differ
-    ("a rule's command", _shell, {"resolve", K}),
-    ("the learning rate", _set(**{"train.learning_rate": 2e-2}), {"resolve", *AFTER_TRAIN}),
-    ("a data row", _row, {"prepare@rows", "evaluate_base@rows", K, E, R, *AFTER_TRAIN}),
+# after any edit of the source, since it learns from it that no fingerprint has changed. Edits whose stages do not
+# overlap are made at once; each by itself: test_each_key_changes_the_stages_that_read_it and test_upgrades.py.
+EDITS: list[tuple[str, tuple[Edit, ...], set[str]]] = [
+    ("no value of the config, the profile, every time; remarks in modules and a rule", (_no_value, _remarks), set()),
+    (
+        # The times of training differ, its adapter does not.
+        "a default written out, the host's memory, a rule's command and a constant of training",
+        (_set(**{"train.weight_decay": 0.0, "hardware.host_memory": "25GiB"}), _shell, _constant),
+        {"resolve", K, E, R, T, P, "compare"},
+    ),
+    (
+        "a data row and packing",
+        (_row, _set(**{"pack.packing": True})),
+        {"resolve", "prepare@rows", "evaluate_base@rows", K, E, R, *AFTER_TRAIN},
+    ),
     (
         "the base model's file",
-        _base_model,
+        (_base_model,),
         {"fetch@tiny", "prepare@rows", "evaluate_base@rows", K, E, *AFTER_TRAIN},
     ),
-    ("packing", _set(**{"pack.packing": True}), {"resolve", K, E, R, *AFTER_TRAIN}),
     (
-        "base and adapter asked too",
-        _set(**{"evaluate.unmerged": True}),
-        {"resolve", "evaluate@default", P, "accept@default"},
+        "a second run, and base and adapter asked too",
+        (_second_run, _set(**{"evaluate.unmerged": True})),
+        {
+            *("resolve", "evaluate@default", P, "accept@default", "compare"),
+            *(f"{stage}@second" for stage in ONE_RUN),
+        },
     ),
     (
-        "merged weights unversioned",
-        _set(**{"merge.version": False}),
-        {"resolve", "merge@default", "evaluate@default", "report@default"},
-    ),
-    # The difference loses its metrics of the merge, so that the gate reads it again.
-    (
-        "nothing merged",
-        _set(**{"merge.enabled": False}),
-        {"resolve", "merge@default", "evaluate@default", P, "accept@default"},
-    ),
-    ("a second run", _second_run, {"resolve", "compare", *(f"{stage}@second" for stage in ONE_RUN)}),
-    (
-        "nothing evaluated",
-        _set(**{"evaluate.enabled": False}),
+        "nothing merged, nothing evaluated",
+        (_set(**{"merge.enabled": False, "evaluate.enabled": False}),),
         {
             *("resolve", "evaluate_base@rows", "compare"),
-            *(f"{stage}@{run}" for stage in ("evaluate", "report", "accept") for run in ("default", "second")),
+            *(f"{stage}@{run}" for stage in ("merge", "evaluate", "report", "accept") for run in ("default", "second")),
         },
     ),
 ]
@@ -485,12 +496,13 @@ def test_each_edit_runs_the_same_stages_in_both_engines(
     shutil.copytree(finished.directory, twin.directory, symlinks=True)
     twin.config = json.loads(json.dumps(finished.config))
     wrong = {}
-    for name, edit, expected in EDITS:
-        edit(finished)
-        edit(twin)
+    for name, edits, expected in EDITS:
+        for edit in edits:
+            edit(finished)
+            edit(twin)
         by_snakemake, by_dvc = snakemake_ran(finished), dvc_ran(twin)
         left = {"dvc": dvc_changed(finished), "snakemake": snakemake_would_run(twin)}
-        read = {"resolve"} if edit is _remarks else set()
+        read = {"resolve"} if _remarks in edits else set()
         if by_snakemake != expected or by_dvc != expected | read or any(left.values()):
             wrong[name] = {"expected": expected, "snakemake": by_snakemake, "dvc": by_dvc, "left over": left}
     assert wrong == {}

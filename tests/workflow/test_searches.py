@@ -60,8 +60,8 @@ def test_more_trials_go_through_dvc_and_leave_the_first_as_they_are(project: tup
     assert snakemake_would_run(tune) == {"resolve"}  # there are no values yet
     said = tune.run("zerolora", "search", "tune", "--", "dvc", "repro").stdout
     assert trials(tune)[:2] == first and len(trials(tune)) == 3
-    ran = [line for line in said.splitlines() if line.startswith("Running stage 'train_expanded@")]
-    assert ran == ["Running stage 'train_expanded@tune-2':"]
+    ran = [line for line in said.splitlines() if line.startswith("Running stage 'train@")]
+    assert ran == ["Running stage 'train@tune-2':"]
     assert snakemake_would_run(tune) == dvc_changed(tune) == set()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Project, project_environment
+from conftest import Project, project_environment
 from engines import (
     dvc_changed,
     dvc_ran,
@@ -20,20 +20,10 @@ from engines import (
     snakemake_would_run,
     with_followers,
 )
+from extending import EXAMPLES, PAGE, with_entry
 
 pytestmark = pytest.mark.slow
 
-EXTENDING = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-# Folders of registries, to each of which the example of docs/extending.md is added.
-REGISTRIES = (
-    "methods",
-    "optimizers",
-    "data/formats",
-    "data/prompt_formats",
-    "evaluate/tasks",
-    "train/telemetry/trackers",
-    "export/targets",
-)
 ENGINE = '''"""An engine that no strategy names."""
 
 from zerolora.train.engines.ddp import DDP
@@ -44,10 +34,10 @@ class Idle(DDP):
 '''
 NEW_KEYS = {
     "config/schema.py": (
-        ("class TrainSettings(MethodSections):", "    spare: int = 1\n    '''Spare.'''\n"),
-        ("class PrepareSettings(Section):", "    spare: str = ''\n    '''Spare.'''\n"),
+        ("class TrainSection(MethodSections):", "    spare: int = 1\n    '''Spare.'''\n"),
+        ("class PrepareSection(Section):", "    spare: str = ''\n    '''Spare.'''\n"),
         ("class Pack(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
-        ("class EvaluateSettings(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
+        ("class EvaluateSection(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
         ("class Merge(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
     ),
     "config/settings.py": (
@@ -79,6 +69,11 @@ class Upgrade:
         self.source = project.directory / "src/zerolora"
         self.before: dict[Path, str | None] = {}
 
+    def text(self, path: str) -> str:
+        """Return the text of a file of the package; "" if there is none."""
+        file = self.source / path
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
     def write(self, path: str, text: str) -> None:
         """Write a file of the package."""
         file = self.source / path
@@ -99,15 +94,14 @@ class Upgrade:
 
 
 def neutral_upgrade(upgrade: Upgrade) -> None:
-    """Add a file to each registry, a key at its default to each kind of section, and reword errors and log lines."""
-    for folder in REGISTRIES:
-        example = re.search(rf"`src/zerolora/({folder}/\w+\.py)`:\n\n```python\n(.*?)```", EXTENDING, re.S)
-        assert example, folder
-        upgrade.write(example[1], example[2])
-    settings = re.search(r"```python\n(class Bundle.*?)```", EXTENDING, re.S)
-    field = re.search(r"```text\n(    bundle: .*?)```", EXTENDING, re.S)
+    """Add an entry to each registry, a key at its default to each kind of section, and reword errors and log lines."""
+    for example in EXAMPLES:
+        if not example.path.startswith("strategies/"):  # which are all estimated
+            upgrade.write(example.path, example.added(upgrade.text(example.path)))
+    settings = re.search(r"```python\n(class Bundle.*?)```", PAGE, re.S)
+    field = re.search(r"```text\n(    bundle: .*?)```", PAGE, re.S)
     assert settings and field
-    before, after = (upgrade.source / "config/target_sections.py").read_text(encoding="utf-8").split(EXPORT)
+    before, after = upgrade.text("config/target_sections.py").split(EXPORT)
     upgrade.write("config/target_sections.py", f"{before}{settings[1]}\n\n{EXPORT}{after}{field[1]}")
     upgrade.write("train/engines/idle.py", ENGINE)
     for path, keys in NEW_KEYS.items():
@@ -170,8 +164,9 @@ def test_a_new_key_of_the_choice_trains_nothing_where_render_runs_again(finished
 
 def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgrade: Upgrade) -> None:
     """estimate.json has a row for each strategy, so what reads it runs again, in seconds."""
-    text = (upgrade.source / "strategies/zero1.py").read_text(encoding="utf-8")
-    upgrade.write("strategies/idle.py", text.replace('"zero1"', '"idle"').replace("order=", "order=1000 + "))
+    idle = 'DeepSpeed(name="idle", about="", sharded="optimizer states", costs="nothing", stage=1)\n'
+    table = "strategies/__init__.py"
+    upgrade.write(table, with_entry(upgrade.text(table), "fsdp_hybrid_offload", idle))
     assert dvc_ran(finished) == {"resolve", *(f"{stage}@default" for stage in ("estimate", "render", "report"))}
     assert snakemake_would_run(finished) == set()
     upgrade.undo()
@@ -190,7 +185,8 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
             [
                 ("methods/dora.py", "\nfrom dataclasses", "\nSPARE = 1\nfrom dataclasses"),
                 ("train/engines/fsdp.py", "\nimport ", "\nSPARE = 1\nimport "),
-                ("optimizers/lion.py", "\nfrom ", "\nSPARE = 1\nfrom "),
+                ("optimizers/adafactor.py", "\nfrom ", "\nSPARE = 1\nfrom "),
+                ("optimizers/__init__.py", "cpu_traffic=88.0", "cpu_traffic=89.0"),
                 ("config/schema.py", "learning_rate: Annotated[float, Field(gt=0)] = ", "learning_rate: float = 2 * "),
             ],
             (),

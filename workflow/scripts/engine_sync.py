@@ -47,9 +47,9 @@ from zerolora.compat.snakemake_patches import (
     run_with_until,
     without_metadata,
 )
-from zerolora.config.expanded import EXPANDED, expand, is_expanded
 from zerolora.config.file import read_values
 from zerolora.config.resolve import PLANNED, digest
+from zerolora.config.runs_file import is_current, write_runs
 from zerolora.config.schema import Config
 from zerolora.config.sharing import Shared
 from zerolora.errors import UserError
@@ -78,9 +78,6 @@ USER_FILES = (
 )
 # Those that name targets, and one that runs by request, with two wildcards, which DVC does not know.
 TARGET_RULES = ("all", "default", "judge_all", "export", "export_target")
-HARNESS = "_harness"  # of the DVC stages of tasks of lm-evaluation-harness
-# Of the DVC stages of runs that go on from an adapter, of runs of grids and searches, and of what those share.
-CONTINUED, EXPANDED_RUN, SHARED = "_continued", "_expanded", "_shared"
 Stamp = tuple[int, int]  # size and time of a file
 
 
@@ -116,11 +113,11 @@ def before_planning(
 ) -> None:
     """Bring files, DVC and Snakemake into line before Snakemake plans its jobs.
 
-    Takes the run lock, writes the runs of grids and searches for DVC, stops if an output is damaged, restores missing
-    outputs from DVC's cache, marks as done what DVC knows to be up to date, and has Snakemake run again what was begun
-    and not ended, and what nobody knows to be right, of `every_output` of the workflow. Inside `dvc repro` DVC has done
-    all but the first. A dry run takes no lock, restores and deletes nothing, and writes no record, only caches of what
-    was hashed: what DVC knows to be up to date, it leaves out of its plan.
+    Takes the run lock, writes the runs for DVC, stops if an output is damaged, restores missing outputs from DVC's
+    cache, marks as done what DVC knows to be up to date, and has Snakemake run again what was begun and not ended, and
+    what nobody knows to be right, of `every_output` of the workflow. Inside `dvc repro` DVC has done all but the first.
+    A dry run takes no lock, restores and deletes nothing, and writes no record, only caches of what was hashed: what
+    DVC knows to be up to date, it leaves out of its plan.
 
     `values` are those of the config file that the workflow was made of, `planned` what resolve has to write.
 
@@ -147,12 +144,12 @@ def before_planning(
     if executing:
         _check_dates([*read_files(), *every_output])
     if executing and "DVC_STAGE" not in os.environ:
-        expand(config)
+        write_runs(config)
     if "DVC_STAGE" in os.environ:
         return
     unknown = _unknown(workflow, every_output)
-    # What DVC would say of the runs of an edited grid is not known before a run that is no dry run.
-    if _has_dvc() and is_expanded(config):
+    # What DVC would say of edited runs is not known before a run that is no dry run.
+    if _has_dvc() and is_current(config):
         if executing:
             make_site_cache_private()
             remove_broken_rwlock()
@@ -580,10 +577,7 @@ def _run_again(missing: dict[str, list[str]]) -> None:
 def _without_forced(found: outputs.Findings, settings: Any) -> outputs.Findings:
     """Drop the stages that the user has told Snakemake to run whatever their outputs are (--forcerun, --forceall)."""
     for stage in found.stages:
-        rule = stage.partition("@")[0]
-        for suffix in (CONTINUED, EXPANDED_RUN, SHARED, HARNESS):
-            rule = rule.removesuffix(suffix)
-        if settings.forceall or rule in settings.forcerun:
+        if settings.forceall or stage.partition("@")[0] in settings.forcerun:
             found.drop(stage)
     return found
 
@@ -627,29 +621,8 @@ def _has_dvc() -> bool:
 
 def _stage_of(job: Any) -> str:
     """Return the DVC stage of a Snakemake job, as in train@default."""
-    wildcards = job.wildcards_dict
-    if not wildcards:
-        return str(job.rule.name)
-    value = "-".join(str(wildcards[name]) for name in ("run", "dataset", "task") if name in wildcards) or next(
-        iter(wildcards.values())
-    )
-    rule, config, grids = str(job.rule.name), _read.values, _grid_runs()
-    if rule in ("task", "task_base") and wildcards["task"] in ((config.get("tasks") or {}).get("harness") or {}):
-        rule += HARNESS
-    if rule == "fetch":
-        rule += next(f"_{group}" for group, models in config["fetch"].items() if value in (models or {}))
-    elif any(value in grids[kind] for kind in Shared._fields if kind in wildcards):
-        rule += SHARED
-    elif wildcards.get("run") in grids["expanded"]:
-        rule += EXPANDED_RUN
-    elif any(wildcards.get(kind) in (config.get("continued") or {}) for kind in ("run", *Shared._fields)):
-        rule += CONTINUED
-    return f"{rule}@{value}"
-
-
-@functools.cache
-def _grid_runs() -> Any:
-    return yaml.safe_load(EXPANDED.read_text(encoding="utf-8"))
+    names = "-".join(job.wildcards_dict.values())
+    return f"{job.rule.name}@{names}" if names else str(job.rule.name)
 
 
 def _agreed() -> bool:

@@ -19,9 +19,9 @@ from zerolora.compat.snakemake_patches import undetermined
 from zerolora.config import file
 from zerolora.config.code import chosen_by_run, codes
 from zerolora.config.compared import compared
-from zerolora.config.expanded import check_expanded
 from zerolora.config.fingerprint import Fingerprints
 from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
+from zerolora.config.runs_file import check_runs
 from zerolora.config.schema import data_folders
 from zerolora.config.sharing import STAGES as SHARED_STAGES
 from zerolora.config.stages import ON_REQUEST, STAGES
@@ -47,7 +47,7 @@ class Jobs:
         if check_files:
             file.check_files(Path(CONFIG_FILE), self.config)
             if "DVC_STAGE" in os.environ:
-                check_expanded(self.config)
+                check_runs(self.config)
         self.values = file.read_values(Path(CONFIG_FILE))
         self.resolved = resolve(self.config)
         self.fingerprints = Fingerprints()

@@ -190,13 +190,13 @@ def render(
     if model:
         from zerolora.probe.meta_trial import check
 
-        check(checked, rendered["zerolora"]["attention"], model, weights, data)
+        check(checked, rendered.choice.attention, model, weights, data)
     write_json(reasons, why)
-    write_json(output, rendered)
+    rendered.write(output)
     LOGGER.info("%s", lines(why))
-    chosen = rendered["zerolora"]
+    chosen = rendered.choice
     seconds = why["slurm_resources"]["seconds"]
-    result(f"{chosen['strategy']}, micro-batch {chosen['micro_batch']}, predicted {seconds:,.0f} s")
+    result(f"{chosen.strategy}, micro-batch {chosen.micro_batch}, predicted {seconds:,.0f} s")
 
 
 @app.command()

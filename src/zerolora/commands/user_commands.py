@@ -65,15 +65,13 @@ def import_file(
 def expand(
     config: Annotated[Path, typer.Option(help="The config.")] = Path("config/config.yaml"),
 ) -> None:
-    """Write the runs of the grids and searches to config/expanded.yaml, for DVC. Snakemake does it by itself."""
-    from zerolora.config.expanded import EXPANDED
-    from zerolora.config.expanded import expand as write
+    """Write config/runs.yaml, which has the runs for DVC. Both engines do it by themselves."""
     from zerolora.config.file import load
+    from zerolora.config.runs_file import RUNS, write_runs
 
     checked = load(config)
-    changed = write(checked)
-    runs = f"{len(checked.expanded_runs):,} runs of grids and searches"
-    typer.echo(f"{EXPANDED}: {runs}, {'written' if changed else 'as before'}")
+    changed = write_runs(checked)
+    typer.echo(f"{RUNS}: {len(checked.all_runs):,} runs, {'written' if changed else 'as before'}")
 
 
 @app.command()

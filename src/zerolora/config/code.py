@@ -6,8 +6,14 @@ from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
 from zerolora.config.registry_names import OPTIMIZERS, PROMPT_FORMATS, STRATEGIES, TASKS
-from zerolora.config.schema import PrepareSettings
-from zerolora.config.settings import AskedTaskSettings, EvaluateSettings, Resolved, RunSettings, TaskSettings
+from zerolora.config.settings import (
+    AskedTaskSettings,
+    EvaluateSettings,
+    PrepareSettings,
+    Resolved,
+    RunSettings,
+    TaskSettings,
+)
 from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.stages import STAGES
 from zerolora.files import canonical
@@ -74,6 +80,7 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
         **chosen_by_check(run.evaluate),
         "methods": {run.train.method} if stage in OF_METHOD else set(),
         "optimizers": {run.train.optimizer, REFERENCE_OPTIMIZER},
+        "train.objectives": {run.train.objective},
         "export.targets": {*run.export.targets},
     }
     if stage == "train":

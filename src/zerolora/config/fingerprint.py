@@ -73,11 +73,13 @@ DIRECTIVES_LEFT_OUT = frozenset(
 )
 # A registry finds the modules of a package by file, not by import: all of them belong to whoever imports the registry.
 REGISTRY_MARK = "iter_modules"
+# Or it is a table in one module: a call whose arguments are the entries, each with its name (entries.py).
+TABLE_MARK = "entries_by_name"
 
 
 Chosen = Mapping[str, Iterable[str]]
-"""By the package of a registry, the names of the entries that the settings choose. Of a registry that it does not name,
-all entries count."""
+"""By the package or module of a registry, the names of the entries that the settings choose. Of a registry that it does
+not name, all entries count."""
 
 
 def of_stage(stage: str, chosen: Chosen | None = None) -> str:
@@ -112,7 +114,7 @@ class Fingerprints:
         key = stage, frozenset(entries.items())
         if key not in self._known:
             modules = modules_of(stage, entries, self._modules)
-            lines = sorted({self._line(module, set(modules)) for module in modules})
+            lines = sorted({line for module in modules for line in self._lines(module, set(modules), entries)})
             text = "".join(f"{line}\n" for line in lines) + self._rule_of(stage)
             self._known[key] = hashlib.sha256(text.encode()).hexdigest()
         return self._known[key]
@@ -121,14 +123,17 @@ class Fingerprints:
         """Keep what was parsed for the next start."""
         self._modules.save()
 
-    def _line(self, module: str, counted: set[str]) -> str:
-        """Return what counts of a module: its code, and of each import of the package the name and the code behind it.
-        No module's own name is in it, so moving a module changes no fingerprint."""
-        entry = self._modules[module]
-        imports = [
-            [self._modules[source]["digest"] if source in counted else "", *names] for source, *names in entry["names"]
-        ]
-        return f"{entry['digest']} {json.dumps(sorted(imports))}"
+    def _lines(self, module: str, counted: set[str], chosen: Chosen) -> Iterator[str]:
+        """Yield what counts of a module and of each chosen entry of a table in it: its code, and of each import of the
+        package the name and the code behind it. No module's own name is in it, so moving one changes no fingerprint."""
+        for part in (self._modules[module], *_rows(self._modules[module], chosen.get(module))):
+            imports = [
+                [self._modules[source]["digest"] if source in counted else "", *names]
+                for source, *names in part["names"]
+            ]
+            yield f"{part['digest']} {json.dumps(sorted(imports))}"
+        if chosen.get(module) is None and (rows := self._modules[module]["rows"]):
+            yield " ".join(rows)  # whoever reads the whole table may depend on its order
 
     def _rule_of(self, stage: str) -> str:
         if self._rules is None:
@@ -150,9 +155,17 @@ def modules_of(stage: str, chosen: Chosen | None = None, modules: "_Modules | No
             continue
         seen.add(name)
         waiting += modules[name]["imports"]
+        for row in _rows(modules[name], (chosen or {}).get(name)):
+            waiting += row["imports"]
         for package in modules[name]["registered"]:
             waiting += _entries(package, (chosen or {}).get(package))
     return sorted(seen)
+
+
+def _rows(module: dict[str, Any], names: Iterable[str] | None) -> list[dict[str, Any]]:
+    """Return the entries of a module's table with these names; all if `names` is None."""
+    rows: dict[str, dict[str, Any]] = module["rows"]
+    return [row for name, row in rows.items() if names is None or name in names]
 
 
 def _entries(package: str, names: Iterable[str] | None) -> list[str]:
@@ -170,8 +183,8 @@ def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
 
 
 class _Modules:
-    """The modules of the package: `{"digest", "imports", "names", "registered"}` of each, parsed only if the file
-    changed."""
+    """The modules of the package: `{"digest", "imports", "names", "registered", "rows"}` of each, parsed only if the
+    file changed."""
 
     def __init__(self) -> None:
         self.changed = False
@@ -209,7 +222,7 @@ class _Modules:
             beside.replace(CACHE)
 
 
-FORMAT = 8
+FORMAT = 9
 """Of an entry of the cache."""
 
 
@@ -223,12 +236,45 @@ def _hash_of(code: bytes, beside: list[Path]) -> str:
 
 def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
     """Return what counts of a module: the digest of its code and data files without its imports of the package, the
-    modules and the names that these import, the registries in it."""
+    modules and the names that these import, the registries in it, and the same of each entry of a table in it."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports, registered = imports_of(tree, name, path), registered_packages(tree, name, path)
-    names = _taken_out(tree)
-    digest = _hash_of(_dump(tree).encode(), beside)
-    return {"digest": digest, "imports": imports, "names": names, "registered": registered}
+    names, calls = _taken_out(tree), _taken_rows(tree)
+    outside = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    rows, own = {}, set[str]()
+    for entry, call in calls.items():
+        inside = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+        used = [each for each in names if each[2] in inside]
+        digest = _hash_of(_text(call).encode(), [])
+        rows[entry] = {"digest": digest, "imports": [each[0] for each in used], "names": used}
+        own |= inside - outside
+    # What entries alone use counts with them.
+    kept = [each for each in names if each[2] not in own]
+    unused = {each[0] for each in names} - {each[0] for each in kept}
+    return {
+        "digest": _hash_of(_dump(tree).encode(), beside),
+        "imports": [each for each in imports if each not in unused],
+        "names": kept,
+        "registered": registered,
+        "rows": rows,
+    }
+
+
+def _taken_rows(tree: ast.Module) -> dict[str, ast.Call]:
+    """Return the entries of the table of a module by name, and take them out of the tree. What an entry says about
+    itself, for the docs alone, is left out."""
+    rows: dict[str, ast.Call] = {}
+    for table in ast.walk(tree):
+        if not isinstance(table, ast.Call) or _called(table.func) != TABLE_MARK:
+            continue
+        for row in table.args:
+            assert isinstance(row, ast.Call), f"an entry of a table is a call: {ast.unparse(row)}"
+            known = {keyword.arg: keyword for keyword in row.keywords}
+            assert "name" in known, f"an entry of a table has a name: {ast.unparse(row)}"
+            row.keywords = [keyword for keyword in row.keywords if keyword.arg != "about"]
+            rows[ast.literal_eval(known["name"].value)] = row
+        table.args = []
+    return rows
 
 
 def _taken_out(tree: ast.Module) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The names in the registries, as `make schema` wrote them (commands/registry_names.py)."""
+"""The names in the registries, as `make schema` wrote them (commands/write_registry_names.py)."""
 
 FORMS = (
     "alpaca",
@@ -102,6 +102,9 @@ METHODS = (
     "vera",
 )
 """Methods of training."""
+
+OBJECTIVES = ("sft",)
+"""Objectives of training."""
 
 OPTIMIZERS = (
     "adamw",

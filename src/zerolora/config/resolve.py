@@ -114,8 +114,9 @@ def resolve(config: Config) -> Resolved:
 
 
 def write(resolved: Resolved, codes: Codes, output: Path, runs: Path) -> None:
-    """Write the settings that belong to no run to `output`, and those of each run, and of what runs share, to a file of
-    the directory `runs`, beside the code fingerprints. Keys at their neutral value are left out (compared.py).
+    """Write the settings that belong to no run to `output`, and those of each run, of what runs share, of each model
+    and of each task to a file of the directory `runs`, beside the code fingerprints. Keys at their neutral value are
+    left out (compared.py).
 
     A file for each, since DVC reads a stage's whole file for each of its values, and searches all of it. Raises
     UserError if they are not those that the engine of this job planned.
@@ -138,6 +139,11 @@ def texts(values: Mapping[str, Any], shared: Mapping[str, Any], codes: Codes) ->
         f"{group}/{name}.json": as_json({group: {name: settings}, "code": code[name]})
         for group, by_name, code in groups
         for name, settings in by_name.items()
+    }
+    named |= {
+        f"{group}/{name}.json": as_json(settings)
+        for group in ("fetch", "tasks")  # files that stages may depend on (config/runs_file.py)
+        for name, settings in values[group].items()
     }
     common = {section: value for section, value in values.items() if section != "runs"}
     return as_json({**common, "code": codes.named}), named
@@ -271,6 +277,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "keep_checkpoints": train.keep_checkpoints,
         "keeps_best": train.validation_steps is not None and train.keep == "best",
         "method": MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
+        "objective": train.objective,
         "optimizer": train.optimizer,
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
     }
@@ -307,6 +314,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         report=ReportSettings(
             **settings.report.model_dump(),
             strategy=settings.render.strategy,
+            objective=train.objective,
             fail_if=config.evaluate.fail_if,
             tasks=sorted([*config.tasks.rows, *config.tasks.harness]),
         ),
@@ -323,7 +331,7 @@ def _training(train: schema.Train) -> dict[str, Any]:
     """Return what `train` reads: the defaults that depend on other keys, so that writing them out is no change, and
     those of sections of methods that the run does not use."""
     unused = {name for method in TRAINABLE.values() for name in method.sections} - {*TRAINABLE[train.method].sections}
-    fields = schema.TrainSettings.model_fields
+    fields = schema.TrainSection.model_fields
     values = {key: fields[key].default if key in unused else value for key, value in train if key in fields}
     optimizer = OPTIMIZERS[train.optimizer]
     if train.betas is None and optimizer.betas is not None:

@@ -26,6 +26,7 @@ from zerolora.planner.run_hardware import hardware_of, target_of
 from zerolora.planner.user_config import check_user_config, layout_of
 from zerolora.schedules import SCHEDULES, too_short
 from zerolora.strategies import STRATEGIES
+from zerolora.train.objectives import OBJECTIVES
 
 PLAIN_LORA = ("lora", "qlora")
 """Methods whose adapter consists of LoRA's factors alone."""
@@ -348,6 +349,11 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
             at("train", "attention"),
             f"{train.attention} with sequence_parallel {shared}, which needs attention without a mask of whole rows; "
             "write flash or auto",
+        )
+    if shared > 1 and not OBJECTIVES[train.objective].by_token:
+        yield (
+            at("train", "sequence_parallel"),
+            f"{shared} with objective {train.objective}, whose loss needs whole rows; write sequence_parallel: 1",
         )
     if train.activation_offload and train.activation_checkpointing is False:
         yield (

@@ -43,6 +43,7 @@ from zerolora.config.values import (
     Jinja,
     MethodName,
     Name,
+    ObjectiveName,
     OptimizerName,
     Probe,
     Resume,
@@ -238,7 +239,7 @@ class Source(Section):
     """The split that all its rows go to. Default: they are split as `split` of the data set says."""
 
 
-class PrepareSettings(Section):
+class PrepareSection(Section):
     """One data set: rows of one or several sources, tokenized for one model."""
 
     model: Name
@@ -291,7 +292,7 @@ class PrepareSettings(Section):
     """Policy for training rows whose prompt also occurs in validation or test: counted, or also dropped."""
 
 
-class Prepare(PrepareSettings):
+class Prepare(PrepareSection):
     """One data set: rows of one or several sources, tokenized for one model, and the task that judges answers."""
 
     check: Check = "exact"
@@ -328,11 +329,13 @@ class Render(Section):
     to be fastest of those that fit; or your own DeepSpeed JSON, as in config/deepspeed/mine.json."""
 
 
-class TrainSettings(MethodSections):
+class TrainSection(MethodSections):
     """Training, without the keys that `render` decides on."""
 
     method: MethodName = "lora"
     """What is trained (docs/methods.md): lora, dora, qlora, qdora, ia3, vera, or full for all weights."""
+    objective: ObjectiveName = "sft"
+    """What is learned from a row (docs/training.md): sft, the loss of each supervised token."""
     from_adapter: Text | None = None
     """Directory of an adapter to go on from: results/<run>/adapter of another run, resources/adapters/<name> of
     fetch.adapter, or one of yours. For runs in `continued` only, which must have it."""
@@ -394,7 +397,7 @@ class TrainSettings(MethodSections):
     """Experiment tracker that gets telemetry in addition to telemetry.csv, offline (docs/telemetry.md)."""
 
 
-class Train(TrainSettings):
+class Train(TrainSection):
     """Training under DeepSpeed, DDP or FSDP."""
 
     micro_batch: Positive | Literal["auto"] = "auto"
@@ -440,7 +443,7 @@ class Export(ExportSections):
     """Targets to make: gguf, gguf_adapter, ollama, torchao, compressed_tensors, vllm_adapter (docs/export.md)."""
 
 
-class EvaluateSettings(Section):
+class EvaluateSection(Section):
     """What the stages evaluate and evaluate_base read."""
 
     enabled: bool = True
@@ -461,7 +464,7 @@ class EvaluateSettings(Section):
     """Maximum length of an answer in tokens."""
 
 
-class Evaluate(EvaluateSettings):
+class Evaluate(EvaluateSection):
     """Evaluation of base and fine-tuned model; the same for all runs, so that their figures are comparable."""
 
     unmerged: bool = False

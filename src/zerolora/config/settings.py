@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from zerolora.config import schema
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.section import AlwaysCompared, Section
-from zerolora.config.values import AnyCheck, Check, OptimizerName
+from zerolora.config.values import AnyCheck, Check, ObjectiveName, OptimizerName
 from zerolora.types import Attention, Device, EngineName, Precision
 
 
@@ -51,7 +51,7 @@ FetchAdapterSettings = schema.HubAdapter
 """Settings of `fetch_adapter`."""
 
 
-class PrepareSettings(schema.PrepareSettings):
+class PrepareSettings(schema.PrepareSection):
     """Settings of `prepare`: the section without what evaluation alone reads."""
 
     model_config = ConfigDict(frozen=True)
@@ -104,6 +104,7 @@ class EstimateSettings(Settings):
     keep_checkpoints: int = 2
     """Checkpoints that are kept, beside that of the best step."""
     method: MethodSettings
+    objective: ObjectiveName = "sft"
     optimizer: OptimizerName = "adamw"
     added_tokens: int = 0
     """Tokens that the data set adds to the model's."""
@@ -187,7 +188,7 @@ class TrainingChoice(Settings):
     """The canary before the run; None if it needs none."""
 
 
-class TrainSettings(schema.TrainSettings):
+class TrainSettings(schema.TrainSection):
     """Settings of `train`, but for what `render` decides (`TrainingChoice`)."""
 
     model_config = ConfigDict(frozen=True)
@@ -207,7 +208,7 @@ class ExportSettings(schema.Export):
     model_config = ConfigDict(frozen=True)
 
 
-class EvaluateSettings(schema.EvaluateSettings):
+class EvaluateSettings(schema.EvaluateSection):
     """Settings of `evaluate` and `evaluate_base`."""
 
     model_config = ConfigDict(frozen=True)
@@ -277,6 +278,7 @@ class ReportSettings(schema.Report):
     model_config = ConfigDict(frozen=True)
 
     strategy: str
+    objective: ObjectiveName = "sft"
     fail_if: str | None = None
     """The gate, whose verdict the page shows."""
     tasks: list[str] = Field(default_factory=list)

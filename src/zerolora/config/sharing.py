@@ -20,7 +20,7 @@ ESTIMATE = (
         for key in (
             *("nodes", "ranks_per_node", "global_batch", "micro_batch", "sequence_parallel", "precision", "attention"),
             *("activation_checkpointing", "activation_offload", "validation_steps", "keep", "keep_checkpoints"),
-            *("method", "optimizer"),
+            *("method", "objective", "optimizer"),
             *MethodSections.model_fields,
         )
     ),

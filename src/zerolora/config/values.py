@@ -17,6 +17,7 @@ from zerolora.config.registry_names import (
     FIELDS,
     FORMS,
     METHODS,
+    OBJECTIVES,
     OPTIMIZERS,
     PROMPT_FORMATS,
     STRATEGIES,
@@ -213,6 +214,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 TrackerName = Annotated[
     str, _one_of([NO_TRACKER, *TRACKERS]), Field(json_schema_extra={"enum": [NO_TRACKER, *TRACKERS]})
 ]
+ObjectiveName = Annotated[str, _one_of(OBJECTIVES), Field(json_schema_extra={"enum": list(OBJECTIVES)})]
 OptimizerName = Annotated[str, _one_of(OPTIMIZERS), Field(json_schema_extra={"enum": list(OPTIMIZERS)})]
 ScheduleName = Annotated[str, _one_of(SCHEDULES), Field(json_schema_extra={"enum": list(SCHEDULES)})]
 TargetName = Annotated[str, _one_of(TARGETS), Field(json_schema_extra={"enum": list(TARGETS)})]

@@ -154,7 +154,7 @@ def _generated(
             )
         asked.append({"input_ids": tokens, "prompt": len(tokens)})
     how = EvaluateSettings(check="exact", batch=settings.batch, max_new_tokens=settings.max_new_tokens)
-    texts, _ = generate(model, tokenizer, asked, stops, how)
+    texts, _ = generate(model, tokenizer, asked, stops, how, until=settings.until)
     return [_cut(text, settings.until).strip() for text in texts]
 
 

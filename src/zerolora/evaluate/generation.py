@@ -30,18 +30,24 @@ def generate(
     batches: PromptBatches | None = None,
     *,
     silent: bool = False,
+    until: Sequence[str] = (),
 ) -> tuple[list[str], int]:
     """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens.
 
-    Generation stops at any token of `stops`. `keep` is given the answers of each finished batch, with their tokens, by
-    the row's place in `rows`; rows whose place is in `done` are left out, and their answers are empty.
-    `silent` shows no bar.
+    Generation stops at any token of `stops`, and soon after any text of `until`. `keep` is given the answers of each
+    finished batch, with their tokens, by the row's place in `rows`; rows whose place is in `done` are left out, and
+    their answers are empty. `silent` shows no bar.
     """
     done = set(done)
     batches = batches or PromptBatches(model, settings)
     prompts = [row["input_ids"][: row["prompt"]] for row in rows]
     answers = [""] * len(prompts)
     generated = 0
+
+    def ended(tokens: list[int]) -> bool:
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        return any(end in text for end in until)
+
     # The longest first, which fills memory most; prompts of similar length share a batch, which keeps padding low.
     places = (place for place in range(len(prompts)) if place not in done)
     order = sorted(places, key=lambda place: (-len(prompts[place]), place))
@@ -58,6 +64,7 @@ def generate(
                 stops,
                 settings.max_new_tokens,
                 prefix,
+                ended if until else None,
             )
             for place, tokens in zip(members, continued, strict=True):
                 answers[place] = tokenizer.decode(tokens, skip_special_tokens=True)
@@ -76,10 +83,12 @@ def answer_batch(
     stops: set[int],
     limit: int,
     prefix: SharedPrefix | None = None,
+    ended: Callable[[list[int]], bool] | None = None,
 ) -> list[list[int]]:
     """Return the tokens that follow each prompt, up to and with the first stop token, at most `limit`.
 
-    All prompts begin with `prefix`; padding is behind it.
+    An answer for which `ended` is true may stop there, without a stop token. All prompts begin with `prefix`; padding
+    is behind it.
     """
     prefix = prefix or SharedPrefix()
     longest, shared = max(map(len, prompts)), prefix.length
@@ -105,16 +114,16 @@ def answer_batch(
                 repetition_penalty=1.0,
                 eos_token_id=sorted(stops) or None,
                 pad_token_id=padding,
-                stopping_criteria=[_Ended(longest, stops, half)],
+                stopping_criteria=[_Ended(longest, stops, half, ended)],
                 return_dict_in_generate=True,
             )
         tokens, cache = output.sequences, output.past_key_values
-        ended = _ends(tokens[:, longest:], stops)
+        ends = _ends(tokens[:, longest:], stops, ended)
         over = tokens.shape[1] - longest >= limit
         rest = []
         for place, row in enumerate(alive):
-            if over or ended[place] is not None:
-                answers[row] = tokens[place, longest:][: ended[place]].tolist()
+            if over or ends[place] is not None:
+                answers[row] = tokens[place, longest:][: ends[place]].tolist()
             else:
                 rest.append(place)
         if not hasattr(cache, "batch_select_indices") and rest:
@@ -132,16 +141,19 @@ def answer_batch(
 class _Ended:
     """Stops generation when all rows, or all but `left`, have ended."""
 
-    def __init__(self, prompt: int, stops: set[int], left: int) -> None:
-        self.prompt, self.stops, self.left = prompt, torch.tensor(sorted(stops), dtype=torch.long), left
+    def __init__(self, prompt: int, stops: set[int], left: int, ended: Callable[[list[int]], bool] | None) -> None:
+        self.prompt, self.stops, self.left, self.ended = prompt, stops, left, ended
 
     def __call__(self, tokens: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self.stops = self.stops.to(tokens.device)
-        ended = torch.isin(tokens[:, self.prompt :], self.stops).any(1)
-        return torch.full_like(ended, int((~ended).sum()) <= self.left)
+        ends = _ends(tokens[:, self.prompt :], self.stops, self.ended)
+        return torch.full((len(ends),), ends.count(None) <= self.left, device=tokens.device)
 
 
-def _ends(answers: torch.Tensor, stops: set[int]) -> list[int | None]:
-    """Return how many tokens each answer has up to its first stop token; None where there is none."""
-    found = torch.isin(answers, torch.tensor(sorted(stops), dtype=torch.long, device=answers.device))
-    return [int(row.float().argmax()) + 1 if row.any() else None for row in found]
+def _ends(answers: torch.Tensor, stops: set[int], ended: Callable[[list[int]], bool] | None) -> list[int | None]:
+    """Return how many tokens each answer has up to its first stop token, or until it has `ended`; None if neither."""
+    found = torch.isin(answers, torch.tensor(sorted(stops), dtype=torch.long, device=answers.device)).tolist()
+    tokens = answers.tolist() if ended else found
+    return [
+        row.index(True) + 1 if True in row else len(row) if ended and ended(own) else None
+        for row, own in zip(found, tokens, strict=True)
+    ]

@@ -85,21 +85,18 @@ def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) 
     order = sorted(places, key=lambda key: (-len(key[0]), key))
     sums = [0.0] * len(pairs)
     with Progress("rate", len(order)) as bar:
-        for start in range(0, len(order), batch):
-            members = order[start : start + batch]
-            width = len(members[0][0])
-            ids, mask = torch.zeros(2, len(members), width, dtype=torch.long)
+        while order:
+            width = len(order[0][0])
+            # Rows less than half as long as the longest wait for a batch with less padding.
+            members = [key for key in order[:batch] if 2 * len(key[0]) >= width]
+            order = order[len(members) :]
+            ids = torch.zeros(len(members), width, dtype=torch.long)
             for row, (taken, _) in enumerate(members):
                 ids[row, : len(taken)] = torch.tensor(taken)
-                mask[row, : len(taken)] = 1
             kept = max(width - len(taken) + count for taken, count in members)
+            # No mask: padding comes after what is read, and attention without one takes the faster kernels.
             with torch.inference_mode():
-                logits = model(
-                    input_ids=ids.to(model.device),
-                    attention_mask=mask.to(model.device),
-                    use_cache=False,
-                    logits_to_keep=kept,
-                ).logits
+                logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=kept).logits
             for row, key in enumerate(members):
                 taken, count = key
                 end = len(taken) - (width - kept)

@@ -23,7 +23,7 @@ from zerolora.evaluate import vllm_worker
 from zerolora.evaluate.batches import paged_cache
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load_tokenizer, placement, stops_of
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
-from zerolora.export.vllm_limits import check_for_vllm, rank_limit
+from zerolora.export.adapter_limits import check_for_vllm, rank_limit
 from zerolora.files import canonical
 from zerolora.methods.adapter_config import largest_rank
 from zerolora.methods.registry import check_published

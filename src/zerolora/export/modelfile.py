@@ -8,7 +8,7 @@ from zerolora.errors import UserError, shown
 from zerolora.model.architecture import tokenizer_of
 
 QUOTES = '"""'
-# In Go's text/template, by name of the prompt format (data/prompt_formats/). BOS is left out, since llama.cpp writes it
+# In Go's text/template, by name of the prompt format (data/prompt_formats.py). BOS is left out: llama.cpp writes it
 # where the tokenizer does. Formats whose system prompt lies in the first turn of the user are not among them.
 GO_TEMPLATES = {
     "chatml": "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}"

@@ -1,5 +1,6 @@
-"""Opens exported models to continue prompts greedily: with llama.cpp, transformers or peft."""
+"""Opens exported models to continue prompts greedily: with llama.cpp, transformers, peft or vLLM."""
 
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.targets.target import Opened, RunResult
-from zerolora.export.vllm import opened_by_vllm
+from zerolora.types import Device
 
 
 def model_of(directory: Path, dtype: str = "float32", **options: Any) -> Any:
@@ -60,7 +61,7 @@ def quantized(source: RunResult, directory: Path, package: str) -> Opened:
     """Open a checkpoint whose weights `package` quantized: with vLLM where the config names one, else with transformers
     and that package, in the type of number that its config.json has."""
     if source.vllm_python is not None:
-        return opened_by_vllm(source.vllm_python, directory, source.data, device=source.device)
+        return by_vllm(source.vllm_python, directory, source.data, device=source.device)
     library = f"transformers {version('transformers')} with {package} {version(package)}"
     return answering(model_of(directory, dtype="auto"), library)
 
@@ -76,3 +77,31 @@ def gguf(file: Path) -> Opened:
     except Exception as error:
         raise UserError(f"{file}: transformers cannot open it: {str(error).splitlines()[0]:.200}") from None
     return answering(model, f"transformers {version('transformers')} (GGUF reader)")
+
+
+def by_vllm(python: str, weights: Path, data: Path, adapter: Path | None = None, device: Device = "cpu") -> Opened:
+    """Return the model of a directory, and an adapter upon it, as vLLM of the interpreter `python` answers with them
+    on `device`.
+
+    `data` is the prepared data that the run was trained on. Raises UserError if there is no vLLM, or if it cannot
+    answer for this model; later, as soon as it is asked, if it fails.
+    """
+    from zerolora.config.settings import EvaluateSettings  # the config itself reads the registry of targets
+    from zerolora.evaluate import vllm_engine
+    from zerolora.evaluate.evaluated_models import EvaluatedModel
+    from zerolora.evaluate.kept import KeptAnswers
+
+    # A model without an adapter is opened as a merged one, whose directory has its stop tokens.
+    model = EvaluatedModel(weights, adapter or weights, None if adapter else weights, device)
+    asking = EvaluateSettings(engine="vllm", vllm_python=python, check="exact")
+
+    def answers(prompts: list[list[int]], tokens: int, stops: list[int]) -> list[list[int]]:
+        rows = [{"input_ids": prompt, "prompt": len(prompt)} for prompt in prompts]
+        with tempfile.TemporaryDirectory() as folder:
+            kept = KeptAnswers(Path(folder), "answers", len(rows))
+            settings = asking.model_copy(update={"max_new_tokens": tokens, "batch": len(rows)})
+            vllm_engine.answer_with_vllm(settings, data, model, rows, kept)
+            found: list[Any] = [answer for answer, _ in kept.all()]  # vLLM writes tokens, never texts
+            return found
+
+    return Opened(vllm_engine.check(asking, data, model), answers, {})

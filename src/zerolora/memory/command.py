@@ -28,94 +28,78 @@ MOST = 10**9
 """Of rows, tokens and ranks; beyond, floating-point numbers of bytes lose their meaning."""
 
 
+def _option(text: str, default: str | bool = True) -> Any:
+    """Return an option with its help, and what it says of its default."""
+    return typer.Option(help=text, show_default=default)
+
+
+def _count(text: str, default: str | bool = True) -> Any:
+    """Return an option whose value is a number from 1 to MOST."""
+    return typer.Option(min=1, max=MOST, help=text, show_default=default)
+
+
 def memory(
     model: Annotated[
-        Path | None, typer.Option(help="A model's directory, or its config.json under any name ending in .json.")
+        Path | None, _option("A model's directory, or its config.json under any name ending in .json.")
     ] = None,
     hub: Annotated[
         str | None, typer.Option(metavar="NAME@REVISION", help="Instead: a hub repository, pinned; config.json only.")
     ] = None,
-    method: Annotated[str, typer.Option(help="How it is trained: lora, full, … (docs/memory.md lists them).")] = "lora",
-    lora_r: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Rank of LoRA, DoRA and QLoRA.", show_default="8")
-    ] = None,
-    lora_targets: Annotated[
-        str | None, typer.Option(help="all-linear, or names with commas between.", show_default="all-linear")
-    ] = None,
+    method: Annotated[str, _option("How it is trained: lora, full, … (docs/memory.md lists them).")] = "lora",
+    lora_r: Annotated[int | None, _count("Rank of LoRA, DoRA and QLoRA.", "8")] = None,
+    lora_targets: Annotated[str | None, _option("all-linear, or names with commas between.", "all-linear")] = None,
     lora_dropout: Annotated[
         float | None, typer.Option(min=0, max=1, help="Dropout before the first factor.", show_default="0")
     ] = None,
     rank_pattern: Annotated[
-        list[str] | None, typer.Option(help="Another rank for some modules, as in q_proj=16; may be repeated.")
+        list[str] | None, _option("Another rank for some modules, as in q_proj=16; may be repeated.")
     ] = None,
-    modules_to_save: Annotated[str | None, typer.Option(help="Modules trained whole, with commas between.")] = None,
-    added_tokens: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Tokens added to the model's, with trained rows.")
-    ] = None,
-    quantization: Annotated[
-        Literal["nf4", "fp4", "int8"] | None, typer.Option(help="Type of QLoRA's weights.", show_default="nf4")
-    ] = None,
-    quantization_block: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Weights of one quantization constant.", show_default="64")
-    ] = None,
-    double_quantization: Annotated[
-        bool | None, typer.Option(help="Quantize the constants too.", show_default="double-quantization")
-    ] = None,
-    strategy: Annotated[
-        str | None, typer.Option(help="A strategy's name (docs/choice.md), or all.", show_default="all")
-    ] = None,
-    optimizer: Annotated[str, typer.Option(help="adamw, lion, … (docs/optimizers.md lists them).")] = "adamw",
+    modules_to_save: Annotated[str | None, _option("Modules trained whole, with commas between.")] = None,
+    added_tokens: Annotated[int | None, _count("Tokens added to the model's, with trained rows.")] = None,
+    quantization: Annotated[Literal["nf4", "fp4", "int8"] | None, _option("Type of QLoRA's weights.", "nf4")] = None,
+    quantization_block: Annotated[int | None, _count("Weights of one quantization constant.", "64")] = None,
+    double_quantization: Annotated[bool | None, _option("Quantize the constants too.", "double-quantization")] = None,
+    strategy: Annotated[str | None, _option("A strategy's name (docs/choice.md), or all.", "all")] = None,
+    optimizer: Annotated[str, _option("adamw, lion, … (docs/optimizers.md lists them).")] = "adamw",
+    objective: Annotated[str, _option("What is learned from a row (docs/training.md lists them).")] = "sft",
     prepared_by: Annotated[
         Literal["zerolora", "peft"] | None,
-        typer.Option(help="Who prepared QLoRA's base: peft lifts the rest to fp32.", show_default="zerolora"),
+        _option("Who prepared QLoRA's base: peft lifts the rest to fp32.", "zerolora"),
     ] = None,
-    deepspeed: Annotated[Path | None, typer.Option(help="Instead: a DeepSpeed JSON of your own.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, max=MOST, help="Machines.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=1, max=MOST, help="GPUs of each machine, one rank each.")] = 1,
+    deepspeed: Annotated[Path | None, _option("Instead: a DeepSpeed JSON of your own.")] = None,
+    nodes: Annotated[int, _count("Machines.")] = 1,
+    gpus_per_node: Annotated[int, _count("GPUs of each machine, one rank each.")] = 1,
     gpu: Annotated[
-        str | None, typer.Option(help="A GPU by name, as in A100-80GB-SXM, for its memory (docs/choice.md lists them).")
+        str | None, _option("A GPU by name, as in A100-80GB-SXM, for its memory (docs/choice.md lists them).")
     ] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU.", show_default="80GiB")] = None,
-    host_memory: Annotated[str, typer.Option(help="Memory of one machine.")] = "512GiB",
-    micro_batch: Annotated[int, typer.Option(min=1, max=MOST, help="Rows of one forward pass.")] = 1,
-    accumulation: Annotated[int, typer.Option(min=1, max=MOST, help="Forward passes of one optimizer step.")] = 1,
-    sequence_length: Annotated[int, typer.Option(min=1, max=MOST, help="Tokens of the longest row.")] = 4096,
-    sequence_parallel: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Ranks that share each row (train.sequence_parallel).")
-    ] = 1,
+    gpu_memory: Annotated[str | None, _option("Memory of one GPU.", "80GiB")] = None,
+    host_memory: Annotated[str, _option("Memory of one machine.")] = "512GiB",
+    micro_batch: Annotated[int, _count("Rows of one forward pass.")] = 1,
+    accumulation: Annotated[int, _count("Forward passes of one optimizer step.")] = 1,
+    sequence_length: Annotated[int, _count("Tokens of the longest row.")] = 4096,
+    sequence_parallel: Annotated[int, _count("Ranks that share each row (train.sequence_parallel).")] = 1,
     max_micro_batch: Annotated[
         bool, typer.Option("--max-micro-batch", help="Find the largest micro-batch that fits, by strategy.")
     ] = False,
     max_sequence_length: Annotated[
         bool, typer.Option("--max-sequence-length", help="Find the longest row that fits, by strategy.")
     ] = False,
-    evaluation_batch: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Rows of a forward pass of evaluation, or of generation.")
-    ] = None,
-    prompt_length: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Tokens of a prompt, for the memory of generation.")
-    ] = None,
-    answer_length: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Tokens generated after it; with --prompt-length.")
-    ] = None,
-    activation_checkpointing: Annotated[
-        bool | None, typer.Option(help="Keep each layer's input only.", show_default="no")
-    ] = None,
+    evaluation_batch: Annotated[int | None, _count("Rows of a forward pass of evaluation, or of generation.")] = None,
+    prompt_length: Annotated[int | None, _count("Tokens of a prompt, for the memory of generation.")] = None,
+    answer_length: Annotated[int | None, _count("Tokens generated after it; with --prompt-length.")] = None,
+    activation_checkpointing: Annotated[bool | None, _option("Keep each layer's input only.", "no")] = None,
     activation_offload: Annotated[
         bool, typer.Option("--activation-offload", help="Keep it on the host (train.activation_offload).")
     ] = False,
     attention: Annotated[
-        Attention | None, typer.Option(help="Implementation of attention.", show_default="sdpa, or what the model has")
+        Attention | None, _option("Implementation of attention.", "sdpa, or what the model has")
     ] = None,
-    precision: Annotated[Precision, typer.Option(help="Of weights and activations.")] = "bf16",
-    loss: Annotated[Loss, typer.Option(help="Logits of all positions, supervised ones, or by chunks.")] = "full",
+    precision: Annotated[Precision, _option("Of weights and activations.")] = "bf16",
+    loss: Annotated[Loss, _option("Logits of all positions, supervised ones, or by chunks.")] = "full",
     supervised_span: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST, help="Positions of a row with logits, with --loss supervised or fused."),
+        int | None, _count("Positions of a row with logits, with --loss supervised or fused.")
     ] = None,
-    reserve: Annotated[
-        str | None, typer.Option(help="Per GPU, for CUDA context, NCCL and fragmentation.", show_default="computed")
-    ] = None,
+    reserve: Annotated[str | None, _option("Per GPU, for CUDA context, NCCL and fragmentation.", "computed")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a strategy, in bytes.")] = False,
 ) -> None:
     """Predict the memory of training any model, by strategy, per GPU, host and disk; nothing is loaded.
@@ -126,10 +110,13 @@ def memory(
     from zerolora.memory.training_spec import TrainingSpec
     from zerolora.model.spec import with_rows
     from zerolora.optimizers import OPTIMIZERS
+    from zerolora.train.objectives import OBJECTIVES
 
     if optimizer not in OPTIMIZERS:
         raise UserError(f"--optimizer {optimizer}: write one of {', '.join(OPTIMIZERS)}")
 
+    if objective not in OBJECTIVES:
+        raise UserError(f"--objective {objective}: write one of {', '.join(OBJECTIVES)}")
     if activation_offload and activation_checkpointing is False:
         raise UserError(
             "--activation-offload: it moves what checkpointing keeps, the layers' inputs; remove "
@@ -142,6 +129,7 @@ def memory(
     model_spec = with_rows(model_spec, added_tokens or 0)
     spec = TrainingSpec(
         strategy="zero0",
+        objective=OBJECTIVES[objective],
         optimizer=OPTIMIZERS[optimizer],
         method=method_of_options(
             method,

@@ -25,6 +25,7 @@ from zerolora.model.spec import ModelSpec, to_json, with_rows
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Target
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.types import Attention
 from zerolora.units import gib
 
@@ -100,6 +101,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         keep_checkpoints=settings.keep_checkpoints,
         reserve=settings.reserve,
         sequence_parallel=settings.sequence_parallel,
+        objective=OBJECTIVES[settings.objective],
         optimizer=OPTIMIZERS[settings.optimizer],
     )
 

@@ -17,6 +17,7 @@ from zerolora.methods.method import TrainedParameters
 from zerolora.model.projections import ForwardSpec, Trained
 from zerolora.model.spec import ModelSpec
 from zerolora.strategies.buckets import Buckets
+from zerolora.train.objectives.objective import AddedMemory
 
 PHASES = ("forward", "loss", "backward", "backward_end")  # of a traced step
 GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a time (runtime/engine.py)
@@ -37,6 +38,11 @@ class PlannedRun:
         """Whether each rank reads the whole base model before it keeps its shard: a quantized one
         (train/base_model.py)."""
         return self.spec.method.frozen_type is not None and self.spec.layout.stage == 3
+
+    @property
+    def added(self) -> AddedMemory:
+        """Bytes that the objective adds."""
+        return self.spec.added_by_objective(self.parameters.trained)
 
     @property
     def deepspeed_stage(self) -> int | None:
@@ -115,15 +121,16 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     # grad_partitions_flat_buffer).
     allocated = states.gradients if run.deepspeed_stage == 3 else 0.0
     kept = states.gradients if spec.accumulation > 1 else allocated
-    held, gathers = _resident(run), _gathered(run, step)
+    held, gathers = _resident(run) + run.added.states, _gathered(run, step)
     loaded = states.trained_weights + states.frozen_weights
     if run.reads_whole:
         loaded = states.trained_weights + parameters.frozen_bytes
     result: dict[str, dict[str, float]] = {"loading": {"total": loaded}}
     for name, kinds in step.phases.items():
         extra = _reducing(run) if name == "backward_end" else 0.0
+        of_loss = run.added.activations if name in ("loss", "backward") else 0.0
         result[name] = {
-            "activations": kinds.get("activations", 0),
+            "activations": kinds.get("activations", 0) + of_loss,
             "logits": kinds.get("logits", 0),
             "gradients": max(kept, kinds.get("gradients", 0)),
             "buffers": held + gathers[name] + extra + kinds.get("buffers", 0),

@@ -35,7 +35,7 @@ def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str
         for name, held in (("step", max(on_gpu.values())), ("saving", on_gpu["saving"])):
             by_phase[name] |= {"ranks": held * local, "heap": heap * local, "page_cache": pages * local}
     peak = max(by_phase, key=lambda name: sum(by_phase[name].values()))
-    host: dict[str, Any] = {"processes": _process(run) * local}
+    host: dict[str, Any] = {"processes": int(_process(run) + run.added.host) * local}
     host |= {name: int(by_phase[peak].get(name, 0)) for name in TERMS}
     host["total"] = sum(host.values())
     host["peak_phase"] = peak

@@ -7,19 +7,6 @@ from zerolora.errors import UserError
 from zerolora.methods.method import Method
 from zerolora.methods.registry import METHODS, create
 
-OPTIONS = {
-    "r": "--lora-r",
-    "targets": "--lora-targets",
-    "dropout": "--lora-dropout",
-    "rank_pattern": "--rank-pattern",
-    "modules_to_save": "--modules-to-save",
-    "quantization": "--quantization",
-    "quantization_block": "--quantization-block",
-    "double_quantization": "--double-quantization",
-    "prepared_by": "--prepared-by",
-    "added_tokens": "--added-tokens",
-}
-"""The option of each setting of a method."""
 OF_4_BITS = ("quantization_block", "double_quantization")
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Weights of a block that can be quantized together (bitsandbytes/backends)."""
@@ -32,7 +19,7 @@ def method_of_options(name: str, **given: Any) -> Method:
     given = {key: value for key, value in given.items() if value is not None and value != []}
     known = {field.name for field in fields(METHODS[name])} if name in METHODS else set(given)
     for key in given.keys() - known:
-        raise UserError(f"{OPTIONS[key]}: {name} has no such setting; remove it")
+        raise UserError(f"{_option(key)}: {name} has no such setting; remove it")
     if given.get("quantization") == "int8":
         _check_int8(name, given)
     if given.get("quantization_block", BLOCKS[0]) not in BLOCKS:
@@ -50,6 +37,11 @@ def method_of_options(name: str, **given: Any) -> Method:
     return create(name, **given)
 
 
+def _option(key: str) -> str:
+    """Return the option of a setting of a method."""
+    return f"--{'lora-' if key in ('r', 'targets', 'dropout') else ''}{key.replace('_', '-')}"
+
+
 def _check_int8(name: str, given: dict[str, Any]) -> None:
     """Raise UserError for what weights of 8 bits cannot have."""
     if METHODS[name](**{"quantization": "int8"}).unpacks:
@@ -59,13 +51,13 @@ def _check_int8(name: str, given: dict[str, Any]) -> None:
         )
     for key in OF_4_BITS:
         if key in given:
-            raise UserError(f"{OPTIONS[key]}: weights of int8 have one constant for each output; remove it")
+            raise UserError(f"{_option(key)}: weights of int8 have one constant for each output; remove it")
 
 
 def _names(key: str, text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if "" in names:
-        raise UserError(f"{OPTIONS[key]} {text!r}: a name is empty; write names with one comma between")
+        raise UserError(f"{_option(key)} {text!r}: a name is empty; write names with one comma between")
     return names
 
 

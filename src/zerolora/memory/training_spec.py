@@ -11,6 +11,8 @@ from zerolora.optimizers.optimizer import Optimizer
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.buckets import Buckets
 from zerolora.strategies.strategy import Strategy
+from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.objectives.objective import AddedMemory, Objective
 from zerolora.types import Attention, Loss, Precision
 
 
@@ -53,6 +55,7 @@ class TrainingSpec:
     """Ranks that share each row."""
     activation_offload: bool = False
     """The inputs of checkpointed layers are kept on the host; those of CPU ranks are there anyway."""
+    objective: Objective = OBJECTIVES["sft"]
     optimizer: Optimizer = OPTIMIZERS["adamw"]
 
     @property
@@ -84,6 +87,10 @@ class TrainingSpec:
     def prepared_method(self) -> Method:
         """The method as it is under the strategy's engine."""
         return self.method.under(self.layout.engine)
+
+    def added_by_objective(self, trained: int) -> AddedMemory:
+        """Return the bytes of a rank that the objective adds, with so many trained parameters."""
+        return self.objective.memory(self.micro_batch * (self.logits or self.own_length), trained)
 
     def parameters(self, model: ModelSpec) -> TrainedParameters:
         """Return the trained parameters. Raises UserError if a module to train is not in the model."""

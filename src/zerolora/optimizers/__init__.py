@@ -1,21 +1,83 @@
-"""The optimizers that `train.optimizer` may name, one file each.
+"""The optimizers that `train.optimizer` may name, one entry of a table each.
 
-To add an optimizer, write a file here that sets OPTIMIZER (docs/extending.md). `bnb.py` holds what those of
-bitsandbytes share. Nothing here imports torch before it builds an optimizer.
+To add an optimizer, add an entry (docs/extending.md); one of another library needs a class as well, in a module of its
+own. Nothing here imports torch before it builds an optimizer.
 """
 
-import importlib
-import pkgutil
-
+from zerolora.entries import entries_by_name
+from zerolora.optimizers.adafactor import MATRIX, VECTOR, Adafactor
+from zerolora.optimizers.adamw import AdamW
+from zerolora.optimizers.bnb import Bitsandbytes
 from zerolora.optimizers.optimizer import Optimizer
 
-
-def _registered() -> dict[str, Optimizer]:
-    """Return the OPTIMIZER of every module of this package that has one, in the order of their `order`."""
-    modules = (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
-    found = [module.OPTIMIZER for module in modules if hasattr(module, "OPTIMIZER")]
-    return {optimizer.name: optimizer for optimizer in sorted(found, key=lambda each: each.order)}
-
-
-OPTIMIZERS: dict[str, Optimizer] = _registered()
+OPTIMIZERS: dict[str, Optimizer] = entries_by_name(
+    AdamW(
+        name="adamw",
+        about="AdamW (arXiv 1711.05101), torch's own: the default",
+        built="torch.optim.AdamW",
+        states=("exp_avg", "exp_avg_sq"),
+        betas=(0.9, 0.999),
+        epsilon=1e-8,
+        cost="8",
+        where="everywhere",
+    ),
+    Bitsandbytes(
+        name="adamw_8bit",
+        about="AdamW with both moments in 8 bits, quantized block by block (arXiv 2110.02861)",
+        built="bitsandbytes.optim.AdamW",
+        states=("exp_avg", "exp_avg_sq"),
+        betas=(0.9, 0.999),
+        epsilon=1e-8,
+        bits=8,
+        on_cpu=5,
+        cpu_traffic=134.0,
+        cost="2.03; 8 for tensors of fewer than 4,096 elements",
+        where="everywhere but on NVMe",
+    ),
+    Bitsandbytes(
+        name="paged_adamw",
+        about="AdamW with fp32 moments in CUDA's unified memory (arXiv 2305.14314, section 3)",
+        built="bitsandbytes.optim.AdamW",
+        states=("exp_avg", "exp_avg_sq"),
+        betas=(0.9, 0.999),
+        epsilon=1e-8,
+        paged=True,
+        cost="8, which may move to the host",
+        where="GPUs, without optimizer offload",
+    ),
+    Bitsandbytes(
+        name="paged_adamw_8bit",
+        about="AdamW with 8-bit moments in CUDA's unified memory (arXiv 2305.14314, section 3)",
+        built="bitsandbytes.optim.AdamW",
+        states=("exp_avg", "exp_avg_sq"),
+        betas=(0.9, 0.999),
+        epsilon=1e-8,
+        bits=8,
+        paged=True,
+        cpu_traffic=134.0,
+        cost="2.03, which may move to the host",
+        where="GPUs, without optimizer offload",
+    ),
+    Adafactor(
+        name="adafactor",
+        about="Adafactor (arXiv 1804.04235), transformers' own, with the learning rate of train.schedule",
+        built="transformers.Adafactor",
+        states=(*MATRIX, VECTOR),
+        betas=None,
+        epsilon=None,
+        cost="4 (rows + columns) of a matrix: 4 / r or less with LoRA; 4 for a vector",
+        where="`zero0`, `ddp`",
+    ),
+    Bitsandbytes(
+        name="lion",
+        about="Lion (arXiv 2302.06675): the sign of a moving average of gradients",
+        built="bitsandbytes.optim.Lion",
+        states=("exp_avg",),
+        betas=(0.9, 0.99),
+        epsilon=None,
+        cpu_traffic=88.0,
+        cost="4",
+        where="everywhere but on NVMe",
+    ),
+)
 """All optimizers by name, the default first."""

@@ -76,15 +76,3 @@ class Adafactor(Optimizer):
         sizes = {MATRIX[0]: shape[:-1], MATRIX[1]: (*shape[:-2], *shape[-1:]), VECTOR: shape}
         zeros = {name: torch.zeros(sizes[name], device=tensor.device) for name in self.parts(shape)}
         inner.state[tensor] = {"step": updates, **zeros, "RMS": 0}
-
-
-OPTIMIZER = Adafactor(
-    name="adafactor",
-    order=50,
-    built="transformers.Adafactor",
-    states=(*MATRIX, VECTOR),
-    betas=None,
-    epsilon=None,
-    cost="4 (rows + columns) of a matrix: 4 / r or less with LoRA; 4 for a vector",
-    where="`zero0`, `ddp`",
-)

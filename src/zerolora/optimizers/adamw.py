@@ -51,15 +51,3 @@ class AdamW(Optimizer):
         for name in self.states:
             state[name].zero_()
         state["step"].fill_(updates)
-
-
-OPTIMIZER = AdamW(
-    name="adamw",
-    order=10,
-    built="torch.optim.AdamW",
-    states=("exp_avg", "exp_avg_sq"),
-    betas=(0.9, 0.999),
-    epsilon=1e-8,
-    cost="8",
-    where="everywhere",
-)

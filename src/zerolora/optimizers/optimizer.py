@@ -25,8 +25,8 @@ class Optimizer(ABC):
 
     name: str
     """The name in train.optimizer."""
-    order: int
-    """Position in tables."""
+    about: str = field(compare=False)
+    """What it is, for the reference."""
     built: str
     """Its class, for the table in docs/optimizers.md."""
     states: tuple[str, ...]

@@ -81,7 +81,9 @@ class Candidate:
         """The sort key among equal times, lowest first: the strategy's order, no checkpointing, the attention that
         computes least, the most free memory."""
         choice = self.choice
-        return (self.layout.order, choice.activation_checkpointing, ATTENTIONS.index(choice.attention), self.gpu)
+        # A strategy of the user's own JSON has no other beside it.
+        order = list(STRATEGIES).index(self.layout.name) if self.layout.name in STRATEGIES else 0
+        return (order, choice.activation_checkpointing, ATTENTIONS.index(choice.attention), self.gpu)
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,7 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         idle=model.parameters - model.active_parameters,
         merged=merged,
         merging=merging,
+        forwards_before=spec.objective.forwards_before,
         offloads_inputs=spec.offloads_inputs,
         update_traffic=spec.optimizer.traffic(on_cpu),
         update_states=spec.optimizer.state_bytes(parameters) / parameters.trained,

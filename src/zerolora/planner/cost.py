@@ -98,7 +98,7 @@ def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) ->
         communication_node=node,
         communication_network=network,
         offload=_offload(work, strategy, hardware),
-        input=work.accumulation * (work.tokens * BATCH_BYTES / hardware.host.bandwidth + hardware.host.latency),
+        input=_input(work, hardware),
         overhead=overhead,
         hidden=hidden,
         moved=moved,
@@ -115,9 +115,11 @@ def useful_flops(work: StepWork) -> dict[str, float]:
     """
     head = work.vocabulary * work.hidden
     base, adapters = (4, work.trainable - work.merged) if work.frozen else (6, 0)
+    before = 2 * work.forwards_before
+    base += before
     return {
-        "token": float(base * (work.matmul - work.idle - head) + 6 * adapters),
-        "squared_token": float(12 * work.heads * work.head_dim * work.layers),
+        "token": float(base * (work.matmul - work.idle - head) + (6 + before) * adapters),
+        "squared_token": float((12 + 2 * before) * work.heads * work.head_dim * work.layers),
         "supervised_token": float(base * head),
     }
 
@@ -148,7 +150,7 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
     backward = _roofline(backward_flops, work.matmul * work.width, layer_backward + unembedding, hardware)
     # Of many tokens each expert gets some, so all weights are read.
     recompute = _roofline(products + attention, (work.matmul - head) * work.width, layer_forward, hardware)
-    return forward, backward, recompute if work.checkpointing else 0.0
+    return forward * (1 + work.forwards_before), backward, recompute if work.checkpointing else 0.0
 
 
 def _traffic(work: StepWork) -> tuple[float, float]:
@@ -170,10 +172,16 @@ def _roofline(flops: float, weights: float, traffic: float, hardware: HardwareRa
 def _operations(work: StepWork, strategy: Strategy) -> float:
     """Return the operations that the host issues in one step."""
     forward, backward = OPERATIONS[work.kind]
-    layers = work.layers * (forward + backward + (forward if work.checkpointing else 0))
+    layers = work.layers * (forward * (1 + work.forwards_before + work.checkpointing) + backward)
     passes = layers + strategy.host_operations(work)
     tensors = work.modules * (2 if work.frozen else 1)  # an adapter is two matrices
     return work.accumulation * passes + TENSOR_OPERATIONS * tensors
+
+
+def _input(work: StepWork, hardware: HardwareRates) -> float:
+    """Return the seconds in which batches go to the device."""
+    each = work.tokens * BATCH_BYTES / hardware.host.bandwidth + hardware.host.latency
+    return work.accumulation * (1 + work.forwards_before) * each
 
 
 def _host_waits(strategy: Strategy, hardware: HardwareRates) -> bool:

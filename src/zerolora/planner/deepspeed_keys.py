@@ -5,90 +5,60 @@ installed package. DeepSpeed ignores a top-level key that it does not know, and 
 traceback after the model is loaded.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from zerolora.errors import wordings
-
-Kind = Literal["flag", "size", "number", "share", "text", "texts"]
 
 
 class JsonKey(NamedTuple):
     """A key that DeepSpeed gets as the JSON says it."""
 
-    kind: Kind
+    kind: str
+    """What its values are: flag, size, number, share, text or texts (user_faults.py, WANTED)."""
     optional: bool = False
     """Whether null is a value of it."""
 
 
-FLAG, SIZE, NUMBER, SHARE = JsonKey("flag"), JsonKey("size"), JsonKey("number"), JsonKey("share")
-TEXT, TEXTS = JsonKey("text"), JsonKey("texts")
-OPTIONAL_FLAG, OPTIONAL_TEXT = JsonKey("flag", optional=True), JsonKey("text", optional=True)
+def _keys(optional: str = "", **kinds: str) -> dict[str, JsonKey]:
+    """Return the keys of each kind; those in `optional` may be null as well."""
+    return {key: JsonKey(kind, key in optional.split()) for kind, keys in kinds.items() for key in keys.split()}
+
 
 ZERO = "zero_optimization"
-STAGE_3 = {
-    "stage3_prefetch_bucket_size": SIZE,
-    "stage3_param_persistence_threshold": SIZE,
-    "stage3_model_persistence_threshold": SIZE,
-    "stage3_max_live_parameters": SIZE,
-    "stage3_max_reuse_distance": SIZE,
-    "stage3_gather_16bit_weights_on_model_save": FLAG,
-    "stage3_module_granularity_threshold": SIZE,
-    "stage3_use_all_reduce_for_fetch_params": FLAG,
-    "stage3_allgather_sequential": FLAG,
-}
+STAGE_3 = _keys(
+    size="stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_model_persistence_threshold "
+    "stage3_max_live_parameters stage3_max_reuse_distance stage3_module_granularity_threshold",
+    flag="stage3_gather_16bit_weights_on_model_save stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential",
+)
 """Keys that DeepSpeed also knows without their prefix."""
 ZERO_KEYS = {
-    "stage": SIZE,
-    "contiguous_gradients": FLAG,
-    "reduce_scatter": FLAG,
-    "reduce_bucket_size": SIZE,
-    "use_multi_rank_bucket_allreduce": FLAG,
-    "allgather_partitions": FLAG,
-    "allgather_bucket_size": SIZE,
-    "overlap_comm": OPTIONAL_FLAG,
-    "compute_grad_norm": FLAG,
-    "load_from_fp32_weights": FLAG,
-    "elastic_checkpoint": FLAG,
-    "sub_group_size": SIZE,
-    "ignore_unused_parameters": FLAG,
-    "legacy_stage1": FLAG,
-    "round_robin_gradients": FLAG,
-    "parameter_alignment": FLAG,
-    "zero_hpz_partition_size": SIZE,
-    "zero_quantized_weights": FLAG,
-    "zero_quantized_nontrainable_weights": FLAG,
-    "zero_quantized_gradients": FLAG,
-    "memory_efficient_linear": FLAG,
-    "pipeline_loading_checkpoint": FLAG,
-    "override_module_apply": FLAG,
-    "log_trace_cache_warnings": FLAG,
-    "enable_sanity_checks": FLAG,
-    "save_muon_momentum_buffer_in_memory": FLAG,
+    **_keys(
+        size="stage reduce_bucket_size allgather_bucket_size sub_group_size zero_hpz_partition_size",
+        flag="contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm "
+        "compute_grad_norm load_from_fp32_weights elastic_checkpoint ignore_unused_parameters legacy_stage1 "
+        "round_robin_gradients parameter_alignment zero_quantized_weights zero_quantized_nontrainable_weights "
+        "zero_quantized_gradients memory_efficient_linear pipeline_loading_checkpoint override_module_apply "
+        "log_trace_cache_warnings enable_sanity_checks save_muon_momentum_buffer_in_memory",
+        optional="overlap_comm",
+    ),
     **STAGE_3,
     **{key.removeprefix("stage3_"): kind for key, kind in STAGE_3.items()},
 }
 ZERO_SECTIONS = {
-    "offload_param": {
-        "device": TEXT,
-        "nvme_path": OPTIONAL_TEXT,
-        "buffer_count": SIZE,
-        "buffer_size": SIZE,
-        "max_in_cpu": SIZE,
-        "pin_memory": FLAG,
-    },
-    "offload_optimizer": {
-        "device": TEXT,
-        "nvme_path": OPTIONAL_TEXT,
-        "buffer_count": SIZE,
-        "pin_memory": FLAG,
-        "pipeline_read": FLAG,
-        "pipeline_write": FLAG,
-        "fast_init": FLAG,
-        "ratio": SHARE,
-        "super_offload": FLAG,
-        "cpuadam_cores_perc": SHARE,
-    },
-    "leaf_module": {"classes": TEXTS, "names": TEXTS, "name_suffixes": TEXTS},
+    "offload_param": _keys(
+        text="device nvme_path",
+        size="buffer_count buffer_size max_in_cpu",
+        flag="pin_memory",
+        optional="nvme_path",
+    ),
+    "offload_optimizer": _keys(
+        text="device nvme_path",
+        size="buffer_count",
+        flag="pin_memory pipeline_read pipeline_write fast_init super_offload",
+        share="ratio cpuadam_cores_perc",
+        optional="nvme_path",
+    ),
+    "leaf_module": _keys(texts="classes names name_suffixes"),
 }
 OFFLOADS = ("offload_param", "offload_optimizer")
 ZERO_RENAMED = wordings(
@@ -99,67 +69,42 @@ ZERO_RENAMED = wordings(
 )
 ZERO_REFUSED = wordings(zenflow="updates some weights later than others, so it trains something else; remove it")
 
-SECTIONS: dict[str, dict[str, JsonKey]] = {
-    "aio": {
-        "block_size": SIZE,
-        "queue_depth": SIZE,
-        "intra_op_parallelism": SIZE,
-        "single_submit": FLAG,
-        "overlap_events": FLAG,
-        "use_gds": FLAG,
-    },
-    "bf16": {
-        "enabled": FLAG,
-        "immediate_grad_update": FLAG,
-        "check_grad_overflow": FLAG,
-        "bf16_master_weights_and_grads": FLAG,
-        "bf16_optimizer_states": FLAG,
-    },
-    "fp16": {
-        "enabled": FLAG,
-        "auto_cast": FLAG,
-        "loss_scale": NUMBER,
-        "initial_scale_power": SIZE,
-        "loss_scale_window": SIZE,
-        "hysteresis": SIZE,
-        "consecutive_hysteresis": FLAG,
-        "min_loss_scale": SIZE,
-        "fp16_master_weights_and_grads": FLAG,
-    },
-    "comms_logger": {"enabled": FLAG, "prof_all": FLAG, "prof_ops": TEXTS, "verbose": FLAG, "debug": FLAG},
-    "flops_profiler": {
-        "enabled": FLAG,
-        "recompute_fwd_factor": NUMBER,
-        "profile_step": SIZE,
-        "module_depth": NUMBER,
-        "top_modules": SIZE,
-        "detailed": FLAG,
-        "output_file": OPTIONAL_TEXT,
-    },
+SECTIONS = {
+    "aio": _keys(
+        size="block_size queue_depth intra_op_parallelism",
+        flag="single_submit overlap_events use_gds",
+    ),
+    "bf16": _keys(
+        flag="enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states",
+    ),
+    "fp16": _keys(
+        flag="enabled auto_cast consecutive_hysteresis fp16_master_weights_and_grads",
+        number="loss_scale",
+        size="initial_scale_power loss_scale_window hysteresis min_loss_scale",
+    ),
+    "comms_logger": _keys(flag="enabled prof_all verbose debug", texts="prof_ops"),
+    "flops_profiler": _keys(
+        flag="enabled detailed",
+        number="recompute_fwd_factor module_depth",
+        size="profile_step top_modules",
+        text="output_file",
+        optional="output_file",
+    ),
 }
 """Sections that DeepSpeed gets, beside zero_optimization."""
-HONOURED = {
-    "communication_data_type": OPTIONAL_TEXT,
-    "seq_parallel_communication_data_type": OPTIONAL_TEXT,
-    "prescale_gradients": FLAG,
-    "gradient_predivide_factor": NUMBER,
-    "disable_allgather": FLAG,
-    "disable_python_gc": FLAG,
-    "steps_per_print": JsonKey("size", optional=True),
-    "wall_clock_breakdown": FLAG,
-    "memory_breakdown": FLAG,
-    "dump_state": FLAG,
-    "log_level": TEXT,
-    "zero_allow_untested_optimizer": FLAG,
-    "zero_force_ds_cpu_optimizer": FLAG,
-}
-"""Values that DeepSpeed gets; those of the last two are set where an optimizer needs it."""
-OF_TRAINING = {
-    "train_batch_size": NUMBER,
-    "train_micro_batch_size_per_gpu": NUMBER,
-    "gradient_accumulation_steps": NUMBER,
-    "gradient_clipping": NUMBER,
-}
+HONOURED = _keys(
+    text="communication_data_type seq_parallel_communication_data_type log_level",
+    flag="prescale_gradients disable_allgather disable_python_gc wall_clock_breakdown memory_breakdown dump_state "
+    "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer",
+    number="gradient_predivide_factor",
+    size="steps_per_print",
+    optional="communication_data_type seq_parallel_communication_data_type steps_per_print",
+)
+"""Values that DeepSpeed gets; zero_allow_untested_optimizer and zero_force_ds_cpu_optimizer are set where an optimizer
+needs it."""
+OF_TRAINING = _keys(
+    number="train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping",
+)
 """Values that follow from the config's own."""
 ALGORITHMS = {"optimizer": "train.optimizer", "scheduler": "train.schedule"}
 """Sections that the config replaces."""

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any, TypedDict
 
-from zerolora.config.compared import compared
 from zerolora.config.settings import Canary, RenderSettings, TrainingChoice, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.files import read_json
@@ -24,6 +23,7 @@ from zerolora.planner.cost import useful_flops
 from zerolora.planner.run_hardware import hardware_of, peak_of, target_of
 from zerolora.planner.slurm_resources import TrainingResources, training
 from zerolora.planner.user_config import UserLayout, check_user_config, filled, layout_of, mended
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.deepspeed_zero import ZERO, torch_optimizer_options
 from zerolora.strategies.reasons import Reason, nested
@@ -58,7 +58,7 @@ class Rendered(TypedDict):
     """Resources that training requests from a scheduler."""
 
 
-def render(settings: RenderSettings, estimate: Path) -> tuple[JsonObject, Rendered]:
+def render(settings: RenderSettings, estimate: Path) -> tuple[ZeroJson, Rendered]:
     """Return (zero.json, render.json) for a run's settings.
 
     The training section overrides the user's own JSON; "overrides" of render.json lists each such key with both values.
@@ -81,7 +81,7 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[JsonObject, Render
     chosen = training_choice(choice, settings.precision, flops)
     canary, comparison = _canary(choice, options, chosen, planning)
     chosen = chosen.model_copy(update={"canary": canary})
-    return {**options, "zerolora": compared(chosen)}, {
+    return ZeroJson(options=options, choice=chosen), {
         "strategy": _described(choice, settings),
         "hardware": source,
         "canary": comparison,
@@ -123,7 +123,7 @@ def _canary(
         return None, f"none, as no safe setting fits: {'; '.join(reasons)}"
     safe_options, _ = rendered(safe, target_of(settings), settings.gradient_clipping)
     safe_chosen = training_choice(safe, settings.precision, chosen.flops)
-    zero = {**safe_options, "zerolora": compared(safe_chosen)}
+    zero = ZeroJson(options=safe_options, choice=safe_chosen).as_json()
     comparison = f"{count} steps, compared with {safe.strategy} with {safe.attention} attention: {'; '.join(reasons)}"
     return Canary(steps=count, reasons=reasons, zero=zero), comparison
 

@@ -155,7 +155,7 @@ def layout_of(user: dict[str, Any]) -> UserLayout:
     stage = zero.get("stage", 0)
     strategy = DeepSpeed(
         name="your JSON",
-        order=0,
+        about="",
         sharded="",
         costs="",
         stage=stage,

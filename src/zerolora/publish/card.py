@@ -1,28 +1,28 @@
-"""The model card of a run: metadata for the hub, and what was done, with what, how well, and how to do it again.
+"""The model card of a run: card.md, filled in with what the run's files say, and metadata for the hub.
 
-Everything in it comes from the run's files. What they do not say is left out, or said to be unknown.
+What the files do not say is left out, or said to be unknown.
 """
 
 import json
 import re
-import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import jinja2
 
 from zerolora import __version__
-from zerolora.errors import printable
-from zerolora.files import MANIFEST, sha256
-from zerolora.publish.config_of_run import ELSEWHERE, config_of_run
-from zerolora.publish.data_facts import DataFile, data_files, data_sources
-from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun, command
-from zerolora.publish.licences import licence_metadata
+from zerolora.config.schema import data_folders
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, read_json, sha256
+from zerolora.publish.config_of_run import config_of_run
+from zerolora.publish.finished import RESULTS, FinishedRun, command, remedy
 from zerolora.publish.product import PushedModel, weights_of
 from zerolora.report import tasks
-from zerolora.report.markdown import Cell, Written, code, facts, fenced, table
+from zerolora.report.markdown import Written, cell, code, fenced, table
+from zerolora.report.provenance import commit
 from zerolora.units import gib
 
+TEMPLATE = Path(__file__).with_name("card.md")
 LOCK = Path("envs/requirements.lock")
 LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "bitsandbytes", "tokenizers", "safetensors")
 """Whose versions can change a result."""
@@ -33,33 +33,36 @@ TRAINING = (
     "weight_decay", "global_batch", "epochs", "max_steps", "neftune_alpha", "seed", "keep", "validation_steps",
     "patience",
 )  # fmt: skip
-TOKENS_WERE_ADDED = (
-    "if len(tokenizer) > base.get_input_embeddings().num_embeddings:",
-    "    base.resize_token_embeddings(len(tokenizer))",
-)
-UNKNOWN = Written("not known; write it here before others use the model")
+LICENCES = frozenset(
+    {
+        "apache-2.0", "mit", "openrail", "bigscience-openrail-m", "creativeml-openrail-m",
+        "bigscience-bloom-rail-1.0", "bigcode-openrail-m", "afl-3.0", "artistic-2.0", "bsl-1.0", "bsd",
+        "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "c-uda", "cc", "cc0-1.0", "cc-by-2.0", "cc-by-2.5",
+        "cc-by-3.0", "cc-by-4.0", "cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0",
+        "cc-by-nd-4.0", "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0",
+        "cdla-sharing-1.0", "cdla-permissive-1.0", "cdla-permissive-2.0", "wtfpl", "ecl-2.0", "epl-1.0", "epl-2.0",
+        "etalab-2.0", "eupl-1.1", "agpl-3.0", "gfdl", "gpl", "gpl-2.0", "gpl-3.0", "lgpl", "lgpl-2.1", "lgpl-3.0",
+        "isc", "lppl-1.3c", "ms-pl", "mpl-2.0", "odc-by", "odbl", "openrail++", "osl-3.0", "postgresql", "ofl-1.1",
+        "ncsa", "unlicense", "zlib", "pddl", "lgpl-lr", "deepfloyd-if-license", "llama2", "gemma",
+    }
+)  # fmt: skip
+"""The identifiers of the hub's documentation, "Licenses" (hub-docs, docs/hub/repositories-licenses.md), but for
+`unknown` and `other`. The hub refuses any other, so those are sent as `other`, with their name."""
 
 
-@dataclass(frozen=True)
-class CardFacts:
-    """What all parts of a card draw on."""
+class DataFile(NamedTuple):
+    """A file that rows were read from."""
 
-    run: FinishedRun
-    product: PushedModel
-    title: str
-    """The name of the repository or directory."""
-    repository: bool
-    branch: str | None
-    files: list[DataFile]
-    figures: dict[str, Any]
-    """metrics/difference.json."""
-    model: dict[str, Any]
-    """What fetch recorded of the base model."""
-
-    @property
-    def on_hub(self) -> bool:
-        """Tell whether the base model is of the hub."""
-        return bool(self.model["source"]["source"] == "hub")
+    source: str
+    """The source of the data set that it belongs to."""
+    name: str
+    """Its path in its origin; of a file of this machine, the path below the data set's parent directory."""
+    sha256: str
+    origin: str | None = None
+    """Repository and commit, or package and version; None for a file of the user's own."""
+    licence: str | None = None
+    repository: str | None = None
+    """The data set repository of the hub, if it is from one."""
 
 
 def model_card(
@@ -69,204 +72,170 @@ def model_card(
 
     Raises UserError if a file of the run is missing or was changed.
     """
-    found = CardFacts(
+    paths = {
+        "figures": run.directory / "metrics/difference.json",
+        "model": run.model / MANIFEST,
+        "stats": run.data / "stats.json",
+        "trained": run.directory / "metrics/train.json",
+        "used": run.directory / "metrics/train_resources.json",
+        "usage": run.directory / "usage.json",
+        "zero": RESULTS / run.settings.rendered / "zero.json",
+    }
+    read = {name: run.read(path) for name, path in paths.items()}
+    figures, model, stats = read["figures"], read["model"], read["stats"]
+    files, on_hub, base = data_files(run), model["source"]["source"] == "hub", product.base
+    config, cut = config_of_run(run)
+    # Whatever the template prints is a number or a code span (report/markdown.py), unless it is `Written`.
+    environment = jinja2.Environment(  # noqa: S701 - Markdown
+        finalize=cell,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"plain": Written, "gib": gib}
+    values = dict(
         run=run,
         product=product,
         title=title,
-        repository=repository,
-        branch=branch,
-        files=data_files(run),
-        figures=run.read(run.directory / "metrics/difference.json"),
-        model=run.read(run.model / MANIFEST),
+        **read,
+        base=base,
+        files=files,
+        on_hub=on_hub,
+        adapter=product.kind == "adapter",
+        metadata=Written(_metadata(run, product, title, files, figures, model["license"], on_hub)),
+        of_base=_arguments(base["name"], base["revision"]) if on_hub else Written('"DIRECTORY OF THE BASE MODEL"'),
+        own=_arguments(title, branch) if repository else Written('"THIS DIRECTORY"'),
+        weights=weights_of(model["files"]),
+        unknown=Written("not known; write it here before others use the model"),
+        sources=_sources(run, stats),
+        train=run.settings.train,
+        hyperparameters=_hyperparameters(run),
+        origin=_origin(run),
+        evaluated=run.resolved.evaluate[run.dataset],
+        held_out=_table(_held_out(figures)) if figures.get("enabled", True) else None,
+        tasks={task: _table(changes) for task in sorted(run.resolved.tasks) if (changes := _changes(run, task))},
+        gate=run.settings.accept.fail_if,
+        planned=run.settings.render,
+        version=__version__,
+        commit=commit(),
+        pins=_pins(),
+        config=Written(fenced(config, "yaml")),
+        cut=cut,
+        command=command(run.name),
     )
-    sections = [
-        f"---\n{_metadata(found)}\n---",
-        f"# {code(title)}",
-        _summary(found),
-        "## Use",
-        _use(found),
-        "## Base model",
-        _base(found),
-        "## Data",
-        _data(found),
-        "## Method",
-        _method(found),
-        "## Metrics",
-        *_metrics(found),
-        "## Hardware and time",
-        _hardware(found),
-        "## Versions",
-        _versions(),
-        "## Reproduce",
-        *_reproduce(found),
-    ]
-    return "\n\n".join(sections) + "\n"
+    try:
+        return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)
+    except jinja2.UndefinedError as error:
+        raise UserError(
+            f"run {run.name}: its results lack a figure of the card ({error}); {remedy(run.name)}"
+        ) from None
 
 
-def _metadata(found: CardFacts) -> str:
+def _metadata(
+    run: FinishedRun,
+    product: PushedModel,
+    title: str,
+    files: list[DataFile],
+    figures: dict[str, Any],
+    licence: str,
+    on_hub: bool,
+) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
-    run, adapter = found.run, found.product.kind == "adapter"
+    adapter, datasets = product.kind == "adapter", [file.repository for file in files if file.repository]
     results = []
-    if "accuracy" in found.figures:
-        low, high = found.figures["accuracy_low"], found.figures["accuracy_high"]
+    if "accuracy" in figures:
+        low, high = figures["accuracy_low"], figures["accuracy_high"]
         results.append(
             EvalResult(
                 task_type="text-generation",
-                dataset_type=next((file.repository for file in found.files if file.repository), run.dataset),
+                dataset_type=next(iter(datasets), run.dataset),
                 dataset_name=run.dataset,
                 dataset_split=run.resolved.evaluate[run.dataset].split,
                 metric_type="accuracy",
                 metric_name="Accuracy",
-                metric_value=found.figures["accuracy"],
-                metric_args={"rows": found.figures["rows"], "low": low, "high": high, "interval": "Wilson, 95 %"},
+                metric_value=figures["accuracy"],
+                metric_args={"rows": figures["rows"], "low": low, "high": high, "interval": "Wilson, 95 %"},
             )
         )
     data = ModelCardData(
         library_name="peft" if adapter else "transformers",
-        base_model=found.product.base["name"] if found.on_hub else None,
-        datasets=sorted({file.repository for file in found.files if file.repository}) or None,
+        base_model=product.base["name"] if on_hub else None,
+        base_model_relation=("adapter" if adapter else "finetune") if on_hub else None,
+        datasets=sorted(set(datasets)) or None,
         pipeline_tag="text-generation",
         tags=["zerolora", run.settings.train.method],
-        model_name=found.title.rpartition("/")[2],
+        model_name=title.rpartition("/")[2],
         eval_results=results or None,
+        **licence_metadata(licence),
     )
-    more = licence_metadata(found.model["license"])
-    if found.on_hub:
-        more["base_model_relation"] = "adapter" if adapter else "finetune"
-    for key, value in more.items():
-        data[key] = value
     return data.to_yaml()
 
 
-def _summary(found: CardFacts) -> str:
-    what = {"adapter": "An adapter for", "merged": "A model fine-tuned from"}[found.product.kind]
-    return (
-        f"{what} {code(found.product.base['name'])}, trained with zerolora on the data set {code(found.run.dataset)} "
-        f"(run {code(found.run.name)}, method {code(found.run.settings.train.method)}). This card was written from the "
-        "files of that run; what they do not say is not here."
-    )
+def licence_metadata(name: str) -> dict[str, Any]:
+    """Return `license`, and `license_name` if the hub has no such licence, for the SPDX name that the config has.
+
+    SPDX names of the GNU licences say `-only` or `-or-later`; the hub's do not.
+    """
+    lower = name.strip().lower()
+    known = re.sub(r"-(only|or-later)$", "", lower)
+    if known in LICENCES:
+        return {"license": known}
+    slug = re.sub(r"[^a-z0-9.]+", "-", lower).strip("-.")
+    return {"license": "other", "license_name": slug} if slug else {}
 
 
-def _use(found: CardFacts) -> str:
-    base, revision = found.product.base["name"], found.product.base["revision"]
-    of_base = _arguments(base, revision) if found.on_hub else '"DIRECTORY OF THE BASE MODEL"'
-    own = _arguments(found.title, found.branch) if found.repository else '"THIS DIRECTORY"'
-    if found.product.kind == "merged":
-        lines = [
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            f"tokenizer = AutoTokenizer.from_pretrained({own})",
-            f'model = AutoModelForCausalLM.from_pretrained({own}, dtype="auto")',
-        ]
-        return fenced("\n".join(lines), "python")
-    added = "tokenizer.json" in found.product.files
-    lines = [
-        "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f"tokenizer = AutoTokenizer.from_pretrained({own if added else of_base})",
-        f'base = AutoModelForCausalLM.from_pretrained({of_base}, dtype="auto")',
-        *(TOKENS_WERE_ADDED if added else ()),
-        f"model = PeftModel.from_pretrained(base, {own})",
-    ]
-    block = fenced("\n".join(lines), "python")
-    if added or "chat_template.jinja" not in found.product.files:
-        return block
-    return f"{block}\n\n`chat_template.jinja` is the chat template of training; give it to the tokenizer."
+def _arguments(name: str, revision: str | None) -> Written:
+    """Return the arguments of from_pretrained for a repository."""
+    return Written(json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else ""))
 
 
-def _arguments(name: str, revision: str | None) -> str:
-    return json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else "")
+def data_files(run: FinishedRun) -> list[DataFile]:
+    """Return the files that the data set of a run was read from."""
+    manifest = run.read(run.data / MANIFEST)
+    top, folders = Path(run.prepared.path), [Path(folder) for folder in data_folders(run.config.fetch).values()]
+    found = []
+    for text, digest in manifest["read"].items():
+        path = Path(text)
+        source = next((name for name in manifest["sources"] if path.is_relative_to(top / name)), top.name)
+        folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
+        if folder is None:
+            shown = path.relative_to(top.parent) if path.is_relative_to(top.parent) else Path(path.name)
+            found.append(DataFile(source, shown.as_posix(), digest))
+            continue
+        fetched = run.read(folder / MANIFEST)
+        origin, name = fetched["source"], path.relative_to(folder).as_posix()
+        repository = origin.get("repository")
+        version = f"{repository}@{origin['revision']}" if repository else f"{origin['package']}=={origin['version']}"
+        found.append(DataFile(source, name, digest, version, fetched["license"], repository))
+    return found
 
 
-def _base(found: CardFacts) -> str:
-    source = found.model["source"]
-    rows: list[tuple[str, Cell]] = [
-        ("name", found.product.base["name"]),
-        ("revision", found.product.base["revision"]),
-        ("sha256 of the package's file", source.get("sha256")),
-        ("licence, as the config has it", found.model["license"].strip() or UNKNOWN),
-        ("parameters", found.model["parameters"]),
-        *((f"sha256 of {code(name)}", digest) for name, digest in weights_of(found.model["files"]).items()),
-    ]
-    note = ""
-    if not found.on_hub:
-        note = "\n\nThe base model is not on the hub under this name, so the metadata name none."
-    return facts(rows) + note
+def _sources(run: FinishedRun, stats: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the counts of each source, with its share of the supervised training tokens."""
+    if "sources" in stats:
+        return dict(stats["sources"])
+    (name,) = run.read(run.data / MANIFEST)["sources"]
+    return {name: stats | {"train_supervised_share": 1.0}}
 
 
-def _data(found: CardFacts) -> str:
-    run = found.run
-    stats = run.read(run.data / "stats.json")
-    sources = [
-        (each.name, each.rows, each.tokens, each.supervised_tokens, Written(f"{each.share:.1%}"))
-        for each in data_sources(run)
-    ]
-    files = [
-        (each.source, each.name, each.origin or Written("a file of the author's"), each.licence or UNKNOWN, each.sha256)
-        for each in found.files
-    ]
-    splits = [
-        (Written(name), stats[f"{name}_rows"], stats[f"{name}_tokens"], stats[f"{name}_supervised_tokens"])
-        for name in ("train", "validation", "test")
-    ]
-    dropped = stats["dropped_bad_rows"] + stats["dropped_too_long_rows"]
-    return "\n\n".join(
-        [
-            table(("source", "training rows", "tokens", "supervised tokens", "share of supervised tokens"), sources),
-            table(("source", "file", "origin", "licence", "sha256"), files),
-            table(("split", "rows", "tokens", "supervised tokens"), splits),
-            f"Of {stats['read_rows']:,} rows that were read, {dropped:,} were dropped and "
-            f"{stats['truncated_rows'] + stats['split_rows']:,} cut; {stats['duplicate_rows']:,} are duplicates, and "
-            f"{stats['leaked_prompts']:,} training prompts are also among the held-out rows.",
-            facts(
-                [
-                    ("prompt format", run.prepared.template),
-                    ("supervised", _value(run.prepared.loss)),
-                    ("longest row, in tokens", run.prepared.max_length),
-                    ("seed of the splits", run.prepared.seed),
-                ]
-            ),
-        ]
-    )
-
-
-def _method(found: CardFacts) -> str:
+def _hyperparameters(run: FinishedRun) -> dict[str, Any]:
+    """Return the settings that decide what was learned, by the name that a reader sees."""
     from zerolora.methods.registry import TRAINABLE
 
-    run, train = found.run, found.run.settings.train
-    trained = run.read(run.directory / "metrics/train.json")
-    chosen = run.read(RESULTS / run.settings.rendered / "zero.json")["zerolora"]
-    rows: list[tuple[str, Cell]] = [("method", train.method), ("trainable parameters", trained["trainable_parameters"])]
-    for section in TRAINABLE[train.method].sections:
-        for key, value in getattr(train, section).model_dump(mode="json").items():
-            if value not in ({}, []):
-                rows.append((f"{METHOD_SECTIONS.get(section, section)}: {key}", _value(value)))
-    values = train.model_dump(mode="json")
-    rows += [(key.replace("_", " "), _value(values[key])) for key in TRAINING if values[key] not in (None, {}, [])]
-    rows += [
-        ("gradient clipping", run.settings.render.gradient_clipping),
-        ("packing, tokens of a packed row", run.settings.pack.capacity),
-        ("steps", trained["steps"]),
-        ("step of the published weights", trained["published_step"]),
-        ("tokens", trained["tokens"]),
-        ("supervised tokens", trained["supervised_tokens"]),
-        ("strategy", chosen["strategy"]),
-        ("precision", chosen["precision"]),
-        ("attention", chosen["attention"]),
-        ("goes on from", _origin(run)),
-    ]
-    return facts(rows)
-
-
-def _value(value: Any) -> Cell:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return value if isinstance(value, str | int | float) else str(value)
+    train = run.settings.train.model_dump(mode="json")
+    found = {
+        f"{METHOD_SECTIONS.get(section, section)}: {key}": value
+        for section in TRAINABLE[run.settings.train.method].sections
+        for key, value in train[section].items()
+    }
+    found |= {key.replace("_", " "): train[key] for key in TRAINING}
+    return {name: value for name, value in found.items() if value not in (None, {}, [])}
 
 
 def _origin(run: FinishedRun) -> str | None:
+    """Return one line about the adapter that training started from, if it did."""
     origin = run.read(run.directory / "adapter" / MANIFEST).get("from_adapter")
     if not origin:
         return None
@@ -275,118 +244,52 @@ def _origin(run: FinishedRun) -> str | None:
     return f"an adapter with sha256 {origin['sha256']}{source}{licence}"
 
 
-def _metrics(found: CardFacts) -> Iterator[str]:
-    figures, settings = found.figures, found.run.resolved.evaluate[found.run.dataset]
-    if not figures.get("enabled", True):
-        yield "The model was not evaluated."
-    else:
-        names = [
-            name for name in figures if f"base_{name}" in figures and "." not in name and not name.endswith(tasks.ENDS)
-        ]
-        rows = [(Written(name.replace("_", " ")), *_compared(figures, name)) for name in names]
-        yield f"On {figures['rows']:,} rows of split {code(settings.split)}, task {code(settings.check)}."
-        yield table(("metric", "base model", "this model", "difference"), rows)
-        if "gained" in figures:
-            yield (
-                f"{figures['gained']:,} answers became right and {figures['lost']:,} wrong (McNemar's exact p "
-                f"{figures['p']:.2g}). 95 % intervals in brackets: Wilson's of a rate, bootstrap over pairs of a "
-                "difference."
-            )
-    for task in sorted(found.run.resolved.tasks):
-        yield from _task(found.run, task)
-    gate = found.run.settings.accept.fail_if
-    yield f"The run passed its gate, which is to fail if {code(gate)}." if gate else "The run has no gate."
+Changes = dict[str, dict[str, list[float]]]
+"""By metric, `base`, `tuned` and `difference`: the value, and the ends of its interval if it has one."""
 
 
-def _compared(figures: dict[str, Any], name: str) -> tuple[Cell, Cell, Cell]:
-    change = "difference" if name == "accuracy" else f"{name}_difference"
-    return tuple(_interval(figures, each) for each in (f"base_{name}", name, change))  # type: ignore[return-value]
+def _held_out(figures: dict[str, Any]) -> Changes:
+    """Return the metrics on the held-out rows."""
+
+    def with_ends(name: str) -> list[float]:
+        known = isinstance(figures.get(name), int | float)
+        return [figures[f"{name}{end}"] for end in ("", *tasks.ENDS) if f"{name}{end}" in figures] if known else []
+
+    names = [
+        name for name in figures if f"base_{name}" in figures and "." not in name and not name.endswith(tasks.ENDS)
+    ]
+    return {
+        name.replace("_", " "): {
+            "base": with_ends(f"base_{name}"),
+            "tuned": with_ends(name),
+            "difference": with_ends("difference" if name == "accuracy" else f"{name}_difference"),
+        }
+        for name in names
+    }
 
 
-def _interval(figures: dict[str, Any], name: str) -> Cell:
-    value = figures.get(name)
-    if not isinstance(value, int | float):
-        return None
-    return _with_ends([value, *(figures[f"{name}{end}"] for end in tasks.ENDS if f"{name}{end}" in figures)])
-
-
-def _with_ends(figures: Sequence[float]) -> Written:
-    value, *ends = (f"{each:.4g}" for each in figures)
-    return Written(f"{value} [{', '.join(ends)}]" if ends else value)
-
-
-def _task(run: FinishedRun, task: str) -> Iterator[str]:
-    """Tell the metrics of a further task that both models were asked."""
+def _changes(run: FinishedRun, task: str) -> Changes:
+    """Return the metrics of a further task, none unless both models have answered it."""
     folders = Path("results/base") / run.dataset / tasks.FOLDER, run.directory / tasks.FOLDER
     metrics, answers = tasks.files_of(task)
     if not all((folder / metrics).is_file() for folder in folders):
-        return
-    before, after = ((run.read(folder / metrics), run.read_answers(folder / answers)) for folder in folders)
-    rows = [
-        (name, *(_with_ends(figures[what]) for what in ("base", "tuned", "difference")))
-        for name, figures in tasks.changes(before, after).items()
-    ]
-    yield f"Further task {code(task)}:"
-    yield table(("metric", "base model", "this model", "difference"), rows)
+        return {}
+    before, after = ((run.read(folder / metrics), run.read(folder / answers, read_json)) for folder in folders)
+    return {code(metric): change for metric, change in tasks.changes(before, after).items()}
 
 
-def _hardware(found: CardFacts) -> str:
-    run, settings = found.run, found.run.settings.render
-    used = run.read(run.directory / "metrics/train_resources.json")
-    usage = run.read(run.directory / "usage.json")
-    hours = "GPU-hours" if settings.device == "cuda" else "rank-hours (on CPU)"
-    seconds = usage.get("accounted_seconds", usage["measured_seconds"])
-    rows: list[tuple[str, Cell]] = [
-        ("device", settings.device),
-        ("GPU, as the config names it", settings.hardware.gpu),
-        ("compute capability", settings.hardware.compute_capability),
-        ("nodes", settings.nodes),
-        ("ranks", used["ranks"]),
-        ("training, in seconds", seconds),
-        (hours, usage.get("accounted_rank_hours", usage["measured_rank_hours"])),
-        ("tokens/s", used["tokens_per_second"]),
-        ("peak host memory of all ranks", Written(gib(used["peak_host_bytes_all_ranks"]))),
-    ]
-    if settings.device == "cuda":
-        rows.append(("peak GPU memory of the worst rank", Written(gib(used["peak_gpu_bytes_worst_rank"]))))
-    note = ""
-    if used["resumes"] and "accounted_seconds" not in usage:
-        note = f"\n\nTraining was resumed {used['resumes']} times; times are those of the last attempt."
-    return facts(rows) + note
+def _table(changes: Changes) -> Written:
+    def text(figures: list[float]) -> Written:
+        value, *ends = (f"{each:.4g}" for each in figures) if figures else ("",)
+        return Written(f"{value} [{', '.join(ends)}]" if ends else value)
+
+    rows = [(Written(metric), *map(text, change.values())) for metric, change in changes.items()]
+    return Written(table(("metric", "base model", "this model", "difference"), rows))
 
 
-def _versions() -> str:
-    pins = dict(PIN.findall(LOCK.read_text(encoding="utf-8"))) if LOCK.is_file() else {}
-    rows: list[tuple[str, Cell]] = [("zerolora", __version__), ("commit of the project", _commit())]
-    rows += [(name, pins.get(name)) for name in LIBRARIES]
-    rows += [(f"sha256 of {code(LOCK.as_posix())}", sha256(LOCK) if LOCK.is_file() else None)]
-    return facts(rows) + "\n\nLibraries are those of the project's lock file."
-
-
-def _commit() -> str | None:
-    """Return the checked-out commit, with a note if tracked files differ from it; None outside a git repository."""
-    answers = []
-    for arguments in (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]):
-        found = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        if found.returncode:
-            return None
-        answers.append(found.stdout.strip())
-    return answers[0] + (", with uncommitted changes" if answers[1] else "")
-
-
-def _reproduce(found: CardFacts) -> Iterator[str]:
-    text, cut = config_of_run(found.run)
-    yield (
-        f"In the project at the commit above, with the data files above, write this to {code(CONFIG.as_posix())}, "
-        "with the files of `config/` that it names:"
-    )
-    yield fenced(printable_lines(text), "yaml")
-    if cut:
-        yield f"{code(ELSEWHERE)} stands for directories of the author's machine."
-    yield "then run"
-    yield fenced(f"make .venv/installed\n.venv/bin/{command(found.run.name)}", "sh")
-
-
-def printable_lines(text: str) -> str:
-    """Return lines with control characters escaped."""
-    return "\n".join(printable(line) for line in text.splitlines())
+def _pins() -> dict[str, str]:
+    """Return the versions in the lock file, and its sha256."""
+    if not LOCK.is_file():
+        return {}
+    pins = dict(PIN.findall(LOCK.read_text(encoding="utf-8")))
+    return {name: pins[name] for name in LIBRARIES if name in pins} | {f"sha256 of {code(str(LOCK))}": sha256(LOCK)}

@@ -1,7 +1,7 @@
 """A finished run, as far as its files prove it: its settings, and results that are those of these settings."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.sharing import Shared
 from zerolora.errors import UserError, shown
 from zerolora.fail_if import parse
-from zerolora.files import read_json, read_object
+from zerolora.files import read_object
 from zerolora.json_file import LARGEST
 
 CONFIG = Path("config/config.yaml")
@@ -65,22 +65,13 @@ class FinishedRun:
         """Return the directory of what its base model is."""
         return MODELS / self.prepared.model
 
-    def read(self, path: Path) -> dict[str, Any]:
-        """Return the JSON object in an output. Raises UserError if it is missing, or not the one that was recorded."""
-        value = read_object(path, command(self.name))
-        self._check_recorded(path)
-        return value
-
-    def read_answers(self, path: Path) -> Any:
-        """Return the answers in an output, as `zerolora task` writes them. Raises UserError as `read` does."""
-        value = read_json(path, command(self.name))
-        self._check_recorded(path)
-        return value
-
-    def _check_recorded(self, path: Path) -> None:
+    def read(self, path: Path, reader: Callable[[Path, str], Any] = read_object) -> Any:
+        """Return the JSON in an output. Raises UserError if it is missing, or not the file that was recorded."""
+        value = reader(path, command(self.name))
         expected = self.hashes.get(path.as_posix())
         if expected and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != expected:
             raise UserError(f"{path}: is not the file that {RECORD} lists; restore it: `dvc checkout --force {path}`")
+        return value
 
 
 def finished_run(name: str) -> FinishedRun:
@@ -98,11 +89,7 @@ def finished_run(name: str) -> FinishedRun:
     stages = _recorded_stages(run)
     if accepted.as_posix() not in {path for entry in stages.values() for path, _ in _outputs(entry)}:
         raise UserError(f"{RECORD}: has no record of run {name}, so nobody knows its settings; {remedy(name)}")
-    now: dict[str, Any] = {
-        **compared(run.resolved),
-        "shared": shared_settings(run.resolved.runs),
-        "code": _code(run),
-    }
+    now = {**compared(run.resolved), "shared": shared_settings(run.resolved.runs), "code": _code(run)}
     for stage, entry in stages.items():
         for values in entry.get("params", {}).values():
             for key, value in values.items():
@@ -152,21 +139,19 @@ def _recorded_stages(run: FinishedRun) -> dict[str, dict[str, Any]]:
         return {}
     shared = {RESULTS / getattr(run.settings, name) for name in Shared._fields}
     folders = {run.directory, run.data, run.model, RESULTS / "base" / run.dataset, *shared}
-    tasks = set(run.resolved.tasks)
-    found = {}
-    for stage, entry in read_values(RECORD, longest=LARGEST).get("stages", {}).items():
-        paths = [Path(path) for path, _ in _outputs(entry)]
-        if any(path.is_relative_to(folder) for path in paths for folder in folders):
-            alone = all(path.parent.name == "tasks" for path in paths)
-            of_tasks = {path.stem for path in paths if alone}
-            if not of_tasks or of_tasks & tasks:  # the record keeps tasks that the config no longer has
-                found[stage] = entry
-    return found
+
+    def is_of_run(paths: list[Path]) -> bool:
+        if not any(path.is_relative_to(folder) for path in paths for folder in folders):
+            return False
+        # The record keeps tasks that the config no longer has.
+        return any(path.parent.name != "tasks" or path.stem in run.resolved.tasks for path in paths)
+
+    stages: dict[str, dict[str, Any]] = read_values(RECORD, longest=LARGEST).get("stages", {})
+    return {name: entry for name, entry in stages.items() if is_of_run([Path(path) for path, _ in _outputs(entry)])}
 
 
-def _outputs(entry: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for output in entry.get("outs", ()):
-        yield output["path"], output["md5"]
+def _outputs(entry: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(output["path"], output["md5"]) for output in entry.get("outs", ())]
 
 
 def _value(settings: Any, key: str) -> Any:

@@ -70,6 +70,7 @@ def push_to_hub(product: PushedModel, texts: dict[str, str], target: HubTarget, 
             for name in sorted({*product.files, *texts})
         ]
         operations += [CommitOperationDelete(name) for name in sorted(old)]
+        # Not upload_folder: with Xet it makes several commits, so that half a push could stay there.
         commit = api.create_commit(
             target.repository, operations, commit_message=message, revision=target.branch, parent_commit=head
         )
@@ -122,8 +123,8 @@ def _files_of_earlier_push(api: "HfApi", target: HubTarget, head: str, pushed: s
 
 @contextmanager
 def _explained(target: HubTarget) -> Iterator[None]:
-    """Convert the errors of the hub's client into UserError. The addresses in them can hold passes for an upload, so
-    none is shown."""
+    """Convert the errors of the hub's client into UserError. The addresses in them can contain signatures for an
+    upload, so none is shown."""
     from huggingface_hub.errors import (  # type: ignore[attr-defined,unused-ignore]  # HTTPError is the HTTP library's
         HfHubHTTPError,
         HTTPError,
@@ -131,7 +132,6 @@ def _explained(target: HubTarget) -> Iterator[None]:
         RevisionNotFoundError,
     )
 
-    name = target.repository
     try:
         yield
     except (HTTPError, OSError, ValueError, RuntimeError) as raised:
@@ -140,37 +140,35 @@ def _explained(target: HubTarget) -> Iterator[None]:
         error = raised.__cause__ if isinstance(raised, RuntimeError) and raised.__cause__ else raised
         if isinstance(error, Stopped):
             raise error from None
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        name, branch = target.repository, target.branch
         if isinstance(error, OfflineModeIsEnabled):
-            text = f"{name}: HF_HUB_OFFLINE is set; unset it to push"
+            text = "HF_HUB_OFFLINE is set; unset it to push"
         elif isinstance(error, RevisionNotFoundError):
-            text = (
-                f"--revision {target.branch}: {name} has no such branch; make it with `hf repos branch create {name} "
-                f"{target.branch}`, or leave it out for main"
-            )
-        elif status == 401:
-            text = f"{name}: the hub does not accept the token; {LOGIN}"
-        elif status == 403:
-            text = f"{name}: the token may not write there{_reason(error)}; name a repository of yours, or {LOGIN}"
-        elif status == 404:
-            text = f"{name}: there is no such repository, or the token may not see it; correct --to, or {LOGIN}"
-        elif status in (409, 412):
-            text = f"{name}: has changed while it was pushed to{_reason(error)}; run it again"
-        elif status is not None:
-            text = f"{name}: the hub answers with status {status}{_reason(error)}; nothing was committed, run it again"
+            raise UserError(
+                f"--revision {branch}: {name} has no such branch; make it with `hf repos branch create {name} "
+                f"{branch}`, or leave it out for main"
+            ) from None
+        elif isinstance(error, HfHubHTTPError):
+            text = _refusal(error.response.status_code, _plain(error.server_message or ""))
         elif isinstance(error, HTTPError | OSError):
-            text = f"{name}: the hub cannot be reached ({type(error).__name__}); check the network, then run it again"
+            text = f"the hub cannot be reached ({type(error).__name__}); check the network, then run it again"
         else:  # the hub refuses the card, or its client the files or an answer
-            text = f"{name}: nothing was committed: {_plain(str(error)) or type(error).__name__}; run it again"
-        raise UserError(text) from None
+            text = f"nothing was committed: {_plain(str(error)) or type(error).__name__}; run it again"
+        raise UserError(f"{name}: {text}") from None
 
 
-def _reason(error: Any) -> str:
-    """Return what the hub says, in one line in brackets."""
-    line = _plain(error.server_message or "")
-    return f" ({line})" if line else ""
+def _refusal(status: int, reason: str) -> str:
+    """Return what an HTTP status of the hub means, with the hub's own reason, which may be empty."""
+    why = f" ({reason})" if reason else ""
+    return {
+        401: f"the hub does not accept the token; {LOGIN}",
+        403: f"the token may not write there{why}; name a repository of yours, or {LOGIN}",
+        404: f"there is no such repository, or the token may not see it; correct --to, or {LOGIN}",
+        409: (moved := f"has changed while it was pushed to{why}; run it again"),
+        412: moved,
+    }.get(status, f"the hub answers with status {status}{why}; nothing was committed, run it again")
 
 
 def _plain(text: str) -> str:
-    """Return a text as one line; nothing if it has an address, which may hold a pass."""
+    """Return a text as one line; nothing if it has an address, which may contain a signature."""
     return "" if "://" in text else " ".join(text.split()).rstrip(".")

@@ -49,36 +49,34 @@ def product_of(run: FinishedRun, kind: str) -> PushedModel:
     """
     if kind not in KINDS:
         raise UserError(f"--what {shown(kind)}: write one of {', '.join(KINDS)}")
-    method = run.settings.train.method
-    adapter = run.directory / "adapter"
+    method, adapter = run.settings.train.method, run.directory / "adapter"
     trained = run.read(adapter / MANIFEST)
     if kind == "adapter":
         if not TRAINABLE[method].peft_type:
             raise UserError(f"--what adapter: run {run.name} has none, since its method is {method}; write merged")
-        found, directory = trained, adapter
+        directory, files = adapter, trained["files"]
     else:
-        manifest = run.directory / "merged" / MANIFEST
-        found = run.read(manifest)
-        if not found.get("enabled", True):
+        merged = run.read(manifest := run.directory / "merged" / MANIFEST)
+        if not merged.get("enabled", True):
             raise UserError(
                 f"--what merged: {manifest}: nothing was merged; write adapter, or merge.enabled: true, and run again"
             )
-        directory = Path(found["path"])
-    _check_bytes(run, directory, found["files"])
+        directory, files = Path(merged["path"]), merged["files"]
+    _check_bytes(run, directory, files)
     if kind == "adapter":
         check_published(adapter, run.model)
-    base = trained[BASE] | {"name": _without_place(trained[BASE]["name"])}
     rewritten = {}
     for name, key in NAMING.items():
-        if name in found["files"]:
+        if name in files:
             config = read_object(directory / name, command(run.name))
             value = config.get(key)
-            if isinstance(value, str) and _without_place(value) != value:
-                rewritten[name] = json.dumps(config | {key: _without_place(value)}, ensure_ascii=False, indent=2) + "\n"
-    return PushedModel(kind, directory, found["files"], base, rewritten)
+            if isinstance(value, str) and (portable := _portable(value)) != value:
+                rewritten[name] = json.dumps(config | {key: portable}, ensure_ascii=False, indent=2) + "\n"
+    base = trained[BASE] | {"name": _portable(trained[BASE]["name"])}
+    return PushedModel(kind, directory, files, base, rewritten)
 
 
-def _without_place(name: str) -> str:
+def _portable(name: str) -> str:
     """Return a model's name; of a path that only this machine knows, the last part."""
     return f"./{Path(name).name}" if name.startswith(("/", "~")) else name
 

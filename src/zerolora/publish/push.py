@@ -5,21 +5,21 @@ zerolora push --run default --what adapter --to OWNER/NAME
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST
+from zerolora.files import MANIFEST, read_object, sha256, staged_directory, write_text
 from zerolora.log import result
 from zerolora.model.base_identity import KEY as BASE
 from zerolora.publish.card import model_card
-from zerolora.publish.directory import push_to_directory
-from zerolora.publish.finished import finished_run
+from zerolora.publish.finished import RESULTS, finished_run
 from zerolora.publish.hub import HubTarget, check_repository, push_to_hub
 from zerolora.publish.product import CARD, PUSH, PushedModel, product_of
 from zerolora.units import byte_size
 
-PLACES = ("/", "./", "../")
+DIRECTORIES = ("/", "./", "../")
 """What the path of a directory begins with."""
 HUB = "hf://"
 
@@ -44,18 +44,18 @@ def push(run: str, what: str, to: str, revision: str | None, private: bool, mess
     texts[MANIFEST] = _manifest(product, texts, run)
     size = f"{len(product.files | texts)} files, {byte_size(product.bytes)}"
     if directory is not None:
-        new = push_to_directory(product, texts, directory)
-        result(f"{size} in {directory}" if new else f"nothing to do: {directory} holds just this already")
+        new = _push_to_directory(product, texts, directory)
+        result(f"{size} in {directory}" if new else f"nothing to do: {directory} has just this already")
         return str(directory)
     target = HubTarget(repository, revision, private)
     commit, address, new = push_to_hub(product, texts, target, message or f"Push {what} of run {run}")
-    result(f"{size} in {address}" if new else f"no new commit: {repository} holds just this already, at {commit}")
+    result(f"{size} in {address}" if new else f"no new commit: {repository} has just this already, at {commit}")
     return f"{repository}@{commit}"
 
 
 def _directory(to: str) -> Path | None:
     """Return the directory that --to names, None if it names a repository. Raises UserError if it could be both."""
-    if to in (".", "..") or to.startswith(PLACES):
+    if to in (".", "..") or to.startswith(DIRECTORIES):
         return Path(to)
     if not to.startswith(HUB) and Path(to.split("/", maxsplit=1)[0]).exists():
         raise UserError(f"--to {to}: write ./{to} for the directory, or {HUB}{to} for the repository")
@@ -70,3 +70,27 @@ def _manifest(product: PushedModel, texts: dict[str, str], run: str) -> str:
     }
     value: dict[str, Any] = {BASE: product.base, "files": product.files | own, PUSH: {"run": run, "what": product.kind}}
     return json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
+
+
+def _push_to_directory(product: PushedModel, texts: dict[str, str], target: Path) -> bool:
+    """Write the product's files and `texts`, by name, to directory `target`, which is replaced as a whole. Return False
+    if they are there already. Raises UserError if something else is there."""
+    if target.resolve().is_relative_to(RESULTS.resolve()):
+        raise UserError(f"--to {target}: {RESULTS} belongs to the pipeline; write a directory outside it")
+    earlier = (target / MANIFEST).is_file() and PUSH in (manifest := read_object(target / MANIFEST, "zerolora push"))
+    if target.exists() and not earlier and not (target.is_dir() and not any(target.iterdir())):
+        raise UserError(
+            f"--to {target}: is there already, and no earlier push wrote it; name another directory, or remove it"
+        )
+    if earlier and manifest == json.loads(texts[MANIFEST]):
+        files = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()} - {MANIFEST}
+        expected = manifest["files"]
+        if files == expected.keys() and all(sha256(target / name) == expected[name]["sha256"] for name in files):
+            return False
+    with staged_directory(target) as staged:
+        for name in product.files.keys() - texts.keys():
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(product.directory / name, staged / name)
+        for name, text in texts.items():
+            write_text(staged / name, text)
+    return True

@@ -140,13 +140,13 @@ def rule_at_pointer(x: str, title: str, series: Sequence[str], unit: str = "", s
     }
 
 
-def loss_axis(losses: Iterable[float]) -> dict[str, Any]:
+def loss_axis(losses: Iterable[float], title: str) -> dict[str, Any]:
     """Return the y channel of losses in the field "value": logarithmic, unless one of them has no logarithm."""
     logarithmic = all(loss > 0 for loss in losses)
     return {
         "field": "value",
         "type": "quantitative",
-        "title": f"loss per supervised token{' (log scale)' if logarithmic else ''}",
+        "title": f"{title}{' (log scale)' if logarithmic else ''}",
         "scale": {"type": "log" if logarithmic else "linear"},
         "axis": {"format": "~g", "tickCount": 5},
     }

@@ -59,9 +59,11 @@ def _losses(rows: Sequence[Row], rest: str) -> Chart:
     names = [row["run"] for row in rows]
     ends = [(row["curve"][-1][1], row["run"]) for row in rows]
     few = len(names) <= len(PALETTE)
+    units = {row.get("loss_unit", "") for row in rows}
+    unit = units.pop() if len(units) == 1 else ""
     encoding: Spec = {
         "x": {"field": "step", "type": "quantitative", "title": "step", "scale": {"nice": False}},
-        "y": loss_axis(each["value"] for each in data),
+        "y": loss_axis((each["value"] for each in data), f"loss {unit}".strip()),
         "color": {"field": "series", "type": "nominal", "sort": names},
     }
     if not few:  # colours come again, in lines of another kind
@@ -72,7 +74,7 @@ def _losses(rows: Sequence[Row], rest: str) -> Chart:
     return Chart(
         "losses",
         "Training loss.",
-        f"Per supervised token. At the last step: {_span(min(ends), max(ends))}.{rest}",
+        f"{unit and unit.capitalize() + '. '}At the last step: {_span(min(ends), max(ends))}.{rest}",
         {"data": {"values": data}, "layer": [{"mark": "line", "encoding": encoding}]},
         rule_at_pointer("step", "step", names) if few else None,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.report.charts import PALETTE, Chart, loss_axis, rule_at_pointer, thinned
+from zerolora.train.objectives.objective import Objective
 from zerolora.units import GIB
 
 PARTS = ("forward", "backward", "communication", "optimizer", "data", "between")
@@ -76,21 +77,27 @@ def group_name(group: str) -> str:
     return group or "all rows"
 
 
-def loss_curve(table: Path) -> Chart:
-    """Return training and validation loss by step, from loss.csv."""
-    read = _read(table)
-    trained = [{"step": row["step"], "loss": row["loss"]} for row in read if "loss" in row]
-    validated = [{"step": row["step"], "loss": row["loss_validation"]} for row in read if "loss_validation" in row]
+def learning_curves(table: Path, objective: Objective) -> list[Chart]:
+    """Return loss and further metrics of an objective by step, in training and validation, from loss.csv."""
+    units = {"loss": objective.loss_unit, **{name: f"per {unit}" for name, unit in objective.metrics.items()}}
+    return [_learning_curve(_read(table), name, unit) for name, unit in units.items()]
+
+
+def _learning_curve(read: list[dict[str, float]], name: str, unit: str) -> Chart:
+    trained = [{"step": row["step"], name: row[name]} for row in read if name in row]
+    of_validation = f"{name}_validation"
+    validated = [{"step": row["step"], name: row[of_validation]} for row in read if of_validation in row]
     rows: list[dict[str, Any]] = [
-        {"step": row["step"], "series": series, "value": row["loss"]}
+        {"step": row["step"], "series": series, "value": row[name]}
         for series, own in (("training", thinned(trained)), ("validation", validated))
         for row in own
     ]
+    heading = name.replace("_", " ")
     names = ["training", "validation"] if validated else ["training"]
     colour = {"field": "series", "type": "nominal", "scale": {"domain": names, "range": list(PALETTE[:2])}}
     encoding = {
         "x": {"field": "step", "type": "quantitative", "axis": {"tickMinStep": 1}, "scale": {"nice": False}},
-        "y": loss_axis(row["value"] for row in rows),
+        "y": loss_axis((row["value"] for row in rows), f"{heading} {unit}".strip()),
         "color": colour if validated else colour | {"legend": None},
     }
     points = {"transform": [{"filter": "datum.series == 'validation'"}], "mark": {"type": "point", "size": 70}}
@@ -98,11 +105,12 @@ def loss_curve(table: Path) -> Chart:
         "data": {"values": rows},
         "layer": [{"mark": "line", "encoding": encoding}, {**points, "encoding": encoding}],
     }
-    summary = f"Training: {trained[0]['loss']:.4g} at step {trained[0]['step']:.0f}, "
-    summary += f"{trained[-1]['loss']:.4g} at step {trained[-1]['step']:.0f}."
+    summary = f"Training: {trained[0][name]:.4g} at step {trained[0]['step']:.0f}, "
+    summary += f"{trained[-1][name]:.4g} at step {trained[-1]['step']:.0f}."
     if validated:
-        summary += f" Validation: {validated[-1]['loss']:.4g} at step {validated[-1]['step']:.0f}."
-    return Chart("loss-curve", "Loss.", summary + _thinning(trained), spec, rule_at_pointer("step", "step", names))
+        summary += f" Validation: {validated[-1][name]:.4g} at step {validated[-1]['step']:.0f}."
+    title = f"{heading[0].upper()}{heading[1:]}."
+    return Chart(f"{name}-curve", title, summary + _thinning(trained), spec, rule_at_pointer("step", "step", names))
 
 
 def step_times(table: Path) -> list[Chart]:

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from zerolora.errors import printable
 
-Cell = str | int | float | None
+Cell = str | int | float | list[Any] | None
 
 
 class Written(str):
@@ -32,18 +33,13 @@ def cell(value: Cell) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return code(value)
+    return code(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     """Return a table; the header is our own text."""
     lines = [header, ["---"] * len(header), *([cell(value) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def facts(rows: Iterable[tuple[str, Cell]]) -> str:
-    """Return a table of names, our own text, and values; those that are not known are left out."""
-    return table(("", ""), [(Written(name), value) for name, value in rows if value is not None])
 
 
 def fenced(text: str, language: str) -> str:

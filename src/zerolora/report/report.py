@@ -12,6 +12,7 @@ from zerolora.evaluate.difference import Answer, changed, difference
 from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.report import figures, tasks
 from zerolora.report.headline_metrics import headline
 from zerolora.report.html import render as page_of
@@ -21,6 +22,8 @@ from zerolora.report.run_cost import figures as cost
 from zerolora.report.run_cost import ratios
 from zerolora.report.show import before_and_after
 from zerolora.report.usage import table, usage
+from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.objectives.objective import Objective
 
 SHOWN_FIRST = 3
 """Answers beside the result."""
@@ -61,6 +64,7 @@ def report(
         "train": read_json(metrics / "train_resources.json", "zerolora train"),
     }
     trained = read_json(metrics / "train.json", "zerolora train")
+    objective = OBJECTIVES[settings.objective]
     estimate = read_json(estimate_file, "zerolora estimate")
     render = read_json(reasons, "zerolora render")
     adapter = read_json(results / "adapter" / MANIFEST, "zerolora train")
@@ -74,7 +78,7 @@ def report(
     tasks.set_aside(settings.tasks, base, results)
     asked = tasks.compared(settings.tasks, base, results)
     made_of = provenance(run, model, data, results, config, lock)
-    zero = read_json(zero_file, "zerolora render")
+    zero = ZeroJson.read(zero_file)
     columns, rows = table(train_usage)
     page = page_of(
         "page.html",
@@ -101,10 +105,13 @@ def report(
         mask=read_json(data / "mask.json", "zerolora prepare"),
         packing=read_json(packing / "stats.json", "zerolora pack"),
         estimate=estimate,
-        strategy=zero["zerolora"]["strategy"],
+        strategy=zero.choice.strategy,
         render=render,
         zero=zero_file.read_text(encoding="utf-8"),
-        charts=_charts(compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained),
+        charts=_charts(
+            compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained, objective
+        ),
+        loss_unit=objective.loss_unit,
         provenance=made_of,
         commands=commands(made_of["commit"], f"results/{run}/report.html"),
     )
@@ -112,9 +119,11 @@ def report(
     write_json(summary_file, headline(before, compared, trained, used["train"], train_usage))
     write_json(difference_file, compared)
     refused = _refused(settings.fail_if, compared)
-    planned = Planned(estimate, zero["zerolora"], render)
+    planned = Planned(estimate, zero.choice, render)
     write_json(
-        row_file, row(results, planned, compared, trained, used["train"], train_usage, refused) | tasks.flat(asked)
+        row_file,
+        row(results, planned, compared, trained, used["train"], train_usage, refused, objective.loss_unit)
+        | tasks.flat(asked),
     )
     write_text(output, page)
     result(before_and_after(before, compared))
@@ -127,13 +136,14 @@ def _charts(
     metrics: Path,
     estimate: Mapping[str, Any],
     render: Mapping[str, Any],
-    zero: Mapping[str, Any],
+    zero: ZeroJson,
     used: Mapping[str, Any],
     resources: Mapping[str, Any],
     trained: Mapping[str, Any],
+    objective: Objective,
 ) -> dict[str, Any]:
     """Return the charts by the section of the page that shows them."""
-    strategy = zero["zerolora"]["strategy"]
+    strategy = zero.choice.strategy
     telemetry = metrics / "telemetry.csv"
     rendered, wanted = render["choice"]["ranked"][0], render["slurm_resources"]
     measured_step = resources["training_seconds"] / trained["steps"]
@@ -144,7 +154,7 @@ def _charts(
     return {
         "score": [figures.scores(compared, [""], "accuracy", "Accuracy.")] if "difference" in compared else [],
         "groups": [figures.scores(compared, ["", *groups], "groups-chart", "Accuracy of groups.")] if groups else [],
-        "loss": [figures.loss_curve(metrics / "loss.csv")],
+        "loss": figures.learning_curves(metrics / "loss.csv", objective),
         "steps": figures.step_times(telemetry),
         "load": figures.load(telemetry),
         "memory": memory if wanted["gpus"] else memory[::-1],

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.config.settings import TrainingChoice
 from zerolora.files import MANIFEST, read_json
 
 POINTS = 100
@@ -21,7 +22,7 @@ class Planned(NamedTuple):
 
     estimate: Mapping[str, Any]
     """estimate.json."""
-    choice: Mapping[str, Any]
+    choice: TrainingChoice
     """The entry `zerolora` of zero.json."""
     reasons: Mapping[str, Any]
     """render.json."""
@@ -35,12 +36,13 @@ def row(
     resources: Mapping[str, Any],
     used: Mapping[str, Any],
     failure: str | None,
+    loss_unit: str,
 ) -> dict[str, Any]:
     """Return the row of the run in `results`: a flat table of figures, and what its charts show.
 
     compared: difference.json. trained, resources: train.json and train_resources.json. used: usage.json. failure: why
-    the gate does not let the run pass. Sizes are in bytes, times in seconds, energy in joules; what was not measured is
-    left out.
+    the gate does not let the run pass. loss_unit: what the loss is a mean over, as in "per supervised token". Sizes are
+    in bytes, times in seconds, energy in joules; what was not measured is left out.
 
         status, reason    done, or failed with the gate's reason
         strategy          and micro_batch, accumulation, as render chose them
@@ -57,7 +59,7 @@ def row(
     found: dict[str, Any] = {
         "status": "failed" if failure else "done",
         "reason": failure or "; ".join(_remarks(compared, trained)),
-        **{key: rendered[key] for key in ("strategy", "micro_batch", "accumulation")},
+        **{key: getattr(rendered, key) for key in ("strategy", "micro_batch", "accumulation")},
         **{name: compared[name] for name in FIGURES if name in compared},
         "steps": trained["steps"],
         "trainable_parameters": trained["trainable_parameters"],
@@ -73,8 +75,9 @@ def row(
         "communication_bytes": sum(size for name, size in resources.items() if name.endswith("_bytes_per_step")),
         "gpu_hours" if on_gpu else "rank_hours": hours,
         "adapter_bytes": sum(file["bytes"] for name, file in files.items() if name.endswith(".safetensors")),
+        "loss_unit": loss_unit,
         "curve": _curve(results / "metrics" / "loss.csv"),
-        "memory": _memory(planned.estimate, rendered["strategy"]),
+        "memory": _memory(planned.estimate, rendered.strategy),
         "parts": {part: resources[f"{part}_share"] * step for part in PARTS if f"{part}_share" in resources},
     }
     if on_gpu:

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.expanded import expand
 from zerolora.config.file import load
+from zerolora.config.runs_file import write_runs
 from zerolora.config.schema import Search
 from zerolora.config.studies import FOLDER, Study, path_of, read_study, run_of, write_study
 from zerolora.errors import UserError, shown
@@ -73,7 +73,7 @@ def _choose(name: str, study: Study, asked: Search, config: Path) -> Study:
         else:
             path_of(name).unlink()
         raise
-    expand(checked)
+    write_runs(checked)
     for number in range(first, len(further.trials)):
         LOGGER.info(f"{run_of(name, number)}: {_said(further.trials[number].values)}")
     return further
@@ -84,7 +84,7 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
 
     Raises UserError if it fails and no trial's failure is why, or leaves a trial without a result.
     """
-    expand(load(config))
+    write_runs(load(config))
     code, text = _run(command), " ".join(command)
     if code == 0:
         waiting = [number for number, each in enumerate(outcomes(name, study)) if each.state == "waiting"]
@@ -104,7 +104,7 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
         runs[run] = runs[run].model_copy(update={"failed": reason})
     study = Study(trials=list(runs.values()))
     write_study(name, study)
-    expand(load(config, before_first_trial=True))
+    write_runs(load(config, before_first_trial=True))
     return study
 
 

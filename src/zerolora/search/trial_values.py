@@ -5,12 +5,12 @@ equal values.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from zerolora.config.ranges import Range
 from zerolora.config.schema import Search
-from zerolora.config.studies import StopAbove, Trial
+from zerolora.config.studies import Trial
 from zerolora.search.outcomes import Outcome
 from zerolora.search.pruning import bars
 
@@ -23,25 +23,32 @@ def choose(search: Search, trials: Sequence[Trial], outcomes: Sequence[Outcome],
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    space = {key: _distribution(values) for key, values in sorted(search.over.items())}
     seed = (search.seed + len(trials)) % 2**32
-    sampler: Any = optuna.samplers.RandomSampler(seed=seed)
-    if search.sampler == "tpe":
-        # The liar keeps the trials of a round apart: one that has no result yet counts as bad.
-        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-    study = optuna.create_study(sampler=sampler)
-    known = [_frozen(trial, outcome, search, space) for trial, outcome in zip(trials, outcomes, strict=True)]
-    study.add_trials([trial for trial in known if trial is not None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of constant_liar, and of lists as values, which no storage has to hold here
+        space = {key: _distribution(values) for key, values in sorted(search.over.items())}
+        sampler: Any = optuna.samplers.RandomSampler(seed=seed)
+        if search.sampler == "tpe":
+            # The liar keeps the trials of a round apart: one that has no result yet counts as bad.
+            sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        study = optuna.create_study(sampler=sampler)
+        known = [_as_optuna_has_it(trial, outcome, space) for trial, outcome in zip(trials, outcomes, strict=True)]
+        study.add_trials([trial for trial in known if trial is not None])
+        drawn = [study.ask(space).params for _ in range(count)]
     stop_above = bars(outcomes) if search.prune else []
-    return [_asked(study.ask(space).params, search, stop_above) for _ in range(count)]
+    return [
+        Trial(values={key: _rounded(params[key], search.over[key]) for key in search.over}, stop_above=stop_above)
+        for params in drawn
+    ]
 
 
 def _distribution(values: Any) -> Any:
     import optuna
 
     if not isinstance(values, Range):
-        return optuna.distributions.CategoricalDistribution([str(number) for number in range(len(values))])
+        return optuna.distributions.CategoricalDistribution(
+            [*(values.values() if isinstance(values, dict) else values)]
+        )
     if values.is_whole:
         return optuna.distributions.IntDistribution(
             int(values.low), int(values.high), values.log, int(values.step or 1)
@@ -50,50 +57,29 @@ def _distribution(values: Any) -> Any:
     return optuna.distributions.FloatDistribution(float(values.low), float(values.high), values.log, distance)
 
 
-def _choices(values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-    return list(values.values()) if isinstance(values, Mapping) else list(values)
+def _rounded(value: Any, values: Any) -> Any:
+    if not isinstance(values, Range) or values.is_whole or values.step is not None:
+        return value
+    return min(max(float(f"{value:.{DIGITS}g}"), float(values.low)), float(values.high))
 
 
-def _asked(params: Mapping[str, Any], search: Search, stop_above: list[StopAbove]) -> Trial:
-    found: dict[str, Any] = {}
-    for key, values in search.over.items():
-        value = params[key]
-        if not isinstance(values, Range):
-            value = _choices(values)[int(value)]
-        elif not values.is_whole and values.step is None:
-            value = min(max(float(f"{value:.{DIGITS}g}"), float(values.low)), float(values.high))
-        found[key] = value
-    return Trial(values=found, stop_above=stop_above)
+def _as_optuna_has_it(trial: Trial, outcome: Outcome, space: dict[str, Any]) -> Any:
+    """Return a trial for Optuna; None for one with other keys or values than the search, which was edited since."""
+    from optuna.trial import TrialState, create_trial
 
-
-def _frozen(trial: Trial, outcome: Outcome, search: Search, space: Mapping[str, Any]) -> Any:
-    """Return a trial as Optuna has it; None for one whose values are none of the search, which was edited since."""
-    import optuna
-
-    if trial.values.keys() != search.over.keys():
-        return None
-    params: dict[str, Any] = {}
-    for key, values in search.over.items():
-        value = trial.values[key]
-        if not isinstance(values, Range):
-            choices = _choices(values)
-            if value not in choices:
-                return None
-            value = str(choices.index(value))
-        params[key] = value
-    state = {
-        "waiting": optuna.trial.TrialState.RUNNING,
-        "complete": optuna.trial.TrialState.COMPLETE,
-        "pruned": optuna.trial.TrialState.PRUNED,
-        "failed": optuna.trial.TrialState.FAIL,
-    }[outcome.state]
+    states = {
+        "waiting": TrialState.RUNNING,
+        "complete": TrialState.COMPLETE,
+        "pruned": TrialState.PRUNED,
+        "failed": TrialState.FAIL,
+    }
     try:
-        return optuna.trial.create_trial(
-            state=state,
+        return create_trial(
+            state=states[outcome.state],
             value=outcome.loss if outcome.state == "complete" else None,
-            params=params,
-            distributions=dict(space),
+            params=trial.values,
+            distributions=space,
             intermediate_values=dict(outcome.validations),
         )
-    except (ValueError, TypeError):  # a value that is not of its range
+    except (ValueError, TypeError):
         return None

@@ -179,7 +179,7 @@ class DeepSpeed(Strategy):
 
     def _stage_3_collectives(self, work: StepWork) -> Iterator[Collective]:
         gathered, width = self.gathered(work), 1 if self.quantized else work.width
-        calls = 2 * work.modules * work.accumulation
+        calls = (2 + work.forwards_before) * work.modules * work.accumulation
         if self.within_node:
             # stage3.py, invalidate_secondary_tensor: a step makes only trained weights' second shards stale, and all
             # of them are there after the first use. So frozen weights cross the network once only.
@@ -205,11 +205,12 @@ class DeepSpeed(Strategy):
         if self.stage < 3:
             return 0.0
         parameters = work.frozen + work.trainable
-        return work.accumulation * (2 * parameters - min(parameters, work.live))
+        before = work.forwards_before * parameters
+        return work.accumulation * (before + 2 * parameters - min(parameters, work.live))
 
     def host_operations(self, work: StepWork) -> float:
         """Return the host work that stage 3's hooks add to a micro-step, in operations of the model."""
-        passes = 3 if work.checkpointing else 2
+        passes = work.forwards_before + (3 if work.checkpointing else 2)
         return HOOK_OPERATIONS * work.modules * passes if self.stage == 3 else 0.0
 
 

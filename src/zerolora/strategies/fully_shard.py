@@ -63,7 +63,7 @@ class FullyShard(Strategy):
         units = work.layers + 1
         # train/engines/: gradients are reduced in fp32, at the last micro-step only.
         gradients = work.trainable * FP32_BYTES
-        gathers = work.accumulation * (2 * units - 1)
+        gathers = work.accumulation * ((2 + work.forwards_before) * units - 1)
         yield Collective("all_gather weights", GATHER, scope, self.gathered(work) * work.width, gathers)
         yield Collective("reduce_scatter gradients", SCATTER, scope, gradients, units)
         if self.within_node:
@@ -71,4 +71,5 @@ class FullyShard(Strategy):
 
     def gathered(self, work: StepWork) -> float:
         """Return the number of parameters gathered in one step: twice in a micro-step, once if outside the layers."""
-        return work.accumulation * (2 * (work.frozen + work.trainable) - work.outside)
+        passes = 2 + work.forwards_before
+        return work.accumulation * (passes * (work.frozen + work.trainable) - work.outside)

@@ -60,9 +60,8 @@ class Strategy(ABC):
 
     name: str = field(compare=False)
     """The name in render.strategy."""
-    order: int = field(compare=False)
-    """Position in tables. Of equally fast strategies, the one with the lowest order is chosen, so strategies that shard
-    or move less come first."""
+    about: str = field(compare=False)
+    """What it is, for the reference."""
     sharded: str = field(compare=False)
     """What is sharded or offloaded, for the table in docs/choice.md."""
     costs: str = field(compare=False)

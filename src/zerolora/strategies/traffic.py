@@ -64,6 +64,8 @@ class StepWork:
     """Bytes that the optimizer reads and writes for each trained parameter; AdamW's."""
     update_states: float = 8.0
     """Bytes of the optimizer's states for each trained parameter; AdamW's."""
+    forwards_before: int = 0
+    """Forward passes of the global batch before the step, without gradient."""
     offloads_inputs: bool = False
     """Whether the inputs of checkpointed layers are moved to the host and back."""
 
@@ -100,7 +102,7 @@ def exchanges(work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
     if ranks == 1:
         return
     heads = 2 * (work.heads + work.key_heads)
-    passes = work.accumulation * work.layers * (3 if work.checkpointing else 2)
+    passes = work.accumulation * work.layers * (work.forwards_before + (3 if work.checkpointing else 2))
     scope: Scope = "node" if ranks_per_node % ranks == 0 else "all"
     size = passes * work.tokens * heads * work.head_dim * work.width
     yield Collective("all_to_all heads and tokens", EXCHANGE, scope, size, 2 * passes, ranks)

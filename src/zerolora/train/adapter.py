@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from zerolora.config.method_sections import DEFAULT_INIT
-from zerolora.config.schema import TrainSettings
+from zerolora.config.settings import TrainSettings
 from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
@@ -18,6 +18,7 @@ from zerolora.methods.registry import TRAINABLE
 from zerolora.model.added_tokens import AddedToken, add_rows, write
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_identity import KEY as BASE
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.tensor_file import save_tensors
 from zerolora.train import base_model, earlier_adapter
 from zerolora.train.activation_offload import offload_inputs
@@ -33,7 +34,7 @@ from zerolora.train.training_plan import TrainingPlan
 def adapt(
     weights: Path,
     plan: TrainingPlan,
-    config: dict[str, Any],
+    config: ZeroJson,
     device: torch.device,
     tokens: Sequence[AddedToken] = (),
 ) -> Any:
@@ -68,7 +69,7 @@ def base_of(model: Any) -> Any:
 
 
 def prepared(
-    weights: Path, plan: TrainingPlan, config: dict[str, Any], device: torch.device, tokens: Sequence[AddedToken]
+    weights: Path, plan: TrainingPlan, config: ZeroJson, device: torch.device, tokens: Sequence[AddedToken]
 ) -> tuple[Any, list[int]]:
     """Return the base model ready for training, and the numbers of the rows that `tokens` add to it.
 

@@ -10,13 +10,14 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, config_of
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train import quantized
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.engines.engine import DTYPES, Engine, Loading
 from zerolora.train.training_plan import TrainingPlan
 
 
-def load(weights: Path, plan: TrainingPlan, config: dict[str, Any], engine: type[Engine], device: torch.device) -> Any:
+def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engine], device: torch.device) -> Any:
     """Return the base model of directory `weights`, as `engine` wants it loaded (Engine.loading).
 
     Whole, it lies on `device`: on a GPU each tensor is copied there as it is read, on CPU it stays mapped from the
@@ -45,15 +46,15 @@ def load(weights: Path, plan: TrainingPlan, config: dict[str, Any], engine: type
     return model
 
 
-def loading_of(plan: TrainingPlan, config: dict[str, Any], engine: type[Engine]) -> Loading:
+def loading_of(plan: TrainingPlan, config: ZeroJson, engine: type[Engine]) -> Loading:
     """Return how ranks read the base weights: as the engine wants it, but what is to be quantized whole."""
     return "whole" if TRAINABLE[plan.method].quantizes() else engine.loading(config)
 
 
-def sharded(plan: TrainingPlan, config: dict[str, Any], engine: type[Engine]) -> HfDeepSpeedConfig | None:
+def sharded(plan: TrainingPlan, config: ZeroJson, engine: type[Engine]) -> HfDeepSpeedConfig | None:
     """Return what makes transformers shard the weights that it reads, and peft gather those that it computes with, for
     as long as it is alive: both keep a weak reference. None if weights are not sharded while they are read."""
-    return HfDeepSpeedConfig(config) if loading_of(plan, config, engine) == "sharded" else None
+    return HfDeepSpeedConfig(config.options) if loading_of(plan, config, engine) == "sharded" else None
 
 
 def read(

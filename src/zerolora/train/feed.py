@@ -8,12 +8,16 @@ import torch
 from zerolora.data.packing_plan import PackingPlan
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
+from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.objectives.objective import Objective, Sequence
 from zerolora.train.order import assign, global_batches, spread
 from zerolora.train.sequence_parallel import sequence
 from zerolora.train.training_plan import TrainingPlan
 
-PackedRow = list[dict[str, Any]]
-"""The rows that share a packed row, each with input_ids, labels, source."""
+PackedRow = list[Sequence]
+"""The sequences of the rows that share a packed row."""
+Units = dict[str, int]
+"""How many of each unit of the objective some rows have."""
 
 
 class Batches:
@@ -21,19 +25,26 @@ class Batches:
 
     def __init__(self, rows: Any, packing: PackingPlan, plan: TrainingPlan, rank: int, world: int) -> None:
         """`rows` is a split of the data, `packing` says which of them share a packed row; `rank` is one of `world` that
-        get rows of their own. Raises UserError if rows and packing do not belong together, or are fewer than a global
-        batch."""
+        get rows of their own. Raises UserError if rows and packing do not belong together, are fewer than a global
+        batch, or lack what the objective reads."""
         self.rows, self.packing, self.rank, self.world = rows, packing, rank, world
+        self.objective = OBJECTIVES[plan.objective]
         self.micro_batch = plan.micro_batch
         if len(packing.members) != len(rows):
             raise UserError(
                 f"the packing plan is of {len(packing.members)} rows, but the data has {len(rows)}; "
                 "run `zerolora pack` again"
             )
+        if missing := sorted(self.objective.reads - {*rows.column_names}):
+            raise UserError(
+                f"train.objective is {self.objective.name}, which reads {' and '.join(missing)} of each row, but the "
+                "prepared rows have no such column; write another objective"
+            )
         length, supervised, source = (_column(rows, name) for name in ("length", "supervised", "source"))
         self.tokens, self.work = _sums(length, packing), _sums(length**2, packing)
         # A row's first token is nobody's target, so prepare has not counted it either.
         self._supervised = _sums(supervised, packing)
+        self._units = _units(rows, packing, self.objective)
         # Memory goes by the tokens of a packed row, whatever they attend to.
         largest = int(np.lexsort((self.work, self.tokens))[-1])
         self.order = global_batches(self.work, plan.seed, plan.global_batch, plan.epochs, largest)
@@ -47,14 +58,14 @@ class Batches:
         self._tokens_until = self.tokens[self.order].sum(1).cumsum()
         self._length, self._supervised_of_row, self._source = length, supervised, source
 
-    def at(self, step: int) -> tuple[list[list[PackedRow]], int]:
-        """Return this rank's micro-batches of a step, and the supervised tokens of the whole global batch."""
+    def at(self, step: int) -> tuple[list[list[PackedRow]], Units]:
+        """Return this rank's micro-batches of a step, and the units of the whole global batch."""
         batch = self.order[step]
         micro_batches = [
-            [packed_row(self.rows, self.packing, number) for number in batch[positions[self.rank]].tolist()]
+            [packed_row(self.rows, self.packing, n, self.objective) for n in batch[positions[self.rank]].tolist()]
             for positions in assign(self.work[batch], self.world, self.micro_batch)
         ]
-        return micro_batches, int(self._supervised[batch].sum())
+        return micro_batches, {name: int(counts[batch].sum()) for name, counts in self._units.items()}
 
     def sizes_at(self, step: int) -> tuple[int, int, int]:
         """Return the tokens of a step's global batch, the squared lengths of its rows together, and its supervised
@@ -108,17 +119,24 @@ class Batches:
         return per_source
 
 
-def packed_row(rows: Any, packing: PackingPlan, number: int) -> PackedRow:
-    """Return the rows of packed row `number`."""
+def units_of(rows: Any, packing: PackingPlan, objective: Objective) -> Units:
+    """Return the units of all packed rows."""
+    return {name: int(counts.sum()) for name, counts in _units(rows, packing, objective).items()}
+
+
+def packed_row(rows: Any, packing: PackingPlan, number: int, objective: Objective) -> PackedRow:
+    """Return the sequences of packed row `number`."""
     columns = rows[packing.members[packing.starts[number] : packing.starts[number + 1]].tolist()]
-    names = ("input_ids", "labels", "source")
-    return [dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)]
+    names = (*objective.columns, "source", *objective.numbers)
+    members = zip(*(columns[name] for name in names), strict=True)
+    return [each for values in members for each in objective.sequences(dict(zip(names, values, strict=True)))]
 
 
 def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -> dict[str, Any]:
     """Return a batch of packed rows, padded on the right to the longest: input_ids, [packed rows, longest]; the
-    positions in the flattened batch from which supervised tokens are predicted, these tokens as `targets`, and the
-    `source` of each, [supervised tokens]; and what keeps rows apart.
+    positions in the flattened batch from which supervised tokens are predicted, these tokens as `targets`, the
+    `sequence` that each is in, and its `source`, [supervised tokens]; the `sources` of sequences, and the objective's
+    `numbers` of them, [sequences]; and what keeps rows apart.
 
     Without packing attention_mask marks the padding. With packing there is none, as models take it for all that a token
     may attend to; position_ids that restart at every row, and at the padding, keep rows apart, and no row's first token
@@ -131,34 +149,54 @@ def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -
     longest += -longest % sequence.size
     shape = (len(packed_rows), longest)
     packing = packing or sequence.size > 1
-    names = ("input_ids", "labels", "source", "position_ids" if packing else "attention_mask")
+    names = ("input_ids", "labels", "sequence", "position_ids" if packing else "attention_mask")
     batch: dict[str, Any] = {name: np.zeros(shape, dtype=np.int64) for name in names}
     batch["labels"].fill(IGNORED)
-    of_rows = []
+    of_rows, sources, count = [], [row["source"] for packed in packed_rows for row in packed], 0
     for index, packed in enumerate(packed_rows):
         start = 0
         for row in packed:
             end = start + len(row["input_ids"])
             batch["input_ids"][index, start:end] = row["input_ids"]
             batch["labels"][index, start + 1 : end] = row["labels"][1:]
-            batch["source"][index, start:end] = row["source"]
+            batch["sequence"][index, start:end] = count
             if packing:
                 batch["position_ids"][index, start:end] = np.arange(end - start)
             else:
                 batch["attention_mask"][index, start:end] = 1
-            start = end
+            start, count = end, count + 1
         if packing:
             batch["position_ids"][index, start:] = np.arange(longest - start)
         of_rows.append([len(row["input_ids"]) for row in packed] + [longest - start] * (start < longest))
     # By the position that predicts them; no row's first token is a target, so nothing leaves its packed row.
-    labels, source = np.roll(batch.pop("labels"), -1), np.roll(batch.pop("source"), -1)
+    labels, sequences = np.roll(batch.pop("labels"), -1), np.roll(batch.pop("sequence"), -1)
     if sequence.size > 1:
         batch = {name: np.ascontiguousarray(sequence.own_part(values)) for name, values in batch.items()}
-        labels, source = sequence.own_part(labels), sequence.own_part(source)
-    labels, source = labels.ravel(), source.ravel()
+        labels, sequences = sequence.own_part(labels), sequence.own_part(sequences)
+    labels, sequences = labels.ravel(), sequences.ravel()
     supervised = np.flatnonzero(labels != IGNORED)
-    batch |= {"supervised": supervised, "targets": labels[supervised], "source": source[supervised]}
-    return {name: torch.from_numpy(values).to(device) for name, values in batch.items()} | {"lengths": of_rows}
+    batch |= {"supervised": supervised, "targets": labels[supervised], "sequence": sequences[supervised]}
+    batch["sources"] = np.array(sources, dtype=np.int64)
+    batch["source"] = batch["sources"][batch["sequence"]]
+    tensors = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
+    return {**tensors, "lengths": of_rows, "numbers": _numbers(packed_rows, device)}
+
+
+def _numbers(packed_rows: list[PackedRow], device: torch.device) -> dict[str, torch.Tensor]:
+    names = packed_rows[0][0].keys() - {"input_ids", "labels", "source"}
+    return {
+        name: torch.tensor([row[name] for packed in packed_rows for row in packed], dtype=torch.float64, device=device)
+        for name in names
+    }
+
+
+def _units(rows: Any, packing: PackingPlan, objective: Objective) -> dict[str, np.ndarray]:
+    """Return how many of each unit every packed row has: [packed rows]."""
+    columns = {
+        name: _column(rows, column) if column else np.ones(len(rows), np.int64)
+        for name, column in objective.units.items()
+    }
+    return {name: _sums(values, packing) for name, values in columns.items()}
 
 
 def _column(rows: Any, name: str) -> np.ndarray:

@@ -15,7 +15,7 @@ from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError, wording
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import PackedRow, collate
-from zerolora.train.loss import logits_of, losses, make_whole
+from zerolora.train.loss import logits_of, make_whole, token_losses
 from zerolora.train.non_finite import check_finite
 from zerolora.train.sequence_parallel import sequence
 from zerolora.types import Precision
@@ -94,7 +94,7 @@ def check_loss(model: Any, base: Any, device: torch.device, precision: Precision
     batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
     with _evaluating(model, device):
         ours = torch.zeros_like(batch["input_ids"], dtype=torch.float32)
-        ours[0, batch["supervised"]] = losses(model, batch)
+        ours[0, batch["supervised"]] = token_losses(model, batch)
         ours = sequence.whole(ours)[0, : len(tokens) - 1]
         logits = logits_of(model, batch)[0, : len(tokens) - 1].float()
     theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:], device=device), reduction="none")

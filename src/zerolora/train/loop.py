@@ -3,6 +3,7 @@
 import hashlib
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from zerolora.train.adapter import base_of
 from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.engine import WEIGHT, Engine
-from zerolora.train.feed import Batches, collate, packed_row
+from zerolora.train.feed import Batches, PackedRow, Units, collate, packed_row, units_of
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
-from zerolora.train.loss import loss_sum
+from zerolora.train.loss import token_losses
 from zerolora.train.non_finite import check_finite, first_loss
 from zerolora.train.telemetry.writer import TelemetryWriter
+from zerolora.train.totals import Totals
 from zerolora.train.training_plan import TrainingPlan
 from zerolora.train.validation import Validations
 
@@ -48,6 +50,7 @@ class Loop:
     ) -> None:
         """`packed` tells whether rows are joined to packed rows; `sources` is how many the data comes from."""
         self.engine, self.batches, self.plan, self.packed = engine, batches, plan, packed
+        self.objective = batches.objective
         self.sources, self.device, self.checkpoints = sources, device, checkpoints
         self.telemetry, self.stop, self.heartbeat = telemetry, stop, heartbeat
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -56,7 +59,9 @@ class Loop:
         self.step = 0
         """Optimizer steps made."""
         self.losses: list[float] = []
-        """Mean loss per supervised token of each step."""
+        """Mean loss of each step."""
+        self.metrics: dict[str, list[float]] = {name: [] for name in self.objective.metrics}
+        """The objective's further metrics of each step."""
         self.loss_by_source = torch.zeros(sources, dtype=torch.float64)
         """Summed loss of all steps so far."""
         self.validations = Validations(plan)
@@ -78,6 +83,7 @@ class Loop:
         self.engine.restore(state.parts, state.updates, state.loss_scale)
         self.step, self.resumes, self.seconds = state.step, state.resumes + 1, state.seconds
         self.losses, self.loss_by_source = state.loop["loss"].tolist(), state.loop["loss_by_source"]
+        self.metrics = {name: state.loop[f"metric.{name}"].tolist() for name in self.metrics}
         self.validations.restore(state.loop["validation"], state.best)
         if self.rank == 0:
             LOGGER.info(f"resuming at step {self.step} of {self.batches.steps} from {name}")
@@ -101,13 +107,16 @@ class Loop:
                 if self.step == steps or self.validations.exhausted or self.validations.above_bar:
                     break
                 due = self.rank == 0 and self.checkpoints.due(self.step + 1)
-                loss, asked, due = self._optimizer_step(due)
+                totals, asked, due = self._optimizer_step(due)
+                loss, metrics = totals.loss, totals.metrics
                 if not math.isfinite(loss):
                     raise self._not_finite(loss)
                 self.losses.append(loss)
+                for name, value in metrics.items():
+                    self.metrics[name].append(value)
                 self.step += 1
                 self.seconds = before + time.monotonic() - started
-                row = self.telemetry.write(self.step, loss, self._learning_rate(self.step - 1))
+                row = self.telemetry.write(self.step, loss, self._learning_rate(self.step - 1), metrics)
                 tokens = self.batches.tokens_until(self.step) - tokens_before
                 bar.update(text=_figures(loss, tokens / (time.monotonic() - started), row.get("gradient_norm")))
                 if asked or due or self.step == steps:
@@ -118,75 +127,117 @@ class Loop:
             why = wording(", which is above its bar (train.stop_above)" if self.validations.above_bar else "")
             LOGGER.info(f"stops early: {self.validations}{why}")
 
-    def _optimizer_step(self, due: bool) -> tuple[float, bool, bool]:
+    def _optimizer_step(self, due: bool) -> tuple[Totals, bool, bool]:
         """Make a step on a global batch; `due` tells whether this rank finds a checkpoint due.
 
-        Returns the mean loss per supervised token, and of all ranks whether any was asked to stop, or found a
-        checkpoint due.
+        Returns the totals of the global batch, and of all ranks whether any was asked to stop, or found a checkpoint
+        due.
         """
         self.telemetry.start()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = group["ratio"] * self._learning_rate(self.step)
         # A resumed step draws the same dropout as it would have, and every rank draws its own.
         torch.manual_seed(_seed(self.plan.seed, self.step, self.rank))
-        micro_batches, tokens = self.batches.at(self.step)
-        sums = torch.zeros(3 + self.sources, dtype=torch.float64)
+        micro_batches, units = self.batches.at(self.step)
+        totals = Totals(self.objective, units, self.sources)
+        means: dict[str, float] = {}
+        if self.objective.before:
+            means = self._means(self._batches_before(micro_batches), units)
+            self.engine.train()
+            self.telemetry.lap("forward")
         for micro_batch in micro_batches:
             batch = collate(micro_batch, self.packed, self.device)
             self.telemetry.lap("data")
             self.heartbeat.step(self.step + 1, "forward")
             with self.telemetry.routers.watched(micro_batch, batch):
-                loss, parts = loss_sum(self.engine, batch, self.sources)
+                values = self.objective.values(token_losses(self.engine, batch), batch, means)
+            terms = totals.add(values)
             self.telemetry.lap("forward")
             self.heartbeat.step(self.step + 1, "backward")
-            # Whatever the engine divides by, a token must count the same in every batch.
-            self.engine.backward(loss * (self.engine.divisor / tokens))
+            # Whatever the engine divides by, an item of a unit must count the same in every batch.
+            self.engine.backward(totals.weighted(terms, self.engine.divisor))
             self.telemetry.lap("backward")
             self.engine.step()
             self.telemetry.lap("optimizer")
-            sums[0] += loss.detach().cpu()
-            sums[3:] += parts.cpu()
         self.heartbeat.step(self.step + 1, "sum of the losses")
-        sums[1], sums[2] = self.stop.asked, due
-        sums, routed = self._summed(torch.cat([sums, self.telemetry.routers.sums()])).tensor_split([len(sums)])
+        asked = torch.tensor([self.stop.asked, due], dtype=torch.float64)
+        routed = self.telemetry.routers.sums()
+        summed = self._summed(torch.cat([totals.sums[:1], asked, totals.sums[1:], routed]))
+        first, asked, others, routed = summed.split([1, 2, len(totals.sums) - 1, len(routed)])
+        totals.sums = torch.cat([first, others])
         self.telemetry.routers.take(routed)
         self.telemetry.lap("communication")
-        self.loss_by_source += sums[3:]
-        return sums[0].item() / tokens, bool(sums[1]), bool(sums[2])
+        self.loss_by_source += totals.by_source
+        return totals, bool(asked[0]), bool(asked[1])
+
+    def _batches_before(self, micro_batches: list[list[PackedRow]]) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Yield the batches of the pass before a step, each of which counts."""
+        for micro_batch in micro_batches:
+            self.heartbeat.step(self.step + 1, "forward")
+            yield collate(micro_batch, self.packed, self.device), True
 
     def validate(self, rows: Any, packing: PackingPlan) -> bool:
-        """Compute the mean loss per supervised token of a split, and keep the adapter if it is the best and wanted.
+        """Compute the mean loss and the metrics of a split, and keep the adapter if it is the best and wanted.
 
         Returns whether it is the best. Raises Stopped when asked to stop.
         """
         self.engine.eval()
-        sums = torch.zeros(2, dtype=torch.float64)  # loss, supervised tokens
-        count, size = len(packing.starts) - 1, self.plan.micro_batch
+        units = units_of(rows, packing, self.objective)
+        totals = Totals(self.objective, units, self.sources)
         with torch.no_grad():
-            # Every rank makes as many forward passes (stage 3 gathers in each); a rank out of rows repeats one.
-            for start in range(0, count, size * self.data_ranks):
-                self.heartbeat.at(f"validation from row {start}", "step")
-                first = start + self.data_rank * size
-                numbers = range(first, min(first + size, count)) if first < count else [0]
-                batch = collate([packed_row(rows, packing, number) for number in numbers], self.packed, self.device)
-                loss, _ = loss_sum(self.engine, batch, self.sources)
-                if first < count:
-                    sums += torch.tensor([loss.item(), len(batch["targets"])], dtype=torch.float64)
-                if self._summed(torch.tensor(float(self.stop.asked))):
-                    self._save()
-                    self._stop()
-        total, tokens = self._summed(sums).tolist()
-        best = self.validations.add(self.step, total / tokens)
+            means = self._means(self._validation_batches(rows, packing), units) if self.objective.before else {}
+            for batch, own in self._validation_batches(rows, packing):
+                values = self.objective.values(token_losses(self.engine, batch), batch, means)
+                if own:
+                    totals.add(values)
+        totals.sums = self._summed(totals.sums)
+        best = self.validations.add(self.step, {"loss": totals.loss, **totals.metrics})
         if self.rank == 0:
             LOGGER.info(f"step {self.step}: {self.validations}")
         if best and self.validations.keeps_best:
             self.validations.best = self.engine.part(WEIGHT)
         return best
 
+    def _validation_batches(self, rows: Any, packing: PackingPlan) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Yield this rank's batches of a split, and whether each counts. Collective: every rank gets as many (stage 3
+        gathers in each forward pass); a rank out of rows repeats one, which does not count. Raises Stopped when asked
+        to stop."""
+        count, size = len(packing.starts) - 1, self.plan.micro_batch
+        for start in range(0, count, size * self.data_ranks):
+            self.heartbeat.at(f"validation from row {start}", "step")
+            first = start + self.data_rank * size
+            numbers = range(first, min(first + size, count)) if first < count else [0]
+            packed_rows = [packed_row(rows, packing, number, self.objective) for number in numbers]
+            yield collate(packed_rows, self.packed, self.device), first < count
+            if self._summed(torch.tensor(float(self.stop.asked))):
+                self._save()
+                self._stop()
+
+    def _means(self, batches: Iterator[tuple[dict[str, Any], bool]], units: Units) -> dict[str, float]:
+        """Return the means over batches that the objective's loss needs, those of all ranks, by a forward pass of its
+        own; `units` are those of all of them. Collective; leaves the model in evaluation mode."""
+        self.engine.eval()
+        sums = torch.zeros(len(self.objective.before), dtype=torch.float64)
+        with torch.no_grad():
+            for batch, own in batches:
+                values = self.objective.values_before(token_losses(self.engine, batch), batch)
+                if own:
+                    sums += torch.stack([values[name].double().sum().cpu() for name in self.objective.before])
+        names = self.objective.before.items()
+        return {
+            name: total / max(1, units[unit])
+            for (name, unit), total in zip(names, self._summed(sums).tolist(), strict=True)
+        }
+
     def history(self) -> list[dict[str, Any]]:
-        """Return loss and learning rate of every step."""
+        """Return loss, learning rate and metrics of every step."""
         return [
-            {"step": step + 1, "loss": loss, "learning_rate": self._learning_rate(step)}
+            {
+                "step": step + 1,
+                "loss": loss,
+                "learning_rate": self._learning_rate(step),
+                **{name: values[step] for name, values in self.metrics.items()},
+            }
             for step, loss in enumerate(self.losses)
         ]
 
@@ -211,6 +262,9 @@ class Loop:
                 "loss": torch.tensor(self.losses, dtype=torch.float64),
                 "loss_by_source": self.loss_by_source.clone(),
                 "validation": self.validations.state(),
+                **{
+                    f"metric.{name}": torch.tensor(values, dtype=torch.float64) for name, values in self.metrics.items()
+                },
             }
             state = State(
                 self.step,
@@ -219,7 +273,7 @@ class Loop:
                 loop,
                 self.seconds,
                 self.resumes,
-                best_step=self.validations.lowest[0] if self.validations.best else None,
+                best_step=self.validations.best_of_all[0] if self.validations.best else None,
                 best=self.validations.best,
                 loss_scale=self.engine.loss_scale(),
             )

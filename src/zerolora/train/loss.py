@@ -1,4 +1,4 @@
-"""The loss of a causal language model: of supervised tokens only, a chunk of them at a time.
+"""The cross-entropy of each supervised token, which objectives compute their loss from: a chunk of them at a time.
 
 Logits are the widest tensor of a step: [tokens, vocabulary], in the model's precision and again in fp32. Here they are
 computed for the positions before supervised tokens only, and never all at once: with a frozen output head a chunk's
@@ -19,15 +19,7 @@ from zerolora.train.attention import lengths
 from zerolora.train.sequence_parallel import sequence
 
 
-def loss_sum(model: Any, batch: dict[str, Any], sources: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed cross-entropy of the batch's supervised tokens, fp32, and its parts by source, detached."""
-    each = losses(model, batch)
-    parts = torch.zeros(sources, dtype=torch.float32, device=each.device)
-    parts.index_add_(0, batch["source"], each.detach())
-    return each.sum(), parts
-
-
-def losses(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+def token_losses(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """Return the cross-entropy of each supervised token, fp32: [supervised tokens]."""
     each = model(**_inputs(batch), use_cache=False, supervised=batch["supervised"], targets=batch["targets"])
     assert isinstance(each, torch.Tensor)

@@ -5,6 +5,7 @@ Started by launcher.py through __main__.py.
 
 import argparse
 import contextlib
+import copy
 import csv
 import gc
 import io
@@ -19,11 +20,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 import transformers
-from pydantic import ValidationError
 
 from zerolora.compat import bitsandbytes_patches
 from zerolora.compat.transformers_patches import compile_conversions
-from zerolora.config.settings import TrainingChoice, TrainSettings
+from zerolora.config.settings import TrainSettings
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError, explained
@@ -37,6 +37,7 @@ from zerolora.model.base_identity import base_identity
 from zerolora.model.manifest import located
 from zerolora.model.prompt_format import write_adapter_format
 from zerolora.optimizers import OPTIMIZERS
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train import earlier_adapter, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, takes_out
 from zerolora.train.base_model import loading_of
@@ -96,7 +97,7 @@ def train(
     stop, heartbeat = Stop(), Heartbeat()
     paths = Paths(data, packing, zero, weights, checkpoints_of_run, output)
     plan, config = read_plan(settings, zero)
-    _own_folders(config, paths.checkpoints.name)
+    config = _own_folders(config, paths.checkpoints.name)
     device = claim_device(plan)
     times = Stopwatch(device)
     sent = Collectives(times)
@@ -197,27 +198,25 @@ def _resumable() -> Iterator[None]:
         raise UserError(f"{explained(error)}; the same command then resumes from the last checkpoint") from None
 
 
-def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, dict[str, Any]]:
-    """Return everything that training is told, and the engine's own options, of a run's zero.json. Raises UserError if
-    another version rendered it."""
-    config = read_json(zero, "zerolora render")
-    try:
-        choice = TrainingChoice.model_validate(config.pop("zerolora"))
-    except (KeyError, ValidationError):
-        raise UserError(f"{zero}: was written by another version; run `zerolora render` again") from None
-    return TrainingPlan.of(settings, choice), config
+def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, ZeroJson]:
+    """Return everything that training is told, and the engine's options with it, of a run's zero.json. Raises UserError
+    if the file is not what `render` writes."""
+    config = ZeroJson.read(zero)
+    return TrainingPlan.of(settings, config.choice), config
 
 
-def _own_folders(config: dict[str, Any], run: str) -> None:
-    """Give a run its own folder on the disk that states are moved to: DeepSpeed names files by rank alone, so two runs
-    on one machine would read each other's."""
+def _own_folders(config: ZeroJson, run: str) -> ZeroJson:
+    """Return options with a folder of the run's own on the disk that states are moved to: DeepSpeed names files by rank
+    alone, so two runs on one machine would read each other's."""
+    options = copy.deepcopy(config.options)
     for section in ("offload_param", "offload_optimizer"):
-        options = config.get("zero_optimization", {}).get(section) or {}
-        if options.get("nvme_path"):
-            options["nvme_path"] = str(Path(options["nvme_path"]) / run)
+        offload = options.get("zero_optimization", {}).get(section) or {}
+        if offload.get("nvme_path"):
+            offload["nvme_path"] = str(Path(offload["nvme_path"]) / run)
+    return ZeroJson(options=options, choice=config.choice)
 
 
-def _run(paths: Paths, plan: TrainingPlan, config: dict[str, Any], keep: int) -> tuple[Batches, Checkpoints]:
+def _run(paths: Paths, plan: TrainingPlan, config: ZeroJson, keep: int) -> tuple[Batches, Checkpoints]:
     """Return a run's batches, those of this rank, and its checkpoints."""
     rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
     rows, packing = open_split(paths.data, "train"), open_plan(paths.packing / "train.arrow")
@@ -312,12 +311,16 @@ def _write_metrics(
 ) -> None:
     """Write loss.csv, telemetry.csv, train.json and train_resources.json of a finished loop. Rank 0 only."""
     batches, validations = loop.batches, loop.validations
-    tokens, validated = batches.tokens_until(batches.steps), dict(validations.losses)
-    published = validations.lowest if validations.best else validations.losses[-1]
+    tokens, validated = batches.tokens_until(batches.steps), dict(validations.made)
+    published_step, published = validations.best_of_all if validations.best else validations.made[-1]
     table = io.StringIO()
-    writer = csv.DictWriter(table, ["step", "loss", "learning_rate", "loss_validation"], lineterminator="\n")
+    names = [*loop.metrics, *(f"{name}_validation" for name in loop.metrics)]
+    columns = ["step", "loss", "learning_rate", "loss_validation", *names]
+    writer = csv.DictWriter(table, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**row, "loss_validation": validated.get(row["step"], "")} for row in loop.history())
+    for row in loop.history():
+        figures = validated.get(row["step"], dict.fromkeys(published, ""))
+        writer.writerow({**row, **{f"{name}_validation": value for name, value in figures.items()}})
     metrics = {
         "steps": batches.steps,
         "planned_steps": batches.planned,
@@ -326,8 +329,10 @@ def _write_metrics(
         "trainable_parameters": trainable_parameters,
         "loss_first": loop.losses[0],
         "loss_last": loop.losses[-1],
-        "loss_validation": published[1],
-        "published_step": published[0],
+        **{f"{name}_validation": value for name, value in published.items()},
+        **{f"{name}_first": values[0] for name, values in loop.metrics.items()},
+        **{f"{name}_last": values[-1] for name, values in loop.metrics.items()},
+        "published_step": published_step,
         **batches.balance(),
         **loop.telemetry.routed(),
         **_by_source(_sources(paths.data), loop.loss_by_source.tolist(), batches),

@@ -1,4 +1,4 @@
-"""The validation losses of a run: the best adapter so far, and whether training stops early."""
+"""The validations of a run: the best adapter so far, and whether training stops early."""
 
 import math
 
@@ -6,19 +6,22 @@ import torch
 
 from zerolora.config.settings import TrainSettings
 from zerolora.errors import wording
+from zerolora.train.objectives import OBJECTIVES
 
 
 class Validations:
-    """The validation losses so far, and the adapter of the lowest."""
+    """Loss and metrics of the validations so far, and the adapter of the best."""
 
     def __init__(self, settings: TrainSettings) -> None:
         self.every, self.patience = settings.validation_steps, settings.patience
         self.stop_above = {bar.step: bar.loss for bar in settings.stop_above}
         self.keeps_best = settings.keep == "best" and self.every is not None
-        self.losses: list[tuple[int, float]] = []
-        """(step, loss per supervised token) of each validation."""
+        self.objective = OBJECTIVES[settings.objective]
+        self.names = ("loss", *self.objective.metrics)
+        self.made: list[tuple[int, dict[str, float]]] = []
+        """(step, {"loss": mean loss, metric: mean}) of each validation."""
         self.best: dict[str, torch.Tensor] = {}
-        """The fp32 adapter of the lowest, on rank 0; empty if the last one is published."""
+        """The fp32 adapter of the best, on rank 0; empty if the last one is published."""
 
     def due(self, step: int) -> bool:
         """Tell whether to validate after `step` steps."""
@@ -26,44 +29,52 @@ class Validations:
 
     def has(self, step: int) -> bool:
         """Tell whether the state after `step` steps was validated."""
-        return bool(self.losses) and self.losses[-1][0] == step
+        return bool(self.made) and self.made[-1][0] == step
 
-    def add(self, step: int, loss: float) -> bool:
-        """Add a validation's loss and tell whether it is the lowest so far."""
-        lowest = self.lowest[1] if self.losses else math.inf
-        self.losses.append((step, loss))
-        return loss < lowest
+    def add(self, step: int, figures: dict[str, float]) -> bool:
+        """Add a validation's loss and metrics, and tell whether it is the best so far."""
+        best = self._rank(self.best_of_all[1]) if self.made else math.inf
+        self.made.append((step, figures))
+        return self._rank(self.made[-1][1]) < best
 
     @property
-    def lowest(self) -> tuple[int, float]:
-        """Step and loss of the best, the first of equal ones; NaN counts as infinite."""
-        return min(self.losses, key=lambda each: (math.inf if math.isnan(each[1]) else each[1], each[0]))
+    def best_of_all(self) -> tuple[int, dict[str, float]]:
+        """Step and figures of the best, the first of equal ones; NaN is the worst."""
+        return min(self.made, key=lambda each: (self._rank(each[1]), each[0]))
 
     @property
     def exhausted(self) -> bool:
-        """Whether none of the last `patience` validations was a new lowest."""
-        if self.patience is None or not self.losses:
+        """Whether none of the last `patience` validations was a new best."""
+        if self.patience is None or not self.made:
             return False
-        return sum(step > self.lowest[0] for step, _ in self.losses) >= self.patience
+        return sum(step > self.best_of_all[0] for step, _ in self.made) >= self.patience
 
     @property
     def above_bar(self) -> bool:
         """Whether the lowest loss is above what `stop_above` says of the step of the last validation."""
-        if not self.losses:
+        if not self.made:
             return False
-        lowest = self.lowest[1]
-        return (math.inf if math.isnan(lowest) else lowest) > self.stop_above.get(self.losses[-1][0], math.inf)
+        lowest = min(math.inf if math.isnan(figures["loss"]) else figures["loss"] for _, figures in self.made)
+        return lowest > self.stop_above.get(self.made[-1][0], math.inf)
 
     def __str__(self) -> str:
-        (step, loss), (best_step, lowest) = self.losses[-1], self.lowest
+        name, extreme = self.objective.best, wording("highest" if self.objective.highest else "lowest")
+        (step, figures), (best_step, best) = self.made[-1], self.best_of_all
         if step == best_step:
-            return wording(f"validation loss {loss:.4f}, the lowest so far")
-        return wording(f"validation loss {loss:.4f}, the lowest was {lowest:.4f} at step {best_step}")
+            return wording(f"validation {name} {figures[name]:.4f}, the {extreme} so far")
+        return wording(f"validation {name} {figures[name]:.4f}, the {extreme} was {best[name]:.4f} at step {best_step}")
 
     def state(self) -> torch.Tensor:
-        """Return the losses for a checkpoint: [validations, 2], fp64."""
-        return torch.tensor(self.losses, dtype=torch.float64).reshape(-1, 2)
+        """Return step, loss and metrics of each for a checkpoint: [validations, 2 + metrics], fp64."""
+        rows = [(step, *(figures[name] for name in self.names)) for step, figures in self.made]
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 1 + len(self.names))
 
     def restore(self, state: torch.Tensor, best: dict[str, torch.Tensor]) -> None:
         """Take over what `state` returned, and the best adapter."""
-        self.losses, self.best = [(int(step), loss) for step, loss in state.tolist()], best
+        self.made = [(int(step), dict(zip(self.names, figures, strict=True))) for step, *figures in state.tolist()]
+        self.best = best
+
+    def _rank(self, figures: dict[str, float]) -> float:
+        """Return what is lowest for the best."""
+        value = figures[self.objective.best]
+        return math.inf if math.isnan(value) else -value if self.objective.highest else value

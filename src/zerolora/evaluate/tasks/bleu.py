@@ -1,7 +1,48 @@
-"""bleu: sacrebleu's BLEU, of each answer and of all answers together."""
+"""bleu: sacrebleu's BLEU, of each answer and of all answers together with their 95 % interval."""
 
-from zerolora.evaluate.tasks.corpus_scores import corpus_of, judge_of
-from zerolora.evaluate.tasks.task import Task, TaskExample
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from zerolora.evaluate.tasks.task import Judgement, Row, Task, TaskExample
+
+RESAMPLES = 1000
+
+
+@cache
+def _metric(kind: str, of_sentences: bool) -> Any:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    # BLEU of a sentence without a match of four words is 0 unless it counts fewer (sacrebleu's own advice).
+    return CHRF() if kind == "chrf" else BLEU(effective_order=of_sentences)
+
+
+def judge_of(kind: str) -> Callable[[Row, str], Judgement]:
+    """Return the judge of a metric, `bleu` or `chrf`: sentence_<kind> of each answer, from 0 to 100."""
+
+    def judge(row: Row, answer: str) -> Judgement:
+        expected = row["expected"].strip()
+        score = float(_metric(kind, True).sentence_score(answer, [expected]).score)
+        return Judgement(bool(answer), answer == expected, {f"sentence_{kind}": score}, (answer, expected))
+
+    return judge
+
+
+def corpus_of(kind: str) -> Callable[[Sequence[Any]], Mapping[str, float]]:
+    """Return the corpus metric: its value, and where it lies in 95 % of RESAMPLES resamples of the answers."""
+
+    def corpus(pairs: Sequence[tuple[str, str]]) -> Mapping[str, float]:
+        answers, expected = ([pair[number] for pair in pairs] for number in (0, 1))
+        if len(pairs) == 1:  # nothing to resample
+            value = float(_metric(kind, False).corpus_score(answers, [expected]).score)
+            return {kind: value, f"{kind}_low": value, f"{kind}_high": value}
+        found = _metric(kind, False).corpus_score(answers, [expected], n_bootstrap=RESAMPLES)
+        middle, half = float(found._mean), float(found._ci)
+        return {kind: float(found.score), f"{kind}_low": middle - half, f"{kind}_high": middle + half}
+
+    return corpus
+
 
 TASK = Task(
     name="bleu",

@@ -1,6 +1,6 @@
 """chrf: sacrebleu's chrF, of each answer and of all answers together."""
 
-from zerolora.evaluate.tasks.corpus_scores import corpus_of, judge_of
+from zerolora.evaluate.tasks.bleu import corpus_of, judge_of
 from zerolora.evaluate.tasks.task import Task, TaskExample
 
 TASK = Task(

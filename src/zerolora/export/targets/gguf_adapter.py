@@ -8,9 +8,8 @@ from typing import Any
 
 from zerolora.config.target_sections import GgufAdapter
 from zerolora.export import llama_cpp
-from zerolora.export.peft_limits import check_plain_lora
+from zerolora.export.adapter_limits import WEIGHTS, check_plain_lora
 from zerolora.export.targets.target import ExportTarget, Opened, RunResult
-from zerolora.export.vllm_limits import WEIGHTS
 from zerolora.tensor_file import read_header
 
 FILE = "adapter.gguf"

@@ -8,10 +8,8 @@ from typing import Any
 from zerolora.config.target_sections import VllmAdapter
 from zerolora.errors import UserError
 from zerolora.export import opened
-from zerolora.export.peft_limits import MERGED
+from zerolora.export.adapter_limits import MERGED, WEIGHTS, check_for_vllm, rank_limit
 from zerolora.export.targets.target import ExportTarget, Opened, RunResult
-from zerolora.export.vllm import opened_by_vllm
-from zerolora.export.vllm_limits import WEIGHTS, check_for_vllm, rank_limit
 from zerolora.methods.adapter_config import largest_rank
 
 FILES = ("adapter_config.json", WEIGHTS)
@@ -36,7 +34,7 @@ def _run(source: RunResult, settings: VllmAdapter, output: Path) -> dict[str, An
 def _opened(source: RunResult, settings: VllmAdapter, output: Path) -> Opened:
     """Open the copy with vLLM where the config names one, else with peft, on the base model."""
     if source.vllm_python is not None:
-        return opened_by_vllm(source.vllm_python, source.weights, source.data, output, source.device)
+        return opened.by_vllm(source.vllm_python, source.weights, source.data, output, source.device)
     return opened.answering(opened.with_adapter(source.weights, output), f"peft {version('peft')}")
 
 

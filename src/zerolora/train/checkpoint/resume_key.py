@@ -11,7 +11,9 @@ from zerolora.files import MANIFEST, canonical
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model import foreign
 from zerolora.model.added_tokens import of_data
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.earlier_adapter import provenance
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.training_plan import TrainingPlan
 
 # Settings of training that change no loss beyond rounding: a run may go on with others. All the rest binds.
@@ -41,7 +43,7 @@ FREE = frozenset(
 SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker", "canary"})
 
 
-def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: Path, weights: Path) -> dict[str, Any]:
+def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, weights: Path) -> dict[str, Any]:
     """Return what the losses depend on, but for rounding: settings by their config key, and hashes of the inputs.
 
     A key at its neutral value is left out, so that a new key with its default makes no unfinished run another one.
@@ -49,7 +51,7 @@ def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: 
     """
     settings = compared(plan)
     rows = ("train.arrow", "validation.arrow")
-    origin = {}
+    origin, metrics = {}, list(OBJECTIVES[plan.objective].metrics)
     if plan.from_adapter:
         found = provenance(Path(plan.from_adapter), TRAINABLE[plan.method])
         origin = {"adapter that training goes on from": found["sha256"]}
@@ -58,23 +60,25 @@ def resume_key(plan: TrainingPlan, config: dict[str, Any], data: Path, packing: 
         **origin,
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
         **({"added_tokens": _hash(added)} if added else {}),
-        "train.gradient_clipping": config["gradient_clipping"],
+        **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint holds those of every step
+        "train.gradient_clipping": config.engine.gradient_clipping,
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
         "data": _hash({name: foreign.manifest(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),
         "packing": _hash({name: foreign.manifest(packing / MANIFEST, "zerolora pack")["files"][name] for name in rows}),
     }
 
 
-def run_fingerprint(plan: TrainingPlan, config: dict[str, Any], steps: int) -> dict[str, Any]:
+def run_fingerprint(plan: TrainingPlan, config: ZeroJson, steps: int) -> dict[str, Any]:
     """Return what makes a finished run the very same, its speed and memory too."""
     settings = {key: value for key, value in compared(plan).items() if key not in SAVING}
     chosen: Chosen = {
         "methods": {plan.method},
         "optimizers": {plan.optimizer},
         "train.engines": {plan.engine},
+        "train.objectives": {plan.objective},
         "strategies": (),
     }
-    return {"steps": steps, "settings": settings, "config": config, "code": of_stage("train", chosen)}
+    return {"steps": steps, "settings": settings, "config": config.options, "code": of_stage("train", chosen)}
 
 
 def _hash(value: Any) -> str:

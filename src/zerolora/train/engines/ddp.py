@@ -7,13 +7,14 @@ import torch
 from torch.nn.utils import parametrize
 
 from zerolora.compat.torch_patches import ddp_reductions, time_every_reduction
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.engines.engine import WEIGHT, TorchEngine
 
 
 class DDP(TorchEngine):
     """torch's DistributedDataParallel: everything on every rank."""
 
-    def wrap(self, model: Any, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+    def wrap(self, model: Any, config: ZeroJson, dtype: torch.dtype, device: torch.device) -> Any:
         model.to(device)
         _compute_in(dtype, model)
         self.engine = torch.nn.parallel.DistributedDataParallel(
@@ -22,7 +23,7 @@ class DDP(TorchEngine):
             # All ranks read the same files and drew the same adapter: nothing to send.
             init_sync=False,
             broadcast_buffers=False,
-            **config["ddp"],
+            **config.engine.ddp,
         )
         time_every_reduction(self.engine)
         return model

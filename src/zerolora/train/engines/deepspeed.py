@@ -9,6 +9,7 @@ import torch
 import torch.distributed
 
 from zerolora.compat import deepspeed_patches as compat
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.engines.engine import WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
 from zerolora.train.training_plan import TrainingPlan
 
@@ -25,7 +26,7 @@ class DeepSpeedEngine(Engine):
         compat.apply_startup_patches()
 
     @staticmethod
-    def connect(config: dict[str, Any], device: torch.device) -> None:
+    def connect(config: ZeroJson, device: torch.device) -> None:
         import deepspeed
 
         Engine.connect(config, device)
@@ -33,16 +34,17 @@ class DeepSpeedEngine(Engine):
         deepspeed.init_distributed(dist_backend=backend(device), verbose=False)
 
     @staticmethod
-    def loading(config: dict[str, Any]) -> Loading:
-        return "sharded" if config["zero_optimization"]["stage"] == 3 else "whole"
+    def loading(config: ZeroJson) -> Loading:
+        return "sharded" if config.engine.zero_optimization.stage == 3 else "whole"
 
-    def __init__(self, model: Any, config: dict[str, Any], plan: TrainingPlan, device: torch.device) -> None:
+    def __init__(self, model: Any, config: ZeroJson, plan: TrainingPlan, device: torch.device) -> None:
         super().__init__(model, config, plan, device)
         import deepspeed
 
         self.client = build_optimizer(trained(model), plan)
-        self.engine, self.optimizer, *_ = deepspeed.initialize(model=model, optimizer=self.client, config=config)
-        if config["zero_optimization"].get("zero_quantized_nontrainable_weights"):
+        parts = deepspeed.initialize(model=model, optimizer=self.client, config=config.options)
+        self.engine, self.optimizer, *_ = parts
+        if config.engine.zero_optimization.zero_quantized_nontrainable_weights:
             # Weights were sharded while they still counted as trained, so none is quantized yet (DeepSpeed#3954).
             self.optimizer.quantize_nontrainable_params()
         self.module = self.engine.module

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from zerolora.config.settings import TrainSettings
 from zerolora.optimizers import OPTIMIZERS
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.launch.rendezvous import rendezvous
 from zerolora.train.training_plan import TrainingPlan
 
@@ -32,8 +33,8 @@ class Engine(torch.nn.Module):
     reentrant = False
     """Which kind of activation checkpointing the engine works with (torch.utils.checkpoint)."""
 
-    def __init__(self, model: Any, config: dict[str, Any], plan: TrainingPlan, device: torch.device) -> None:
-        """Make `model` ready to be trained as `config`, results/<run>/zero.json, says. Collective."""
+    def __init__(self, model: Any, config: ZeroJson, plan: TrainingPlan, device: torch.device) -> None:
+        """Make `model` ready to be trained as `config` says. Collective."""
         super().__init__()
         self.recipe = OPTIMIZERS[plan.optimizer]
 
@@ -42,12 +43,12 @@ class Engine(torch.nn.Module):
         """Import what the engine needs, before the ranks of a node are forked; computes nothing."""
 
     @staticmethod
-    def connect(config: dict[str, Any], device: torch.device) -> None:
+    def connect(config: ZeroJson, device: torch.device) -> None:
         """Let the ranks join, before the model loads. Collective."""
         rendezvous(backend(device))
 
     @staticmethod
-    def loading(config: dict[str, Any]) -> Loading:
+    def loading(config: ZeroJson) -> Loading:
         """Return how ranks read the base weights."""
         return "whole"
 
@@ -116,11 +117,11 @@ class Engine(torch.nn.Module):
 class TorchEngine(Engine):
     """What DDP and FSDP share: accumulation, clipping and optimizer of their own, on fp32 adapter weights."""
 
-    def __init__(self, model: Any, config: dict[str, Any], plan: TrainingPlan, device: torch.device) -> None:
+    def __init__(self, model: Any, config: ZeroJson, plan: TrainingPlan, device: torch.device) -> None:
         super().__init__(model, config, plan, device)
         for parameter in trained(model).values():
             parameter.data = parameter.data.float()
-        self.accumulation, self.clipping = plan.accumulation, config["gradient_clipping"]
+        self.accumulation, self.clipping = plan.accumulation, config.engine.gradient_clipping
         self.divisor = torch.distributed.get_world_size()
         self.micro_step = 0
         self.norm: torch.Tensor | None = None
@@ -130,7 +131,7 @@ class TorchEngine(Engine):
         adapter = {name: self.held[parameter] for name, parameter in trained(self.module).items()}
         self.optimizer = build_optimizer(adapter, plan)
 
-    def wrap(self, model: Any, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+    def wrap(self, model: Any, config: ZeroJson, dtype: torch.dtype, device: torch.device) -> Any:
         """Return the model on its device, ready to be called on every rank; it computes in `dtype`."""
         raise NotImplementedError
 

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from zerolora.errors import UserError
+from zerolora.planner.zero_json import FsdpOptions, ZeroJson
 from zerolora.train.engines.engine import DTYPES, WEIGHT, Loading, Tensors, TorchEngine, backend
 from zerolora.train.launch.rendezvous import broadcast_json, rendezvous
 
@@ -17,31 +18,31 @@ class FSDP(TorchEngine):
     """torch's fully_shard."""
 
     @staticmethod
-    def connect(config: dict[str, Any], device: torch.device) -> None:
+    def connect(config: ZeroJson, device: torch.device) -> None:
         # What is offloaded is clipped, gathered and saved by collectives among hosts.
-        both = _offloads(config) and device.type == "cuda"
+        both = _options(config).offload and device.type == "cuda"
         rendezvous("cpu:gloo,cuda:nccl" if both else backend(device))
 
     @staticmethod
-    def loading(config: dict[str, Any]) -> Loading:
+    def loading(config: ZeroJson) -> Loading:
         return "first_rank"
 
-    def wrap(self, model: Any, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
-        options = config["fsdp"]
-        shape = tuple(options["mesh"])
+    def wrap(self, model: Any, config: ZeroJson, dtype: torch.dtype, device: torch.device) -> Any:
+        options = _options(config)
+        shape = tuple(options.mesh)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-        policy = MixedPrecisionPolicy(DTYPES[options["param_dtype"]], DTYPES[options["reduce_dtype"]])
-        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if _offloads(config) else OffloadPolicy()
+        policy = MixedPrecisionPolicy(DTYPES[options.param_dtype], DTYPES[options.reduce_dtype])
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if _options(config).offload else OffloadPolicy()
         rules: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
         source = {name: parameter.detach() for name, parameter in model.named_parameters()}
         layers = model._no_split_modules  # of the transformers model, also through peft's
         for module in model.modules():
             if type(module).__name__ in layers:
-                fully_shard(module, reshard_after_forward=options["reshard_after_forward"], **rules)
+                fully_shard(module, reshard_after_forward=options.reshard_after_forward, **rules)
         fully_shard(model, **rules)
         for unit in _units(model):
             unit.set_force_sum_reduction_for_comms(device.type == "cpu")  # gloo knows no average
-        _fill(model, source, device, torch.device("cpu") if _offloads(config) else device)
+        _fill(model, source, device, torch.device("cpu") if _options(config).offload else device)
         return model
 
     def forward(self, **inputs: Any) -> Any:
@@ -103,9 +104,10 @@ def _shard(parameter: Any) -> torch.Tensor:
     return shard
 
 
-def _offloads(config: dict[str, Any]) -> bool:
-    options = config["fsdp"]
-    return bool(options["offload"])
+def _options(config: ZeroJson) -> FsdpOptions:
+    options = config.engine.fsdp
+    assert options, "render writes them for each strategy of this engine"
+    return options
 
 
 def _units(model: Any) -> list[FSDPModule]:

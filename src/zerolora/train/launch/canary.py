@@ -13,14 +13,14 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from zerolora.config.compared import compared
-from zerolora.config.settings import Canary, TrainSettings
+from zerolora.config.settings import Canary, TrainingChoice, TrainSettings
 from zerolora.config.values import NO_TRACKER
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json, write_json
 from zerolora.log import LOGGER
+from zerolora.planner.zero_json import ZeroJson
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 """Relative, of a loss, by precision: some ten times by how much strategies may differ in this project's own tests."""
@@ -38,11 +38,10 @@ def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: P
     `paths` are the arguments of training by option. Called by the launcher of every node: all make both trainings, and
     read what rank 0 wrote.
     """
-    zero = read_json(paths["zero"], "zerolora render")
-    chosen = zero.get("zerolora", {})
-    if not chosen.get("canary"):
+    zero = ZeroJson.read(paths["zero"])
+    canary = zero.choice.canary
+    if canary is None:
         return
-    canary = Canary.model_validate(chosen["canary"])
     found = (
         paths["checkpoints"].parent.parent
         / "canary"
@@ -54,27 +53,25 @@ def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: P
         LOGGER.info(f"canary: the first {canary.steps} steps, twice: {'; '.join(canary.reasons)}")
         work = found.with_suffix("")
         curves = {}
-        for number, (name, options) in enumerate(_pair(zero, canary).items()):
-            curves[name] = _short_run(
-                settings, canary, paths, options, work / name, logs / "canary" / name, number, start
-            )
+        for number, (name, own) in enumerate(_pair(zero, canary).items()):
+            curves[name] = _short_run(settings, canary, paths, own, work / name, logs / "canary" / name, number, start)
         seconds = time.monotonic() - started
         write_json(found, {"reasons": canary.reasons, "curves": curves, "seconds": seconds})
         shutil.rmtree(work, ignore_errors=True)
         LOGGER.info(f"canary: took {seconds:.0f} s, which training's own times do not count")
-    _check(read_json(found, "zerolora train")["curves"], chosen, canary, found)
+    _check(read_json(found, "zerolora train")["curves"], zero.choice, canary, found)
 
 
-def _pair(zero: dict[str, Any], canary: Canary) -> dict[str, dict[str, Any]]:
-    chosen = {name: value for name, value in zero["zerolora"].items() if name != "canary"}
-    return {"risky": {**zero, "zerolora": chosen}, "safe": canary.zero}
+def _pair(zero: ZeroJson, canary: Canary) -> dict[str, ZeroJson]:
+    alone = zero.choice.model_copy(update={"canary": None})
+    return {"risky": ZeroJson(options=zero.options, choice=alone), "safe": ZeroJson.of(canary.zero)}
 
 
 def _short_run(
     settings: TrainSettings,
     canary: Canary,
     paths: dict[str, Path],
-    options: dict[str, Any],
+    zero: ZeroJson,
     work: Path,
     logs: Path,
     number: int,
@@ -92,7 +89,7 @@ def _short_run(
             "tracker": NO_TRACKER,
         }
     )
-    write_json(work / "zero.json", options)
+    zero.write(work / "zero.json")
     own = {
         **paths,
         "zero": work / "zero.json",
@@ -106,19 +103,19 @@ def _short_run(
     return {name: [float(row[name] or "nan") for row in rows] for name in ("loss", "gradient_norm")}
 
 
-def _check(curves: dict[str, Curves], chosen: dict[str, Any], canary: Canary, found: Path) -> None:
-    tolerance = TOLERANCE[chosen["precision"]]
+def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, found: Path) -> None:
+    tolerance = TOLERANCE[chosen.precision]
     risky, safe = curves["risky"], curves["safe"]
     same = _agree(risky["loss"], safe["loss"], tolerance)
     if same and _agree(risky["gradient_norm"], safe["gradient_norm"], NORM_TOLERANCE * tolerance):
         return
     what = "gradient_norm" if same else "loss"
     told = {name: ", ".join(f"{value:.5g}" for value in curve[what]) for name, curve in curves.items()}
-    name, instead = chosen["strategy"], canary.zero["zerolora"]
+    name, instead = chosen.strategy, ZeroJson.of(canary.zero).choice
     raise UserError(
         f"train.canary: the first {canary.steps} steps under {name} ({'; '.join(canary.reasons)}) are not those of a "
         f"safe setting: {what.replace('_', ' ')} {told['risky']} instead of {told['safe']}; write render.strategy: "
-        f"{instead['strategy']} and train.attention: {instead['attention']}, or train.canary: off (kept in {found})"
+        f"{instead.strategy} and train.attention: {instead.attention}, or train.canary: off (kept in {found})"
     )
 
 
@@ -130,9 +127,9 @@ def _agree(risky: list[float], safe: list[float], tolerance: float) -> bool:
     )
 
 
-def _key(settings: TrainSettings, zero: dict[str, Any], paths: dict[str, Path]) -> str:
+def _key(settings: TrainSettings, zero: ZeroJson, paths: dict[str, Path]) -> str:
     inputs = [read_json(paths[name] / MANIFEST, "zerolora prepare")["files"] for name in ("data", "packing")]
     inputs.append(read_json(paths["weights"], "zerolora weights")["files"])
     decides = {key: value for key, value in compared(settings).items() if key not in ("resume", "tracker")}
-    what = {"settings": decides, "zero": zero, "inputs": inputs}
+    what = {"settings": decides, "zero": zero.as_json(), "inputs": inputs}
     return hashlib.sha256(canonical(what).encode()).hexdigest()[:16]

@@ -20,7 +20,7 @@ from zerolora.train.feed import Batches
 from zerolora.train.telemetry.collectives import Collectives, Counts
 from zerolora.train.telemetry.energy import EnergyMeter
 from zerolora.train.telemetry.health import Health
-from zerolora.train.telemetry.routers import AUXILIARY, LOAD, Routers
+from zerolora.train.telemetry.routers import Routers
 from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
 from zerolora.train.telemetry.system_monitor import SystemMonitor
 from zerolora.train.telemetry.trackers import TrackedRun
@@ -51,8 +51,6 @@ MEASURED = (
     *(f"{part}_seconds" for part in PARTS),
 )
 """The columns that are empty in no line of a step that was measured."""
-ROUTED = ((), LOAD, (*LOAD, AUXILIARY))
-"""The further columns of a mixture of experts."""
 FILE = "telemetry.csv"
 
 
@@ -75,14 +73,14 @@ class TelemetryWriter:
         self.system = SystemMonitor(self.device)
         self.energy = EnergyMeter(self.device)
         self.routers = Routers(engine.module)
-        self.columns = (*COLUMNS, *self.routers.columns)
+        self.columns = (*COLUMNS, *batches.objective.metrics, *self.routers.columns)
         self._file: Any = None
         self._tracker: TrackedRun | None = None
 
     def open(self, path: Path, known: list[Row], tracker: TrackedRun) -> None:
-        """Write to `path` from here on, after its lines of the steps `known`, whose loss and learning rate are given;
-        other columns of theirs that are not on disk stay empty. Rank 0 only."""
-        on_disk = {row["step"]: row for row in read(path)}
+        """Write to `path` from here on, after its lines of the steps `known`, which have loss, learning rate and
+        metrics; other columns of theirs that are not on disk stay empty. Rank 0 only."""
+        on_disk = {row["step"]: row for row in read(path, self.columns)}
         self.rows = [{**dict.fromkeys(self.columns), **on_disk.get(row["step"], {}), **row} for row in known]
         self._tracker = tracker
         for row in self.rows:
@@ -103,9 +101,9 @@ class TelemetryWriter:
         """Count the time since the last lap as `part`, one of PARTS."""
         self.times.lap(part)
 
-    def write(self, step: int, loss: float, learning_rate: float) -> Row:
+    def write(self, step: int, loss: float, learning_rate: float, metrics: dict[str, float]) -> Row:
         """Write the line of a step that has just ended, report what is wrong with it, and return it; empty on ranks
-        other than 0."""
+        other than 0. `metrics` are the objective's own."""
         self.times.stop()
         if self.rank:
             return {}
@@ -135,6 +133,7 @@ class TelemetryWriter:
             "communication_bytes": sum(counted["bytes"] for counted in self.sent.counts().values()),
             **self.system.now(),
             "gpu_energy_joules": self.energy.since_last(),
+            **metrics,
             **self.routers.figures(),
         }
         self._put(row)
@@ -216,8 +215,8 @@ def text(rows: list[Row], columns: tuple[str, ...] = COLUMNS, header: bool = Tru
     return table.getvalue()
 
 
-def read(path: Path) -> list[Row]:
-    """Return the whole lines of a telemetry file; none if there is no such file, or it has other columns.
+def read(path: Path, expected: tuple[str, ...] = COLUMNS) -> list[Row]:
+    """Return the whole lines of a telemetry file; none if there is no such file, or its columns are not the `expected`.
 
     A line that is damaged, so that it lacks a number, counts as one that is not there.
     """
@@ -226,7 +225,7 @@ def read(path: Path) -> list[Row]:
     except OSError:
         return []
     columns = tuple(lines[0].strip().split(",")) if lines else ()
-    if columns not in [(*COLUMNS, *routed) for routed in ROUTED]:
+    if columns != expected:
         return []
     # A process that was killed may have left half a line.
     whole = [line.rstrip("\n").split(",") for line in lines[1:] if line.endswith("\n")]

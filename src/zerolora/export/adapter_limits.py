@@ -1,11 +1,14 @@
-"""What an adapter may be, for programs that read peft's files but not all that peft writes."""
+"""What an adapter may be, for vLLM and other programs that read peft's files but not all that peft writes."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
+from zerolora.methods.adapter_config import largest_rank
 from zerolora.model import foreign
+from zerolora.tensor_file import read_header
 
 REMEDIES = {
     "use_dora": "write train.method: lora",
@@ -19,6 +22,10 @@ REMEDIES = {
 """What a user writes instead, by key of adapter_config.json."""
 MERGED = "export the merged model, as gguf does"
 ALWAYS = ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters")
+WEIGHTS = "adapter_model.safetensors"
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's --max-lora-rank (vllm/config/lora.py)."""
+ROUTER = re.compile(r"\.(gate|router)\.")
 
 
 def check_plain_lora(
@@ -45,3 +52,30 @@ def check_plain_lora(
                 f"{REMEDIES[key]}, or {instead}"
             )
     return config
+
+
+def check_for_vllm(adapter: Path, where: str, instead: str) -> dict[str, Any]:
+    """Return the config of an adapter that vLLM reads as peft does.
+
+    Raises UserError, which begins with the key `where` and ends with `instead`, for what vLLM refuses
+    (vllm/lora/peft_helper.py), and for what it would compute wrongly: it scales every factor by the one lora_alpha and
+    r of the config, so patterns of either would change the model.
+    """
+    config = check_plain_lora(adapter, where, "vLLM", instead, refused=("rank_pattern", "alpha_pattern"))
+    path = adapter / "adapter_config.json"
+    if (rank := largest_rank(config)) > RANKS[-1]:
+        raise UserError(f"{where}: {path} has r: {rank}; write train.lora.r: {RANKS[-1]} or less, or {instead}")
+    if config.get("bias", "none") != "none" or config.get("lora_bias"):
+        raise UserError(f"{where}: {path} has a trained bias, which vLLM does not read; {instead}")
+    router = next((name for name in read_header(adapter / WEIGHTS).tensors if ROUTER.search(name)), None)
+    if router:
+        raise UserError(
+            f"{where}: {adapter / WEIGHTS}: {router} is a router's, for which vLLM has no LoRA; leave it out of "
+            f"train.lora.targets, or {instead}"
+        )
+    return config
+
+
+def rank_limit(rank: int) -> int:
+    """Return the least --max-lora-rank for a rank."""
+    return next(each for each in RANKS if each >= rank)

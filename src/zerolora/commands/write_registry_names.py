@@ -1,4 +1,4 @@
-"""Write the names in the registries as config/registry_names.py: python -m zerolora.commands.registry_names.
+"""Write the names in the registries as config/registry_names.py: python -m zerolora.commands.write_registry_names.
 
 The config refuses a name that no registry has, and imports none of them: they stand on the config.
 """
@@ -14,10 +14,11 @@ from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.strategies import STRATEGIES
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.telemetry.trackers import TRACKERS
 
 FILE = Path(registry_names.__file__)
-HEAD = '"""The names in the registries, as `make schema` wrote them (commands/registry_names.py)."""\n'
+HEAD = '"""The names in the registries, as `make schema` wrote them (commands/write_registry_names.py)."""\n'
 
 
 def text() -> str:
@@ -29,6 +30,7 @@ def text() -> str:
         "TASKS": ({name: task.ask for name, task in TASKS.items()}, "Checks of answers, and what a model is to do."),
         "TARGETS": (list(TARGETS), "Targets of export."),
         "METHODS": (list(TRAINABLE), "Methods of training."),
+        "OBJECTIVES": (list(OBJECTIVES), "Objectives of training."),
         "OPTIMIZERS": (list(OPTIMIZERS), "Optimizers."),
         "STRATEGIES": ({name: str(each.engine) for name, each in STRATEGIES.items()}, "Strategies, and their engines."),
         "TRACKERS": (list(TRACKERS), "Trackers."),
@@ -42,6 +44,8 @@ def _literal(value: object) -> str:
         items = [f"{json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()]
         return "{\n" + "".join(f"    {each},\n" for each in items) + "}"
     assert isinstance(value, list)
+    if len(value) == 1:
+        return f"({json.dumps(value[0])},)"
     return "(\n" + "".join(f"    {json.dumps(each)},\n" for each in value) + ")"
 
 

@@ -1,0 +1,108 @@
+"""Writes config/runs.yaml, the names that dvc.yaml has stages for: DVC merges no overrides and multiplies no values.
+
+    zerolora expand
+
+The file is in git, as a lock file is. It has no more of a run than dvc.yaml reads: its data set, the names of what it
+shares with others, and the adapter that it starts from. In DVC every instance of a stage has as many dependencies: one
+that lacks a file of its own depends on a file that changes only when the stage has to run anyway.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerolora.config.schema import Config
+from zerolora.errors import UserError
+from zerolora.files import write_text
+
+Names = dict[str, dict[str, str]]
+RUNS = Path("config/runs.yaml")
+HEAD = """\
+# What dvc.yaml has a stage for, each with the files that it reads. Written by Snakemake, by the stage resolve and by
+# `zerolora expand`: edit config/config.yaml, not this file.
+"""
+
+
+def text_of(config: Config) -> str:
+    """Return the text of the file; the order of keys and values in the config makes no difference."""
+    return HEAD + "\n".join(_lines(_groups(config))) + "\n"
+
+
+def _groups(config: Config) -> dict[str, Names]:
+    fetch, tasks = config.fetch, {**config.tasks.rows, **config.tasks.harness}
+    packed: Names = {}
+    estimated: Names = {}
+    rendered: Names = {}
+    runs: Names = {}
+    for name, run in config.all_runs.items():
+        shared = config.shared_by(name)
+        packed[shared.packed] = {"dataset": run.dataset}
+        estimated[shared.estimated] = {"packed": shared.packed}
+        rendered[shared.rendered] = {"estimated": shared.estimated}
+        start = run.train.get("from_adapter") or f"results/data/{run.dataset}/stats.json"
+        runs[name] = {"dataset": run.dataset, "start": start, **shared._asdict()}
+
+    def of_tasks(kind: str, names: Mapping[str, Any]) -> Names:
+        return {
+            f"{name}-{task}": {
+                **{kind: name, "task": task},
+                "rows": f"results/tasks/{task}.jsonl" if task in config.tasks.rows else _settings("tasks", task),
+            }
+            for name in names
+            for task in tasks
+        }
+
+    return {
+        "models": {
+            **{name: {"source": _settings("fetch", name)} for name in (*fetch.package, *fetch.hub)},
+            **{name: {"source": model.path} for name, model in fetch.directory.items()},
+        },
+        "hub_data": {name: {} for name in fetch.data},
+        "package_data": {name: {} for name in fetch.package_data},
+        "adapters": {name: {} for name in fetch.adapter},
+        "packed": packed,
+        "estimated": estimated,
+        "rendered": rendered,
+        "runs": runs,
+        "task_rows": {name: {"path": task.path} for name, task in config.tasks.rows.items()},
+        "tasks_of_base": of_tasks("dataset", config.prepare),
+        "tasks_of_runs": of_tasks("run", config.all_runs),
+    }
+
+
+def _settings(group: str, name: str) -> str:
+    return f"results/settings/{group}/{name}.json"
+
+
+def _lines(groups: dict[str, Names]) -> Iterator[str]:
+    """Yield one line for each name, in quotes: YAML 1.2, which DVC reads, takes 1e5 for a number."""
+    for group, names in groups.items():
+        yield f"{group}:" if names else f"{group}: {{}}"
+        for name, value in sorted(names.items()):
+            yield f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}"
+
+
+def is_current(config: Config) -> bool:
+    """Tell whether the file is that of the config."""
+    try:
+        return RUNS.read_text(encoding="utf-8") == text_of(config)
+    except (FileNotFoundError, UnicodeDecodeError):
+        return False
+
+
+def write_runs(config: Config) -> bool:
+    """Write the file if it is not that of the config; return whether it was not."""
+    if is_current(config):
+        return False
+    write_text(RUNS, text_of(config))
+    return True
+
+
+def check_runs(config: Config) -> None:
+    """Raise UserError if the file was not that of the config, after writing it: DVC has read the former one."""
+    if write_runs(config):
+        raise UserError(
+            f"{RUNS}: was written for other runs, models or tasks than config/config.yaml has, and is up to date now; "
+            "run `dvc repro` again"
+        )

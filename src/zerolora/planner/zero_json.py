@@ -1,0 +1,89 @@
+"""zero.json: the options of a run's engine, and what `render` chose beside them. Read and written here alone."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from zerolora.config.compared import compared
+from zerolora.config.settings import Settings, TrainingChoice
+from zerolora.errors import UserError, shown
+from zerolora.files import read_object, write_json
+from zerolora.types import Precision
+
+CHOICE = "zerolora"
+"""The entry of the file that is not the engine's."""
+
+
+class ZeroOptimization(Settings):
+    """DeepSpeed's section zero_optimization, as far as training reads it; DeepSpeed converts values, so this does."""
+
+    model_config = ConfigDict(extra="allow", strict=False, frozen=True)
+
+    stage: int = 0
+    zero_quantized_nontrainable_weights: bool = False
+
+
+class FsdpOptions(Settings):
+    """The options of torch's fully_shard (strategies/fully_shard.py)."""
+
+    mesh: list[int]
+    reshard_after_forward: bool
+    param_dtype: Precision
+    reduce_dtype: Precision
+    offload: bool
+
+
+class EngineOptions(Settings):
+    """The options of an engine, as far as training reads them itself; DeepSpeed reads all."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    gradient_clipping: float
+    zero_optimization: ZeroOptimization = ZeroOptimization()
+    ddp: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of DistributedDataParallel."""
+    fsdp: FsdpOptions | None = None
+
+
+class ZeroJson(Settings):
+    """results/<run>/zero.json."""
+
+    options: dict[str, Any]
+    """All options of the engine as the file has them: a config of DeepSpeed, or torch's in a section of their own."""
+    choice: TrainingChoice
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """Return the content of a file. Raises ValidationError if it is not what `render` writes."""
+        options = {name: value for name, value in values.items() if name != CHOICE}
+        EngineOptions.model_validate(options)
+        return cls(options=options, choice=TrainingChoice.model_validate(values.get(CHOICE)))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the content of `path`. Raises UserError if the file is missing, or is not what `render` writes."""
+        values = read_object(path, "zerolora render")
+        try:
+            return cls.of(values)
+        except ValidationError as error:
+            mistake = error.errors()[0]
+            within = [CHOICE] if error.title == TrainingChoice.__name__ else []
+            key = ".".join(map(str, [*within, *mistake["loc"]]))
+            missing = mistake["type"] == "missing" or (key == CHOICE and key not in values)
+            wrong = "missing" if missing else f"{shown(mistake['input'])}, which `zerolora render` does not write"
+            raise UserError(f"{path}: {key} is {wrong}; run `zerolora render` again") from None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {**self.options, CHOICE: compared(self.choice)}
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        write_json(path, self.as_json())
+
+    @cached_property
+    def engine(self) -> EngineOptions:
+        """The options that training reads itself."""
+        return EngineOptions.model_validate(self.options)

@@ -1,0 +1,81 @@
+"""The contract of an objective: it trains alike on every engine and in any split of a global batch, resumes to the same
+bytes, and is known to config and docs."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, metrics
+from conftest import ROOT
+
+from zerolora.config.schema import Train
+from zerolora.train import objectives
+from zerolora.train.objectives import OBJECTIVES
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# An engine each, and the split of the same global batch in which it trains: ranks, rows of a micro-batch.
+SPLITS = {"ddp": (1, 4), "fsdp": (2, 1), "zero3": (2, 2)}
+FILES = ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json")
+
+
+def train(bench: Bench, objective: str, strategy: str, name: str) -> Path:
+    ranks, micro_batch = SPLITS[strategy]
+    return bench.run(
+        name,
+        strategy,
+        packing="packed",
+        objective=objective,
+        ranks_per_node=ranks,
+        micro_batch=micro_batch,
+        global_batch=4,
+        max_steps=2,
+        epochs=2,
+        validation_steps=1,
+    )
+
+
+def columns_of(run: Path) -> dict[str, list[float]]:
+    """Return the columns of a run's loss.csv, by name."""
+    with (run / "metrics/loss.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name]) for row in rows] for name in rows[0]}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_config_docs_and_file_have_it(name: str) -> None:
+    assert name in Train.model_json_schema()["properties"]["objective"]["enum"]
+    assert f"| `{name}` |" in (ROOT / "docs/training.md").read_text()
+    assert (Path(objectives.__file__).parent / f"{name}.py").is_file()
+    objective = OBJECTIVES[name]
+    assert {*objective.terms.values(), *objective.metrics.values(), *objective.before.values()} <= {*objective.units}
+    assert objective.best in ("loss", *objective.metrics)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_engine_and_split_trains_alike_and_resumes_to_the_same_bytes(bench: Bench, objective: str) -> None:
+    found: list[dict[str, Any]] = []
+    for strategy in SPLITS:
+        name = f"{objective}-{strategy}"
+        whole = train(bench, objective, strategy, name)
+        columns = columns_of(whole)
+        assert {*OBJECTIVES[objective].metrics} < {*columns}
+        found.append(columns)
+        best = min(columns[f"{OBJECTIVES[objective].best}_validation"])
+        assert metrics(whole)[f"{OBJECTIVES[objective].best}_validation"] == best
+        for file in (bench.folder / "checkpoints" / name).glob("*/step-00000002.safetensors"):
+            file.unlink()
+        for file in FILES:
+            (bench.folder / f"{name}-whole" / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(whole / file, bench.folder / f"{name}-whole" / file)
+        resumed = train(bench, objective, strategy, name)
+        assert json.loads((resumed / "metrics/train_resources.json").read_text())["resumes"] == 1
+        for file in FILES:
+            assert (resumed / file).read_bytes() == (bench.folder / f"{name}-whole" / file).read_bytes(), file
+    for columns in found[1:]:
+        assert columns.keys() == found[0].keys()
+        for name, values in columns.items():
+            assert values == pytest.approx(found[0][name], rel=1e-5), name
