@@ -197,8 +197,8 @@ class Job:
         for kind, runs in self._jobs.first.items():
             if kind in self._wildcards:
                 return runs[self._wildcards[kind]]
-        runs = self._jobs.config.all_runs
-        return self._jobs.first_of_data.get(self._wildcards.get("dataset", ""), next(iter(runs)))
+        every = self._jobs.config.all_runs
+        return self._jobs.first_of_data.get(self._wildcards.get("dataset", ""), next(iter(every)))
 
     @property
     def _run(self) -> Any:
