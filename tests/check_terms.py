@@ -33,7 +33,7 @@ TERMS: dict[str, str] = {
     r"\bagreement\.py\b": "engine_sync",
     r"\bscripts/noted\b": "record_slurm_step",
     r"\blighten\b": "apply_startup_patches",
-    r"\bjudge_afresh\b|\bafresh\b": "reset_job_reasons, or again",
+    r"\bjudge_afresh\b|\bafresh\b": "replan_after_same_outputs, or again",
     r"\bTorn\b": "CorruptCheckpoint",
     r"\b(?:class|import) Shape\b": "ModelSpec",
     r"\blearned tokens?\b|\btokens? (?:that (?:is|are) )?learned\b": "supervised",

@@ -482,16 +482,16 @@ def test_needed_gguf_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 # --- Snakemake ---
 
-# `second` reads what a checkpoint writes; the checkpoint writes the same content again.
+# `second` reads what `first` writes, which is the same content again.
 SNAKEFILE = """
 {patch}
 rule all:
     input: "third"
-checkpoint first:
+rule first:
     input: "source"
     output: "first"
     shell: "echo same > {{output}}"
-checkpoint second:
+rule second:
     input: "first"
     output: "second"
     shell: "echo run >> runs; echo same > {{output}}"
@@ -518,12 +518,12 @@ except OSError as error:
     assert ("write a path that leads through directories only" in result.stdout) is patched
 
 
-PATCH = "from zerolora.compat.snakemake_patches import reset_job_reasons; reset_job_reasons()"
+PATCH = "from zerolora.compat.snakemake_patches import replan_after_same_outputs; replan_after_same_outputs()"
 
 
 @pytest.mark.parametrize("patched", [False, True])
-def test_needed_reset_job_reasons(tmp_path: Path, patched: bool) -> None:
-    """Unpatched, jobs run although a checkpoint before them wrote what was there before."""
+def test_needed_replan_after_same_outputs(tmp_path: Path, patched: bool) -> None:
+    """Unpatched, jobs run although the job before them wrote what was there before."""
     (tmp_path / "Snakefile").write_text(SNAKEFILE.format(patch=PATCH if patched else ""))
     for content in ("one", "two"):
         (tmp_path / "source").write_text(content)
@@ -662,6 +662,21 @@ def test_needed_count_as_done(tmp_path: Path, patched: bool) -> None:
     os.utime(tmp_path / "two", (1e9 + 1, 1e9 + 1))
     said = served("snakemake", "--cores", "1", "--quiet", "all", "--dry-run", "--", "two", directory=tmp_path).stdout
     assert ("planned\n" in said) is patched
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_needed_run_with_until(tmp_path: Path, patched: bool) -> None:
+    """Without it `--until one` makes nothing but `one` and what that reads."""
+    also = "run_with_until(workflow, 'other')" if patched else "None"
+    rule = "rule {0}:\n    output: '{0}'\n    shell: 'touch {{output}}'\n"
+    (tmp_path / "Snakefile").write_text(
+        "from zerolora.compat.snakemake_patches import around_planning, run_with_until\n"
+        f"around_planning(workflow, lambda: {also}, lambda: None)\n"
+        f"rule all:\n    input: 'one', 'other'\n{rule.format('one')}{rule.format('other')}"
+    )
+    served("snakemake", "--cores", "1", "--quiet", "all", "--until", "one", directory=tmp_path).check_returncode()
+    assert (tmp_path / "one").exists()
+    assert (tmp_path / "other").exists() is patched
 
 
 @pytest.mark.parametrize("patched", [False, True])

@@ -15,7 +15,7 @@ ASKER = str(Path(__file__).with_name("asker.py"))
 TARGETS = {"all", "default", "judge_all"}
 STARTED = re.compile(r"^\d\d:\d\d:\d\d  (\w+)((?: \S+)*?) +started$", re.MULTILINE)
 WILDCARDS = re.compile(r"^    wildcards: (.+)$", re.MULTILINE)
-JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):\n((?:    .*\n)+)", re.MULTILINE)
+JOB = re.compile(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", re.MULTILINE)
 
 
 def snakemake_ran(project: Project) -> set[str]:

@@ -1,6 +1,7 @@
 """Any text may stand in the config, and a data path that leads nowhere stops both engines with one line."""
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -80,13 +81,17 @@ def test_a_data_path_that_cannot_be_watched_fails_before_anything_runs(
     assert result.returncode == 2 if engine[0] == "snakemake" else result.returncode != 0
 
 
-@pytest.mark.parametrize("stage", ["prepare", "render", "train"])
-def test_until_a_stage_that_would_not_be_reached_is_refused(project: Project, stage: str) -> None:
-    """Snakemake would end at the first checkpoint before it, with exit code 0. The file itself is a target."""
-    refused = project.run("snakemake", "--profile", "profiles/local", "--until", stage, check=False)
-    assert refused.returncode == 1
-    assert f"--until {stage}: Snakemake would stop at the first stage before it; name the files" in refused.stderr
-    file = {"prepare": "data/NAME/manifest.json", "render": "NAME/zero.json", "train": "NAME/adapter/manifest.json"}
-    assert f"results/config.json results/{file[stage]}`" in refused.stderr
-    assert not (project.directory / "results/default").exists()
-    project.run("snakemake", "--profile", "profiles/local", "--dry-run", "--until", "fetch", "fetch_data")
+def test_until_a_stage_runs_it_and_all_before_it(make_project: Callable[[str], Project]) -> None:
+    """A dry run names them, and no change of the plan to come; both engines know what was run."""
+    project = make_project("until")
+    until = ["snakemake", "--profile", "profiles/local", "--until", "render"]
+    planned = project.run(*until, "--dry-run").stdout
+    stages = {"resolve", "fetch", "prepare", "pack", "estimate", "render"}
+    assert set(re.findall(r"^(?:local)?rule (\w+):", planned, re.MULTILINE)) == stages
+    assert "alteration" not in planned
+    assert "not recorded in DVC" not in project.run(*until).stderr
+    results = project.directory / "results"
+    assert (results / "default/zero.json").is_file()
+    assert not (results / "default/adapter").exists() and not (results / "base").exists()
+    for left in (snakemake_would_run(project), dvc_changed(project)):
+        assert "train@default" in left and not {stage.partition("@")[0] for stage in left} & stages

@@ -23,15 +23,15 @@ NEEDS: dict[str, list[str]] = {
 HEAD = """
 import json, sys
 sys.path.insert(0, {scripts!r})
-from zerolora.compat.snakemake_patches import reset_job_reasons
-reset_job_reasons()
+from zerolora.compat.snakemake_patches import replan_after_same_outputs
+replan_after_same_outputs()
 SETTINGS = json.load(open("settings.json"))
 rule all:
     input: "report"
 """
 # Only the tens of a setting reach the output: half of all edits change nothing that others read.
 RULE = """
-{kind} {name}:
+rule {name}:
     input: {inputs}
     output: "{name}"
     params: setting=SETTINGS["{name}"], written=SETTINGS["{name}"] // 10
@@ -43,7 +43,6 @@ RULE = """
 def test_a_stage_runs_if_and_only_if_what_it_reads_has_changed(tmp_path: Path, seed: int) -> None:
     rules = [
         RULE.format(
-            kind="rule" if name == "report" else "checkpoint",
             name=name,
             inputs=", ".join(f'"{need}"' for need in needs) or "[]",
         )

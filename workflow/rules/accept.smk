@@ -13,7 +13,7 @@ rule accept:
         "../../envs/conda.yaml"
     params:
         code=code("accept"),
-        settings=settings("runs", "run", "accept"),
+        settings=settings("accept"),
     shell:
         "zerolora --log {log} accept --settings {params.settings:q}"
         " --difference {input.difference} --output {output.accepted}"

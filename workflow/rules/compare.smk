@@ -2,7 +2,7 @@
 # compared outside both engines (docs/engine-sync.md).
 rule compare:
     input:
-        rows=expand("results/compare/rows/{run}.json", run=CONFIG.all_runs),
+        rows=expand("results/compare/rows/{run}.json", run=JOBS.names["run"]),
     output:
         page=report(
             "results/compare/index.html",
@@ -19,8 +19,8 @@ rule compare:
         "../../envs/conda.yaml"
     params:
         code=code("compare"),
-        settings=compare_settings,
-        rows=rows_directory,
-        output=comparison_directory,
+        settings=settings("compare"),
+        rows=of("results/compare/rows"),
+        output=subpath(output.page, parent=True),
     shell:
         "zerolora --log {log} compare --settings {params.settings:q} --rows {params.rows} --output {params.output}"

@@ -1,6 +1,7 @@
-checkpoint estimate:
+rule estimate:
     input:
-        packing=packed,
+        packing=of("results/{packed}/packing/manifest.json"),
+        stats=of("results/{packed}/packing/stats.json"),
     output:
         estimate="results/{estimated}/estimate.json",
     log:
@@ -10,9 +11,9 @@ checkpoint estimate:
         "../../envs/conda.yaml"
     params:
         code=code("estimate"),
-        settings=shared("estimate"),
-        packing=packing_directory,
-        model=model_directory,
+        settings=settings("estimate"),
+        packing=subpath(input.packing, parent=True),
+        model=of("resources/models/{model}"),
     shell:
         "zerolora --log {log} estimate --settings {params.settings:q}"
         " --model {params.model} --packing {params.packing} --output {output.estimate}"

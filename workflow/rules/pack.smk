@@ -1,6 +1,7 @@
-checkpoint pack:
+rule pack:
     input:
-        data=prepared,
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
     output:
         manifest="results/{packed}/packing/manifest.json",
         stats="results/{packed}/packing/stats.json",
@@ -12,9 +13,9 @@ checkpoint pack:
         "../../envs/conda.yaml"
     params:
         code=code("pack"),
-        settings=shared("pack"),
-        data=data_directory,
-        output=packing_directory,
+        settings=settings("pack"),
+        data=subpath(input.data, parent=True),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} pack --settings {params.settings:q}"
         " --data {params.data} --output {params.output}"

@@ -1,8 +1,8 @@
-checkpoint prepare:
+rule prepare:
     input:
-        rows=data_files,
-        fetched=fetched_data,
-        model=fetched,
+        rows=job("data_files"),
+        fetched=job("fetched_data"),
+        model=of("resources/models/{model}/manifest.json"),
     output:
         manifest="results/data/{dataset}/manifest.json",
         stats=report(
@@ -28,14 +28,14 @@ checkpoint prepare:
         "results/logs/prepare/{dataset}.log",
     conda:
         "../../envs/conda.yaml"
-    threads: all_cores
+    threads: workflow.cores or 16
     resources:
-        runtime=minutes(resources_of_prepare),
-        mem_mb=memory(resources_of_prepare),
+        runtime=requested("prepare", "minutes"),
+        mem_mb=requested("prepare", "mem_mib"),
     params:
         code=code("prepare"),
-        settings=settings("prepare", "dataset"),
-        output="results/data/{dataset}",
+        settings=settings("prepare"),
+        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} prepare --settings {params.settings:q}"
         " --model {input.model} --output {params.output} --workers {threads}"

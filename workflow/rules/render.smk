@@ -1,7 +1,7 @@
-checkpoint render:
+rule render:
     input:
-        estimate=estimated,
-        start=fetched_adapter,
+        estimate=of("results/{estimated}/estimate.json"),
+        start=job("fetched_start"),
     output:
         zero="results/{rendered}/zero.json",
         reasons="results/{rendered}/render.json",
@@ -14,10 +14,10 @@ checkpoint render:
         "../../envs/conda.yaml"
     params:
         code=code("render"),
-        settings=shared("render"),
-        model=model_directory,
-        weights=weights_directory,
-        data=data_directory,
+        settings=settings("render"),
+        model=of("resources/models/{model}"),
+        weights=of("resources/weights/{model}"),
+        data=of("results/data/{dataset}"),
     shell:
         "zerolora --log {log} render --settings {params.settings:q} --model {params.model}"
         " --weights {params.weights} --data {params.data} --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"

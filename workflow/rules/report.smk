@@ -1,10 +1,12 @@
-checkpoint report:
+rule report:
     input:
-        data=prepared,
-        packing=packed,
-        estimate=estimated,
-        zero=zero_file,
-        reasons=reasons_file,
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
+        packing=of("results/{packed}/packing/manifest.json"),
+        packing_stats=of("results/{packed}/packing/stats.json"),
+        estimate=of("results/{estimated}/estimate.json"),
+        zero=of("results/{rendered}/zero.json"),
+        reasons=of("results/{rendered}/render.json"),
         adapter="results/{run}/adapter/manifest.json",
         train=multiext(
             "results/{run}/metrics/",
@@ -13,13 +15,17 @@ checkpoint report:
             "loss.csv",
             "telemetry.csv",
         ),
-        base=evaluated_base,
+        base=of("results/base/{dataset}/evaluate.json"),
+        base_others=of(
+            "results/base/{dataset}/evaluate_resources.json",
+            "results/base/{dataset}/answers.json",
+        ),
         evaluate=multiext(
             "results/{run}/metrics/", "evaluate.json", "evaluate_resources.json"
         ),
         answers="results/{run}/answers.json",
-        tasks=asked_tasks,
-        lock=LOCK_FILE,
+        tasks=job("task_files"),
+        lock="envs/requirements.lock",
     output:
         page=report(
             "results/{run}/report.html",
@@ -36,17 +42,17 @@ checkpoint report:
     conda:
         "../../envs/conda.yaml"
     resources:
-        runtime=minutes(resources_of_report),
-        mem_mb=memory(resources_of_report),
+        runtime=requested("report", "minutes"),
+        mem_mb=requested("report", "mem_mib"),
     params:
         code=code("report"),
-        settings=settings("runs", "run", "report"),
-        data=data_directory,
-        packing=packing_directory,
-        base=base_directory,
-        model=model_directory,
-        config=CONFIG_FILE,
-        results=run_directory,
+        settings=settings("report"),
+        data=subpath(input.data, parent=True),
+        packing=subpath(input.packing, parent=True),
+        base=subpath(input.base, parent=True),
+        model=of("resources/models/{model}"),
+        config="config/config.yaml",
+        results=subpath(output.page, parent=True),
         steps="results/logs/train/{run}/steps",
     shell:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"

@@ -2,7 +2,7 @@ rule resolve:
     input:
         user_files=engine_sync.user_files(),
     output:
-        shared=RESOLVED,
+        shared="results/config.json",
         runs="results/settings/manifest.json",
     log:
         "results/logs/resolve.log",
@@ -10,8 +10,8 @@ rule resolve:
     conda:
         "../../envs/conda.yaml"
     params:
-        values=config_values,
-        code=canonical(CODE.named),
-        config=CONFIG_FILE,
+        values=job("config_values"),
+        code=job("named_codes"),
+        config="config/config.yaml",
     shell:
         "zerolora --log {log} resolve --config {params.config} --output {output.shared}"

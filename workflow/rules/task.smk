@@ -1,8 +1,8 @@
 # Further evaluation tasks: their rows once, then each for every base model and for every run.
-checkpoint task_rows:
+rule task_rows:
     input:
-        rows=task_files,
-        fetched=fetched_for_task,
+        rows=job("data_files"),
+        fetched=job("fetched_data"),
     output:
         "results/tasks/{task}.jsonl",
     log:
@@ -12,15 +12,16 @@ checkpoint task_rows:
         "../../envs/conda.yaml"
     params:
         code=code("task_rows"),
-        settings=settings("task_rows", "task"),
+        settings=settings("task_rows"),
     shell:
         "zerolora --log {log} task-rows --settings {params.settings:q} --output {output}"
 
 
-checkpoint task_base:
+rule task_base:
     input:
-        data=prepared,
-        rows=rows_of_task,
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
+        rows=job("task_rows"),
     output:
         metrics="results/base/{dataset}/tasks/{task}.json",
         answers="results/base/{dataset}/tasks/{task}.answers.json",
@@ -30,19 +31,19 @@ checkpoint task_base:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=minutes(resources_of_evaluate),
-        mem_mb=memory(resources_of_evaluate),
-        gres=gres_of(resources_of_evaluate),
-        gpu=gpus_of(resources_of_evaluate),
-        node_gpus=gpus_of(resources_of_evaluate),
+        runtime=requested("evaluate", "minutes"),
+        mem_mb=requested("evaluate", "mem_mib"),
+        gres=requested("evaluate", "gres"),
+        gpu=requested("evaluate", "gpus"),
+        node_gpus=requested("evaluate", "gpus"),
     params:
         code=code("task_base"),
-        settings=settings("tasks", "task"),
-        rows=rows_option,
-        data=data_directory,
-        model=model_directory,
-        weights=weights_directory,
-        device=device_of,
+        settings=settings("task_base"),
+        rows=job("rows_option"),
+        data=subpath(input.data, parent=True),
+        model=of("resources/models/{model}"),
+        weights=of("resources/weights/{model}"),
+        device=job("device"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
@@ -50,11 +51,11 @@ checkpoint task_base:
         " --weights {params.weights}.json --output {output.metrics} --answers {output.answers} --device {params.device}"
 
 
-checkpoint task:
+rule task:
     input:
         adapter="results/{run}/adapter/manifest.json",
         manifest="results/{run}/merged/manifest.json",
-        rows=rows_of_task,
+        rows=job("task_rows"),
     output:
         metrics="results/{run}/tasks/{task}.json",
         answers="results/{run}/tasks/{task}.answers.json",
@@ -64,20 +65,20 @@ checkpoint task:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=minutes(resources_of_evaluate),
-        mem_mb=memory(resources_of_evaluate),
-        gres=gres_of(resources_of_evaluate),
-        gpu=gpus_of(resources_of_evaluate),
-        node_gpus=gpus_of(resources_of_evaluate),
+        runtime=requested("evaluate", "minutes"),
+        mem_mb=requested("evaluate", "mem_mib"),
+        gres=requested("evaluate", "gres"),
+        gpu=requested("evaluate", "gpus"),
+        node_gpus=requested("evaluate", "gpus"),
     params:
         code=code("task"),
-        settings=settings("tasks", "task"),
-        rows=rows_option,
-        data=data_directory,
-        model=model_directory,
-        weights=weights_directory,
-        device=device_of,
-        adapter=adapter_directory,
+        settings=settings("task"),
+        rows=job("rows_option"),
+        data=of("results/data/{dataset}"),
+        model=of("resources/models/{model}"),
+        weights=of("resources/weights/{model}"),
+        device=job("device"),
+        adapter=subpath(input.adapter, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"

@@ -1,9 +1,11 @@
-checkpoint train:
+rule train:
     input:
-        data=prepared,
-        packing=packed,
-        zero=zero_file,
-        start=starting_adapter,
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
+        packing=of("results/{packed}/packing/manifest.json"),
+        packing_stats=of("results/{packed}/packing/stats.json"),
+        zero=of("results/{rendered}/zero.json"),
+        start=job("start_files"),
     output:
         adapter="results/{run}/adapter/manifest.json",
         metrics="results/{run}/metrics/train.json",
@@ -14,31 +16,31 @@ checkpoint train:
         "results/logs/train/{run}.log",
     conda:
         "../../envs/conda.yaml"
-    threads: ranks_here
+    threads: job("ranks")
     resources:
-        nodes=nodes,
+        nodes=job("nodes"),
         # One task a node: zerolora starts the node's ranks. An empty mpi keeps the plugin from wrapping the job in srun.
-        tasks=nodes,
+        tasks=job("nodes"),
         tasks_per_gpu=0,
-        gres=gres,
-        gpu=all_gpus,
-        node_gpus=gpus_here,
-        runtime=minutes(resources_of_train),
-        mem_mb=memory(resources_of_train),
+        gres=requested("train", "gres"),
+        gpu=requested("train", "all_gpus"),
+        node_gpus=requested("train", "gpus"),
+        runtime=requested("train", "minutes"),
+        mem_mb=requested("train", "mem_mib"),
         mpi="",
         launcher="",
         # No parameter, which would run training again whenever it changes.
-        keep_checkpoints=keep_checkpoints,
+        keep_checkpoints=job("keep_checkpoints"),
     params:
         code=code("train"),
-        settings=settings("runs", "run", "train"),
-        data=data_directory,
-        packing=packing_directory,
-        model=model_directory,
-        weights=weights_directory,
-        device=device_of,
+        settings=settings("train"),
+        data=subpath(input.data, parent=True),
+        packing=subpath(input.packing, parent=True),
+        model=of("resources/models/{model}"),
+        weights=of("resources/weights/{model}"),
+        device=job("device"),
         checkpoints="work/checkpoints/{run}",
-        output=run_directory,
+        output=subpath(output.adapter, ancestor=2),
         logs="results/logs/train/{run}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"

@@ -44,6 +44,7 @@ from zerolora.compat.snakemake_patches import (
     before_each_job,
     count_as_done,
     run_again,
+    run_with_until,
     without_metadata,
 )
 from zerolora.config.file import read_values
@@ -75,8 +76,6 @@ USER_FILES = (
     *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
     *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*", "config/searches/*.json"),
 )
-# Stages that no checkpoint comes before.
-UNTIL = {"resolve", "fetch", "fetch_data", "fetch_package_data", "fetch_adapter"}
 # Those that name targets, and one that runs by request, with two wildcards, which DVC does not know.
 TARGET_RULES = ("all", "default", "judge_all", "export", "export_target")
 Stamp = tuple[int, int]  # size and time of a file
@@ -96,11 +95,6 @@ class _Read:
 
 
 _read = _Read()
-
-
-def put_commands_on_path() -> None:
-    """Put the commands that rules call on PATH: they lie beside the Python that runs Snakemake."""
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def user_files() -> list[str]:
@@ -127,13 +121,12 @@ def before_planning(
 
     `values` are those of the config file that the workflow was made of, `planned` what resolve has to write.
 
-    Raises WorkflowError if another run has the lock, an output is damaged, --until names a stage that Snakemake would
-    not reach, or an output or one of `read_files` is dated in the future: Snakemake would run a job, find its outputs
-    older than that file, and delete them.
+    Raises WorkflowError if another run has the lock, an output is damaged, or an output or one of `read_files` is dated
+    in the future: Snakemake would run a job, see that its outputs are older than that file, and delete them.
     """
     executing = workflow.execution_settings is not None and not workflow.dryrun
     _read.values = values
-    check_until(workflow)
+    run_with_until(workflow, "resolve")  # what it writes is a parameter of the stages in DVC
     if executing:
         interrupts.calm()
         before_each_job(workflow, functools.partial(_begin_job, workflow, planned))
@@ -172,23 +165,6 @@ def after_planning(workflow: Any) -> None:
     inside = {"DVC_STAGE", IMPORTING} & os.environ.keys()
     if executing and not inside and not _agreed() and not any(workflow.dag.needrun_jobs()):
         commit_dvc_state(workflow)
-
-
-def check_until(workflow: Any) -> None:
-    """Raise WorkflowError if --until names a stage after a checkpoint.
-
-    What comes after a checkpoint is not planned until it has run, so Snakemake would end there, with exit code 0.
-    """
-    # Snakemake reads the targets of `--until STAGE all` as further stages.
-    named = sorted(set(workflow.dag_settings.until) - UNTIL - {*TARGET_RULES})
-    rule = next((rule for rule in workflow.rules if rule.name in named), None)
-    if rule is None:
-        return
-    file = re.sub(r"\{\w+[^}]*\}", "NAME", str(rule.output[0]))
-    raise WorkflowError(
-        f"--until {rule.name}: Snakemake would stop at the first stage before it; name the files to make instead, as "
-        f"in `snakemake --profile profiles/local {RESOLVED} {file}`"
-    )
 
 
 def _check_dates(paths: Iterable[str]) -> None:

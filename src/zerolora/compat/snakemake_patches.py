@@ -33,27 +33,55 @@ def explain_system_errors() -> None:
 
 
 @patch("snakemake", VERSION, upstream="none found; docs/engine-sync.md")
-def reset_job_reasons() -> None:
-    """Make Snakemake decide about every pending job again whenever a checkpoint has run.
+def replan_after_same_outputs() -> None:
+    """Make Snakemake plan the pending jobs again where a finished job wrote a file that one of them has read before.
 
-    It evaluates the DAG again at that moment, but adds to its earlier reasons instead of forming new ones: a job that
-    was expected to see changed inputs runs although they turned out the same, and a job that was hidden behind such a
-    job is forgotten. With the earlier reasons dropped its decision is that of DVC: a stage runs if what it reads has
-    changed. docs/engine-sync.md lists what else was tried; tests/workflow/test_decisions.py compares with an oracle.
+    It plans for the worst case, that each job changes its outputs, and revises its plan after a checkpoint alone, at a
+    cost that grows with all jobs. Here any job causes a new plan, but only where the checksum of an output is the one
+    that Snakemake recorded for a pending job. Its reasons are dropped before: Snakemake adds to the earlier ones, so a
+    job that was expected to see changed inputs would run although they are the same, and a job that was hidden behind
+    such a job would be forgotten. So it decides as DVC does: a stage runs if what it reads has changed.
+    docs/engine-sync.md lists what else was tried; tests/workflow/test_decisions.py compares with an oracle.
     """
     from snakemake.dag import DAG
 
-    if is_replaced(DAG.update_needrun):
+    if is_replaced(DAG.finish):
         return
-    original = DAG.update_needrun
+    update_needrun, finish = DAG.update_needrun, DAG.finish
 
-    async def update_needrun(dag: Any, create_inventory: bool = False) -> None:
+    async def reset_and_update_needrun(dag: Any, create_inventory: bool = False) -> None:
         for job in list(dag.jobs):
             if not dag.finished(job) and job not in dag._running:
                 dag._reason.pop(job, None)
-        await original(dag, create_inventory)
+        await update_needrun(dag, create_inventory)
 
-    DAG.update_needrun = replaced(update_needrun)
+    async def finish_and_replan(dag: Any, job: Any, update_checkpoint_dependencies: bool = True) -> Any:
+        ready = await finish(dag, job, update_checkpoint_dependencies=update_checkpoint_dependencies)
+        executed = not (dag.workflow.dryrun or dag.workflow.touch)
+        if executed and await _wrote_what_was_read(dag, job):
+            await dag.postprocess()
+            return True
+        return ready
+
+    DAG.update_needrun = replaced(reset_and_update_needrun)
+    DAG.finish = replaced(finish_and_replan)
+
+
+async def _wrote_what_was_read(dag: Any, job: Any) -> bool:
+    """Return whether an output of a finished job has the checksum that is recorded for a pending job which reads it."""
+    compared: dict[tuple[str, str], bool] = {}
+    for part in job if job.is_group() else [job]:
+        for reader, files in dag.depending[part].items():
+            if not dag.needrun(reader) or dag.finished(reader):
+                continue
+            for file in files:
+                recorded = dag.workflow.persistence.input_checksums(reader, file)
+                checksum = recorded.pop() if len(recorded) == 1 else None
+                if checksum and (file, checksum) not in compared:
+                    compared[file, checksum] = await file.is_same_checksum(checksum, dag.max_checksum_file_size)
+                    if compared[file, checksum]:
+                        return True
+    return False
 
 
 @patch("snakemake", VERSION, upstream="none found")
@@ -140,6 +168,14 @@ def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
 def run_again(workflow: Any, outputs: Iterable[str]) -> None:
     """Have Snakemake run the jobs of these outputs, as it does with those that it calls incomplete."""
     workflow.dag.forcefiles.update(outputs)
+
+
+@patch("snakemake", VERSION, upstream="none found")
+def run_with_until(workflow: Any, rule: str) -> None:
+    """Have a run with `--until`, before it is planned, make the targets of one more rule."""
+    dag = workflow.dag
+    if dag.untilrules or dag.untilfiles:
+        dag.untilrules.add(rule)
 
 
 @patch("snakemake", VERSION, upstream="none found")

@@ -492,7 +492,7 @@ def _rule_tokens(text: str, stage: str) -> list[str]:
             continue
         following = tokens[number + 1].string if number + 1 < len(tokens) else ""
         if depth == 0:
-            if token.string in ("rule", "checkpoint") and token.start[1] == 0:
+            if token.string == "rule" and token.start[1] == 0:
                 inside = following == stage
             continue
         if not inside:

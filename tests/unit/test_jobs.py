@@ -1,0 +1,100 @@
+"""What rules look up in the config, by the wildcards of a job (workflow/scripts/jobs.py)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT
+from jobs import Jobs
+from snakemake.exceptions import WorkflowError
+
+GPUS = {"device": "cuda", "gpus_per_node": 4, "gpu_memory": "80GiB", "host_memory": "64GiB", "compute_capability": 8.0}
+CHANGES: dict[str, Any] = {
+    "hardware": {**GPUS, "nodes": 2},
+    "runs": {"default": {"dataset": "reference", "train": {"nodes": 2}}},
+    "continued": {"further": {"dataset": "reference", "train": {"from_adapter": "results/default/adapter"}}},
+    "grids": {"seeds": {"dataset": "reference", "over": {"train.seed": [1, 2]}}},
+    "export": {"targets": ["gguf", "vllm_adapter"], "gguf": {"type": "q8_0"}},
+}
+
+
+def jobs_of(directory: Path, **changes: Any) -> Jobs:
+    """Return the jobs of a config with these sections, in a directory of its own, which is the current one."""
+    config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8")) | CHANGES | changes
+    config["train"] |= {"global_batch": 32}
+    (directory / "config").mkdir()
+    (directory / "config/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (directory / "data").symlink_to(ROOT / "data")
+    return Jobs()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    """Return the jobs of a run on two nodes with GPUs, of one that starts from its adapter, and of a grid."""
+    monkeypatch.chdir(tmp_path)
+    return jobs_of(tmp_path)
+
+
+def test_a_run_has_the_names_of_its_data_model_and_of_what_it_shares(jobs: Jobs) -> None:
+    names = [run for run in jobs.config.all_runs if run not in ("default", "further")]
+    one, two = (jobs.of({"run": name}).names for name in names)
+    assert one["dataset"] == "reference" and one["model"] == "smollm2-135m-instruct"
+    assert one["packed"] == two["packed"] != one["run"]
+    assert jobs.of({"packed": one["packed"]}).run == names[0]
+
+
+def test_settings_and_code_are_those_of_the_stage(jobs: Jobs) -> None:
+    train = jobs.of({"run": "default"})
+    assert json.loads(train.settings("train")) == jobs.compared["runs"]["default"]["train"]
+    pack = jobs.of({"packed": train.names["packed"]})
+    assert json.loads(pack.settings("pack")) == jobs.shared[train.names["packed"]]["pack"]
+    assert train.code("train") == jobs.codes.runs["default"]["train"]
+    assert jobs.of({"model": train.names["model"]}).code("fetch") == jobs.codes.named["fetch"][train.names["model"]]
+    gguf, vllm = (jobs.of({"run": "default", "target": name}) for name in ("gguf", "vllm_adapter"))
+    assert gguf.settings("export_target") != vllm.settings("export_target")
+    assert gguf.code("export_target") != vllm.code("export_target")
+
+
+def test_training_requests_the_gpus_of_each_node_and_of_all(jobs: Jobs) -> None:
+    train = jobs.of({"run": "default"})
+    requested = {what: train.requested("train", what, 1, 1) for what in ("gpus", "all_gpus", "gres")}
+    assert requested == {"gpus": train.ranks, "all_gpus": 2 * train.ranks, "gres": f"gpu:{train.ranks}"}
+
+
+def test_what_is_not_known_before_other_jobs_have_run_is_undetermined(jobs: Jobs) -> None:
+    assert str(jobs.of({"run": "default"}).requested("train", "minutes", 1, 1)) == "<TBD>"
+
+
+def test_a_job_requests_more_the_second_time_and_never_more_than_a_machine_has(jobs: Jobs) -> None:
+    report = jobs.of({"run": "default"})
+    once, twice, often = (report.requested("report", "mem_mib", 1, attempt) for attempt in (1, 2, 1000))
+    assert twice == 2 * once
+    assert often == 64 * 1024
+
+
+def test_a_run_starts_from_the_adapter_that_its_config_names(jobs: Jobs) -> None:
+    assert jobs.of({"run": "further"}).start_files == ["results/default/adapter/manifest.json"]
+    assert jobs.of({"run": "default"}).start_files == []
+
+
+def test_every_target_of_every_run_is_exported(jobs: Jobs) -> None:
+    assert len(jobs.of({}).exported) == 2 * len(jobs.config.all_runs)
+
+
+def test_no_target_to_export_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    nothing = jobs_of(tmp_path, export={"targets": []}).of({})
+    with pytest.raises(WorkflowError, match=r"export.targets is empty.*write export: \{targets: \[gguf\]\}"):
+        _ = nothing.exported
+
+
+def test_a_wildcard_without_names_matches_none(jobs: Jobs) -> None:
+    assert jobs.constraints()["task"] == "none"
+    assert jobs.constraints()["run"] == "|".join(jobs.config.all_runs)
+
+
+def test_every_output_of_the_runs_is_listed_once(jobs: Jobs) -> None:
+    outputs = {"task_rows": ["results/tasks/{task}.jsonl"], "train": ["results/{run}/adapter/manifest.json"]}
+    assert jobs.every_output(outputs) == [f"results/{run}/adapter/manifest.json" for run in jobs.config.all_runs]

@@ -1,0 +1,421 @@
+"""What the jobs of the workflow read and request: the config, looked up by the wildcards of a job.
+
+The rules name an attribute of `Job`, a stage's settings or code, or a resource of a stage (rules/common.smk).
+"""
+
+import functools
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import engine_sync
+from snakemake.exceptions import WorkflowError
+from snakemake.io import ancient
+
+from zerolora.commands.long_argument import argument_of
+from zerolora.compat.snakemake_patches import undetermined
+from zerolora.config import file
+from zerolora.config.code import chosen_by_run, codes
+from zerolora.config.compared import compared
+from zerolora.config.fingerprint import Fingerprints
+from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
+from zerolora.config.runs_file import check_runs
+from zerolora.config.schema import data_folders
+from zerolora.config.sharing import STAGES as SHARED_STAGES
+from zerolora.config.stages import ON_REQUEST, STAGES
+from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
+from zerolora.errors import UserError
+from zerolora.export.targets import TARGETS
+from zerolora.files import MANIFEST, canonical
+
+CONFIG_FILE = "config/config.yaml"
+RESOLVED = "results/config.json"
+ALL_STAGES = STAGES | ON_REQUEST
+
+
+class Jobs:
+    """The config, resolved for every stage, and what to look up in it."""
+
+    def __init__(self, check_files: bool = True) -> None:
+        """Read the config; `check_files` says whether the files that it names are looked at.
+
+        Raises UserError if the config or a file that it names cannot be used.
+        """
+        self.config = file.load(Path(CONFIG_FILE))
+        if check_files:
+            file.check_files(Path(CONFIG_FILE), self.config)
+            if "DVC_STAGE" in os.environ:
+                check_runs(self.config)
+        self.values = file.read_values(Path(CONFIG_FILE))
+        self.resolved = resolve(self.config)
+        self.fingerprints = Fingerprints()
+        self.codes = codes(self.resolved, self.fingerprints)
+        self.shared = shared_settings(self.resolved.runs)
+        self.compared = compared(self.resolved) | {"shared": self.shared}
+        runs = self.resolved.runs
+        self.first = {
+            kind: {getattr(settings, kind): name for name, settings in reversed(runs.items())}
+            for kind in SHARED_STAGES._fields
+        }
+        """By kind of what runs may share, the first run of those that share it, by its name."""
+        self.first_of_data = {run.dataset: name for name, run in reversed(self.config.all_runs.items())}
+        self.data_folders = [Path(folder) for folder in data_folders(self.config.fetch).values()]
+
+    def check(self, remote: bool) -> None:
+        """Raise UserError if the settings are not those that a `remote` job was planned with or, inside `dvc repro`,
+        those that DVC compares."""
+        if remote:
+            check_planned(digest(*self.texts()))
+        elif os.environ.get("DVC_STAGE", "resolve") != "resolve":
+            check_resolved(*self.texts(), Path(RESOLVED), Path("results/settings"))
+
+    def texts(self) -> tuple[str, dict[str, str]]:
+        """Return what resolve has to write."""
+        return texts({name: self.compared[name] for name in self.compared if name != "shared"}, self.shared, self.codes)
+
+    def of(self, wildcards: Any) -> "Job":
+        """Return the job that the wildcards name."""
+        return Job(self, dict(wildcards.items()))
+
+    @functools.cached_property
+    def names(self) -> dict[str, list[str]]:
+        """The values of each wildcard."""
+        resolved = self.resolved
+        return {
+            "run": list(self.config.all_runs),
+            **{kind: list(names) for kind, names in self.first.items()},
+            "dataset": list(self.config.prepare),
+            "model": list(resolved.fetch),
+            "source": list(resolved.fetch_data),
+            "packaged": list(resolved.fetch_package_data),
+            "adapter": list(resolved.fetch_adapter),
+            "task": list(resolved.tasks),
+            "target": list(TARGETS),
+        }
+
+    def constraints(self) -> dict[str, str]:
+        """Return what each wildcard may be, as a regular expression."""
+        return {name: "|".join(values) or "none" for name, values in self.names.items()}
+
+    def every_output(self, outputs: Mapping[str, Any]) -> list[str]:
+        """Return every output of every stage, for what the runs use of the config. `outputs` are those of the rules."""
+        datasets = sorted(self.first_of_data)
+        prepare, rows = self.config.prepare, self.config.tasks.rows
+        paths = [prepare[name].path for name in datasets] + [task.path for task in rows.values()]
+        manifests = {Path(manifest) for path in paths for manifest in self.manifests_of(Path(path))}
+        used = self.names | {
+            "dataset": datasets,
+            "model": sorted({prepare[name].model for name in datasets}),
+            "source": sorted(each.parent.name for each in manifests if each.is_relative_to(HUB_DATA)),
+            "packaged": sorted(each.parent.name for each in manifests if not each.is_relative_to(HUB_DATA)),
+        }
+        every = []
+        for stage in outputs:
+            tasks = {"task": list(self.resolved.task_rows)} if stage == "task_rows" else {}
+            for path in map(str, outputs[stage]):
+                every += _expanded(path, used | tasks)
+        return every
+
+    def read_files(self) -> list[str]:
+        """Return the files of the user's that stages read, whose dates Snakemake compares."""
+        config = self.config
+        sections = (config.prepare, config.tasks.rows, config.fetch.directory)
+        paths = [str(each.path) for section in sections for each in section.values()]
+        return [*engine_sync.user_files(), *(name for path in paths for name in self.files_at(Path(path)))]
+
+    def files_at(self, path: Path) -> list[str]:
+        """Return the files of data, but for fetched ones: those are pinned, and their manifest stands for them."""
+        if not path.is_dir():
+            return [] if self.manifests_of(path) else [str(path)]
+        return sorted(
+            str(each)
+            for each in path.rglob("*")
+            if each.is_file()
+            and not any(part[0] == "." for part in each.relative_to(path).parts)
+            and not any(each.is_relative_to(folder) for folder in self.data_folders)
+        )
+
+    def manifests_of(self, path: Path) -> list[str]:
+        """Return the manifests of the fetched data sets that a path holds, is, or lies in."""
+        return [
+            str(folder / MANIFEST)
+            for folder in self.data_folders
+            if folder.is_relative_to(path) or path.is_relative_to(folder)
+        ]
+
+
+def _expanded(path: str, names: Mapping[str, list[str]]) -> list[str]:
+    """Return a path with every value of the wildcards in it."""
+    paths = [path]
+    for name, values in names.items():
+        if f"{{{name}}}" in path:
+            paths = [each.replace(f"{{{name}}}", value) for each in paths for value in values]
+    return paths
+
+
+class Job:
+    """One job: what its rule looks up, by the wildcards of its outputs."""
+
+    def __init__(self, jobs: Jobs, wildcards: dict[str, str]) -> None:
+        """`wildcards` name a run, what runs share, a data set, a model, or what is fetched."""
+        self._jobs, self._wildcards = jobs, wildcards
+
+    # The stage's own.
+
+    def settings(self, stage: str) -> str:
+        """The settings that a stage reads, as canonical JSON or a file called by its content, so that only their values
+        are compared, and keys at their neutral value not at all (config/compared.py)."""
+        if stage == "export_target":  # those of other targets are not compared
+            return argument_of(compared(getattr(self._run.export, self._wildcards["target"])))
+        settings: Any = self._jobs.compared
+        for key in ALL_STAGES[stage].settings.split("."):
+            settings = settings[key.format(**self._wildcards)]
+        return argument_of(settings)
+
+    def code(self, stage: str) -> str:
+        """The fingerprint of the code that a stage runs under its settings (config/code.py), which DVC reads beside the
+        settings."""
+        jobs = self._jobs
+        if stage in ON_REQUEST:
+            target = {"export.targets": {*self._wildcards.get("target", "").split()}}
+            return jobs.fingerprints.of(stage, {**chosen_by_run(self._run, stage), **target})
+        group, _, rest = ALL_STAGES[stage].settings.partition(".")
+        name = rest.partition(".")[0].format(**self._wildcards)
+        if group in ("runs", "shared"):
+            return str(getattr(jobs.codes, group)[name][stage])
+        return str(jobs.codes.named[stage][name] if name else jobs.codes.named[stage])
+
+    # What it is for.
+
+    @functools.cached_property
+    def run(self) -> str:
+        """The run that it is for, or the first of those that share its output."""
+        if "run" in self._wildcards:
+            return self._wildcards["run"]
+        for kind, runs in self._jobs.first.items():
+            if kind in self._wildcards:
+                return runs[self._wildcards[kind]]
+        every = self._jobs.config.all_runs
+        return self._jobs.first_of_data.get(self._wildcards.get("dataset", ""), next(iter(every)))
+
+    @property
+    def _run(self) -> Any:
+        return self._jobs.resolved.runs[self.run]
+
+    @property
+    def dataset(self) -> str:
+        """The data set of its run."""
+        return self._wildcards.get("dataset") or str(self._jobs.config.all_runs[self.run].dataset)
+
+    @property
+    def _model_name(self) -> str:
+        return self._wildcards.get("model") or str(self._jobs.config.prepare[self.dataset].model)
+
+    @functools.cached_property
+    def names(self) -> dict[str, str]:
+        """Its wildcards, and the names that the config has for it: of its run, data set and model, and of what its run
+        shares."""
+        shared = {kind: str(getattr(self._run, kind)) for kind in SHARED_STAGES._fields}
+        return {"run": self.run, "dataset": self.dataset, "model": self._model_name, **shared, **self._wildcards}
+
+    # Its inputs.
+
+    @property
+    def source_files(self) -> list[str]:
+        """The files of a model in a directory of the user's; others are pinned by the config alone."""
+        model = self._jobs.config.fetch.directory.get(self._model_name)
+        if not model:
+            return []
+        return sorted(str(each) for each in Path(model.path).glob("*") if each.is_file() and each.name[0] != ".")
+
+    @property
+    def _rows(self) -> Path | None:
+        """Where the rows of its task lie, or of its data set; None for a task of lm-evaluation-harness."""
+        if "task" not in self._wildcards:
+            return Path(self._jobs.config.prepare[self.dataset].path)
+        rows = self._jobs.config.tasks.rows.get(self._wildcards["task"])
+        return Path(rows.path) if rows else None
+
+    @property
+    def data_files(self) -> list[str]:
+        """The user's files of rows."""
+        return self._jobs.files_at(self._rows) if self._rows else []
+
+    @property
+    def fetched_data(self) -> list[str]:
+        """The manifests of fetched rows."""
+        return self._jobs.manifests_of(self._rows) if self._rows else []
+
+    @property
+    def task_rows(self) -> list[str]:
+        """The file of a task's rows; lm-evaluation-harness reads its own."""
+        return [f"results/tasks/{self._wildcards['task']}.jsonl"] if self._rows else []
+
+    @property
+    def start_files(self) -> list[str]:
+        """What the adapter that its run starts from is known by: its manifest, or the files of one of the user's."""
+        start = self._run.train.from_adapter
+        if start is None:
+            return []
+        if Path(start).is_relative_to("results") or Path(start).is_relative_to(HUB_ADAPTERS):
+            return [str(Path(start) / MANIFEST)]
+        return sorted(str(each) for each in Path(start).rglob("*") if each.is_file())
+
+    @property
+    def fetched_start(self) -> list[Any]:
+        """The adapter of the hub that its run starts from, for render to look at. Its age does not matter: a value of
+        render does not depend on it, and DVC does not know of it."""
+        start = self._run.train.from_adapter
+        return [ancient(f"{start}/{MANIFEST}")] if start and Path(start).is_relative_to(HUB_ADAPTERS) else []
+
+    @property
+    def task_files(self) -> list[str]:
+        """What both models of a run answered besides its data set."""
+        return [
+            f"{folder}/tasks/{task}{suffix}.json"
+            for folder in (f"results/base/{self.dataset}", f"results/{self.run}")
+            for task in self._run.report.tasks
+            for suffix in ("", ".answers")
+        ]
+
+    @property
+    def questions(self) -> str:
+        """The file of the judge's questions."""
+        return str(self._jobs.resolved.judge.questions)
+
+    @property
+    def exported(self) -> list[str]:
+        """The manifests of all targets that the runs' `export.targets` list. Raises WorkflowError if none does."""
+        runs = self._jobs.resolved.runs
+        manifests = [f"results/{name}/export/{each}/{MANIFEST}" for name in runs for each in runs[name].export.targets]
+        if not manifests:
+            raise WorkflowError(
+                f"{CONFIG_FILE}: export.targets is empty, so there is nothing to export; write export: {{targets: "
+                f"[gguf]}}, or some of {', '.join(TARGETS)}"
+            )
+        return manifests
+
+    # Its options.
+
+    @property
+    def config_values(self) -> str:
+        """The config's values."""
+        return canonical(self._jobs.values)
+
+    @property
+    def named_codes(self) -> str:
+        """The code fingerprints in results/config.json."""
+        return canonical(self._jobs.codes.named)
+
+    @property
+    def rows_option(self) -> str:
+        """The option that names a task's rows."""
+        return " ".join(f"--rows {name}" for name in self.task_rows)
+
+    @property
+    def merged_directory(self) -> str:
+        """The directory of the merged weights: versioned, or outside results/ if the config does not version them."""
+        return f"results/{self.run}/merged" if self._run.merge.version else f"work/merged/{self.run}"
+
+    @property
+    def merge_options(self) -> str:
+        """The options of `zerolora merge` that the config says."""
+        merge = self._run.merge
+        dequantized = "--dequantized" if merge.base == "dequantized" else ""
+        return dequantized if merge.enabled else "--left-out"
+
+    @property
+    def _evaluate(self) -> Any:
+        return self._jobs.resolved.evaluate[self.dataset]
+
+    @property
+    def _is_opened_by_vllm(self) -> bool:
+        """Whether vLLM opens a target: it is one for vLLM, and the config has vLLM answer."""
+        return self._evaluate.engine == "vllm" and TARGETS[self._wildcards["target"]].for_vllm
+
+    @property
+    def export_options(self) -> str:
+        """The interpreter with vLLM, for targets that vLLM opens, and its device."""
+        if not self._is_opened_by_vllm:
+            return ""
+        python = self._evaluate.vllm_python or "python"
+        return f"--vllm-python {shlex.quote(python)} --device {self.export_device}"
+
+    # Its resources.
+
+    @property
+    def device(self) -> str:
+        """The device that its model computes on: the run's, or that of the first run of its data set."""
+        return str((self._run.evaluate if "run" in self._wildcards else self._evaluate).device)
+
+    @property
+    def export_device(self) -> str:
+        """The device that opens a target: the CPU, unless vLLM does."""
+        return self.device if self._is_opened_by_vllm else "cpu"
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on each node."""
+        return int(self._run.train.ranks_per_node)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that it trains on."""
+        return int(self._run.train.nodes)
+
+    @property
+    def keep_checkpoints(self) -> int:
+        """Checkpoints that training keeps."""
+        return int(self._run.estimate.keep_checkpoints)
+
+    def requested(self, stage: str, what: str, threads: int, attempt: int) -> Any:
+        """Return what a stage requests: `minutes`; `mem_mib` of a node; `gpus` of a node; `gres`, the same in Slurm's
+        words; `all_gpus` of all nodes, as Snakemake counts them.
+
+        Minutes and memory are twice as many the second time; but for training, which resumes, and whose memory is
+        predicted best. Memory is no more than a machine has. Slurm takes its megabytes for MiB.
+        """
+        resource = {"gres": "gpus", "all_gpus": "gpus"}.get(what, what)
+        if stage == "train" and resource == "gpus":
+            number: int = self.ranks if self.device == "cuda" else 0
+        else:
+            try:
+                number = self._resources(stage, threads)[resource]
+            except UserError:
+                # The files that it depends on are missing; once the job can run, Snakemake calls this again.
+                return undetermined()
+        if what == "gres":
+            return f"gpu:{number}" if number else ""
+        if what == "all_gpus":
+            return number * self.nodes
+        if what == "gpus":
+            return number
+        number *= 1 if stage == "train" else attempt
+        return min(number, self._run.estimate.host_memory // 1024**2) if what == "mem_mib" else number
+
+    def _resources(self, stage: str, threads: int) -> Any:
+        # Loading the memory model takes longer than reading the config, so only jobs that request memory load it.
+        from zerolora.planner import slurm_resources
+
+        model = Path(f"resources/models/{self._model_name}")
+        match stage:
+            case "prepare":
+                return slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
+            case "train":
+                return slurm_resources.rendered(Path(f"results/{self._run.rendered}/render.json"))
+            case "evaluate":
+                return slurm_resources.evaluating(
+                    self._evaluate,
+                    model,
+                    Path(f"results/data/{self.dataset}"),
+                    self._run.render,
+                    run_sections(self._jobs.config, self.run).hardware.gpus_per_node,
+                    2 if "run" in self._wildcards and self._run.evaluate.unmerged else 1,
+                )
+            case "merge":
+                return slurm_resources.merging(model, Path(f"results/{self.run}/adapter"))
+            case "export_target":  # as to answer where vLLM opens what was exported, which it does on the run's device
+                return self._resources("evaluate" if self._is_opened_by_vllm else "merge", threads)
+        return slurm_resources.reporting()

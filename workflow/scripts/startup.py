@@ -1,0 +1,87 @@
+"""What each process of the workflow does before the rules are read, and before it plans.
+
+Snakemake starts a process for a run, and on a cluster one for each job.
+"""
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jobs import Jobs
+
+JOB_PREFIX = "set -euo pipefail; export ZEROLORA_JOB_SHELL=$$; "
+"""Of every job's command, which ends when this process or the shell of its job does (machine/parents.py)."""
+
+
+def start(workflow: Any) -> "Jobs":
+    """Prepare this process, and return the jobs of the config. Ends it with one line on standard error and exit code 2
+    if the config cannot be used.
+
+    Raises WorkflowError for --config and --configfile.
+    """
+    # What Snakemake has imported stays. To look at it for garbage again, while more is imported, takes a fifth of a
+    # start.
+    gc.freeze()
+    from jobs import CONFIG_FILE, Jobs
+    from snakemake.exceptions import WorkflowError
+
+    from zerolora.compat import slurm_executor_patches, snakemake_patches
+    from zerolora.errors import UserError, explained
+    from zerolora.machine import parents
+
+    # The commands lie beside the Python that runs Snakemake.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    parents.name_engine()
+    if "DVC_STAGE" in os.environ and workflow.is_main_process:
+        parents.end_with_parent()
+    if workflow.remote_exec:
+        # The scheduler that started this job has given it its GPUs (workflow/scripts/on_gpus).
+        os.environ["ZEROLORA_GPUS_DIVIDED"] = "1"
+    if workflow.config_settings.config or workflow.config_settings.configfiles:
+        raise WorkflowError(
+            f"--config and --configfile are not read here, since DVC would not see them: edit {CONFIG_FILE}, "
+            "or add a named set of overrides to its runs"
+        )
+    try:
+        snakemake_patches.explain_system_errors()
+        snakemake_patches.replan_after_same_outputs()
+        snakemake_patches.replace_write_protected_outputs()
+        snakemake_patches.ignore_broken_metadata()
+        slurm_executor_patches.patch_slurm_executor()
+        jobs = Jobs(check_files=workflow.is_main_process)
+        jobs.check(remote=workflow.remote_exec)
+    except (UserError, OSError) as error:
+        print(error if isinstance(error, UserError) else explained(error), file=sys.stderr)
+        sys.exit(2)
+    return jobs
+
+
+def around_planning(workflow: Any, jobs: "Jobs", every_output: list[str]) -> None:
+    """Have the engines brought into line around planning (engine_sync.py), in the process of a run."""
+    import engine_sync
+
+    from zerolora.compat.snakemake_patches import around_planning
+
+    def before() -> None:
+        limit_jobs(workflow, jobs)
+        engine_sync.before_planning(workflow, jobs.config, jobs.values, every_output, jobs.read_files, jobs.texts)
+
+    if workflow.is_main_process:
+        around_planning(workflow, before, lambda: engine_sync.after_planning(workflow))
+
+
+def limit_jobs(workflow: Any, jobs: "Jobs") -> None:
+    """Have jobs of this machine share what the config says that it has, unless --resources or the profile limits them.
+
+    A dry run, which is local whatever the profile says, would show requests for Slurm cut to these limits.
+    """
+    from zerolora.config.limits import hardware_limits
+    from zerolora.config.resolve import run_sections
+
+    limits = hardware_limits([run_sections(jobs.config, name) for name in jobs.config.all_runs], os.environ)
+    if workflow.local_exec and not workflow.dryrun:
+        for name in limits.keys() - workflow.global_resources.keys():
+            workflow.register_resource(name, limits[name])
