@@ -44,7 +44,7 @@ INTERFACES = {
     "An evaluation task": "evaluate.tasks.task.Task",
     "An export target": "export.targets.target.ExportTarget",
     "A tracker": "train.telemetry.trackers.Tracker",
-    "A stage": "stages.Stage",
+    "A stage": "config.stages.Stage",
 }
 """Heading, and the class that an extension makes an instance or a subclass of."""
 

@@ -105,7 +105,11 @@ class _Constructor(yaml.constructor.SafeConstructor):
                 value.encode()  # half a character, as in "\ud800", is in no file
             return value
         except (ValueError, TypeError, OverflowError, LookupError, AttributeError):  # whatever a tag makes PyYAML read
-            problem = f"{shown(node.value)} is no {kind}" if isinstance(node, yaml.ScalarNode) else f"this is no {kind}"
+            problem = (
+                f"{shown(node.value)} is not of type {kind}"
+                if isinstance(node, yaml.ScalarNode)
+                else f"this is not of type {kind}"
+            )
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 

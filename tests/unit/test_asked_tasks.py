@@ -277,7 +277,7 @@ def test_a_conversation_that_is_more_than_texts_is_not_asked_without_the_rest(tm
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}
     said = {"role": "assistant", "content": "3"}
     for row, text, ignore in (
-        ({"messages": [asks, call]}, "calls tools, which a task does not ask for", None),
+        ({"messages": [asks, call]}, "calls tools, which a task cannot evaluate", None),
         ({"messages": [asks, call, {"role": "tool", "content": "3"}, said]}, "calls tools", None),
         ({"messages": [asks, said], "functions": [tool]}, "has tools, which a task does not pass on", "functions"),
         ({"messages": [asks, {**said, "thinking": "T"}]}, "has thinking, which a task does not pass on", "thinking"),

@@ -176,7 +176,7 @@ def test_a_json_answer_is_validated_as_by_jsonschema() -> None:
             {"pattern": "a", "flags": 1},
             "flags: Extra inputs are not permitted; regex has the settings pattern",
         ),
-        ("json_schema", {"json_schema": {"type": 1}}, "json_schema: is no JSON Schema"),
+        ("json_schema", {"json_schema": {"type": 1}}, "json_schema: is not JSON Schema"),
         ("exact", {"pattern": "a"}, "exact has no settings; remove pattern"),
     ],
 )

@@ -421,8 +421,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("sharegpt", _share(GPT, tools="add"), "tools is 'add'; write a list"),
     ("sharegpt", _share(GPT, tools=["add"]), "tools[0] is 'add'; write an object"),
-    ("sharegpt", _share(GPT, tools=[{"name": "\udc00"}]), "tools[0].name holds half a character"),
-    ("sharegpt", _share(GPT, tools=[{"\udc00": 1}]), "a key of tools[0] holds half a character"),
+    ("sharegpt", _share(GPT, tools=[{"name": "\udc00"}]), "tools[0].name contains half a character"),
+    ("sharegpt", _share(GPT, tools=[{"\udc00": 1}]), "a key of tools[0] contains half a character"),
     ("sharegpt", _share(GPT, system=[]), "system is []; write a text"),
     (
         "sharegpt",
@@ -494,7 +494,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "messages",
         _calls({"function": {"name": "f", "arguments": {"a": ["\ud800"]}}}),
-        "messages[1].tool_calls[0].function.arguments.a[0] holds half a character",
+        "messages[1].tool_calls[0].function.arguments.a[0] contains half a character",
     ),
     (
         "messages",
@@ -564,7 +564,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("prompt", {"prompt": json.dumps([USER])[:-1], "completion": json.dumps([ANSWER])}, 'prompt is \'[{"role": '),
     ("prompt", {"prompt": json.dumps([USER]), "completion": "5"}, 'prompt is \'[{"role": '),
-    ("prompt", {"prompt": "\ud800", "completion": "x"}, "prompt holds half a character"),
+    ("prompt", {"prompt": "\ud800", "completion": "x"}, "prompt contains half a character"),
     # text
     ("text", {"text": ""}, "text is empty; fill it in or remove the row"),
     ("text", {"text": 1.5}, "text is 1.5; write a text"),

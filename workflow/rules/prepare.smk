@@ -28,7 +28,7 @@ rule prepare:
         "results/logs/prepare/{dataset}.log",
     conda:
         "../../envs/conda.yaml"
-    threads: workflow.cores or 16
+    threads: lambda wildcards: workflow.cores or 16
     resources:
         runtime=requested("prepare", "minutes"),
         mem_mb=requested("prepare", "mem_mib"),

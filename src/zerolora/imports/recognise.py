@@ -109,7 +109,7 @@ def _mostly_known(file: Path, values: dict[str, Any], source: Format) -> None:
     unknown = [key for key in values if key not in source.keys]
     if len(unknown) * 3 > len(values):
         raise UserError(
-            f"{file}: is no config of {source.title}, which has no key {_shown(unknown)} ({len(unknown)} of "
+            f"{file}: is not a config of {source.title}, which has no key {_shown(unknown)} ({len(unknown)} of "
             f"{len(values)} keys are unknown)"
         )
 

@@ -282,7 +282,7 @@ def _why_no_tokenizer(directory: Path, error: BaseException) -> UserError:
         except UserError as wrong:
             return wrong
     where = path if path.exists() else directory
-    return UserError(f"{where}: is no tokenizer that transformers reads ({reason(error)}); {FETCH_AGAIN}")
+    return UserError(f"{where}: is not a tokenizer that transformers reads ({reason(error)}); {FETCH_AGAIN}")
 
 
 def reason(error: BaseException) -> str:
