@@ -18,13 +18,13 @@ from zerolora.machine.parents import ENGINE, SHELL
 # An engine that names itself and starts the shell of a job, and what a job does: it watches, says so, and works on.
 ENGINE_TEXT = """
 import subprocess, sys
-from zerolora import parents
+from zerolora.machine import parents
 parents.name_engine()
 subprocess.run(["bash", "-c", f"export {parents.SHELL}=$$; echo shell $$; {sys.argv[1]}; echo after"])
 """
 JOB_TEXT = """
 import os, signal, subprocess, sys, time
-from zerolora import parents
+from zerolora.machine import parents
 if "saves" in sys.argv:
     def stop(*_):
         os.write(1, b"saved\\n")  # print may be under way
@@ -89,7 +89,7 @@ def job(**variables: str) -> subprocess.Popen[str]:
 
 
 def test_a_job_whose_engine_has_ended_before_does_nothing() -> None:
-    text = f"from zerolora import parents; import os; parents.name_engine(); print(os.environ[{ENGINE!r}])"
+    text = f"from zerolora.machine import parents; import os; parents.name_engine(); print(os.environ[{ENGINE!r}])"
     named = subprocess.run(
         [sys.executable, "-c", text], env=project_environment(ROOT), capture_output=True, text=True, check=True
     )
@@ -126,7 +126,7 @@ def test_an_engine_ends_with_the_dvc_above_it(tmp_path: Path, killed_before: boo
         "import os, time\n"
         "print(os.getpid(), flush=True)\n"
         "while not os.path.exists('loaded'): time.sleep(0.01)\n"
-        "from zerolora import parents\n"
+        "from zerolora.machine import parents\n"
         "parents.end_with_parent()\n"
         "print('watches', flush=True)\n"
         "time.sleep(600)\n"

@@ -12,7 +12,7 @@ from zerolora.machine import cpu_matmul
 
 GROWN = """
 import torch
-from zerolora import cpu_matmul
+from zerolora.machine import cpu_matmul
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

@@ -38,8 +38,8 @@ def read_model_spec(path: Path) -> ModelSpec:
         value = getattr(spec, name)
         if not isinstance(value, int) or value < 1:
             raise UserError(
-                f"{where}: {shown(value)} is not a {TRAITS[name]} that the memory of a {spec.family} can be traced with; "
-                "estimate a model of another architecture"
+                f"{where}: {shown(value)} is not a {TRAITS[name]} that the memory of a {spec.family} can be traced "
+                "with; estimate a model of another architecture"
             )
     if spec.experts and not spec.experts_per_token:
         raise UserError(
