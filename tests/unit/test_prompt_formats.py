@@ -215,7 +215,7 @@ def test_markers_in_the_data_are_text(name: str, data: st.DataObject) -> None:
     if held := [content for content in contents if any(token in content for token in special.values())]:
         with pytest.raises(BadRow, match="contains the special token") as refused:
             template.pieces(Example(messages))
-        assert f"message {contents.index(held[0]) + 1} holds" in str(refused.value)
+        assert f"message {contents.index(held[0]) + 1} contains" in str(refused.value)
         return
     words = [f"word{number}" for number in range(4)]
     innocent = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]

@@ -185,7 +185,7 @@ def test_a_source_folder_is_checked_by_its_own_name(tmp_path: Path, name: str) -
     write(tmp_path, f"train/a.jsonl train/b.jsonl {name}/a.jsonl {name}/b.jsonl")
     line, pasted = refusal(tmp_path, sources={"train": {}, name: {}})
     split = "test" if "test" in name or name == "eval" else "validation"
-    assert f"/{name}: holds the published split {split}, which would be trained on" in line
+    assert f"/{name}: contains the published split {split}, which would be trained on" in line
     assert pasted["sources"] == {name: {"split": split}} and line.endswith("; the other entries of sources stay")
     for chosen in ("train", split):
         assert (
@@ -196,7 +196,7 @@ def test_a_source_folder_is_checked_by_its_own_name(tmp_path: Path, name: str) -
 def test_a_folder_of_a_held_out_split_needs_a_split(tmp_path: Path) -> None:
     write(tmp_path, "a/test/1.jsonl b.jsonl")
     line, pasted = refusal(tmp_path, sources={"a": {}, "b.jsonl": {}})
-    assert "holds the published split test, which would be trained on" in line
+    assert "contains the published split test, which would be trained on" in line
     assert pasted["sources"] == {"a": {"split": "test"}} or pasted["sources"] == {"a/test": {"split": "test"}}
     sources = {"a": {"split": "train"}, "b.jsonl": {}}
     assert len(sources_of(prepare_settings(path=str(tmp_path), sources=sources))) == 2

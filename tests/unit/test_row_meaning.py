@@ -373,7 +373,7 @@ def test_media_are_refused_wherever_they_stand(key: str) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"messages": [HI, {**said("x"), "train_detail": [{"begin_offset": 0}]}]}, "messages[1].train_detail says"),
+        ({"messages": [HI, {**said("x"), "train_detail": [{"begin_offset": 0}]}]}, "messages[1].train_detail selects"),
         ({"messages": [HI, {**said("x"), "rejected": True}]}, "messages[1].rejected judges or compares answers"),
         ({"text": "a", "weight": 0}, "weight weighs a whole row, and rows have no weight"),
         ({"text": "a", "weight": "0.5"}, "weight weighs a whole row"),
@@ -391,7 +391,7 @@ def test_other_keys_that_change_what_is_learnt(row: dict[str, Any], said: str) -
 
 SWITCHED = "seems to select turns for the loss, and is not a key that is read; write columns: {train: KEY} if true"
 PARTS = "selects which turns or tokens are in the loss; write train: true or false in each turn, or labels"
-THOUGHT = "holds thoughts of an answer, and is not a key that is read; write columns: {reasoning_content: KEY}"
+THOUGHT = "contains thoughts of an answer, and is not a key that is read; write columns: {reasoning_content: KEY}"
 COMPARES = "judges or compares answers, and every answer would be supervised"
 OF_TURNS = {
     **dict.fromkeys(
@@ -402,7 +402,7 @@ OF_TURNS = {
     **dict.fromkeys(("reward", "preference", "is_chosen", "rejected_answer"), COMPARES),
     **dict.fromkeys(("imagePaths", "image1", "img_url", "photos"), "holds images, which are not supported"),
     **dict.fromkeys(("video_path", "speech_file", "audio_bytes"), "which are not supported"),
-    "channel": "says that a turn is not an answer to the user",
+    "channel": "marks a turn as no answer to the user",
 }
 
 
@@ -441,8 +441,8 @@ SWITCHED_OFF = [
         ("assistantMask", [0, 1], PARTS),
         ("sampleWeight", 0, "weighs a whole row"),
         ("row_weight", 0.5, "weighs a whole row"),
-        ("reasoning", "Two.", "holds thoughts, which belong to one of the answers; move it into that turn"),
-        ("chain_of_thought", "Two.", "holds thoughts, which belong to one of the answers; move it into that turn"),
+        ("reasoning", "Two.", "contains thoughts, which belong to one of the answers; move it into that turn"),
+        ("chain_of_thought", "Two.", "contains thoughts, which belong to one of the answers; move it into that turn"),
         (
             "system_message",
             "Be kind.",
@@ -463,8 +463,8 @@ SWITCHED_OFF = [
             f"{COMPARES}: only supervised fine-tuning is supported; keep the rows of good answers alone",
         ),
         ("image_paths", ["a.jpg"], "holds images"),
-        *((name, "Two and two.", "holds thoughts, which belong to one of the answers") for name in SOME_THOUGHTS),
-        ("thinking_trajectories", ["First, two."], "holds thoughts"),
+        *((name, "Two and two.", "contains thoughts, which belong to one of the answers") for name in SOME_THOUGHTS),
+        ("thinking_trajectories", ["First, two."], "contains thoughts"),
         ("instructions", "Be brief.", "is a system prompt, and no column that is read; write columns: {system: ins"),
         ("preamble", "Be brief.", "is a system prompt"),
         ("chat_history", [["a", "b"]], "changes what is asked"),
@@ -537,7 +537,7 @@ def test_a_row_of_a_published_split_is_not_trained_on(column: str) -> None:
             {"type": "thinking", "thinking": "T"},
             "content[0] contains thoughts; write them beside the content, as reasoning",
         ),
-        ({"type": "reasoning"}, "content[0] holds thoughts"),
+        ({"type": "reasoning"}, "content[0] contains thoughts"),
         ({"cache_control": {"type": "ephemeral"}, "weight": None}, ""),
     ],
 )
@@ -627,7 +627,7 @@ def test_thoughts_beside_lists_of_messages_are_refused() -> None:
         text = refused({"prompt": [HI], "completion": [said("4")], name: "Two."})
         assert text.startswith(f"{name} stands beside lists of messages; move it into the answer it belongs to")
     row = {"messages": [HI, said("4")], "rationale": "Two."}
-    assert "rationale holds thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
+    assert "rationale contains thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
     row = {"prompt": "Hi", "completion": "4", "rationale": "Two."}
     assert "write columns: {reasoning_content: rationale}" in refused(row)
     assert "Two." in taught(row, reading=Reading({"reasoning_content": "rationale"}), template="qwen3")[0]

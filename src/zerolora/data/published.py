@@ -53,13 +53,13 @@ def check_not_pooled(
     used = {result.splits[path] for path in files if settings[path] != LEFT_OUT}
     numbers = ", ".join(f"{name}: {0 if name in used else getattr(split, name)}" for name in ("validation", "test"))
     names = sorted(splits - {""})
-    holds = []
+    contents = []
     if len(names) > 1 or held_out:
-        holds.append(f"the published split{'s' * (len(names) > 1)} {', '.join(names)}")
-    holds += [f"the configs {', '.join(several)}"] * bool(several)
+        contents.append(f"the published split{'s' * (len(names) > 1)} {', '.join(names)}")
+    contents += [f"the configs {', '.join(several)}"] * bool(several)
     why = "would be pooled" if several or len(splits) > 1 else "would be trained on"
     raise UserError(
-        f"{folder}: holds {' and '.join(holds)}, which {why}; write {block(root, settings)} and split: {{{numbers}}}"
+        f"{folder}: contains {' and '.join(contents)}, which {why}; write {block(root, settings)} and split: {{{numbers}}}"
         f"{f', which is {first} alone' if several else ''}; an entry without split is divided as split says"
         f"{'; the other entries of sources stay' * (folder != root)}"
     )

@@ -56,12 +56,14 @@ _TOKENS = Refusal(
     "selects which tokens are in the loss", "write labels, with -100 for tokens that are not supervised", ("tokens",)
 )
 _THOUGHTS = Refusal(
-    "holds thoughts of an answer, and is not a key that is read",
+    "contains thoughts of an answer, and is not a key that is read",
     "write columns: {reasoning_content: NAME}",
     CONVERSATIONS,
 )
 _THOUGHTS_BESIDE = Refusal(
-    "holds thoughts, which belong to one of the answers", "move it into that turn, as reasoning_content", CONVERSATIONS
+    "contains thoughts, which belong to one of the answers",
+    "move it into that turn, as reasoning_content",
+    CONVERSATIONS,
 )
 _SYSTEM = Refusal("is a system prompt, and no column that is read", "write columns: {system: NAME}", CONVERSATIONS)
 _TOOLS = Refusal("is a list of tools, and no column that is read", "write columns: {tools: NAME}", CONVERSATIONS)
