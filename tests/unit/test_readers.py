@@ -304,7 +304,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="x.json: there is no such file or directory"):
         files_of(tmp_path / "x.json")
     (tmp_path / "README.md").touch()
-    with pytest.raises(UserError, match="holds no data file"):
+    with pytest.raises(UserError, match="contains no data file"):
         files_of(tmp_path)
 
 

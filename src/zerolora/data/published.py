@@ -59,9 +59,9 @@ def check_not_pooled(
     contents += [f"the configs {', '.join(several)}"] * bool(several)
     why = "would be pooled" if several or len(splits) > 1 else "would be trained on"
     raise UserError(
-        f"{folder}: contains {' and '.join(contents)}, which {why}; write {block(root, settings)} and split: {{{numbers}}}"
-        f"{f', which is {first} alone' if several else ''}; an entry without split is divided as split says"
-        f"{'; the other entries of sources stay' * (folder != root)}"
+        f"{folder}: contains {' and '.join(contents)}, which {why}; write {block(root, settings)} and split: "
+        f"{{{numbers}}}{f', which is {first} alone' if several else ''}; an entry without split is divided as split "
+        f"says{'; the other entries of sources stay' * (folder != root)}"
     )
 
 

@@ -17,7 +17,7 @@ def _judge(row: Row, answer: str) -> Judgement:
 
 TASK = Task(
     name="sum",
-    rule="it names two numbers that sum to the number asked, in the reference task's form",
+    rule="it names two numbers that sum to the number of the question, in the reference task's form",
     judge=_judge,
     example=TaskExample(question="5=", expected="", right=f"{PREFIX}1 + 4", wrong=f"{PREFIX}1 + 5"),
 )
