@@ -158,7 +158,7 @@ def test_several_configs_are_refused_with_the_sources_of_one(tmp_path: Path) -> 
     assert set(files_by_split(tmp_path, pasted)) == {None, "test"}
     write(tmp_path / "other", "en/train.jsonl de/train.jsonl")
     line, pasted = refusal(tmp_path / "other")
-    assert "holds the configs de, en, which would be pooled" in line
+    assert "contains the configs de, en, which would be pooled" in line
     assert pasted["sources"] == {"de": {}}
 
 
@@ -250,7 +250,7 @@ def test_configs_that_are_folders(tmp_path: Path, entry: str) -> None:
     configs = [f"{{config_name: {name}, {entry.format(name)}}}" for name in "ba"]
     (tmp_path / "README.md").write_text(f"---\nconfigs: [{', '.join(configs)}]\n---\n")
     line, pasted = refusal(tmp_path)
-    assert "holds the configs a, b, which would be pooled" in line and "which is b alone" in line
+    assert "contains the configs a, b, which would be pooled" in line and "which is b alone" in line
     assert pasted["sources"] == {"b": {}}
     if "data_files" not in entry:
         write(tmp_path, "b/test.jsonl")
