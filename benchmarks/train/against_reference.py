@@ -69,7 +69,7 @@ def main() -> None:
         result = about(task.device) | {
             "model": options.model.stem, "precision": options.precision, "lora": LORA, "train": TRAIN,
             "data": task.stats, "ranks": options.ranks, "rows_a_step": ROWS_A_RANK * options.ranks,
-            "padded_to": {"prompt": padded[0], "answer": padded[1]}, "rendered": ours.zero["zerolora"],
+            "padded_to": {"prompt": padded[0], "answer": padded[1]}, "rendered": ours.zero.as_json()["zerolora"],
             "steps": options.steps, "warm_up": options.warm_up,
         }  # fmt: skip
         runs = take_turns(contestants, options.rounds)

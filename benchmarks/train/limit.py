@@ -46,7 +46,7 @@ def main() -> None:
             "model": options.model.stem, "precision": options.precision, "steps": options.steps,
             "warm_up": options.warm_up,
             "trainings": {
-                label: {**medians(rounds), "rendered": contestants[label].zero["zerolora"], "rounds": rounds}
+                label: {**medians(rounds), "rendered": contestants[label].zero.as_json()["zerolora"], "rounds": rounds}
                 for label, rounds in values.items()
             },
         }  # fmt: skip
