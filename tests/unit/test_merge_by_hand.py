@@ -366,7 +366,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = 
         r"adapter_model\.safetensors: there is no such file; save the adapter with save_pretrained",
     ),
     "cut short": (_cut, (), r"adapter_model\.safetensors: is not a whole safetensors file"),
-    "another kind": (_config(peft_type="VERA"), (), "peft_type is 'VERA', which cannot be merged"),
+    "another kind": (_config(peft_type="LOHA"), (), "peft_type is 'LOHA', which cannot be merged"),
     "another start": (_config(init_lora_weights="pissa"), (), "init_lora_weights is 'pissa', with which the factors"),
     "another product": (_config(use_qalora=True), (), "use_qalora is True, with which more than B·A is added"),
     "another shape": (
@@ -375,7 +375,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = 
         r"is \[4, 47\], and should be \[4, 48\] in this base: its module has other sizes \(47 instead of 48\); write",
     ),
     "weights and no adapters": (_nothing, ("--weight", "1", "--weight", "2"), "--weight appears 2 times, and --adapt"),
-    "no word of quantization": (_nothing, ("--dequantized",), "manifest.json: has no quantization, so nothing says"),
+    "no word of quantization": (_nothing, ("--dequantized",), "manifest.json: has no quantization, so it is unknown"),
     "a pipeline's option": (_nothing, ("--data", "x"), "--place, --data and --left-out belong to a pipeline"),
     "two bases": (_nothing, ("--weights", "x"), "--base, by hand, or --weights, in a pipeline; write one of the two"),
 }
@@ -487,7 +487,7 @@ def test_adapters_of_differently_quantized_bases_are_one_line(tmp_path: Path, ti
     said = "--dequantized: .*other was trained on a base quantized as type int8, double True, precision fp32, and .* as"
     with pytest.raises(UserError, match=rf"{said} type nf4, double True, precision fp32; merge them into the original"):
         merged("nf4", "int8")
-    with pytest.raises(UserError, match=r"other/manifest\.json: has no quantization, so nothing says"):
+    with pytest.raises(UserError, match=r"other/manifest\.json: has no quantization, so it is unknown"):
         merged("nf4", None)
     assert left_in(tmp_path) == set()
     merged("nf4", "nf4")

@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # What is added to the end of each module that observes or tells, so that it does so no more, or wrongly.
 ALTERED = {
-    "base_check": "check_base = check_settings = check_shared = lambda *_: None",
+    "model.base_check": "check_base = check_settings = check_shared = lambda *_: None",
     "errors": "explained = lambda error: 'it failed'",
     "evaluate.batches": "PromptBatches.rows = lambda self, prompt, left: 1",
-    "gate": "check = lambda *_: None",
+    "probe.meta_trial": "check = lambda *_: None",
     "methods.adapter_check": "check_adapter = check_whole = check_finite = lambda *_: None",
     "log": "LOGGER.disabled = True\nresult = lambda text: None",
-    "parents": "end_with_engine = end_with_parent = end_at_parents_death = lambda: None",
-    "peak_memory": "_own = PeakMemory.of_all_ranks\n"
+    "machine.parents": "end_with_engine = end_with_parent = end_at_parents_death = lambda: None",
+    "machine.peak_memory": "_own = PeakMemory.of_all_ranks\n"
     "PeakMemory.of_all_ranks = lambda self: dict.fromkeys(_own(self), 7)",
     "progress": "Progress.update = lambda self, amount=1, text='': None",
     "train.launch.heartbeat": "_Monitor.run = _Monitor.exchange = lambda self: None",
@@ -36,8 +36,8 @@ ALTERED = {
     "units": "byte_size = gib = lambda count: 'much'",
 }
 # These hand on what they are given, and cannot be altered without that; their reasons are in LEFT_OUT.
-HAND_ON = {"", "cli", "commands", "config", "files", "fingerprint", "stages", "types"}
-HAND_ON |= {"devices", "foreign", "json_file", "json_kinds"}
+HAND_ON = {"", "cli", "commands", "config", "files", "types"}
+HAND_ON |= {"machine.devices", "model.foreign", "json_file", "json_kinds"}
 # No stage calls these.
 BY_HAND = {"imports"}
 # Files that hold times, memory or sizes as text, and what is made of them.
