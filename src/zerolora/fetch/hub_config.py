@@ -25,7 +25,7 @@ def download_config(pinned: str) -> Path:
     try:
         validate_repo_id(repository)
     except HFValidationError:
-        raise UserError(f"--hub {shown(pinned)}: is not a name of a repository; copy it from the hub") from None
+        raise UserError(f"--hub {shown(pinned)}: is not the name of a repository; copy it from the hub") from None
     if isinstance(cached := try_to_load_from_cache(repository, "config.json", revision=revision), str):
         return Path(cached)
     name = f"model {repository} at {revision}"
