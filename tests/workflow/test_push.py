@@ -267,7 +267,8 @@ def test_without_a_hub_or_a_login_it_is_one_line(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert refused(to="others/sums").startswith("others/sums: the token may not write there (You don't have the rights")
     assert (
-        refused(to="a/b/c") == "--to a/b/c: is not the name of a repository; write OWNER/NAME, or ./a/b/c for a directory"
+        refused(to="a/b/c")
+        == "--to a/b/c: is not the name of a repository; write OWNER/NAME, or ./a/b/c for a directory"
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert refused() == "me/sums: HF_HUB_OFFLINE is set; unset it to push"
