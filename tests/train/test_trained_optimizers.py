@@ -17,7 +17,10 @@ from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.machine import cpu_matmul
 from zerolora.model.manifest import located
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
+from zerolora.strategies import STRATEGIES as REGISTERED
+from zerolora.strategies.strategy import Target
 from zerolora.train.adapter import adapt
 from zerolora.train.checkpoint.store import FINISHED
 from zerolora.train.engines.engine import plain, trained
@@ -106,6 +109,15 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
 }
 SAME: dict[str, tuple[str, ...]] = {"adamw_8bit": ("zero0", "ddp")}
 BLOCKS = 1e-4  # what other blocks change in the losses of four steps; 5e-5 was seen
+
+
+def test_every_optimizer_is_trained_on_every_engine_that_a_cpu_has_for_it() -> None:
+    """An optimizer in the registry is in the table of this file; test_training.py trains adamw everywhere."""
+    target = Target(device="cpu", precision="fp32", nodes=1, ranks_per_node=2, nvme=None)
+    for name, optimizer in OPTIMIZERS.items():
+        engines = {each.engine for each in REGISTERED.values() if not optimizer.conflict(each, target)}
+        tested = {REGISTERED[each].engine for each in STRATEGIES.get(name, ())}
+        assert tested == engines or name == "adamw", name
 
 
 def of(bench: Bench, optimizer: str, strategy: str) -> Path:
