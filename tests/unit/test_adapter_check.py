@@ -118,6 +118,20 @@ def check(adapter: Path, base: Path) -> None:
             of_directory(adapter).updates(adapter, model)
 
 
+def test_a_vera_adapter_without_r_has_the_rank_that_peft_takes(
+    bases: dict[bool, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    base, model = bases[True]
+    adapter = write_adapter(model, tmp_path / "adapter", peft_type="VERA", target_modules=["q_proj", "down_proj"])
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config.pop("r") == 256
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    check(adapter, base)
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"save_projection": False}))
+    with pytest.raises(UserError, match="save_projection is False; save the adapter again with its projections"):
+        check(adapter, base)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("tied", "kind"), CASES)
 def test_what_peft_writes_is_merged_to_its_logits(

@@ -86,13 +86,13 @@ def test_a_patched_function_checks_before_it_acts(monkeypatch: pytest.MonkeyPatc
 
 def test_an_untested_series_is_allowed_if_its_features_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "installed", lambda library: "2.11.3")
-    there = Patch("some", "torch", ("2.13.0",), "none found", ("2.11",), ("torch.distributed:Work.wait",))
+    there = Patch("some", "torch", ("2.13.0",), "none known", ("2.11",), ("torch.distributed:Work.wait",))
     there.check()
-    lacking = Patch("some", "torch", ("2.13.0",), "none found", ("2.11",), ("torch.distributed:Work.nap",))
+    lacking = Patch("some", "torch", ("2.13.0",), "none known", ("2.11",), ("torch.distributed:Work.nap",))
     with pytest.raises(UserError, match=r"torch 2\.11\.3 is installed.*has no torch\.distributed\.Work\.nap"):
         lacking.check()
     with pytest.raises(UserError, match="written for 2"):
-        Patch("some", "torch", ("2.13.0",), "none found", ("2.1",), ()).check()
+        Patch("some", "torch", ("2.13.0",), "none known", ("2.1",), ()).check()
 
 
 @pytest.mark.parametrize("name", ["snakemake_patches", "slurm_executor_patches", "transformers_patches", "versions"])

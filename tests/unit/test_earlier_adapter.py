@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peft import IA3Config, LoraConfig
+from peft import IA3Config, LoraConfig, VeraConfig
 
 from zerolora.errors import UserError
 from zerolora.methods import lora_init
@@ -54,7 +54,14 @@ def test_an_adapter_whose_tensors_mean_something_else_is_one_line(tmp_path: Path
     assert f"{CONFIG}: {key} is {value!r}, with which its tensors mean" in line
 
 
-@pytest.mark.parametrize("config", [LoraConfig, IA3Config])
+@pytest.mark.parametrize(("key", "setting"), [("r", "vera.r"), ("projection_prng_key", "vera.projection_seed")])
+def test_another_vera_is_refused_with_the_key_of_its_own_section(tmp_path: Path, key: str, setting: str) -> None:
+    ours = VeraConfig(r=8, projection_prng_key=5, task_type="CAUSAL_LM")
+    with pytest.raises(UserError, match=f"{key} is 0?4?, and this run's is .*; write train.{setting} as that"):
+        check_meaning(written(tmp_path, ours, **{key: 4 if key == "r" else 0}), ours)
+
+
+@pytest.mark.parametrize("config", [LoraConfig, IA3Config, VeraConfig])
 def test_every_key_of_peft_is_compared_harmless_or_refused(tmp_path: Path, config: type[Any]) -> None:
     """So that a key that a later peft adds is refused where it is set."""
     ours = config(task_type="CAUSAL_LM")

@@ -610,7 +610,10 @@ def import_dvc_state(targets: list[str]) -> bool:
     )
     if result.returncode:
         lines = (result.stderr or result.stdout).strip().splitlines()
-        print(f"not taken over from DVC: {lines[-1] if lines else 'no reason given'}", file=sys.stderr)
+        print(
+            f"not taken over from DVC: {lines[-1] if lines else 'Snakemake did not mark all as done, so their jobs run again'}",
+            file=sys.stderr,
+        )
     return result.returncode == 0
 
 

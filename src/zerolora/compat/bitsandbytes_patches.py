@@ -23,7 +23,7 @@ def load() -> None:
 @patch(
     "bitsandbytes",
     VERSION,
-    upstream="none found",
+    upstream="none known",
     untested=("0.48", "0.49", "0.50", "0.51"),
     features=("torch:compile",),
 )
@@ -55,7 +55,7 @@ def load_without_compilers() -> None:
 @patch(
     "bitsandbytes",
     VERSION,
-    upstream="none found",
+    upstream="none known",
     untested=("0.48", "0.49", "0.50", "0.51"),
     features=("bitsandbytes.nn:Linear4bit",),
 )

@@ -21,7 +21,7 @@ SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 SHM = "deepspeed_shm_comm"
 
 
-@patch("deepspeed", VERSION, upstream="none found")
+@patch("deepspeed", VERSION, upstream="none known")
 def apply_startup_patches() -> None:
     """Skip what DeepSpeed does before the first step that costs seconds to minutes and serves nothing here.
 
@@ -43,7 +43,7 @@ def apply_startup_patches() -> None:
         compiler.compile = compile_later
 
 
-@patch("deepspeed", VERSION, upstream="none found")
+@patch("deepspeed", VERSION, upstream="none known")
 def keep_clipped_norm(engine: Any) -> None:
     """At stage 0 in fp32, clip as DeepSpeed does and keep the norm that it throws away (engine.py,
     clip_fp32_gradients), so that `get_global_grad_norm` returns it."""
@@ -56,7 +56,7 @@ def keep_clipped_norm(engine: Any) -> None:
     engine.clip_fp32_gradients = clip
 
 
-@patch("deepspeed", VERSION, upstream="none found")
+@patch("deepspeed", VERSION, upstream="none known")
 def undo_first_step(optimizer: Any, masters: dict[Any, torch.Tensor], start: Callable[[torch.Tensor], None]) -> None:
     """Undo the step with zero gradients by which stage 0's optimizer for 16 bits creates states (unfused_optimizer.py,
     initialize_optimizer_states): it counts for the bias correction and decays weights.
@@ -68,7 +68,7 @@ def undo_first_step(optimizer: Any, masters: dict[Any, torch.Tensor], start: Cal
         master.data.copy_(parameter.data)
 
 
-@patch("deepspeed", VERSION, upstream="none found; a cache_clear() in _invalidate_trace would do")
+@patch("deepspeed", VERSION, upstream="none known; a cache_clear() in _invalidate_trace would do")
 def release_by_current_trace(optimizer: Any) -> None:
     """Make stage 3 decide again which weights to release when the order of modules changes.
 
@@ -93,7 +93,7 @@ def cached_releases(coordinator: Any) -> Any:
     return inspect.getclosurevars(decide).nonlocals["func"]
 
 
-@patch("deepspeed", VERSION, upstream="none found")
+@patch("deepspeed", VERSION, upstream="none known")
 def grow_scale_after_step(optimizer: Any) -> Callable[[], None]:
     """Make fp16's loss scale grow after a step; return what is to be called when a step has ended.
 
@@ -117,7 +117,7 @@ def grow_scale_after_step(optimizer: Any) -> Callable[[], None]:
     return grow
 
 
-@patch("deepspeed", VERSION, upstream="none found")
+@patch("deepspeed", VERSION, upstream="none known")
 def stage0_scale(engine: Any, optimizer: Any) -> float:
     """Return by what the loss must be multiplied before `engine.backward`: in fp16 DeepSpeed scales the loss for its
     ZeRO optimizers only (engine.py, backward), yet stage 0's optimizer unscales gradients all the same."""
@@ -125,7 +125,7 @@ def stage0_scale(engine: Any, optimizer: Any) -> float:
     return float(scaler.cur_scale) if scaler else 1.0
 
 
-@patch("deepspeed", VERSION, upstream="none found")
+@patch("deepspeed", VERSION, upstream="none known")
 def scaler_of(engine: Any, optimizer: Any) -> Any:
     """Return the object with fp16's loss scale (its attributes: SCALE), None in other precisions. Stage 0's optimizer
     has it under another name."""
@@ -134,21 +134,21 @@ def scaler_of(engine: Any, optimizer: Any) -> Any:
     return getattr(optimizer, "loss_scale_config", None) or optimizer.loss_scaler
 
 
-@patch("deepspeed", VERSION, upstream="none found")
+@patch("deepspeed", VERSION, upstream="none known")
 def set_scale(engine: Any, optimizer: Any, state: dict[str, float]) -> None:
     """Set what `scaler_of` returns to values of SCALE; the scalers have no load_state_dict."""
     for name, value in state.items():
         setattr(scaler_of(engine, optimizer), name, value)
 
 
-@patch("deepspeed", VERSION, upstream="none found; deepspeed.utils.safe_get_full_fp32_param covers stages 1 to 3")
+@patch("deepspeed", VERSION, upstream="none known; deepspeed.utils.safe_get_full_fp32_param covers stages 1 to 3")
 def stage0_masters(optimizer: Any) -> dict[Any, torch.Tensor]:
     """Return the fp32 master of each trained parameter of stage 0's optimizer for 16 bits."""
     groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
     return {low: high for lows, highs in groups for low, high in zip(lows, highs, strict=True)}
 
 
-@patch("deepspeed", VERSION, upstream="none found; deepspeed.utils.safe_set_full_optimizer_state needs the state")
+@patch("deepspeed", VERSION, upstream="none known; deepspeed.utils.safe_set_full_optimizer_state needs the state")
 def make_states(optimizer: Any, inner: torch.optim.Optimizer, start: Callable[[torch.Tensor], None]) -> None:
     """Call `start`, which creates a tensor's state, for all that `inner`, under DeepSpeed's optimizer, updates, and
     tell stages 1 and 2 where the states are: they look only once, after a step of the first group."""
@@ -175,7 +175,7 @@ def on_host(optimizer: Any, group: int) -> Iterator[None]:
 
 
 @patch(
-    "deepspeed", VERSION, upstream="none found; safe_get_full_optimizer_state reads a whole group for each parameter"
+    "deepspeed", VERSION, upstream="none known; safe_get_full_optimizer_state reads a whole group for each parameter"
 )
 @contextlib.contextmanager
 def read_from_nvme_once(optimizer: Any, write: bool = False) -> Iterator[None]:
@@ -212,7 +212,7 @@ def read_from_nvme_once(optimizer: Any, write: bool = False) -> Iterator[None]:
             delattr(optimizer, name)
 
 
-@patch("deepspeed", VERSION, upstream="none found")
+@patch("deepspeed", VERSION, upstream="none known")
 def link_states(optimizer: Any) -> None:
     """Make safe_get_full_optimizer_state and its like see the states that the optimizer has now, under their names:
     stages 1 and 2 look only once. A no-op at other stages, which look each time."""
@@ -221,7 +221,7 @@ def link_states(optimizer: Any) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
-@patch("deepspeed", VERSION, upstream="none found")
+@patch("deepspeed", VERSION, upstream="none known")
 def own_shard(value: torch.Tensor, parameter: Any) -> torch.Tensor:
     """Return this rank's shard of a whole tensor as stage 3 cuts it: flat, of equal sizes, the last padded with
     zeros. safe_set_local_fp32_param and its like want it so, and nothing public cuts it."""

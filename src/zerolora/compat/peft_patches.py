@@ -15,7 +15,7 @@ OLDER = ("0.18", "0.19", "0.20", "0.21")
 @patch(
     "peft",
     *VERSIONS,
-    upstream="none found",
+    upstream="none known",
     untested=OLDER,
     features=("peft.tuners.lora:LoraLayer",),
 )
@@ -31,7 +31,7 @@ def replace_dropout(model: torch.nn.Module, replacement: Any) -> None:
 @patch(
     "peft",
     *VERSIONS,
-    upstream="none found",
+    upstream="none known",
     untested=OLDER,
     features=("peft.tuners.trainable_tokens:TrainableTokensLayer._collect_token_weights",),
 )
@@ -54,7 +54,7 @@ def gather_rows_anywhere() -> None:
 @patch(
     "peft",
     *VERSIONS,
-    upstream="none found; peft writes the rows into a copy of the whole weight in every forward pass",
+    upstream="none known; peft writes the rows into a copy of the whole weight in every forward pass",
     untested=OLDER,
     features=("peft.utils.other:TrainableTokensWrapper", "peft.tuners.trainable_tokens:TrainableTokensLayer"),
 )
@@ -76,7 +76,7 @@ def replace_token_forward(model: Any, of_wrapper: Callable[..., Any], of_embeddi
 @patch(
     "peft",
     *VERSIONS,
-    upstream="none found",
+    upstream="none known",
     untested=OLDER,
     features=("peft.utils.other:TrainableTokensWrapper",),
 )

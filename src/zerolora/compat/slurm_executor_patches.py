@@ -29,7 +29,7 @@ def patch_slurm_executor() -> None:
         gpus_of_each_node(executor)
 
 
-@patch(LIBRARY, "2.8.0", upstream="none found")
+@patch(LIBRARY, "2.8.0", upstream="none known")
 def preempted_is_cancelled(executor: Any) -> None:
     """Make the executor treat a job that ended as PREEMPTED like one that was cancelled.
 
@@ -51,7 +51,7 @@ def preempted_is_cancelled(executor: Any) -> None:
     executor.query_job_status = replaced(query_job_status)
 
 
-@patch(LIBRARY, "2.8.0", upstream="none found")
+@patch(LIBRARY, "2.8.0", upstream="none known")
 def arrays_of_equal_jobs(executor: Any) -> None:
     """Make the executor's job arrays (`slurm-array-jobs`) hold jobs that ask for the same, and each task run its own.
 
@@ -98,7 +98,7 @@ def arrays_of_equal_jobs(executor: Any) -> None:
     kind.cancel = cancel_gathered_too
 
 
-@patch(LIBRARY, "2.8.0", upstream="none found")
+@patch(LIBRARY, "2.8.0", upstream="none known")
 def gpus_of_each_node(executor: Any) -> None:
     """Make the executor ask for a job's GPUs by node (`gres`) alone, where it has their number (`gpu`) as well.
 

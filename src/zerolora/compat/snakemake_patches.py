@@ -14,7 +14,7 @@ from zerolora.errors import explained
 VERSION = "9.27.1"
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def explain_system_errors() -> None:
     """Make Snakemake print what the operating system refuses, such as a full disk, in one line: file, reason, remedy.
 
@@ -32,7 +32,7 @@ def explain_system_errors() -> None:
     exceptions.format_exception_to_string = replaced(format_exception_to_string)
 
 
-@patch("snakemake", VERSION, upstream="none found; docs/engine-sync.md")
+@patch("snakemake", VERSION, upstream="none known; docs/engine-sync.md")
 def replan_after_same_outputs() -> None:
     """Make Snakemake plan the pending jobs again where a finished job wrote a file that one of them has read before.
 
@@ -84,7 +84,7 @@ async def _wrote_what_was_read(dag: Any, job: Any) -> bool:
     return False
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def undetermined() -> Any:
     """Return the value of a resource that is not known until other jobs have run; Snakemake then asks again.
 
@@ -96,7 +96,7 @@ def undetermined() -> Any:
     return TBDString()
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def replace_write_protected_outputs() -> None:
     """Let a job replace outputs that are write-protected.
 
@@ -112,7 +112,7 @@ def replace_write_protected_outputs() -> None:
     Job.check_protected_output = check_protected_output
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def around_planning(workflow: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
     """Call `before` once the workflow is read and before any job is planned, and `after` when all are.
 
@@ -129,7 +129,7 @@ def around_planning(workflow: Any, before: Callable[[], None], after: Callable[[
     workflow._build_dag = build_dag
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def after_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
     """Call `action` with every job that has ended well and whose outputs are there, before any other starts on them.
 
@@ -146,7 +146,7 @@ def after_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
     dag.finish = finish
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
     """Call `action` with every job that is about to start, before Snakemake removes its outputs.
 
@@ -164,13 +164,13 @@ def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
     dag.register_running = register_running
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def run_again(workflow: Any, outputs: Iterable[str]) -> None:
     """Have Snakemake run the jobs of these outputs, as it does with those that it calls incomplete."""
     workflow.dag.forcefiles.update(outputs)
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def run_with_until(workflow: Any, rule: str) -> None:
     """Have a run with `--until`, before it is planned, make the targets of one more rule."""
     dag = workflow.dag
@@ -178,7 +178,7 @@ def run_with_until(workflow: Any, rule: str) -> None:
         dag.untilrules.add(rule)
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def count_as_done(workflow: Any, outputs: Iterable[str]) -> None:
     """Leave the jobs that make one of these outputs out of what a dry run plans, whatever Snakemake knows of them.
 
@@ -197,7 +197,7 @@ def count_as_done(workflow: Any, outputs: Iterable[str]) -> None:
     dag.update_needrun = update_needrun
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def ignore_broken_metadata() -> None:
     """Take metadata that is not UTF-8, or of another shape, for none: Snakemake ends with a traceback.
 
@@ -218,7 +218,7 @@ def ignore_broken_metadata() -> None:
     FilePersistence._read_record = replaced(_read_record)
 
 
-@patch("snakemake", VERSION, upstream="none found")
+@patch("snakemake", VERSION, upstream="none known")
 def without_metadata(workflow: Any, outputs: Iterable[str]) -> list[str]:
     """Return those of these outputs of which Snakemake has no metadata that it can read: parameters, code and inputs of
     their job.

@@ -56,7 +56,7 @@ def wrap_collectives(wrapped: Callable[[Function, str, int, str], Function]) -> 
 @patch(
     "torch",
     VERSION,
-    upstream="none found",
+    upstream="none known",
     untested=OLDER,
     features=("torch.distributed:Work.wait", "torch.cuda:Stream.wait_event"),
 )
@@ -73,7 +73,7 @@ def wrap_waits(wrapped: Callable[[Function], Function], gpu: bool) -> None:
 @patch(
     "torch",
     VERSION,
-    upstream="none found",
+    upstream="none known",
     untested=OLDER,
     features=(
         "torch.nn.parallel:DistributedDataParallel._set_ddp_runtime_logging_sample_rate",
@@ -89,7 +89,7 @@ def time_every_reduction(model: torch.nn.parallel.DistributedDataParallel) -> No
 @patch(
     "torch",
     VERSION,
-    upstream="none found",
+    upstream="none known",
     untested=OLDER,
     features=("torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",),
 )
@@ -105,7 +105,7 @@ def ddp_reductions(model: torch.nn.parallel.DistributedDataParallel) -> tuple[in
     return data["num_buckets_reduced"], sum(map(int, sizes.split(","))), exposed
 
 
-@patch("torch", VERSION, upstream="none found", untested=OLDER, features=("torch.optim:AdamW._init_group",))
+@patch("torch", VERSION, upstream="none known", untested=OLDER, features=("torch.optim:AdamW._init_group",))
 def fresh_state(tensor: torch.Tensor, updates: int) -> dict[str, torch.Tensor]:
     """Return AdamW's state of a tensor as its first step creates it (torch/optim/adam.py, _init_group), but for the
     number of updates. There is no public way to create it without a step."""

@@ -20,7 +20,7 @@ OLDER = ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; transformers takes a loss_function, but makes all logits before it",
+    upstream="none known; transformers takes a loss_function, but makes all logits before it",
     untested=OLDER,
     features=("transformers:PreTrainedModel.get_decoder", "transformers:PreTrainedModel.get_output_embeddings"),
 )
@@ -36,7 +36,7 @@ def replace_forward(model: Any, of_model: Callable[..., Any], of_head: Callable[
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; apply_chat_template takes twice as long and tells templates today's date",
+    upstream="none known; apply_chat_template takes twice as long and tells templates today's date",
     untested=OLDER,
     features=("transformers.utils.chat_template_utils:_compile_jinja_template",),
 )
@@ -51,7 +51,7 @@ def compile_template(source: str) -> Any:
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; transformers compiles them when it reads the first model of a process",
+    upstream="none known; transformers compiles them when it reads the first model of a process",
     untested=OLDER,
     features=("transformers.conversion_mapping:get_checkpoint_conversion_mapping",),
 )
@@ -68,7 +68,7 @@ def compile_conversions() -> None:
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; the error says that GGUF models are not serializable",
+    upstream="none known; the error says that GGUF models are not serializable",
     untested=OLDER,
     features=("transformers:PreTrainedModel.save_pretrained",),
 )
@@ -87,7 +87,7 @@ def forget_gguf(model: Any) -> None:
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; config, tokenizer and model each parse the file, and each module makes the table of names",
+    upstream="none known; config, tokenizer and model each parse the file, and each module makes the table of names",
     untested=OLDER,
     features=("transformers.modeling_gguf_pytorch_utils:get_gguf_hf_weights_map",),
 )
@@ -108,7 +108,7 @@ def gguf_parsed_once() -> Iterator[None]:
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; from_pretrained silently drops tensors of a GGUF file that it has no name for",
+    upstream="none known; from_pretrained silently drops tensors of a GGUF file that it has no name for",
     untested=OLDER,
     features=(
         "transformers.modeling_gguf_pytorch_utils:TENSOR_PROCESSORS",
@@ -127,7 +127,7 @@ def gguf_names(model: Any) -> set[str]:
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; from_pretrained and save_pretrained do it to whole models only",
+    upstream="none known; from_pretrained and save_pretrained do it to whole models only",
     untested=OLDER,
     features=(
         "transformers.conversion_mapping:get_model_conversion_mapping",
@@ -144,7 +144,7 @@ def stored_names(model: Any) -> "StoredNames":
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; only loading with a quantization config decides it",
+    upstream="none known; only loading with a quantization config decides it",
     untested=OLDER,
     features=(
         "transformers.quantizers.base:HfQuantizer.get_modules_to_not_convert",
@@ -192,7 +192,7 @@ class LoadReport:
 @patch(
     "transformers",
     VERSION,
-    upstream="none found; from_pretrained reports after it has read all weights and drawn the missing ones",
+    upstream="none known; from_pretrained reports after it has read all weights and drawn the missing ones",
     untested=OLDER,
     features=(
         "transformers.conversion_mapping:get_model_conversion_mapping",

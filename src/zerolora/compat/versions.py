@@ -22,7 +22,7 @@ class Patch:
     versions: tuple[str, ...]
     """Exact versions that it was tested with; those of envs/requirements.lock first."""
     upstream: str
-    """The thread that would make it unnecessary, or "none found"."""
+    """The thread that would make it unnecessary, or "none known"."""
     untested: tuple[str, ...] = ()
     """Release series, as in 2.11, in which it is allowed if all `features` exist."""
     features: tuple[str, ...] = ()

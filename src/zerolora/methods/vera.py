@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 FIRST, SECOND = "base_model.vera_A", "base_model.vera_B"
 """Names of the shared matrices in an adapter file: [r, most inputs] and [most outputs, r]."""
 MARK = ".vera_lambda_"
+DEFAULT_RANK = 256
+"""Of a config that does not say: peft's own."""
 
 
 @dataclass(frozen=True)
@@ -226,10 +228,11 @@ def _shapes(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of the tensors beside a module."""
     yield "vera_lambda_b", (module.outputs,)
-    yield "vera_lambda_d", (config["r"],)
+    yield "vera_lambda_d", (config.get("r", DEFAULT_RANK),)
 
 
 def _shared(config: Mapping[str, Any], adapted: "Sequence[Module]") -> Shapes:
     """Return name and shape of the tensors that all adapted modules share."""
-    r, inputs, outputs = config["r"], max(each.inputs for each in adapted), max(each.outputs for each in adapted)
+    r = config.get("r", DEFAULT_RANK)
+    inputs, outputs = max(each.inputs for each in adapted), max(each.outputs for each in adapted)
     return {FIRST: (r, inputs), SECOND: (outputs, r)}

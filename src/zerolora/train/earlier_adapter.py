@@ -22,7 +22,7 @@ from zerolora.train.engines.engine import trained
 MEANING = {
     "peft_type": "method",
     "use_dora": "method",
-    "r": "lora.r",
+    "r": "r",
     "lora_alpha": "lora.alpha",
     "use_rslora": "lora.rank_stabilized",
     "rank_pattern": "lora.rank_pattern",
@@ -139,13 +139,14 @@ def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type
 def check_meaning(directory: Path, config: Any) -> None:
     """Raise UserError if the tensors of an adapter mean something else than those of peft's `config`."""
     ours, theirs, plain = config.to_dict(), read_config(directory), type(config)().to_dict()
+    section = "vera" if "projection_prng_key" in ours else "lora"
     for key, setting in MEANING.items():
         here = getattr(ours.get(key), "value", ours.get(key))
         there = theirs.get(key, getattr(plain.get(key), "value", plain.get(key)))  # peft's own default
         if key in ours and (there or None) != (here or None):
             raise UserError(
                 f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, and this run's is {shown(here)}; "
-                f"write train.{setting} as that adapter has it"
+                f"write train.{f'{section}.r' if setting == 'r' else setting} as that adapter has it"
             )
     for key, there in theirs.items():
         if key in MEANING or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):

@@ -130,7 +130,7 @@ class Loop:
     def _optimizer_step(self, due: bool) -> tuple[Totals, bool, bool]:
         """Make a step on a global batch; `due` tells whether this rank finds a checkpoint due.
 
-        Returns the totals of the global batch, and of all ranks whether any was asked to stop, or found a checkpoint
+        Returns the totals of the global batch, and of all ranks whether any got a stop signal, or has a checkpoint
         due.
         """
         self.telemetry.start()

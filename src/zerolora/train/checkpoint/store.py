@@ -99,7 +99,7 @@ class Checkpoints:
 
         `resume`: auto = the newest whole one of this run and config; never; or a file where the run begins, from which
         a newer one of this run may continue. Raises UserError if that file is not a checkpoint of this config, one of
-        the folder cannot be read or is of another version, or the folder cannot be written.
+        the folder cannot be read or was written by another version, or the folder cannot be written.
         """
         self.claim()
         path, lines = self.newest() if resume == "auto" else (None, [])

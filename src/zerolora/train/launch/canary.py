@@ -103,7 +103,7 @@ def _short_run(
     return {name: [float(row[name] or "nan") for row in rows] for name in ("loss", "gradient_norm")}
 
 
-def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, found: Path) -> None:
+def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, record: Path) -> None:
     tolerance = TOLERANCE[chosen.precision]
     risky, safe = curves["risky"], curves["safe"]
     same = _agree(risky["loss"], safe["loss"], tolerance)
@@ -115,7 +115,7 @@ def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, fo
     raise UserError(
         f"train.canary: the first {canary.steps} steps under {name} ({'; '.join(canary.reasons)}) are not those of a "
         f"safe setting: {what.replace('_', ' ')} {told['risky']} instead of {told['safe']}; write render.strategy: "
-        f"{instead.strategy} and train.attention: {instead.attention}, or train.canary: off (kept in {found})"
+        f"{instead.strategy} and train.attention: {instead.attention}, or train.canary: off (its losses are in {record})"
     )
 
 
