@@ -609,11 +609,10 @@ def import_dvc_state(targets: list[str]) -> bool:
         check=False,
     )
     if result.returncode:
+        # Quiet, Snakemake may name no reason, as for outputs that a killed job had begun.
         lines = (result.stderr or result.stdout).strip().splitlines()
-        print(
-            f"not taken over from DVC: {lines[-1] if lines else 'Snakemake did not mark all as done, so their jobs run again'}",
-            file=sys.stderr,
-        )
+        why = lines[-1] if lines else "Snakemake did not mark all outputs as done, so their jobs run again"
+        print(f"not taken over from DVC: {why}", file=sys.stderr)
     return result.returncode == 0
 
 

@@ -115,7 +115,7 @@ def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, re
     raise UserError(
         f"train.canary: the first {canary.steps} steps under {name} ({'; '.join(canary.reasons)}) are not those of a "
         f"safe setting: {what.replace('_', ' ')} {told['risky']} instead of {told['safe']}; write render.strategy: "
-        f"{instead.strategy} and train.attention: {instead.attention}, or train.canary: off (its losses are in {record})"
+        f"{instead.strategy} and train.attention: {instead.attention}, or train.canary: off (see {record})"
     )
 
 
