@@ -25,7 +25,7 @@ class Example:
         return with_entry(text, self.below, self.code) if self.below else self.code
 
 
-EXAMPLES = [Example(*found) for found in BLOCK.findall(PAGE) if found[0] != "card.py"]  # a stage has files elsewhere
+EXAMPLES = [Example(*block) for block in BLOCK.findall(PAGE) if block[0] != "card.py"]  # a stage has files elsewhere
 
 
 def with_entry(text: str, below: str, code: str) -> str:
