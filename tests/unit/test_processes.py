@@ -155,6 +155,29 @@ def test_a_rank_that_a_signal_ends_says_so(tmp_path: Path) -> None:
         check(codes, lambda rank: tmp_path / f"{rank}.log")
 
 
+def test_a_killed_rank_is_named_before_a_peer_that_failed_because_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections close first, so a peer may have ended before the kernel reports it."""
+    monkeypatch.setattr("zerolora.train.launch.processes.CAUSE_SECONDS", 60)
+    then = f"""
+while len(list(folder.glob("*.json"))) < {RANKS}:
+    time.sleep(0.05)
+if rank == 0:
+    os._exit(1)
+first = json.loads((folder / "0.json").read_text())["pid"]
+while rank == 1 and Path(f"/proc/{{first}}/cmdline").exists():
+    time.sleep(0.05)
+if rank == 1:
+    os.kill(os.getpid(), 9)
+time.sleep(1000)
+"""
+    codes = ended(started(tmp_path, then))
+    assert codes == {0: 1, 1: -signal.SIGKILL, 2: None}
+    with pytest.raises(UserError, match="rank 1 failed with signal SIGKILL"):
+        check(codes, lambda rank: tmp_path / f"{rank}.log")
+
+
 def test_what_fails_to_load_is_the_first_ranks_failure(tmp_path: Path) -> None:
     codes = ended(started(tmp_path, before="raise SystemExit('no such library')"))
     assert codes == {0: 1, 1: None, 2: None}

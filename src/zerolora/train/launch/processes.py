@@ -24,6 +24,9 @@ from zerolora.train.launch.stop_signals import STOPPED
 from zerolora.train.launch.topology import Topology
 
 POLL_SECONDS = 0.1
+CAUSE_SECONDS = 2.0
+"""How long a failed rank's peers may take to end: the kernel closes a killed process's connections, on which its peers
+fail, before it reports the process."""
 TAIL_LINES = 20
 MISTAKE = 2
 """Exit code of a rank that ended with UserError."""
@@ -159,18 +162,26 @@ def wait_for(ranks: Ranks, over: Callable[[Ranks], bool]) -> Codes:
     try:
         while None in (codes := ranks.codes()).values() and not failed(codes) and not over(ranks):
             time.sleep(POLL_SECONDS)
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while failed(codes) and None in codes.values() and not _explained(codes) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            codes = ranks.codes()
     finally:
         ranks.end()
     return codes
 
 
 def failed(codes: Codes) -> list[int]:
-    """Return the ranks that ended otherwise than by having finished or stopped."""
-    return [rank for rank, code in codes.items() if code not in (None, 0, STOPPED)]
+    """Return the ranks that ended otherwise than by having finished or stopped, the likeliest cause first.
+
+    A rank whose peer has gone fails with an exit code of its own, so a user's mistake and a signal go before it.
+    """
+    ranks = [rank for rank, code in codes.items() if code not in (None, 0, STOPPED)]
+    return sorted(ranks, key=lambda rank: (codes[rank] != MISTAKE, (codes[rank] or 0) > 0))
 
 
 def check(codes: Codes, logs: Logs, what: str = "rank") -> None:
-    """Raise UserError for the first rank that failed, if one did: with the user's mistake that it named, else with its
+    """Raise UserError for the rank that failed first, if one did: with the user's mistake that it named, else with its
     last lines."""
     for rank in failed(codes)[:1]:
         code, log = codes[rank] or 0, logs(rank)
@@ -181,6 +192,11 @@ def check(codes: Codes, logs: Logs, what: str = "rank") -> None:
             raise UserError("\n".join(line.removeprefix(PREFIX) for line in reversed(mistake)))
         first = wording(f"{what} {rank} failed with {reason}{'; its last lines:' if lines else ''}")
         raise UserError("\n".join([first, *lines]))
+
+
+def _explained(codes: Codes) -> bool:
+    """Return whether a rank ended in a way that its peers do not cause."""
+    return any((codes[rank] or 0) < 0 or codes[rank] == MISTAKE for rank in failed(codes))
 
 
 @contextlib.contextmanager
