@@ -94,21 +94,27 @@ def test_a_hung_rank_is_named_with_its_step_and_ends_the_run_which_goes_on(
         assert (bench.folder / name / file).read_bytes() == (undisturbed / file).read_bytes(), file
 
 
-def test_a_rank_that_lags_is_named_once(bench: Bench) -> None:
-    """At a stage where all wait in each layer. It is stopped for most of the time, in turns too short for silence."""
+def test_a_rank_that_lags_is_named_once_and_the_fall_of_throughput_too(bench: Bench) -> None:
+    """At a stage where all wait in each layer. It is stopped for most of the time, in turns too short for silence.
+
+    It takes a minute: throughput is compared over 20 steps, and ranks twice over at least 10 seconds.
+    """
     process = start(bench, "lagging", patience=60, strategy="zero3", **ENDLESS)
     rank = rank_process(process.pid, 1)
-    since: int | None = None
-    step = 0
+    while step_of(bench, "lagging") < 50:
+        time.sleep(0.1)
+    fell = re.compile(r"zerolora: step \d+: \d+ tokens/s, after \d+ before .*: communication takes ")
+    step, since = 0, dict.fromkeys(("slow", "fell"), 0)
     # Judged are 20 steps, twice. By another judgement it is not named once more.
-    while since is None or step < since + 25:
+    while not all(since.values()) or step < since["slow"] + 25:
         step = step_of(bench, "lagging")
-        assert since is not None or step < 150, process.errors()
+        assert all(since.values()) or step < 250, process.errors()
         for number, seconds in ((signal.SIGSTOP, 0.04), (signal.SIGCONT, 0.02)):
             os.kill(rank, number)
             time.sleep(seconds)
-        if since is None and "is slow" in process.errors():
-            since = step
+        said = process.errors().splitlines()
+        since["slow"] = since["slow"] or (step if any("is slow" in line for line in said) else 0)
+        since["fell"] = since["fell"] or (step if any(fell.match(line) for line in said) else 0)
     os.kill(process.pid, signal.SIGUSR1)
     assert process.wait() == STOPPED
     slow = [line for line in process.errors().splitlines() if "is slow" in line]

@@ -2,19 +2,15 @@
 
 import csv
 import json
-import os
 import re
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench, rank_process
+from bench import Bench
 from safetensors.torch import load_file
 
-from zerolora.train.launch.stop_signals import STOPPED
 from zerolora.train.telemetry.stopwatch import PARTS
 from zerolora.train.telemetry.writer import COLUMNS
 
@@ -155,35 +151,6 @@ def test_lines_that_were_lost_leave_what_a_checkpoint_knows(bench: Bench) -> Non
     rows = lines(bench.run("unwatched-again", checkpoint_steps=1))
     assert [(row["step"], row["loss"]) for row in rows] == [(row["step"], row["loss"]) for row in lines(run)]
     assert [row["seconds"] is None for row in rows] == [True, True, False]
-
-
-ENDLESS: dict[str, Any] = {"max_steps": None, "epochs": 10000, "schedule": "constant", "checkpoint_steps": None}
-
-
-def test_it_can_be_watched_and_a_slow_rank_is_told_while_it_runs(bench: Bench) -> None:
-    """Rank 1 is held again and again; rank 0 then waits for it, so that communication takes the time."""
-    process = bench.begin("slowed", **ENDLESS)
-    deadline = time.monotonic() + 240
-    rank = rank_process(process.pid, 1)
-    while steps_told(bench, "slowed") < 60:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    # If the machine's other work has slowed it before, that is told first, and this a hundred steps later.
-    fell = re.compile(r"zerolora: step \d+: \d+ tokens/s, after \d+ before .*: communication takes ")
-    while not any(fell.match(line) for line in process.errors().splitlines()):
-        assert time.monotonic() < deadline, process.errors()
-        os.kill(rank, signal.SIGSTOP)
-        time.sleep(0.3)
-        os.kill(rank, signal.SIGCONT)
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait() == STOPPED
-
-
-def steps_told(bench: Bench, name: str) -> int:
-    """Return how many lines a run that is under way has left."""
-    files = list((bench.folder / "checkpoints" / name).glob("*/telemetry.csv"))
-    return files[0].read_text().count("\n") - 1 if files else 0
 
 
 def tracked(bench: Bench, name: str, kind: str) -> Path:

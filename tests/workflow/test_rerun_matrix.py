@@ -315,18 +315,28 @@ def test_the_judge_is_asked_only_on_request(finished: Project) -> None:
     assert dvc_changed(finished) == set()
 
 
-def test_an_edit_of_the_template_file_prepares_again(finished: Project) -> None:
-    file = finished.directory / OWN
-    text = file.read_text()
+def test_an_edit_of_a_file_runs_the_stage_that_reads_it(finished: Project) -> None:
+    template, rows = finished.directory / OWN, finished.directory / "rows.json"
+    weights = finished.directory / "model/model.safetensors"
+    text, read = template.read_bytes(), rows.read_bytes()
+    prepared = {"resolve", "prepare@rows"}  # a template's text is a setting
+    edits: list[tuple[Path, bytes, set[str]]] = [
+        (template, b"Now: " + text, prepared),
+        (template, text + b"{# a remark #}", prepared),
+        (rows, json.dumps(json.loads(read)[:-1]).encode(), {"prepare@rows"}),
+        (weights, weights.read_bytes()[:-4] + bytes(4), {"fetch@tiny"}),
+    ]
     with Asker(finished) as asker:
-        for edited in (f"Now: {text}", f"{text}{{# a remark #}}"):
-            file.write_text(edited)
+        for file, edited, expected in edits:
+            before, status = file.read_bytes(), file.stat()
+            file.write_bytes(edited)
             snakemake = asker.snakemake_would_run()
             asker.resolve()
             dvc = asker.dvc_changed()
-            assert dvc == {"resolve", "prepare@rows"}
-            assert snakemake == with_followers(edges_of(finished), dvc)
-            file.write_text(text)
+            assert dvc == expected, file
+            assert snakemake == with_followers(edges_of(finished), dvc), file
+            file.write_bytes(before)
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
             asker.resolve()
     assert dvc_changed(finished) == snakemake_would_run(finished) == set()
 
@@ -460,14 +470,9 @@ EDITS: list[tuple[str, tuple[Edit, ...], set[str]]] = [
         {"resolve", K, E, R, T, P, "compare"},
     ),
     (
-        "a data row and packing",
-        (_row, _set(**{"pack.packing": True})),
-        {"resolve", "prepare@rows", "evaluate_base@rows", K, E, R, *AFTER_TRAIN},
-    ),
-    (
-        "the base model's file",
-        (_base_model,),
-        {"fetch@tiny", "prepare@rows", "evaluate_base@rows", K, E, *AFTER_TRAIN},
+        "a data row, packing and the base model's file",
+        (_row, _set(**{"pack.packing": True}), _base_model),
+        {"resolve", "fetch@tiny", "prepare@rows", "evaluate_base@rows", K, E, R, *AFTER_TRAIN},
     ),
     (
         "a second run, and base and adapter asked too",
