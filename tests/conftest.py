@@ -1,6 +1,7 @@
 """A real but tiny language model, and whole copies of the project to run it in."""
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -298,6 +299,33 @@ def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
         return project
 
     return make
+
+
+@pytest.fixture(scope="session")
+def copy_finished(
+    make_project: Callable[[str], Project], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Project]:
+    """Return a function that copies a project that Snakemake has finished and DVC has recorded, run once for all
+    workers."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished"
+    with Path(f"{shared}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.exists():
+            project = make_project("finished")
+            project.config["prepare"]["rows"]["format"] = "alpaca"
+            project.config["train"]["checkpoint_steps"] = 1
+            project.write_config()
+            project.snakemake("all")
+            project.directory.rename(shared)
+
+    def copy(name: str) -> Project:
+        project = Project(tmp_path_factory.mktemp(name) / "project")
+        subprocess.run(["cp", "-a", str(shared), str(project.directory)], check=True)
+        project.config = yaml.safe_load((project.directory / "config/config.yaml").read_text())
+        return project
+
+    return copy
 
 
 def write_rows(path: Path, count: int) -> None:

@@ -20,9 +20,9 @@ ORIGIN = "results/default/adapter"
 
 
 @pytest.fixture(scope="module")
-def project(make_project: Callable[[str], Project]) -> Project:
+def project(copy_finished: Callable[[str], Project]) -> Project:
     """Return a project that snakemake has finished: an adapter, one that continues from it, and all weights."""
-    project = make_project("continued")
+    project = copy_finished("continued")
     edit_config(
         project,
         **{

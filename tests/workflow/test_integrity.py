@@ -70,10 +70,9 @@ MISSING = [
 
 
 @pytest.fixture(scope="module")
-def finished(make_project: Callable[[str], Project]) -> Project:
+def finished(copy_finished: Callable[[str], Project]) -> Project:
     """Return a project whose run has ended well. Tests work on copies of it."""
-    project = make_project("integrity")
-    snakemake_ran(project)
+    project = copy_finished("integrity")
     assert dvc_changed(project) == set()
     return project
 

@@ -32,9 +32,9 @@ CAPITALS = {
 
 
 @pytest.fixture(scope="module")
-def finished(make_project: Callable[[str], Project]) -> Project:
+def finished(copy_finished: Callable[[str], Project]) -> Project:
     """Return a project with two tasks on rows and one of the harness, which snakemake has finished."""
-    project = make_project("tasks")
+    project = copy_finished("tasks")
     folder = project.directory / "data/sums"
     folder.mkdir()
     rows = [{"instruction": f"{n} + 1?", "input": "", "output": str(n + 1)} for n in range(6)]

@@ -23,12 +23,12 @@ def rank_of(directory: Path) -> Path | None:
     return None
 
 
-def test_ranks_are_forks_of_one_thread(make_project: Callable[[str], Project]) -> None:
+def test_ranks_are_forks_of_one_thread(copy_finished: Callable[[str], Project]) -> None:
     """Two ranks of two threads each would spin on two cores, and a thread keeps ranks from being forks.
 
     Training is started by Snakemake itself; what comes before it is not.
     """
-    project = make_project("threads")
+    project = copy_finished("threads")
     edit_config(project, **{"train.ranks_per_node": 2})
     project.snakemake("results/default/zero.json")
     command = ["snakemake", "--profile", "profiles/local", "results/default/adapter/manifest.json"]

@@ -120,11 +120,9 @@ def neutral_upgrade(upgrade: Upgrade) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(make_project: Callable[[str], Project]) -> Project:
+def finished(copy_finished: Callable[[str], Project]) -> Project:
     """Return a project that snakemake has finished and DVC has recorded."""
-    project = make_project("upgraded")
-    edit_config(project, **{"prepare.rows.format": "alpaca", "train.checkpoint_steps": 1})
-    snakemake_ran(project)
+    project = copy_finished("upgraded")
     assert dvc_changed(project) == set()
     return project
 
