@@ -20,9 +20,9 @@ def table(project: Project, folder: str) -> dict[str, dict[str, str]]:
         return {row["run"]: row for row in csv.DictReader(file)}
 
 
-def test_refused_and_failed_runs_have_a_row_and_hold_up_no_engine(copy_finished: Callable[[str], Project]) -> None:
-    """Takes more than 5 s, since two runs go through both engines."""
-    project = copy_finished("compared")
+def test_refused_and_failed_runs_have_a_row_and_hold_up_no_engine(make_project: Callable[[str], Project]) -> None:
+    """Takes more than 5 s, since three runs go through both engines, and one of them to its end."""
+    project = make_project("compared")
     edit_config(project, **{"runs.large": REFUSED, "runs.wild": BROKEN})
     failed = project.snakemake("--keep-going", "all", check=False)
     assert failed.returncode == 1

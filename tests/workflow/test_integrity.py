@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,7 @@ def finished(copy_finished: Callable[[str], Project]) -> Project:
 def project(finished: Project, tmp_path: Path) -> Project:
     """Return a copy of the finished project, with its links into DVC's cache."""
     copy = Project(tmp_path / "copy")
+    copy.config = deepcopy(finished.config)
     subprocess.run(["cp", "-a", str(finished.directory), str(copy.directory)], check=True)
     return copy
 
