@@ -11,9 +11,8 @@ import yaml
 from goldens import prepare_settings
 
 from zerolora.config.settings import TaskRowsSettings
-from zerolora.data.published import published
+from zerolora.data.published import of_entries, published
 from zerolora.data.source_files import sources_of
-from zerolora.data.sources_block import of_entries
 from zerolora.data.task_rows import task_rows
 from zerolora.errors import UserError
 

@@ -128,11 +128,11 @@ def test_evaluation_asks_for_the_last_answer_that_is_learnt(loss: Any) -> None:
     """Never for one of weight 0, which is not a right answer."""
     template = Template(tokenizer_of("smollm2"), prepare_settings(loss=loss))
     example = parse(FORMS["messages"]({}, {"weight": 0}), "messages", Reading())
-    assert template.asked(example) == 1
+    assert template.answer_index(example) == 1
     pieces = template.pieces(example)
     assert [piece.text for piece in pieces if piece.role == "assistant"] == ["Bad.<|im_end|>"]
     template = Template(tokenizer_of("smollm2"), prepare_settings(loss=loss, system="Be kind."))
-    assert template.asked(example) == 1
+    assert template.answer_index(example) == 1
 
 
 def test_keys_that_are_null_change_nothing() -> None:

@@ -2,9 +2,9 @@
 
     zerolora prepare --settings JSON --model resources/models/MODEL/manifest.json --output results/data/NAME
 
-Writes train.arrow, validation.arrow and test.arrow (columns: rows.schema), stats.json and lengths.csv (numbers and
-lengths of rows), mask.json and mask.html (the loss mask, verified and shown), dropped.jsonl (rows that are not used)
-and manifest.json (hashes of inputs and outputs). Memory grows by about 25 bytes for each row.
+Writes train.arrow, validation.arrow and test.arrow (columns: prepared_rows.schema), stats.json and lengths.csv (counts
+and lengths of rows), mask.json and mask.html (the loss mask, verified and shown), dropped.jsonl and manifest.json
+(hashes of inputs and outputs). Memory grows by about 25 bytes for each row.
 """
 
 import collections
@@ -22,19 +22,15 @@ import numpy as np
 
 from zerolora import log
 from zerolora.config.settings import PrepareSettings
-from zerolora.data.detection import Detected, form_of
-from zerolora.data.drops import Drops
 from zerolora.data.formats import FORMS
 from zerolora.data.formats.reading import reading_of
-from zerolora.data.mask import Proof
-from zerolora.data.mask_page import write_page
+from zerolora.data.mask import Proof, ReadSource, write_page
 from zerolora.data.mixture import Index, Mixture, mix
-from zerolora.data.names_page import ReadSource
 from zerolora.data.prepared_rows import SPLITS, schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
-from zerolora.data.source_files import SourceFiles, sources_of
-from zerolora.data.statistics import Statistics, write_lengths
+from zerolora.data.source_files import Detected, SourceFiles, form_of, sources_of
+from zerolora.data.statistics import Drops, Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
 from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json
@@ -45,10 +41,10 @@ SHOWN = 5  # mistakes reported at a time
 
 
 def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int | None = None) -> None:
-    """Write one data set, tokenized for the model of manifest `model`, with `workers` processes (default: all cores).
+    """Write a data set, tokenized for the model of manifest `model`, with `workers` processes (default: all cores).
 
     Raises UserError, naming file and line, for rows that cannot be used, unless the settings drop them; if a split, a
-    source or a file would have no row; and if a check of the mask fails. What was dropped until then is kept beside
+    source or a file would have no row; and if a check of the mask fails. Rows dropped until then are listed beside
     `output`, in NAME.dropped.jsonl.
     """
     if not model.is_file():
@@ -71,13 +67,6 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         with bar, contextlib.closing(results):
             files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, drops, bar)
         _check_sources(settings, sources, statistics, drops)
-        for number, (source, seen) in enumerate(zip(sources, statistics.columns, strict=True)):
-            for field, column in source.settings.columns.items():
-                if statistics.read and not seen[f"column.{field}"] and not statistics.has_key(number, column):
-                    raise UserError(
-                        f"prepare: columns of {source.name}: no row has a value in {column}, for {field}; correct "
-                        "its name, or take it out of columns"
-                    )
         mixture = mix(index, settings, [source.settings for source in sources], drops.line())
         statistics.counts |= mixture.counts
         _write_splits(files, staged, mixture, statistics, proof)
@@ -115,7 +104,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
 
 @contextlib.contextmanager
 def _kept_on_failure(dropped: Path, kept: Path) -> Iterator[None]:
-    """Keep the list of dropped rows, if it has any, when the user has to see why there are too few."""
+    """Copy the list of dropped rows, if any, on a UserError: it may show why there are too few."""
     try:
         yield
     except UserError:
@@ -131,7 +120,7 @@ def _jobs(sources: list[SourceFiles], forms: list[Detected]) -> Iterator[Job]:
 
 
 def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
-    """Yield the chunks of a source, each with how many of its rows are read (None: all)."""
+    """Yield the chunks of a source, each with the number of rows to read (None: all)."""
     left = source.settings.at_most
     for path in source.files:
         for chunk in chunks(path):
@@ -156,7 +145,7 @@ def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
 
 
 def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statistics: Statistics, drops: Drops) -> None:
-    """Raise UserError if one of several sources gives no row."""
+    """Raise UserError if one of several sources yields no row, or a column of the config no value."""
     for source, counts in zip(sources, statistics.by_source, strict=True):
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
             gone = wording(f"none of its {counts['read_rows']:,} rows is left; {drops.line()}; correct them, or")
@@ -164,6 +153,13 @@ def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statis
                 f"{Path(settings.path) / source.name}: {gone if counts['read_rows'] else 'contains no rows;'} take it "
                 "out of sources"
             )
+    for number, (source, seen) in enumerate(zip(sources, statistics.columns, strict=True)):
+        for field, column in source.settings.columns.items():
+            if statistics.read and not seen[f"column.{field}"] and not statistics.has_key(number, column):
+                raise UserError(
+                    f"prepare: columns of {source.name}: no row has a value in {column}, for {field}; correct its "
+                    "name, or take it out of columns"
+                )
 
 
 def _collect(
@@ -175,10 +171,10 @@ def _collect(
     drops: Drops,
     bar: Progress,
 ) -> tuple[list[Path], Index]:
-    """Write the dropped rows; return the files of the others, in order, and their index."""
+    """Write the dropped rows; return the files of the used rows, in order, and their index."""
     files = []
     columns = array("h"), array("Q"), array("Q")
-    # Half a surrogate pair is not UTF-8; JSON escapes it as Python does.
+    # A lone surrogate is not UTF-8; JSON escapes it as Python does.
     with dropped.open("w", encoding="utf-8", errors="backslashreplace") as rejected:
         for result in results:
             _refuse(result.dropped, settings)
@@ -196,7 +192,7 @@ def _collect(
 
 
 def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
-    """Raise UserError for rows that the settings do not permit to drop."""
+    """Raise UserError for rows that the settings do not allow to drop."""
     refused = [row for row in dropped if getattr(settings, row.kind) == "fail"]
     lines = [f"{row.place}: {row.reason}" for row in refused[:SHOWN]]
     if len(refused) > SHOWN:
@@ -213,7 +209,7 @@ def _line(row: Dropped) -> str:
 
 
 def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof) -> None:
-    """Move rows from these files to those of the splits: training rows in their order, others in the order drawn."""
+    """Move rows from `files` to the splits: training rows in their order, held-out rows in the order drawn."""
     import pyarrow
 
     held_out: dict[str, list[Any]] = {"validation": [], "test": []}
@@ -222,7 +218,7 @@ def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics:
     start = 0
     looking: collections.deque[concurrent.futures.Future[None]] = collections.deque()
     with (
-        # Checks what was written while the next file is read.
+        # Checks written rows while the next file is read.
         concurrent.futures.ThreadPoolExecutor(1) as second,
         pyarrow.OSFile(str(staged / "train.arrow"), "wb") as file,
         pyarrow.ipc.new_stream(file, narrow) as writer,

@@ -15,10 +15,8 @@ from typing import Any
 
 from zerolora.data.chunking import CUTS
 from zerolora.data.kinds import COMPRESSIONS, ENDINGS, TABLES, TEXTS
-from zerolora.data.published import setting_of, settled
+from zerolora.data.published import of_entries, setting_of, settled, split_of
 from zerolora.data.records import Chunk
-from zerolora.data.sources_block import of_entries
-from zerolora.data.split_names import split_of
 from zerolora.data.tables import tables
 from zerolora.errors import UserError
 from zerolora.files import checked_name

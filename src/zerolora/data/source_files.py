@@ -1,16 +1,23 @@
-"""The sources of a data set, as files: which belong to which, and what their settings are."""
+"""The sources of a data set: their files, their settings, and the form of their rows."""
 
+from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
-from zerolora.data.published import check_not_pooled
-from zerolora.data.readers import check_not_linked, files_of, matching
-from zerolora.errors import UserError
+from zerolora.data.example import BadRow
+from zerolora.data.formats import detect, parse
+from zerolora.data.formats.reading import Reading, reading_of
+from zerolora.data.published import check_not_pooled, sources_block
+from zerolora.data.readers import check_not_linked, chunks, files_of, matching
+from zerolora.errors import UserError, wording
+from zerolora.log import LOGGER
 
 HOW_READ = ("format", "columns", "roles", "ignore")
-"""The keys of a source that are the data set's unless it has its own."""
+"""Settings of a source that default to the data set's."""
+ROWS = 100  # of each file, to detect the form
+SIZE = 1 << 16  # bytes of a chunk
 
 
 class SourceFiles(NamedTuple):
@@ -19,6 +26,21 @@ class SourceFiles(NamedTuple):
     name: str
     files: list[Path]
     settings: Source
+
+
+class Detected(NamedTuple):
+    """The form of a source's rows ("" without rows), and the first row of that form ("" if the config sets it)."""
+
+    form: str
+    place: str
+
+
+class _Sample(NamedTuple):
+    """The forms of a file's first rows: the count and first row of each, and the first error."""
+
+    rows: Counter[str]
+    places: dict[str, str]
+    error: str
 
 
 def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
@@ -58,3 +80,68 @@ def _files(path: Path, name: str) -> list[Path]:
     if "*" not in name or (path / name).exists():
         return files_of(path / name)
     return matching(path, name)
+
+
+def form_of(source: SourceFiles, root: Path) -> Detected:
+    """Return the form of a source's rows: the one in its settings, or the most common among its files' first rows.
+
+    root: the data set's path. Raises UserError if files have different forms, with the `sources` to write, or if no row
+    has a form.
+    """
+    if source.settings.format not in (None, "auto"):
+        return Detected(str(source.settings.format), "")
+    samples = {path: _sample(path, source.settings) for path in source.files}
+    forms = {path: sample.rows.most_common(1)[0][0] for path, sample in samples.items() if sample.rows}
+    if not forms:
+        if errors := [sample.error for sample in samples.values() if sample.error]:
+            raise UserError(errors[0])
+        return Detected("", "")  # no row can be read, so the form is not needed
+    if len(set(forms.values())) > 1:
+        raise UserError(_mixed(source, root, samples, forms))
+    first, form = next(iter(forms.items()))
+    place = samples[first].places[form]
+    alike = sum(sample.rows[form] for sample in samples.values())
+    LOGGER.info(
+        f"{source.name}: its rows are read as {form}, the form of {place} and of {alike:,} of the "
+        f"{sum(sample.rows.total() for sample in samples.values()):,} rows that were looked at"
+    )
+    return Detected(form, place)
+
+
+def _sample(path: Path, settings: Source) -> _Sample:
+    sample, error = _Sample(Counter(), {}, ""), ""
+    records = ((chunk.kind, *record) for chunk in chunks(path, ROWS, SIZE) for record in chunk.records())
+    for number, (kind, index, value) in enumerate(records):
+        if number >= ROWS and (sample.rows or error):
+            break
+        if isinstance(value, BadRow):
+            continue
+        try:
+            form = detect(value, reading_of(settings, kind))
+        except BadRow as bad:
+            error = error or f"{index}: {bad}"
+            continue
+        sample.rows[form] += 1
+        sample.places.setdefault(form, index)
+    return sample._replace(error=error)
+
+
+def _mixed(source: SourceFiles, root: Path, samples: dict[Path, _Sample], forms: dict[Path, str]) -> str:
+    first: dict[str, Path] = {}
+    for path, form in forms.items():
+        first.setdefault(form, path)
+    kinds = [wording(f"{samples[path].places[form]} is of the form {form}") for form, path in first.items()]
+    settings = {path: f"format: {forms[path]}" if path in forms else "" for path in source.files}
+    return wording(f"{source.name}: {kinds[0]}, but {kinds[1]}; write {sources_block(root, settings)}")
+
+
+def other_form(value: Any, form: str, reading: Reading) -> str:
+    """Return the form in which a row that is not of `form` is valid, "" if there is none."""
+    try:
+        result = detect(value, reading)
+        if result != form:
+            parse(value, result, reading)
+            return result
+    except BadRow:
+        pass
+    return ""

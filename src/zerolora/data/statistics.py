@@ -1,22 +1,31 @@
-"""Statistics of a data set: rows, lengths and sources, and rows that were dropped or truncated."""
+"""Statistics of a data set: rows, lengths, sources, truncated rows, and the reasons of dropped rows."""
 
 import csv
 import io
+import re
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerolora.data.formats.reading import Seen
 from zerolora.data.prepared_rows import SPLITS
-from zerolora.errors import shown
+from zerolora.data.tokenize import Dropped, Result
+from zerolora.errors import UserError, shown
 from zerolora.files import write_text
 
 BINS = 40
-NAMES = 1000  # names of columns and keys that are counted one by one
+NAMES = 1000  # columns and keys that are counted separately
 OTHERS = "others"
-SHOWN = 8  # names in a line
+SHOWN_NAMES = 8  # in a message
+FEW = 0.1  # maximum share of a file's rows that may be of another form and be dropped
+SHOWN_REASONS = 3  # in a message
+REASONS = 50  # that are counted separately
+LONGEST = 200  # characters of a reason in a message
+# Quoted values and numbers, which differ between rows with the same mistake.
+VALUES = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\d[\d,]*")
 
 
 class Statistics:
@@ -37,8 +46,8 @@ class Statistics:
         # rows, tokens, supervised tokens of each source's training rows
         self.trained = np.zeros((len(sources), 3), dtype=np.int64)
 
-    def add(self, result: Any) -> None:
-        """Add the result of a chunk (a tokenize.Result)."""
+    def add(self, result: Result) -> None:
+        """Add the result of a chunk."""
         self.read += result.read
         self.by_source[result.source]["read_rows"] += result.read
         self.by_source[result.source]["dropped_rows"] += len(result.dropped)
@@ -66,7 +75,7 @@ class Statistics:
 
     @property
     def lengths(self) -> dict[str, np.ndarray]:
-        """Return the tokens of each row, by split."""
+        """The tokens of each row, by split."""
         return {name: np.concatenate([np.zeros(0, np.int32), *parts]) for name, parts in self._lengths.items()}
 
     def flat(self) -> dict[str, Any]:
@@ -96,8 +105,8 @@ class Statistics:
         return result
 
     def names(self) -> dict[str, dict[str, int]]:
-        """Return in how many rows a column, and in how many messages a key, holds something: those that were read, were
-        left out by the config's `ignore`, and were not read."""
+        """Return the number of rows with a value in a column, and of messages with a value in a key, by use: read,
+        ignored (the config's `ignore`) or unread."""
         result: dict[str, dict[str, int]] = {}
         for (status, where, name), number in sorted(sum(self.seen, Seen()).items()):
             part = result.setdefault(f"{status}_{where}s", {})
@@ -123,22 +132,18 @@ class Statistics:
         flat = self.flat()
         rows = ", ".join(f"{flat[f'{name}_rows']:,} {name}" for name in SPLITS)
         dropped = flat["dropped_bad_rows"] + flat["dropped_too_long_rows"]
+        unread = []
+        for name, what in (("unread_columns", "columns"), ("unread_keys", "keys of messages")):
+            if numbers := flat["names"].get(name):
+                most = sorted(numbers, key=lambda each: (-numbers[each], each))
+                more = f" and {len(most) - SHOWN_NAMES} more" * (len(most) > SHOWN_NAMES)
+                unread.append(f"{what} {', '.join(most[:SHOWN_NAMES])}{more}")
         return (
             f"{rows} rows; {flat['train_tokens']:,} training tokens, {flat['train_supervised_share']:.1%} supervised; "
             f"{dropped:,} rows dropped, {flat['truncated_rows'] + flat['split_rows']:,} cut, "
             f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts also held out"
-            f"{self._not_read()}"
+            f"{'; not read: ' * bool(unread)}{' and '.join(unread)}"
         )
-
-    def _not_read(self) -> str:
-        parts = []
-        for name, what in (("unread_columns", "columns"), ("unread_keys", "keys of messages")):
-            if result := self.names().get(name):
-                most = sorted(result, key=lambda each: (-result[each], each))
-                parts.append(
-                    f"{what} {', '.join(most[:SHOWN])}{f' and {len(most) - SHOWN} more' * (len(most) > SHOWN)}"
-                )
-        return f"; not read: {' and '.join(parts)}" if parts else ""
 
 
 def write_lengths(path: Path, lengths: dict[str, np.ndarray]) -> None:
@@ -158,3 +163,81 @@ def write_lengths(path: Path, lengths: dict[str, np.ndarray]) -> None:
 def printed(name: str) -> str:
     """Return the name of a column or key as one short line."""
     return name if name.isprintable() and len(name) <= 60 else shown(name)
+
+
+class _Reason(NamedTuple):
+    rows: int
+    first: Dropped
+
+
+@dataclass
+class _File:
+    """The rows of one file: read, bad, and of another form than the source's, with the first of the latter two."""
+
+    name: str
+    read: int = 0
+    bad: int = 0
+    first: str = ""
+    other: int = 0
+    first_other: str = ""
+
+
+class Drops:
+    """Counts dropped rows by reason, over all files and for each file. `listed`: the file that lists them."""
+
+    def __init__(self, listed: Path) -> None:
+        self.listed, self.read, self.rows = listed, 0, 0
+        self._reasons: dict[tuple[str, str], _Reason] = {}
+        self._file = _File("")
+
+    def add(self, result: Result) -> None:
+        """Count the rows of a chunk. Raises UserError as `end_of_file` does, for the file before."""
+        if result.origin != self._file.name:
+            self.end_of_file()
+            self._file = _File(result.origin)
+        file = self._file
+        self.read += result.read
+        self.rows += len(result.dropped)
+        file.read += result.read
+        for row in result.dropped:
+            if row.kind == "bad_row":
+                file.bad += 1
+                file.first = file.first or _first(row)
+            if row.form:
+                file.other += 1
+                file.first_other = file.first_other or f"{row.place}: {row.reason}"
+            key = row.kind, VALUES.sub("_", row.reason)
+            if key in self._reasons or len(self._reasons) < REASONS:
+                before = self._reasons.get(key, _Reason(0, row))
+                self._reasons[key] = before._replace(rows=before.rows + 1)
+
+    def end_of_file(self) -> None:
+        """Raise UserError if `bad_row: drop`, meant for single rows, would drop all rows of the last file, or many that
+        have another form than its source."""
+        file = self._file
+        if file.other > FEW * file.read:
+            raise UserError(
+                f"{file.first_other} (bad_row: drop would drop {file.other:,} of the {file.read:,} rows of {file.name})"
+            )
+        if file.bad == file.read > 1:
+            raise UserError(
+                f"{file.name}: none of its {file.read:,} rows can be used, the first is {file.first}; correct them, or "
+                "leave the file out of the folder or of sources"
+            )
+
+    def line(self) -> str:
+        """Return the number of dropped rows, with the first of each reason; empty if none was dropped."""
+        if not self.rows:
+            return ""
+        reasons = sorted(self._reasons.values(), key=lambda reason: -reason.rows)[:SHOWN_REASONS]
+        parts = [f"{each.rows:,} as {each.first.kind}, the first {_first(each.first)}" for each in reasons]
+        others = self.rows - sum(each.rows for each in reasons)
+        return (
+            f"{self.rows:,} of {self.read:,} rows that were read are dropped ({'; '.join(parts)}"
+            f"{f'; {others:,} for other reasons' if others else ''}), all listed in {self.listed}"
+        )
+
+
+def _first(row: Dropped) -> str:
+    reason = row.reason if len(row.reason) <= LONGEST else row.reason[: LONGEST - 3] + "..."
+    return f"{row.place}: {reason}"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from zerolora.data.formats.reading import FACTORS, MODES, SWITCHES, Where
 from zerolora.data.formats.row_values import factor_of
-from zerolora.data.split_names import split_of
+from zerolora.data.published import split_of
 from zerolora.errors import wording
 
 
