@@ -375,7 +375,7 @@ def test_what_the_list_of_files_rules_out_is_refused_before_the_weights_come(
     with pytest.raises(UserError) as refused:
         fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
     text = str(refused.value)
-    assert text.startswith(f"hub model some/model at {REVISION}: its list of files") and said in text
+    assert text.startswith(f"model some/model at {REVISION}: its list of files") and said in text
     assert text.endswith("directory of your own (fetch.directory)") and "\n" not in text
     assert not any(path.endswith(".safetensors") for path in hub.asked)
     assert not (tmp_path / "models/tiny").exists()
@@ -394,7 +394,7 @@ def test_shards_and_what_no_library_reads_are_fetched(tmp_path: Path, hub: type[
 
 @pytest.mark.usefixtures("hub")
 def test_a_hub_model_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no/such at 0123.*no such repository"):
+    with pytest.raises(UserError, match="no/such at 0123.*no such model"):
         fetch(HUB_SETTINGS.model_copy(update={"repository": "no/such"}), tmp_path / "weights", tmp_path / "out")
 
 

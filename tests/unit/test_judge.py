@@ -18,14 +18,11 @@ from loopback_judge import Judge, Messages, fair, judging
 
 from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
-from zerolora.judge.asking import ask_all
+from zerolora.judge.asking import ask_all, price, tokens_of
 from zerolora.judge.endpoint import ATTEMPTS, Endpoint
 from zerolora.judge.judge import publish
-from zerolora.judge.metrics import interval, metrics
-from zerolora.judge.price import price, tokens_of
-from zerolora.judge.prompts import BASE, TUNED, JudgeRequest, requests
-from zerolora.judge.questions import JudgeQuestion, read_questions
-from zerolora.judge.verdicts import TIE, outcome, rating, winner
+from zerolora.judge.metrics import TIE, interval, metrics, outcome, rating, winner
+from zerolora.judge.prompts import BASE, TUNED, JudgeQuestion, JudgeRequest, read_questions, requests
 from zerolora.judge.work_file import WorkFile
 
 QUESTIONS = [

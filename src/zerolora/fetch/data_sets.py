@@ -2,8 +2,8 @@
 
     zerolora fetch-data --settings JSON --output data/hub/NAME
 
-The output holds the unchanged files under their paths in the repository, and `manifest.json` with the hash of each.
-Only data files are downloaded, no code, pickles or archives, and nothing of the repository is executed.
+Writes the unchanged files under their paths in the repository, and `manifest.json` with the hash of each. Only data
+files are downloaded, no code, pickles or archives, and nothing of the repository is executed.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zerolora.config.settings import FetchAdapterSettings, FetchDataSettings
 from zerolora.data.kinds import DATA_FILE, ENDINGS
 from zerolora.errors import UserError
-from zerolora.fetch.hub_errors import explained_errors
+from zerolora.fetch.hub_client import explained_errors
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
 from zerolora.methods.peft_format import ADAPTER, CONFIG
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 LISTED = 10
 TOKENS = "tokens.json"
-"""Beside an adapter that zerolora trained with added tokens (model/added_tokens.py); others have none."""
+"""Beside an adapter that zerolora trained with added tokens (model/added_tokens.py)."""
 
 
 @dataclass(frozen=True)
 class Wanted:
     """Files of a repository at a commit."""
 
-    what: str
+    kind: str
+    """data set or adapter."""
     repository_type: str
     """dataset or model."""
     repository: str
@@ -41,33 +42,38 @@ class Wanted:
     files: list[str]
     """Patterns; `*` matches `/` too."""
     optional: tuple[str, ...] = ()
-    """Paths that are downloaded if they are there."""
+    """Paths that the repository may lack."""
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"{self.kind} {self.repository} at {self.revision}"
 
 
 def fetch_data(settings: FetchDataSettings, output: Path) -> None:
-    """Download the data files that `settings` pins and write them and their manifest to `output` atomically.
+    """Download the data files that `settings` pins, and write them and their manifest to `output` atomically.
 
     Raises UserError if a pattern matches no file or one that is not a data file, if the repository cannot be reached,
-    or if a file's size or sha256 is not what the hub lists.
+    or if a file's size or sha256 differs from the hub's list.
     """
     _fetch(Wanted("data set", "dataset", **settings.model_dump()), output)
 
 
 def fetch_adapter(settings: FetchAdapterSettings, output: Path) -> None:
-    """Download an adapter's config, its weights and the list of the tokens that it adds, if any, likewise."""
+    """Download an adapter's config, its weights and its list of added tokens, if any, likewise."""
     _fetch(Wanted("adapter", "model", **settings.model_dump(), files=[CONFIG, ADAPTER], optional=(TOKENS,)), output)
 
 
 def _fetch(wanted: Wanted, output: Path) -> None:
     from huggingface_hub import snapshot_download
 
-    with explained_errors(_named(wanted), wanted.what):
+    with explained_errors(wanted.name, wanted.kind):
         listed = _list(wanted)
-    there = [file.path for file in listed if file.path in wanted.optional]
-    wanted = replace(wanted, files=[*wanted.files, *there])
+    optional = [file.path for file in listed if file.path in wanted.optional]
+    wanted = replace(wanted, files=[*wanted.files, *optional])
     chosen = _choose(wanted, listed)
     with staged_directory(output) as staged:
-        with explained_errors(_named(wanted), wanted.what):
+        with explained_errors(wanted.name, wanted.kind):
             snapshot_download(
                 wanted.repository,
                 repo_type=wanted.repository_type,
@@ -75,7 +81,7 @@ def _fetch(wanted: Wanted, output: Path) -> None:
                 allow_patterns=wanted.files,
                 local_dir=staged,
             )
-        # The client's own records of this download, which contain dates.
+        # The client's records of this download contain dates.
         shutil.rmtree(staged / ".cache")
         files = describe(staged)
         for file in chosen:
@@ -102,22 +108,22 @@ def _list(wanted: Wanted) -> "list[RepoFile]":
 
 
 def _choose(wanted: Wanted, listed: "list[RepoFile]") -> "list[RepoFile]":
-    """Return the files that the patterns match, in order of their paths."""
+    """Return the files that match the patterns, sorted by path."""
     from huggingface_hub.utils._paths import filter_repo_objects
 
     chosen = {}
     for pattern in wanted.files:
-        # The same function by which the hub's client selects files.
+        # The function with which the hub's client selects files.
         matching = list(filter_repo_objects(listed, allow_patterns=pattern, key=lambda file: file.path))
         if not matching:
-            there = [file.path for file in sorted(listed, key=lambda file: _refusal(file.path) is not None)]
+            paths = [file.path for file in sorted(listed, key=lambda file: _refusal(file.path) is not None)]
             raise UserError(
-                f"{_named(wanted)}: `files`: nothing matches {pattern!r}; write a pattern for one of: {_some(there)}"
+                f"{wanted.name}: `files`: nothing matches {pattern!r}; write a pattern for one of: {_some(paths)}"
             )
         refused = [f"{file.path} ({_refusal(file.path)})" for file in matching if _refusal(file.path)]
         if refused:
             raise UserError(
-                f"{_named(wanted)}: `files`: {pattern!r} matches what is not fetched: {_some(refused)}; "
+                f"{wanted.name}: `files`: {pattern!r} matches what is not fetched: {_some(refused)}; "
                 f"write patterns that match nothing but {ENDINGS}"
             )
         chosen.update({file.path: file for file in matching})
@@ -137,18 +143,14 @@ def _refusal(path: str) -> str | None:
 
 
 def _check(wanted: Wanted, file: "RepoFile", downloaded: dict[str, Any]) -> None:
-    """Raise UserError if a downloaded file's size, or sha256 where the hub lists one, is not what the hub lists."""
+    """Raise UserError if a downloaded file's size or sha256 differs from the hub's list, which may lack the sha256."""
     expected = {"bytes": file.size} | ({"sha256": file.lfs.sha256} if file.lfs else {})
     for key, value in expected.items():
         if downloaded[key] != value:
             raise UserError(
-                f"{_named(wanted)}: {file.path} came with {key} {downloaded[key]}, where the hub lists {value}; "
+                f"{wanted.name}: {file.path} came with {key} {downloaded[key]}, where the hub lists {value}; "
                 "run it again, and if it stays so, ask the owner of the repository"
             )
-
-
-def _named(wanted: Wanted) -> str:
-    return f"{wanted.what} {wanted.repository} at {wanted.revision}"
 
 
 def _some(names: list[str]) -> str:

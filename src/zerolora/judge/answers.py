@@ -1,4 +1,4 @@
-"""The answers of base and tuned model to both turns of each question, greedy, through one chat template."""
+"""The greedy answers of base and tuned model to both turns of each question, through one chat template."""
 
 import hashlib
 from collections.abc import Callable
@@ -8,8 +8,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json
-from zerolora.judge.prompts import Answers
-from zerolora.judge.questions import TURNS, JudgeQuestion
+from zerolora.judge.prompts import TURNS, Answers, JudgeQuestion
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
 from zerolora.model.architecture import tokenizer_of
@@ -24,11 +23,10 @@ class Contender:
     weights: Path
     """Directory of its weights and tokenizer."""
     adapter: Path | None
-    """Directory of an adapter that is loaded onto them; None for the weights alone."""
+    """Directory of the adapter to load onto them, if any."""
     identity: str
-    """What tells its weights from others: answers of another identity are generated again."""
+    """Unique to its weights: answers of another identity are generated again."""
     device: Device = "cpu"
-    """Where it answers."""
 
 
 def answer_all(
@@ -36,11 +34,13 @@ def answer_all(
 ) -> Answers:
     """Return the answers of each contender to all questions, the second turn after its own first answer.
 
-    All are asked through the chat template of the last contender, the tuned model, and stop at the stop tokens of
-    `data`. Answers in `kept` are not generated again. Raises UserError if there is no chat template, or if it refuses a
-    question.
+    All use the chat template of the last contender, the tuned model, and the stop tokens of `data`. Answers in `kept`
+    are not generated again. Raises UserError if there is no chat template, or if it refuses a question.
     """
-    template = _template(contenders[-1])
+    weights = contenders[-1].weights
+    template = tokenizer_of(weights).chat_template
+    if not isinstance(template, str):
+        raise UserError(f"{weights}: the tokenizer has no chat template; write prepare.NAME.template")
     return {each.name: _answers(questions, each, template, data, max_new_tokens, kept) for each in contenders}
 
 
@@ -51,7 +51,8 @@ def _answers(
     generate: Callable[[list[list[dict[str, str]]]], list[str]] | None = None
     for turn in range(TURNS):
         chats = {question.id: _messages(question, result[question.id]) for question in questions}
-        keys = {name: _key(contender, template, max_new_tokens, chat) for name, chat in chats.items()}
+        decides = [contender.name, contender.identity, contender.device, template, max_new_tokens]
+        keys = {name: hashlib.sha256(canonical([*decides, chat]).encode()).hexdigest() for name, chat in chats.items()}
         missing = [name for name, key in keys.items() if key not in kept.pieces]
         if missing:
             generate = generate or _generator(contender, template, data, max_new_tokens)
@@ -64,7 +65,7 @@ def _answers(
 
 
 def _messages(question: JudgeQuestion, answers: list[str]) -> list[dict[str, str]]:
-    """Return the conversation up to the turn that comes after `answers`."""
+    """Return the conversation up to the turn after `answers`."""
     messages = []
     for turn, answer in zip(question.turns, [*answers, None], strict=False):
         messages.append({"role": "user", "content": turn})
@@ -73,22 +74,10 @@ def _messages(question: JudgeQuestion, answers: list[str]) -> list[dict[str, str
     return messages
 
 
-def _key(contender: Contender, template: str, max_new_tokens: int, messages: list[dict[str, str]]) -> str:
-    what = [contender.name, contender.identity, contender.device, template, max_new_tokens, messages]
-    return hashlib.sha256(canonical(what).encode()).hexdigest()
-
-
-def _template(contender: Contender) -> str:
-    tokenizer = tokenizer_of(contender.weights)
-    if not isinstance(tokenizer.chat_template, str):
-        raise UserError(f"{contender.weights}: the tokenizer has no chat template; write prepare.NAME.template")
-    return tokenizer.chat_template
-
-
 def _generator(
     contender: Contender, template: str, data: Path, max_new_tokens: int
 ) -> Callable[[list[list[dict[str, str]]]], list[str]]:
-    """Load a contender, and return a function from conversations to its answers."""
+    """Load a contender and return a function from conversations to answers."""
     from zerolora.config.settings import EvaluateSettings
     from zerolora.evaluate.evaluated_models import load, torch_device
     from zerolora.evaluate.generation import generate

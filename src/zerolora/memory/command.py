@@ -253,7 +253,7 @@ def _model(path: Path | None, hub: str | None) -> "tuple[str, ModelSpec]":
     if (path is None) == (hub is None):
         raise UserError("write either --model with a path, or --hub with NAME@REVISION")
     if hub is not None:
-        from zerolora.fetch.hub_config import download_config
+        from zerolora.fetch.hub_client import download_config
 
         return hub, read_model_spec(download_config(hub))
     assert path is not None
