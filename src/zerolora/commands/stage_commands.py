@@ -333,12 +333,12 @@ def evaluate(
 ) -> None:
     """Evaluate a model on the held-out rows."""
     from zerolora.config.settings import EvaluateRunSettings
-    from zerolora.evaluate.skipped_evaluation import leave_out
+    from zerolora.evaluate import write_skipped
     from zerolora.model.manifest import check_intact
 
     checked = EvaluateRunSettings.model_validate(settings)
     if not checked.enabled:
-        leave_out(output, answers)
+        write_skipped(output, answers)
         return
     obey(checked.device)
     _let_threads_sleep()

@@ -136,7 +136,7 @@ STAGES = {
         Stage(
             "evaluate_base",
             "evaluates the base model on the held-out rows",
-            ("evaluate.skipped_evaluation", "evaluate.evaluate", "evaluate.evaluation_rank"),
+            ("evaluate", "evaluate.evaluate", "evaluate.ranks"),
             "evaluate.{dataset}",
             ("results/data/{dataset}",),
             ("results/base/{dataset}",),
@@ -145,7 +145,7 @@ STAGES = {
         Stage(
             "evaluate",
             "asks the merged model, or base and adapter, or both, the held-out rows",
-            ("evaluate.skipped_evaluation", "evaluate.evaluate", "evaluate.evaluation_rank"),
+            ("evaluate", "evaluate.evaluate", "evaluate.ranks"),
             "runs.{run}.evaluate",
             ("results/data/{dataset}", "results/{run}/adapter", "results/{run}/merged"),
             ("results/{run}/answers.json", "results/{run}/metrics", "results/{run}/tasks"),

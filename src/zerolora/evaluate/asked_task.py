@@ -1,4 +1,4 @@
-"""Stages task and task_base: ask a model the rows of a task, and write its metrics with 95 % intervals.
+"""Stages task and task_base: evaluate a model on the rows of a task, and write metrics with 95 % intervals.
 
 zerolora task --settings JSON --rows results/tasks/NAME.jsonl --weights resources/weights/MODEL.json
               --output results/base/DATASET/tasks/NAME.json --answers results/base/DATASET/tasks/NAME.answers.json
@@ -29,13 +29,13 @@ DATE = "26 Jul 2024"  # today's date for chat templates, so that prompts do not 
 def ask(
     settings: AskedTaskSettings, file: Path, weights: EvaluatedModel, data: Path | None, output: Path, answers: Path
 ) -> None:
-    """Ask a model the rows of `file`; write metrics to `output` and each answer to `answers`.
+    """Evaluate a model on the rows of `file`; write metrics to `output` and each answer to `answers`.
 
-    A base model gets what the prepared `data` adds to it: tokens, chat template, stop tokens. Raises UserError if a
-    file is missing or broken, or a row does not fit into the model.
+    A base model gets the tokens, chat template and stop tokens of the prepared `data`. Raises UserError if a file is
+    missing or broken, or a row does not fit into the model.
     """
     task = task_of(settings.check, settings.check_settings, settings.check_source)
-    with file.open(encoding="utf-8") as lines:  # not splitlines(), which divides at U+2028 and others too
+    with file.open(encoding="utf-8") as lines:  # splitlines() also splits at U+2028 and others
         rows = [json.loads(line) for line in lines]
     if task.ask == "choices" and any(not row["choices"] for row in rows):
         raise UserError(f"{settings.check}: its rows have no choices; write prompt, choices and answer")
@@ -43,26 +43,26 @@ def ask(
         rows = [row for row in rows if task.asks(row)]
     if not rows:
         raise UserError(f"{file}: {settings.check} uses none of its rows; write another check")
-    # A template may refuse a row: before the model is loaded.
+    # Before the model is loaded, since a template may refuse a row.
     prompts = [row["prompt"] for row in rows] if task.ask == "loss" else _prompts(settings, rows, weights, data)
     model, tokenizer, stops = loaded(weights, data)
     if task.ask == "generate":
-        given: list[Any] = _generated(settings, rows, prompts, model, tokenizer, stops)
+        replies: list[Any] = _generated(settings, rows, prompts, model, tokenizer, stops)
     elif task.ask == "choices":
-        given = _choices(settings, rows, prompts, model, tokenizer)
+        replies = _choices(settings, rows, prompts, model, tokenizer)
     else:
-        given = of_texts(model, tokenizer, prompts, settings.batch)
-    judged = [task.judge(row, answer) for row, answer in zip(rows, given, strict=True)]
+        replies = of_texts(model, tokenizer, prompts, settings.batch)
+    judged = [task.judge(row, reply) for row, reply in zip(rows, replies, strict=True)]
     metrics = {"rows": len(rows), **with_intervals(task, judged, settings.seed)}
-    write_json(answers, [_told(*each) for each in zip(rows, given, judged, strict=True)])
+    write_json(answers, [_entry(*each) for each in zip(rows, replies, judged, strict=True)])
     write_json(output, metrics)
-    told = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_low", "_high", "rows"))]
-    result(f"{', '.join(told)} on {len(rows):,} rows")
+    shown = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_low", "_high", "rows"))]
+    result(f"{', '.join(shown)} on {len(rows):,} rows")
 
 
 def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]]:
-    """Return a model, its tokenizer and its stop tokens. A base model gets what prepared `data` adds to it: tokens,
-    chat template, stop tokens; a tuned one has its own."""
+    """Return a model, its tokenizer and its stop tokens. A base model gets the tokens, chat template and stop tokens of
+    the prepared `data`; a tuned model has its own."""
     if model.device == "cpu":
         cpu_matmul.choose()
     tokens = added_tokens.of_data(data) if data else []
@@ -79,12 +79,9 @@ def _set_template(model: EvaluatedModel, data: Path | None, tokenizer: Any) -> N
     template = model.directory / "chat_template.jinja"
     if model.adapter is not None and template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
-    elif (
-        model.adapter is None
-        and data
-        and (own := foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")["chat_template"])
-    ):
-        tokenizer.chat_template = own
+    elif model.adapter is None and data:
+        prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")
+        tokenizer.chat_template = prepared["chat_template"] or tokenizer.chat_template
 
 
 def with_intervals(task: Task, judged: Sequence[Judgement], seed: int) -> dict[str, float]:
@@ -100,7 +97,7 @@ def with_intervals(task: Task, judged: Sequence[Judgement], seed: int) -> dict[s
         elif task.ask == "loss" and task.corpus:
             low, high = bootstrap([each.material for each in judged], partial(_of_corpus, task.corpus, name), seed)
         else:
-            continue  # the metric of all answers together has its own
+            continue  # a corpus metric has its own interval
         metrics |= {f"{name}_low": low, f"{name}_high": high}
     return metrics
 
@@ -112,7 +109,7 @@ def _of_corpus(corpus: Callable[[Sequence[Any]], Mapping[str, float]], name: str
 def _prompts(
     settings: AskedTaskSettings, rows: list[dict[str, Any]], model: EvaluatedModel, data: Path | None
 ) -> list[str]:
-    """Return the prompt of each row. Raises UserError, naming the row, if the chat template refuses it."""
+    """Return the prompt of each row. Raises UserError, naming the row, if the chat template rejects it."""
     if not settings.chat_template:
         return [str(row["prompt"]) for row in rows]
     tokens = added_tokens.of_data(data) if data else []
@@ -175,11 +172,11 @@ def _choices(
     return [[next(result) for _ in row["choices"]] for row in rows]
 
 
-def _told(row: dict[str, Any], answer: Any, verdict: Judgement) -> dict[str, Any]:
-    given: Any = answer
+def _entry(row: dict[str, Any], answer: Any, verdict: Judgement) -> dict[str, Any]:
+    """Return an entry of the file of answers."""
     if isinstance(answer, Likelihood):
-        given = {"logarithm": answer.logarithm, "tokens": answer.tokens}
+        answer = {"logarithm": answer.logarithm, "tokens": answer.tokens}
     elif not isinstance(answer, str):
-        given = [each.logarithm for each in answer]
-    told = {key: row[key] for key in ("place", "question", "choices", "expected") if row[key] != []}
-    return {**told, "answer": given, "format": verdict.format, "right": verdict.right, **verdict.scores}
+        answer = [each.logarithm for each in answer]
+    own = {key: row[key] for key in ("place", "question", "choices", "expected") if row[key] != []}
+    return {**own, "answer": answer, "format": verdict.format, "right": verdict.right, **verdict.scores}

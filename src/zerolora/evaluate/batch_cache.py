@@ -1,8 +1,8 @@
-"""The keys and values of a batch that is answered: in buffers made once, beginning with what all prompts share.
+"""The KV cache of a batch: preallocated buffers, with the common prefix of all prompts computed once.
 
-transformers' own cache joins each layer's keys and values with those of the new token, which copies all of them at each
-token. And every row of a batch would compute the tokens that all prompts begin with, as a chat template's system
-message or solved rows; here they are computed once, as by vLLM's prefix caching (arXiv 2309.06180, section 4.4).
+transformers' cache copies all keys and values of a layer for each new token, and would compute the tokens that all
+prompts begin with, such as a system message or solved rows, for every row of a batch. Computing them once is vLLM's
+prefix caching (arXiv 2309.06180, section 4.4).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 FEWEST = 8
-"""Shared tokens that are worth a pass of their own."""
+"""Minimum number of shared tokens."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,19 @@ class SharedPrefix:
 
     length: int = 0
     states: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Their keys and values in each layer: shape (1, heads, length, width)."""
+    """Keys and values in each layer: shape (1, heads, length, width)."""
 
 
 def shared_prefix(model: Any, prompts: Sequence[list[int]]) -> SharedPrefix:
-    """Return what all prompts share, with at least one token of each left: nothing for one prompt, for fewer than
-    FEWEST tokens, and for a model whose layers keep anything but keys and values of all tokens.
+    """Return the common prefix of all prompts, at least one token shorter than each. Empty for a single prompt, for
+    fewer than FEWEST tokens, and for a model whose layers cache anything but keys and values of all tokens.
 
-    The padding of a batch lies behind these tokens, not before them. That changes no answer where positions come from
-    the mask, but would where a window counts places.
+    A batch has its padding after the prefix, not before it. Answers do not change where positions come from the mask,
+    but they would with a sliding window.
     """
     if len(prompts) < 2 or not _keeps_all_tokens(model):
         return SharedPrefix()
-    first, last = min(prompts), max(prompts)  # by their tokens, so that all begin with what these two share
+    first, last = min(prompts), max(prompts)  # in lexicographic order: their common prefix is that of all
     most = min(map(len, prompts)) - 1
     length = next((at for at in range(most) if first[at] != last[at]), most)
     if length < FEWEST:
@@ -48,8 +48,8 @@ def shared_prefix(model: Any, prompts: Sequence[list[int]]) -> SharedPrefix:
 
 
 def cache_of(model: Any, prefix: SharedPrefix, rows: int, positions: int) -> Any:
-    """Return a cache with room for `positions` tokens of each row, which holds those of `prefix`; None for a model
-    whose cache transformers has to make."""
+    """Return a cache with room for `positions` tokens of each row, filled with `prefix`; None if transformers has to
+    make the model's cache."""
     if not _keeps_all_tokens(model):
         return None
     cache: Any = DynamicCache(config=model.config)
@@ -63,7 +63,7 @@ class PreallocatedLayer(DynamicLayer):
     """The keys and values of one layer, each the filled part of a buffer."""
 
     def __init__(self, positions: int) -> None:
-        """The buffer has so many positions, and is made when the shapes are known."""
+        """The buffer of `positions` tokens is allocated by the first update, when the shapes are known."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.positions = positions
         self.buffers: list[torch.Tensor] = []
@@ -71,7 +71,7 @@ class PreallocatedLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the states of new tokens behind the others; return those of all."""
+        """Append the states of new tokens; return those of all."""
         if not self.buffers:
             self.lazy_initialization(key_states, value_states)
             shapes = [(*new.shape[:2], self.positions, new.shape[3]) for new in (key_states, value_states)]
@@ -83,7 +83,7 @@ class PreallocatedLayer(DynamicLayer):
         return self._show(end)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows alone."""
+        """Keep only these rows."""
         self.buffers = [buffer[indices] for buffer in self.buffers]
         self._show(self.get_seq_length())
 
@@ -94,7 +94,7 @@ class PreallocatedLayer(DynamicLayer):
 
 
 def _keeps_all_tokens(model: Any) -> bool:
-    """Return whether this is a decoder of text whose layers all keep keys and values of every token."""
+    """Return whether a model is a text decoder whose layers all cache keys and values of every token."""
     config = model.config
     if config.is_encoder_decoder or config.get_text_config() is not config:
         return False

@@ -1,8 +1,8 @@
 """Greedy generation in batches of prompts of similar length.
 
-Prompts are padded on the left, and the model computes positions from the mask, so that an answer does not depend on its
-batch. What all prompts begin with is computed once (batch_cache.py). Rows that have ended leave the batch: when half of
-it has, the others continue alone, with their keys and values.
+Prompts are padded on the left, and the model computes positions from the mask, so an answer does not depend on its
+batch. The common prefix of all prompts is computed once (batch_cache.py). When half of the rows of a batch have ended,
+the others continue without them, with their keys and values.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from zerolora.evaluate.batches import PromptBatches
 from zerolora.progress import Progress
 
 SMALLEST = 4
-"""Rows of a batch that are not worth leaving."""
+"""A batch of at most this many rows is not reduced."""
 
 
 def generate(
@@ -32,11 +32,11 @@ def generate(
     silent: bool = False,
     until: Sequence[str] = (),
 ) -> tuple[list[str], int]:
-    """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens.
+    """Return the greedy answers to the rows' prompts, in order, and the number of generated tokens.
 
-    Generation stops at any token of `stops`, and soon after any text of `until`. `keep` is given the answers of each
-    finished batch, with their tokens, by the row's place in `rows`; rows whose place is in `done` are left out, and
-    their answers are empty. `silent` shows no bar.
+    Generation stops at any token of `stops`, and soon after any text of `until`. `keep` is called with the answers of
+    each finished batch and their token counts, by index in `rows`; rows with an index in `done` are skipped, and their
+    answers are empty. `silent` shows no bar.
     """
     done = set(done)
     batches = batches or PromptBatches(model, settings)
@@ -48,11 +48,11 @@ def generate(
         text = tokenizer.decode(tokens, skip_special_tokens=True)
         return any(end in text for end in until)
 
-    # The longest first, which fills memory most; prompts of similar length share a batch, which keeps padding low.
-    places = (place for place in range(len(prompts)) if place not in done)
-    order = sorted(places, key=lambda place: (-len(prompts[place]), place))
+    # The longest first, which takes the most memory; similar lengths share a batch, to reduce padding.
+    left = (index for index in range(len(prompts)) if index not in done)
+    order = sorted(left, key=lambda index: (-len(prompts[index]), index))
     with Progress("answer", len(prompts), len(done), silent=silent) as bar:
-        prefix = shared_prefix(model, [prompts[place] for place in order])
+        prefix = shared_prefix(model, [prompts[index] for index in order])
         while order:
             size = batches.rows(len(prompts[order[0]]), len(order))
             members, order = order[:size], order[size:]
@@ -60,15 +60,15 @@ def generate(
             continued = answer_batch(
                 model,
                 tokenizer.pad_token_id,
-                [prompts[place] for place in members],
+                [prompts[index] for index in members],
                 stops,
                 settings.max_new_tokens,
                 prefix,
                 ended if until else None,
             )
-            for place, tokens in zip(members, continued, strict=True):
-                answers[place] = tokenizer.decode(tokens, skip_special_tokens=True)
-                finished[place] = answers[place], len(tokens)
+            for index, tokens in zip(members, continued, strict=True):
+                answers[index] = tokenizer.decode(tokens, skip_special_tokens=True)
+                finished[index] = answers[index], len(tokens)
                 generated += len(tokens)
             if keep:
                 keep(finished)
@@ -85,10 +85,10 @@ def answer_batch(
     prefix: SharedPrefix | None = None,
     ended: Callable[[list[int]], bool] | None = None,
 ) -> list[list[int]]:
-    """Return the tokens that follow each prompt, up to and with the first stop token, at most `limit`.
+    """Return the tokens after each prompt, up to and including the first stop token, at most `limit`.
 
-    An answer for which `ended` is true may stop there, without a stop token. All prompts begin with `prefix`; padding
-    is behind it.
+    An answer for which `ended` is true may stop there, without a stop token. All prompts begin with `prefix`, followed
+    by the padding.
     """
     prefix = prefix or SharedPrefix()
     longest, shared = max(map(len, prompts)), prefix.length
@@ -121,17 +121,17 @@ def answer_batch(
         ends = _ends(tokens[:, longest:], stops, ended)
         over = tokens.shape[1] - longest >= limit
         rest = []
-        for place, row in enumerate(alive):
-            if over or ends[place] is not None:
-                answers[row] = tokens[place, longest:][: ends[place]].tolist()
+        for index, row in enumerate(alive):
+            if over or ends[index] is not None:
+                answers[row] = tokens[index, longest:][: ends[index]].tolist()
             else:
-                rest.append(place)
+                rest.append(index)
         if not hasattr(cache, "batch_select_indices") and rest:
-            # A state that cannot be divided, as of a recurrent layer, is computed again.
+            # A state that cannot be indexed by row, such as a recurrent layer's, is computed again.
             cache = None
         elif rest:
             cache.batch_select_indices(torch.tensor(rest, device=model.device))
-        alive = [alive[place] for place in rest]
+        alive = [alive[index] for index in rest]
         tokens = tokens[rest]
         ones = mask.new_ones(len(rest), tokens.shape[1] - mask.shape[1])
         mask = torch.cat([mask[rest], ones], dim=1)
@@ -150,7 +150,7 @@ class _Ended:
 
 
 def _ends(answers: torch.Tensor, stops: set[int], ended: Callable[[list[int]], bool] | None) -> list[int | None]:
-    """Return how many tokens each answer has up to its first stop token, or until it has `ended`; None if neither."""
+    """Return the length of each answer up to its first stop token, or until it has `ended`; None if neither."""
     result = torch.isin(answers, torch.tensor(sorted(stops), dtype=torch.long, device=answers.device)).tolist()
     tokens = answers.tolist() if ended else result
     return [

@@ -1,4 +1,4 @@
-"""The likelihoods that a causal model gives to texts, in the way of lm-evaluation-harness 0.4.13."""
+"""The likelihood of texts under a causal model, as in lm-evaluation-harness 0.4.13."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,14 @@ import torch
 from zerolora.evaluate.tasks.task import Likelihood
 from zerolora.progress import Progress
 
-DEFAULT_LENGTH = 2048  # tokens, of a model that says no length
+DEFAULT_LENGTH = 2048  # tokens, for a model without max_position_embeddings
 
 
 def of_continuations(model: Any, tokenizer: Any, asked: Sequence[tuple[str, str, str]], batch: int) -> list[Likelihood]:
-    """Return the likelihood of each continuation after its prompt. `asked` are (prompt, continuation, text), `text`
-    being what the likelihood is said to be of: the continuation without the white space before it.
+    """Return the likelihood of each continuation after its prompt.
 
-    Prompts that already begin with the BOS token get no other (HFLM.tok_encode).
+    asked: (prompt, continuation, text), where `text` is the continuation without leading white space. Prompts that
+    begin with the BOS token get no other (HFLM.tok_encode).
     """
     pairs = [_encoded(tokenizer, prompt, continuation) for prompt, continuation, _ in asked]
     sums = _sums(model, pairs, batch)
@@ -26,7 +26,7 @@ def of_continuations(model: Any, tokenizer: Any, asked: Sequence[tuple[str, str,
 
 
 def of_texts(model: Any, tokenizer: Any, texts: Sequence[str], batch: int) -> list[Likelihood]:
-    """Return the likelihood of each whole text, each token after as many others as the model takes, without overlap
+    """Return the likelihood of each whole text, in windows of the model's length without overlap
     (HFLM.loglikelihood_rolling)."""
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -44,7 +44,7 @@ def of_texts(model: Any, tokenizer: Any, texts: Sequence[str], batch: int) -> li
 
 
 def longest_input(model: Any) -> int:
-    """Return the number of tokens that a model takes at once."""
+    """Return the maximum number of tokens of a model's input."""
     config = model.config.get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or DEFAULT_LENGTH)
 
@@ -55,14 +55,14 @@ def _prefix(tokenizer: Any) -> int:
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
-    # A chat template has written the BOS token already.
+    # A chat template already writes the BOS token.
     own = text.startswith(tokenizer.decode(_prefix(tokenizer)))
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False) if own else tokenizer.encode(text)
     return tokens
 
 
 def _encoded(tokenizer: Any, prompt: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Return the tokens of prompt and continuation. White space at the prompt's end goes with the continuation."""
+    """Return the tokens of prompt and continuation. Trailing white space of the prompt belongs to the continuation."""
     kept = prompt.rstrip()
     if not prompt:
         tokens = tokenizer.encode(continuation, add_special_tokens=False)
@@ -73,9 +73,9 @@ def _encoded(tokenizer: Any, prompt: str, continuation: str) -> tuple[list[int],
 
 
 def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) -> list[float]:
-    """Return the sum of the logarithms of the second tokens' probabilities, each after all before it.
+    """Return the summed log-probability of the second tokens of each pair, after the first.
 
-    Pairs that differ in their last token alone, as the letters of a choice, share a forward pass.
+    Pairs that differ only in their last token, such as the letters of a choice, share a forward pass.
     """
     longest = longest_input(model)
     places: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -87,14 +87,14 @@ def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) 
     with Progress("rate", len(order)) as bar:
         while order:
             width = len(order[0][0])
-            # Rows less than half as long as the longest wait for a batch with less padding.
+            # Rows less than half as long as the longest go to a batch with less padding.
             members = [key for key in order[:batch] if 2 * len(key[0]) >= width]
             order = order[len(members) :]
             ids = torch.zeros(len(members), width, dtype=torch.long)
             for row, (taken, _) in enumerate(members):
                 ids[row, : len(taken)] = torch.tensor(taken)
             kept = max(width - len(taken) + count for taken, count in members)
-            # No mask: padding comes after what is read, and attention without one takes the faster kernels.
+            # No mask: padding comes after the tokens, and attention is faster without one.
             with torch.inference_mode():
                 logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=kept).logits
             for row, key in enumerate(members):

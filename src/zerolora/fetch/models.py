@@ -31,7 +31,8 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
     Raises UserError if it cannot be downloaded, does not match its pin, or needs Python code from its repository.
     """
     directory = materialise(settings, weights)
-    files = {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size} for path in model_files(directory)}
+    paths = model_files(directory)
+    files: dict[str, Any] = {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size} for path in paths}
     with staged_directory(output) as staged:
         for name in files:
             if not is_weight(name):
