@@ -1,4 +1,4 @@
-"""The kinds of data files, by the endings of their names: what `fetch_data` downloads and `prepare` reads.
+"""The kinds of data files by their endings, for `fetch_data` and `prepare`.
 
 A kind of text has an entry in chunking.CUTS and records.RECORDS, a kind of table in tables.py and records.RECORDS.
 """

@@ -2,9 +2,8 @@
 
     zerolora pack --settings JSON --data results/data/NAME --output results/RUN/packing
 
-The result is a plan that lists the rows of each packed row. Tokens stay in the output of prepare, so another capacity
-does not tokenize again. train.arrow and validation.arrow are the plans (packing_plan.py), stats.json has the packing
-efficiency.
+Writes a plan of each split, train.arrow and validation.arrow (packing_plan.py), and stats.json with the packing
+efficiency. Tokens stay in the output of prepare, so a new capacity does not tokenize again.
 """
 
 from pathlib import Path
@@ -24,7 +23,7 @@ from zerolora.log import result
 
 
 def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
-    """Write the plan of a prepared data set: packed rows of up to `capacity` tokens, or single rows with packing off.
+    """Write the plans of a prepared data set: packed rows of up to `capacity` tokens, or single rows with packing off.
 
     Raises UserError if a row is longer than the capacity.
     """
@@ -70,7 +69,7 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
         "longest_packed_row": int(tokens.max()),
         "most_supervised": int(np.add.reduceat(supervised[plan.members], plan.starts[:-1]).max()),
         "supervised_tokens": int(supervised.sum()),
-        # The number of tokens that a token can attend to, if only within its own row.
+        # The mean number of tokens in the row of a token, to which its attention is limited.
         "mean_row_of_a_token": round(float((lengths.astype(np.float64) ** 2).sum() / lengths.sum()), 1),
     }
     if capacity:
