@@ -50,7 +50,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
-    """Return the data files below `folder` that match a pattern of pathlib, such as data/train-*.parquet; at least 1."""
+    """Return the data files below `folder` that match a pattern, as in data/train-*.parquet. Raises UserError if there
+    are none."""
     result = sorted(path for path in folder.glob(pattern) if not NO_DATA.fullmatch(path.name))
     files = list(dict.fromkeys(file for path in result for file in files_of(path)))
     for path in {parent for file in files for parent in file.parents if parent.is_relative_to(folder)} - {folder}:

@@ -36,7 +36,7 @@ def _tokens(row: Row) -> Example:
 
 
 def _check_whole(row: Row, tokens: list[int]) -> None:
-    """Raise BadRow for padding, and for several rows that are packed into one: attention would not see either."""
+    """Raise BadRow for padding and for several rows packed into one, which attention would ignore."""
     for field, expected in (("attention_mask", [1] * len(tokens)), ("position_ids", list(range(len(tokens))))):
         if (result := row.get(field)) is not None and numbers_of(result, row.name(field)) != expected:
             raise BadRow(
