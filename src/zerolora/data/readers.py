@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from zerolora.data import COMPRESSIONS, ENDINGS, TABLES, TEXTS
 from zerolora.data.chunking import CUTS
-from zerolora.data.kinds import COMPRESSIONS, ENDINGS, TABLES, TEXTS
 from zerolora.data.published import of_entries, setting_of, settled, split_of
 from zerolora.data.records import Chunk
 from zerolora.data.tables import tables

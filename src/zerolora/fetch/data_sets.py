@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.config.settings import FetchAdapterSettings, FetchDataSettings
-from zerolora.data.kinds import DATA_FILE, ENDINGS
+from zerolora.data import DATA_FILE, ENDINGS
 from zerolora.errors import UserError
 from zerolora.fetch.hub_client import explained_errors
 from zerolora.files import MANIFEST, describe, staged_directory, write_json

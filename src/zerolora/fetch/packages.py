@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from zerolora.config.settings import FetchPackageDataSettings
-from zerolora.data.kinds import DATA_FILE, ENDINGS
+from zerolora.data import DATA_FILE, ENDINGS
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result

@@ -63,7 +63,7 @@ def evaluated(model: ModelSpec, spec: TrainingSpec, rows: int) -> Inference:
 def generated(model: ModelSpec, spec: TrainingSpec, rows: int, prompt: int, answer: int) -> Inference:
     """Return the memory of generating `answer` tokens after each of `rows` prompts of `prompt` tokens.
 
-    The peak is that of the prompts' forward pass, whose cache has room for the answers (evaluate/batch_cache.py), or of
+    The peak is that of the prompts' forward pass, whose cache has room for the answers (evaluate/generation.py), or of
     the last token's. The last token of an answer is never fed back, so that the cache ends one position earlier; an
     encoder-decoder's answer begins with a token that is given.
     """

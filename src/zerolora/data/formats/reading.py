@@ -7,7 +7,7 @@ from typing import Literal
 
 from zerolora.config.schema import Source
 from zerolora.config.settings import TaskRowsSettings
-from zerolora.data.kinds import TABLES
+from zerolora.data import TABLES
 
 Status = Literal["read", "ignored", "unread"]
 Where = Literal["column", "key"]
