@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
+from zerolora import data as kinds
 from zerolora.config.settings import FetchAdapterSettings, FetchDataSettings
-from zerolora.data import kinds, readers
+from zerolora.data import readers
 from zerolora.errors import UserError
 from zerolora.fetch.data_sets import fetch_adapter, fetch_data
 from zerolora.files import describe, sha256

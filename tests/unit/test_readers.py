@@ -15,7 +15,8 @@ import pytest
 from pyarrow import parquet
 from reading import NESTED, PACKERS, ROWS, TEXTS, read_all, values_of
 
-from zerolora.data import chunking, kinds
+from zerolora import data as kinds
+from zerolora.data import chunking
 from zerolora.data.readers import chunks, files_of
 from zerolora.data.records import RECORDS, Chunk
 from zerolora.errors import UserError

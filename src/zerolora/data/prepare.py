@@ -26,11 +26,11 @@ from zerolora.data.formats import FORMS
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof, ReadSource, write_page
 from zerolora.data.mixture import Index, Mixture, mix
-from zerolora.data.prepared_rows import SPLITS, schema
+from zerolora.data.prepared_rows import schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
-from zerolora.data.source_files import Detected, SourceFiles, form_of, sources_of
-from zerolora.data.statistics import Drops, Statistics, write_lengths
+from zerolora.data.source_files import SourceFiles, form_of, sources_of
+from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
 from zerolora.errors import UserError, wording
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json
@@ -52,8 +52,12 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
     sources = sources_of(settings)
     forms = [form_of(source, Path(settings.path)) for source in sources]
     for source, (form, _) in zip(sources, forms, strict=True):
-        if form:
-            _check_columns(source.settings.columns, form, source.name)
+        fields = (*FORMS[form].fields, *FORMS[form].keys) if form else (*source.settings.columns,)
+        if unknown := [field for field in source.settings.columns if field not in fields]:
+            raise UserError(
+                f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; write some of "
+                f"{', '.join(fields)}"
+            )
     listed = output.with_name(f"{output.name}.dropped.jsonl")
     listed.unlink(missing_ok=True)
     with staged_directory(output) as staged, _kept_on_failure(staged / "dropped.jsonl", listed):
@@ -62,12 +66,11 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         bar = Progress("tokenizing", size, binary=True)
         work = ChunkTokenizer(model.parent, settings)
         results = tokenize(_jobs(sources, forms), work, workers or len(os.sched_getaffinity(0)), folder)
-        statistics = Statistics([source.name for source in sources])
-        proof, drops = Proof(), Drops(listed)
+        statistics, proof = Statistics([source.name for source in sources], listed), Proof()
         with bar, contextlib.closing(results):
-            files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, drops, bar)
-        _check_sources(settings, sources, statistics, drops)
-        mixture = mix(index, settings, [source.settings for source in sources], drops.line())
+            files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar)
+        _check_sources(settings, sources, statistics)
+        mixture = mix(index, settings, [source.settings for source in sources], statistics.dropped_line())
         statistics.counts |= mixture.counts
         _write_splits(files, staged, mixture, statistics, proof)
         folder.rmdir()
@@ -93,12 +96,11 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
                 "files": describe(staged),
             },
         )
-    if drops.rows:
-        drops.listed = output / "dropped.jsonl"
-        LOGGER.warning(f"{settings.path}: {drops.line()}")
+    statistics.listed = output / "dropped.jsonl"
+    if dropped := statistics.dropped_line():
+        LOGGER.warning(f"{settings.path}: {dropped}")
     LOGGER.info(statistics.line())
-    flat = statistics.flat()
-    rows = ", ".join(f"{flat[f'{split}_rows']:,} {split}" for split in SPLITS)
+    rows = ", ".join(f"{len(lengths):,} {split}" for split, lengths in statistics.lengths.items())
     log.result(f"{rows} rows")
 
 
@@ -113,7 +115,7 @@ def _kept_on_failure(dropped: Path, kept: Path) -> Iterator[None]:
         raise
 
 
-def _jobs(sources: list[SourceFiles], forms: list[Detected]) -> Iterator[Job]:
+def _jobs(sources: list[SourceFiles], forms: list[tuple[str, str]]) -> Iterator[Job]:
     for number, (source, (form, seen)) in enumerate(zip(sources, forms, strict=True)):
         for chunk, most in _read(source):
             yield Job(number, form or "text", reading_of(source.settings, chunk.kind), chunk, most, seen)
@@ -134,25 +136,15 @@ def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
                 return
 
 
-def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
-    fields = (*FORMS[form].fields, *FORMS[form].keys)
-    for field in columns:
-        if field not in fields:
-            raise UserError(
-                f"prepare: columns of {source}: {field} is not a field of format {form}; write some of "
-                f"{', '.join(fields)}"
-            )
-
-
-def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statistics: Statistics, drops: Drops) -> None:
+def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statistics: Statistics) -> None:
     """Raise UserError if one of several sources yields no row, or a column of the config no value."""
     for source, counts in zip(sources, statistics.by_source, strict=True):
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
-            gone = wording(f"none of its {counts['read_rows']:,} rows is left; {drops.line()}; correct them, or")
-            raise UserError(
-                f"{Path(settings.path) / source.name}: {gone if counts['read_rows'] else 'contains no rows;'} take it "
-                "out of sources"
-            )
+            problem = wording("contains no rows;")
+            if read := counts["read_rows"]:
+                dropped = statistics.dropped_line()
+                problem = wording(f"none of its {read:,} rows is left; {dropped}; correct them, or")
+            raise UserError(f"{Path(settings.path) / source.name}: {problem} take it out of sources")
     for number, (source, seen) in enumerate(zip(sources, statistics.columns, strict=True)):
         for field, column in source.settings.columns.items():
             if statistics.read and not seen[f"column.{field}"] and not statistics.has_key(number, column):
@@ -168,7 +160,6 @@ def _collect(
     settings: PrepareSettings,
     statistics: Statistics,
     proof: Proof,
-    drops: Drops,
     bar: Progress,
 ) -> tuple[list[Path], Index]:
     """Write the dropped rows; return the files of the used rows, in order, and their index."""
@@ -178,16 +169,17 @@ def _collect(
     with dropped.open("w", encoding="utf-8", errors="backslashreplace") as rejected:
         for result in results:
             _refuse(result.dropped, settings)
-            rejected.writelines(_line(row) + "\n" for row in result.dropped)
-            drops.add(result)
+            for row in result.dropped:
+                why = canonical({"place": row.place, "kind": row.kind, "reason": row.reason})
+                rejected.write(f'{why[:-1]}, "row": {row.row}}}\n')
+            statistics.add(result)
             files.append(result.file)
             new = (np.full(len(result.hashes), result.source, np.int16), result.hashes[:, 0], result.hashes[:, 1])
             for column, part in zip(columns, new, strict=True):
                 column.frombytes(part.tobytes())
-            statistics.add(result)
             proof.add(result.counts)
             bar.update(result.progress, f"{statistics.read:,} rows")
-        drops.end_of_file()
+        statistics.end_of_file()
     return files, Index(*(np.array(column, copy=False) for column in columns))
 
 
@@ -201,11 +193,6 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
         if any(row.kind == "bad_row" for row in refused):
             lines[-1] += wording("; or write bad_row: drop, which lists them in dropped.jsonl")
         raise UserError("\n".join(lines))
-
-
-def _line(row: Dropped) -> str:
-    why = canonical({"place": row.place, "kind": row.kind, "reason": row.reason})
-    return f'{why[:-1]}, "row": {row.row}}}'
 
 
 def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof) -> None:

@@ -28,13 +28,6 @@ class SourceFiles(NamedTuple):
     settings: Source
 
 
-class Detected(NamedTuple):
-    """The form of a source's rows ("" without rows), and the first row of that form ("" if the config sets it)."""
-
-    form: str
-    place: str
-
-
 class _Sample(NamedTuple):
     """The forms of a file's first rows: the count and first row of each, and the first error."""
 
@@ -82,20 +75,21 @@ def _files(path: Path, name: str) -> list[Path]:
     return matching(path, name)
 
 
-def form_of(source: SourceFiles, root: Path) -> Detected:
-    """Return the form of a source's rows: the one in its settings, or the most common among its files' first rows.
+def form_of(source: SourceFiles, root: Path) -> tuple[str, str]:
+    """Return the form of a source's rows ("" without rows), and the first row of that form.
 
-    root: the data set's path. Raises UserError if files have different forms, with the `sources` to write, or if no row
-    has a form.
+    The settings name the form (the first row is then ""), or it is the most common one among the first rows of the
+    files. root: the data set's path. Raises UserError if files have different forms, with the `sources` to write, or if
+    no row has a form.
     """
     if source.settings.format not in (None, "auto"):
-        return Detected(str(source.settings.format), "")
+        return str(source.settings.format), ""
     samples = {path: _sample(path, source.settings) for path in source.files}
     forms = {path: sample.rows.most_common(1)[0][0] for path, sample in samples.items() if sample.rows}
     if not forms:
         if errors := [sample.error for sample in samples.values() if sample.error]:
             raise UserError(errors[0])
-        return Detected("", "")  # no row can be read, so the form is not needed
+        return "", ""  # no row can be read, so the form is not needed
     if len(set(forms.values())) > 1:
         raise UserError(_mixed(source, root, samples, forms))
     first, form = next(iter(forms.items()))
@@ -105,7 +99,7 @@ def form_of(source: SourceFiles, root: Path) -> Detected:
         f"{source.name}: its rows are read as {form}, the form of {place} and of {alike:,} of the "
         f"{sum(sample.rows.total() for sample in samples.values()):,} rows that were looked at"
     )
-    return Detected(form, place)
+    return form, place
 
 
 def _sample(path: Path, settings: Source) -> _Sample:

@@ -28,18 +28,40 @@ LONGEST = 200  # characters of a reason in a message
 VALUES = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\d[\d,]*")
 
 
-class Statistics:
-    """Counts that are accumulated chunk by chunk. `lengths`: tokens of each row, by split. `columns`: number of rows of
-    each source that have a column mapped in the config."""
+class _Reason(NamedTuple):
+    rows: int
+    first: Dropped
 
-    def __init__(self, sources: list[str]) -> None:
-        self.sources = sources
+
+@dataclass
+class _File:
+    """The rows of one file: read, bad, and of another form than the source's, with the first of the latter two."""
+
+    name: str
+    read: int = 0
+    bad: int = 0
+    first: str = ""
+    other: int = 0
+    first_other: str = ""
+
+
+class Statistics:
+    """Counts that are accumulated chunk by chunk.
+
+    listed: the file that lists dropped rows. lengths: tokens of each row, by split. columns: number of rows of each
+    source that have a column mapped in the config.
+    """
+
+    def __init__(self, sources: list[str], listed: Path) -> None:
+        self.sources, self.listed = sources, listed
         self.counts: dict[str, int] = {}
         self.by_source = [dict.fromkeys(("read_rows", "dropped_rows"), 0) for _ in sources]
         self.columns: list[Counter[str]] = [Counter() for _ in sources]
         self.seen: list[Seen] = [Seen() for _ in sources]
         self.read = 0
         self.dropped = {"bad_row": 0, "too_long": 0}
+        self._reasons: dict[tuple[str, str], _Reason] = {}
+        self._file = _File("")
         self.cut = {"rows.truncated": 0, "rows.split": 0}
         self._lengths: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
         self.supervised = dict.fromkeys(SPLITS, 0)
@@ -47,8 +69,12 @@ class Statistics:
         self.trained = np.zeros((len(sources), 3), dtype=np.int64)
 
     def add(self, result: Result) -> None:
-        """Add the result of a chunk."""
+        """Add the result of a chunk. Raises UserError as `end_of_file` does, for the file before."""
+        if result.origin != self._file.name:
+            self.end_of_file()
+            self._file = _File(result.origin)
         self.read += result.read
+        self._file.read += result.read
         self.by_source[result.source]["read_rows"] += result.read
         self.by_source[result.source]["dropped_rows"] += len(result.dropped)
         self.columns[result.source].update(
@@ -59,9 +85,50 @@ class Statistics:
             # Rows may have any number of names.
             seen[what if len(seen) < NAMES or what in seen else (*what[:2], OTHERS)] += number
         for row in result.dropped:
-            self.dropped[row.kind] += 1
+            self._add_dropped(row)
         for name in self.cut:
             self.cut[name] += result.counts.get(name, 0)
+
+    def _add_dropped(self, row: Dropped) -> None:
+        self.dropped[row.kind] += 1
+        file = self._file
+        if row.kind == "bad_row":
+            file.bad += 1
+            file.first = file.first or _first(row)
+        if row.form:
+            file.other += 1
+            file.first_other = file.first_other or f"{row.place}: {row.reason}"
+        key = row.kind, VALUES.sub("_", row.reason)
+        if key in self._reasons or len(self._reasons) < REASONS:
+            before = self._reasons.get(key, _Reason(0, row))
+            self._reasons[key] = before._replace(rows=before.rows + 1)
+
+    def end_of_file(self) -> None:
+        """Raise UserError if `bad_row: drop`, meant for single rows, would drop all rows of the last file, or many that
+        have another form than its source."""
+        file = self._file
+        if file.other > FEW * file.read:
+            raise UserError(
+                f"{file.first_other} (bad_row: drop would drop {file.other:,} of the {file.read:,} rows of {file.name})"
+            )
+        if file.bad == file.read > 1:
+            raise UserError(
+                f"{file.name}: none of its {file.read:,} rows can be used, the first is {file.first}; correct them, or "
+                "leave the file out of the folder or of sources"
+            )
+
+    def dropped_line(self) -> str:
+        """Return the number of dropped rows, with the first of each reason; empty if none was dropped."""
+        rows = sum(self.dropped.values())
+        if not rows:
+            return ""
+        reasons = sorted(self._reasons.values(), key=lambda reason: -reason.rows)[:SHOWN_REASONS]
+        parts = [f"{each.rows:,} as {each.first.kind}, the first {_first(each.first)}" for each in reasons]
+        others = rows - sum(each.rows for each in reasons)
+        return (
+            f"{rows:,} of {self.read:,} rows that were read are dropped ({'; '.join(parts)}"
+            f"{f'; {others:,} for other reasons' if others else ''}), all listed in {self.listed}"
+        )
 
     def count(self, split: str, batch: Any) -> None:
         """Count rows (an Arrow record batch) that were written to a split."""
@@ -87,7 +154,7 @@ class Statistics:
             "truncated_rows": self.cut["rows.truncated"],
             "split_rows": self.cut["rows.split"],
             **self.counts,
-            "names": self.names(),
+            "names": self._names(),
         }
         for name, lengths in self.lengths.items():
             tokens = int(lengths.sum())
@@ -104,7 +171,7 @@ class Statistics:
             result["sources"] = {name: self._of_source(number) for number, name in enumerate(self.sources)}
         return result
 
-    def names(self) -> dict[str, dict[str, int]]:
+    def _names(self) -> dict[str, dict[str, int]]:
         """Return the number of rows with a value in a column, and of messages with a value in a key, by use: read,
         ignored (the config's `ignore`) or unread."""
         result: dict[str, dict[str, int]] = {}
@@ -163,79 +230,6 @@ def write_lengths(path: Path, lengths: dict[str, np.ndarray]) -> None:
 def printed(name: str) -> str:
     """Return the name of a column or key as one short line."""
     return name if name.isprintable() and len(name) <= 60 else shown(name)
-
-
-class _Reason(NamedTuple):
-    rows: int
-    first: Dropped
-
-
-@dataclass
-class _File:
-    """The rows of one file: read, bad, and of another form than the source's, with the first of the latter two."""
-
-    name: str
-    read: int = 0
-    bad: int = 0
-    first: str = ""
-    other: int = 0
-    first_other: str = ""
-
-
-class Drops:
-    """Counts dropped rows by reason, over all files and for each file. `listed`: the file that lists them."""
-
-    def __init__(self, listed: Path) -> None:
-        self.listed, self.read, self.rows = listed, 0, 0
-        self._reasons: dict[tuple[str, str], _Reason] = {}
-        self._file = _File("")
-
-    def add(self, result: Result) -> None:
-        """Count the rows of a chunk. Raises UserError as `end_of_file` does, for the file before."""
-        if result.origin != self._file.name:
-            self.end_of_file()
-            self._file = _File(result.origin)
-        file = self._file
-        self.read += result.read
-        self.rows += len(result.dropped)
-        file.read += result.read
-        for row in result.dropped:
-            if row.kind == "bad_row":
-                file.bad += 1
-                file.first = file.first or _first(row)
-            if row.form:
-                file.other += 1
-                file.first_other = file.first_other or f"{row.place}: {row.reason}"
-            key = row.kind, VALUES.sub("_", row.reason)
-            if key in self._reasons or len(self._reasons) < REASONS:
-                before = self._reasons.get(key, _Reason(0, row))
-                self._reasons[key] = before._replace(rows=before.rows + 1)
-
-    def end_of_file(self) -> None:
-        """Raise UserError if `bad_row: drop`, meant for single rows, would drop all rows of the last file, or many that
-        have another form than its source."""
-        file = self._file
-        if file.other > FEW * file.read:
-            raise UserError(
-                f"{file.first_other} (bad_row: drop would drop {file.other:,} of the {file.read:,} rows of {file.name})"
-            )
-        if file.bad == file.read > 1:
-            raise UserError(
-                f"{file.name}: none of its {file.read:,} rows can be used, the first is {file.first}; correct them, or "
-                "leave the file out of the folder or of sources"
-            )
-
-    def line(self) -> str:
-        """Return the number of dropped rows, with the first of each reason; empty if none was dropped."""
-        if not self.rows:
-            return ""
-        reasons = sorted(self._reasons.values(), key=lambda reason: -reason.rows)[:SHOWN_REASONS]
-        parts = [f"{each.rows:,} as {each.first.kind}, the first {_first(each.first)}" for each in reasons]
-        others = self.rows - sum(each.rows for each in reasons)
-        return (
-            f"{self.rows:,} of {self.read:,} rows that were read are dropped ({'; '.join(parts)}"
-            f"{f'; {others:,} for other reasons' if others else ''}), all listed in {self.listed}"
-        )
 
 
 def _first(row: Dropped) -> str:

@@ -56,7 +56,6 @@ class Dropped(NamedTuple):
     """A dropped row: its place in the file, the policy (bad_row or too_long), the reason, and the row as JSON, since a
     deeply nested value cannot be pickled. form: another form in which it would be valid."""
 
-    source: int
     place: str
     kind: str
     reason: str
@@ -214,7 +213,7 @@ class ChunkTokenizer:
             job.chunk.file,
             len(read),
             [
-                Dropped(job.source, read[number][0], *bad[number], _as_text(read[number][1]), others.get(number, ""))
+                Dropped(read[number][0], *bad[number], _as_text(read[number][1]), others.get(number, ""))
                 for number in sorted(bad)
             ],
             dict(+counts),

@@ -5,7 +5,7 @@ batch. When half of the rows of a batch have ended, the others continue without 
 
 The KV cache is preallocated, and the common prefix of all prompts is computed once. transformers' cache copies all keys
 and values of a layer for each new token, and would compute the tokens that all prompts begin with, such as a system
-message or solved rows, for every row of a batch. Computing them once is vLLM's prefix caching (arXiv 2309.06180, section
+message or examples, for every row of a batch. Computing them once is vLLM's prefix caching (arXiv 2309.06180, section
 4.4).
 """
 

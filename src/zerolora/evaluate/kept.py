@@ -88,17 +88,13 @@ def wait_for(answerers: Sequence[Answerer], kept: KeptAnswers) -> None:
 
     Raises UserError as soon as one fails, and ends the others.
     """
-    counted = _Counted(kept.folder)
-    with Progress("answer", kept.rows, counted.new()) as bar:
-
-        def show() -> None:
-            if new := counted.new():
-                bar.update(new, f"{bar.rate(new):.1f} rows/s")
-
+    read: dict[Path, int] = {}  # bytes of each file
+    with Progress("answer", kept.rows, _new_answers(kept.folder, read)) as bar:
         try:
             while True:
                 codes = [each.process.poll() for each in answerers]
-                show()
+                if new := _new_answers(kept.folder, read):
+                    bar.update(new, f"{bar.rate(new):.1f} rows/s")
                 for each, code in zip(answerers, codes, strict=True):
                     if code:
                         raise UserError(f"evaluate: {each.name} ended with exit code {code}; {each.why()}")
@@ -111,23 +107,16 @@ def wait_for(answerers: Sequence[Answerer], kept: KeptAnswers) -> None:
                 each.process.wait()
 
 
-class _Counted:
-    """Counts the answers that are written to the files of a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.read: dict[Path, int] = {}
-
-    def new(self) -> int:
-        """Return the number of complete answers since the last call."""
-        result = 0
-        for path in self.folder.glob("rank*.jsonl"):
-            with path.open("rb") as file:
-                file.seek(self.read.get(path, 0))
-                lines = file.read().rpartition(b"\n")[0]
-            self.read[path] = self.read.get(path, 0) + len(lines)
-            result += sum(line.endswith(b"]") for line in lines.split(b"\n"))
-        return result
+def _new_answers(folder: Path, read: dict[Path, int]) -> int:
+    """Return the number of complete answers in a folder after the bytes in `read`, which is updated."""
+    result = 0
+    for path in folder.glob("rank*.jsonl"):
+        with path.open("rb") as file:
+            file.seek(read.get(path, 0))
+            lines = file.read().rpartition(b"\n")[0]
+        read[path] = read.get(path, 0) + len(lines)
+        result += sum(line.endswith(b"]") for line in lines.split(b"\n"))
+    return result
 
 
 def kept_in(folder: Path) -> dict[int, Answer]:

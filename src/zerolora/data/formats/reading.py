@@ -51,5 +51,5 @@ class Reading:
 
 def reading_of(section: Source | TaskRowsSettings, kind: str) -> Reading:
     """Return the reading of a section for a kind of file (kinds.py)."""
-    roles = {name.strip().lower(): role for name, role in section.roles.items()}
+    roles: dict[str, str] = {name.strip().lower(): role for name, role in section.roles.items()}
     return Reading(dict(section.columns), roles, frozenset(section.ignore), filled=kind in TABLES)
