@@ -190,20 +190,18 @@ def _table_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
     try:
         values = batch.to_pylist()
     except (ValueError, OverflowError):
-        values = [_table_row(batch.slice(number, 1)) for number in range(batch.num_rows)]
+        values = []
+        for number in range(batch.num_rows):
+            try:
+                values += batch.slice(number, 1).to_pylist()
+            except (ValueError, OverflowError) as error:
+                values.append(BadRow(f"cannot be read: {error}; write it again, with texts as UTF-8"))
     if any(pyarrow.types.is_floating(kind) for kind in batch.schema.types):
         values = [_without_nans(value) if isinstance(value, dict) else value for value in values]
     if decoders := {field.name: decode for field in batch.schema if (decode := _json_in(field.type))}:
         values = [_decoded_json(value, decoders) if isinstance(value, dict) else value for value in values]
     for row, value in enumerate(values, chunk.first):
         yield f"{chunk.file}: row {row}", value
-
-
-def _table_row(batch: Any) -> Any:
-    try:
-        return batch.to_pylist()[0]
-    except (ValueError, OverflowError) as error:
-        return BadRow(f"cannot be read: {error}; write it again, with texts as UTF-8")
 
 
 def _json_in(kind: Any) -> Callable[[Any], Any] | None:

@@ -1,6 +1,5 @@
 """The sources of a data set: their files, their settings, and the form of their rows."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,14 +25,6 @@ class SourceFiles(NamedTuple):
     name: str
     files: list[Path]
     settings: Source
-
-
-class _Sample(NamedTuple):
-    """The forms of a file's first rows: the count and first row of each, and the first error."""
-
-    rows: Counter[str]
-    places: dict[str, str]
-    error: str
 
 
 def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
@@ -84,49 +75,47 @@ def form_of(source: SourceFiles, root: Path) -> tuple[str, str]:
     """
     if source.settings.format not in (None, "auto"):
         return str(source.settings.format), ""
-    samples = {path: _sample(path, source.settings) for path in source.files}
-    forms = {path: sample.rows.most_common(1)[0][0] for path, sample in samples.items() if sample.rows}
+    samples, errors = {}, []
+    for path in source.files:
+        samples[path], error = _sample(path, source.settings)
+        errors += [error] * bool(error)
+    forms = {path: max(rows, key=lambda form: len(rows[form])) for path, rows in samples.items() if rows}
     if not forms:
-        if errors := [sample.error for sample in samples.values() if sample.error]:
+        if errors:
             raise UserError(errors[0])
         return "", ""  # no row can be read, so the form is not needed
-    if len(set(forms.values())) > 1:
-        raise UserError(_mixed(source, root, samples, forms))
-    first, form = next(iter(forms.items()))
-    place = samples[first].places[form]
-    alike = sum(sample.rows[form] for sample in samples.values())
+    first: dict[str, str] = {}
+    for path, form in forms.items():
+        first.setdefault(form, samples[path][form][0])
+    if len(first) > 1:
+        kinds = [wording(f"{place} is of the form {form}") for form, place in first.items()]
+        settings = {path: f"format: {forms[path]}" if path in forms else "" for path in source.files}
+        raise UserError(f"{source.name}: {kinds[0]}, but {kinds[1]}; write {sources_block(root, settings)}")
+    ((form, place),) = first.items()
+    alike = sum(len(rows.get(form, ())) for rows in samples.values())
+    total = sum(len(places) for rows in samples.values() for places in rows.values())
     LOGGER.info(
-        f"{source.name}: its rows are read as {form}, the form of {place} and of {alike:,} of the "
-        f"{sum(sample.rows.total() for sample in samples.values()):,} rows that were looked at"
+        f"{source.name}: its rows are read as {form}, the form of {place} and of {alike:,} of the {total:,} rows that "
+        "were looked at"
     )
     return form, place
 
 
-def _sample(path: Path, settings: Source) -> _Sample:
-    sample, error = _Sample(Counter(), {}, ""), ""
+def _sample(path: Path, settings: Source) -> tuple[dict[str, list[str]], str]:
+    """Return the first rows of a file by form, and the first error."""
+    rows: dict[str, list[str]] = {}
+    error = ""
     records = ((chunk.kind, *record) for chunk in chunks(path, ROWS, SIZE) for record in chunk.records())
-    for number, (kind, index, value) in enumerate(records):
-        if number >= ROWS and (sample.rows or error):
+    for number, (kind, place, value) in enumerate(records):
+        if number >= ROWS and (rows or error):
             break
         if isinstance(value, BadRow):
             continue
         try:
-            form = detect(value, reading_of(settings, kind))
+            rows.setdefault(detect(value, reading_of(settings, kind)), []).append(place)
         except BadRow as bad:
-            error = error or f"{index}: {bad}"
-            continue
-        sample.rows[form] += 1
-        sample.places.setdefault(form, index)
-    return sample._replace(error=error)
-
-
-def _mixed(source: SourceFiles, root: Path, samples: dict[Path, _Sample], forms: dict[Path, str]) -> str:
-    first: dict[str, Path] = {}
-    for path, form in forms.items():
-        first.setdefault(form, path)
-    kinds = [wording(f"{samples[path].places[form]} is of the form {form}") for form, path in first.items()]
-    settings = {path: f"format: {forms[path]}" if path in forms else "" for path in source.files}
-    return wording(f"{source.name}: {kinds[0]}, but {kinds[1]}; write {sources_block(root, settings)}")
+            error = error or f"{place}: {bad}"
+    return rows, error
 
 
 def other_form(value: Any, form: str, reading: Reading) -> str:

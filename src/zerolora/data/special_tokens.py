@@ -33,7 +33,7 @@ class SpecialTokens:
     """The special tokens of a tokenizer, its model and the settings `stop_tokens` and `pad_token`.
 
     known: tokens that are never split, and have a row in the embeddings. end: `eos_token` in a template. stops: the
-    tokens that end an answer, from the settings (`given`), or the tokenizer and the model's generation_config.json.
+    tokens that end an answer, from the settings (`set_by_user`), or the tokenizer and the model's generation_config.json.
 
     Raises UserError, with the setting to write, if no token ends an answer, or if one of these is not known.
     """
@@ -45,7 +45,7 @@ class SpecialTokens:
             for number, token in tokenizer.added_tokens_decoder.items()
             if self.rows is None or number < self.rows
         ]
-        self.given = bool(settings.stop_tokens)
+        self.set_by_user = bool(settings.stop_tokens)
         if settings.stop_tokens:
             for token in settings.stop_tokens:
                 self._check("stop_tokens", token)

