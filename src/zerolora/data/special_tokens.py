@@ -33,7 +33,8 @@ class SpecialTokens:
     """The special tokens of a tokenizer, its model and the settings `stop_tokens` and `pad_token`.
 
     known: tokens that are never split, and have a row in the embeddings. end: `eos_token` in a template. stops: the
-    tokens that end an answer, from the settings (`set_by_user`), or the tokenizer and the model's generation_config.json.
+    tokens that end an answer, from the settings (`set_by_user`), otherwise from the tokenizer and the model's
+    generation_config.json.
 
     Raises UserError, with the setting to write, if no token ends an answer, or if one of these is not known.
     """

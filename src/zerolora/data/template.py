@@ -481,8 +481,8 @@ class Template:
     def _tail(self, set_by_user: bool) -> str:
         """Return the template's text after every answer, up to the stop token, and add that to `stops`.
 
-        set_by_user: the settings list the stop tokens. Raises UserError if this one is not among them, or is not a token of
-        the model.
+        set_by_user: the settings list the stop tokens. Raises UserError if they lack this one, or if the model has no
+        such token.
         """
         last, between = (self._writes(_marked("user", "assistant", "user")[:end]) for end in (2, 3))
         behind = [text.partition(chr(MARKS + 1))[2] for text in (last, between or last) if text]
