@@ -1,6 +1,6 @@
-"""Write the names in the registries as config/registry_names.py: python -m zerolora.commands.write_registry_names.
+"""Write the names in the registries to config/registry_names.py: python -m zerolora.commands.write_registry_names.
 
-The config refuses a name that no registry has, and imports none of them: they stand on the config.
+The config rejects unknown names but cannot import the registries, which import it.
 """
 
 import json
@@ -22,7 +22,7 @@ HEAD = '"""The names in the registries, as `make schema` wrote them (commands/wr
 
 
 def text() -> str:
-    """Return config/registry_names.py with the names that the registries have now."""
+    """Return the text of config/registry_names.py for the current registries."""
     values: dict[str, tuple[object, str]] = {
         "FORMS": (list(FORMS), "Forms of rows."),
         "FIELDS": (list(FIELDS), "Fields of all forms."),
@@ -39,7 +39,7 @@ def text() -> str:
 
 
 def _literal(value: object) -> str:
-    """Return a list of names, or a map of names, as ruff formats it."""
+    """Return a list or mapping of names as ruff formats it."""
     if isinstance(value, dict):
         items = [f"{json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()]
         return "{\n" + "".join(f"    {each},\n" for each in items) + "}"
