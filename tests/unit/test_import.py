@@ -21,8 +21,7 @@ from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
 from zerolora.imports.formats import FORMATS
 from zerolora.imports.formats.import_format import CHANGES, FILL_IN, NO_EFFECT, Group
-from zerolora.imports.recognise import recognised
-from zerolora.imports.translate import Translation, import_config, leaves, translate
+from zerolora.imports.translate import Translation, import_config, leaves, recognised, translate
 
 EXAMPLES = sorted(
     path
@@ -338,7 +337,7 @@ FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ncu
         ),
         ("compute_environment: LOCAL_MACHINE\ndeepspeed_config: {zero_stage: 3}\n", "a config of `accelerate launch`"),
         ("distributed_type: FSDP\nfsdp_config: {}\nmixed_precision: bf16\n", "a config of `accelerate launch`"),
-        ("_description: x\nfsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2}\n", "is settings of FSDP alone"),
+        ("_description: x\nfsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2}\n", "is settings of FSDP only"),
         ("debug: true\n", "is not a training config that is read"),
         ("model: m\nmodel_class: llm\ntrain_dataset: d.yaml\n", "is a config of LLaMA-Factory's v1"),
         ("peft_type: LORA\nr: 8\nlora_alpha: 16\n", "is peft's adapter_config.json"),
@@ -603,7 +602,7 @@ def test_files_splits_and_commits_of_a_data_set(tmp_path: Path) -> None:
     lines, rows = data("[{path: a/b, type: alpaca, split: 'train[:1000]'}]", tmp_path)
     assert rows["sources"] == {"b": {"at_most": 1000}} and "datasets[0]" not in lines
     lines, _ = data("[{path: a/b, type: alpaca, split: 'train[:20%]'}]", tmp_path)
-    assert lines["datasets[0]"] == (FILL_IN, "train[:20%] is a part of a split; bring those rows alone")
+    assert lines["datasets[0]"] == (FILL_IN, "train[:20%] is a slice of a split; bring only those rows")
     commit = "0123456789" * 4
     _, written = of(
         f"{AXOLOTL}datasets: [{{path: a/b, type: alpaca, revision: '{commit}', data_files: [x.jsonl]}}]\n", tmp_path
