@@ -901,7 +901,7 @@ def test_shares_and_samples_of_llamafactory_keep_every_source(
 def test_shares_of_other_data_sets_than_those_named_are_a_line(tmp_path: Path) -> None:
     translation, rows = described("plain, renamed", tmp_path, "interleave_probs: 1, 2, 3\n")
     assert rows["sources"].keys() == {"plain.json", "renamed.jsonl"} and "weight" not in str(rows["sources"])
-    assert any("3 shares for 2 data sets" in line.text for line in translation.of(FILL_IN))
+    assert any("3 probabilities for 2 data sets" in line.text for line in translation.of(FILL_IN))
 
 
 @pytest.mark.parametrize(
