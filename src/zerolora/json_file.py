@@ -3,7 +3,6 @@
 model/foreign.py defines the keys of each file.
 """
 
-import errno
 import json
 import math
 import os
@@ -90,7 +89,7 @@ def parsed(path: Path, text: str, remedy: str, *, infinite: bool = False) -> dic
     number = _number(infinite)
     try:
         value = json.loads(text, parse_constant=number, parse_float=number, parse_int=_short, object_pairs_hook=unique)
-        check_depth(value)
+        _check_depth(value)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -107,10 +106,10 @@ def parsed(path: Path, text: str, remedy: str, *, infinite: bool = False) -> dic
     return value
 
 
-def check_depth(value: Any, deepest: int = DEEPEST) -> None:
-    """Raise RecursionError if a value has more levels of lists and objects."""
+def _check_depth(value: Any) -> None:
+    """Raise RecursionError if a value has more than DEEPEST levels of lists and objects."""
     level = [value]
-    for _ in range(deepest + 1):
+    for _ in range(DEEPEST + 1):
         level = [
             part
             for each in level
@@ -120,11 +119,6 @@ def check_depth(value: Any, deepest: int = DEEPEST) -> None:
         if not level:
             return
     raise RecursionError
-
-
-def is_unreadable(error: OSError) -> bool:
-    """Return whether a file exists but cannot be read."""
-    return error.errno not in (errno.ENOENT, errno.ENOTDIR)
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

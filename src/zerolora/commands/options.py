@@ -4,12 +4,13 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from zerolora.commands.long_argument import settings_of
 from zerolora.train.launch.stop_signals import Stopped
+from zerolora.types import Device
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ EstimateFile = Annotated[Path, typer.Option(help="The run's estimate.json.")]
 ZeroFile = Annotated[Path, typer.Option(help="The run's zero.json, written by render.")]
 Packing = Annotated[Path, typer.Option(help="Directory of the run's packing plan.")]
 Stamp = Annotated[Path, typer.Option("--weights", help="File with the directory of the weights.")]
-ModelDevice = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Device to run the model on.")]
+ModelDevice = Annotated[Device, typer.Option("--device", help="Device to run the model on.")]
 Answers = Annotated[Path, typer.Option(help="Output file of all answers.")]
 Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]
 Base = Annotated[

@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -116,9 +116,7 @@ def fetch_adapter(settings: Settings, output: Output) -> None:
 def weights(
     model: ModelDirectory,
     weights: Weights,
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Device that will use the weights; checked first.")
-    ] = "cpu",
+    device: Annotated[Device, typer.Option(help="Device that will use the weights; checked first.")] = "cpu",
 ) -> None:
     """Ensure that the base weights are on this machine and match the recorded hashes."""
     obey(device)
@@ -451,9 +449,7 @@ def export(
         str | None,
         typer.Option(metavar="PYTHON", help="Python interpreter with vLLM, to load exports for vLLM."),
     ] = None,
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Device of vLLM; other libraries open models on the CPU.")
-    ] = "cpu",
+    device: Annotated[Device, typer.Option(help="Device of vLLM; other libraries open models on the CPU.")] = "cpu",
 ) -> None:
     """Export a run's result to another format, load it, and let it answer three held-out rows."""
     from zerolora.export.export import export as stage

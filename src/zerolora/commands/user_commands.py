@@ -13,6 +13,7 @@ import typer
 from zerolora.commands.options import Config, Output, stoppable
 from zerolora.log import result
 from zerolora.memory.command import memory
+from zerolora.types import Device
 
 app = typer.Typer()
 
@@ -119,7 +120,7 @@ app.command()(memory)
 @app.command()
 def probe(
     output: Output,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of the ranks.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="Device of the ranks.")] = "cpu",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks per machine, which measure in parallel.")] = 1,
 ) -> None:
     """Measure this machine, or the nodes of the Slurm job, for hardware.probe."""

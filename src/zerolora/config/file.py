@@ -62,16 +62,13 @@ def check_files(path: Path, config: Config) -> None:
     fetched = [Path(folder) for folder in data_folders(config.fetch).values()]
     roots: dict[tuple[str, ...], Path] = {}
     mistakes: dict[tuple[str, ...], str] = {}
-    named: dict[tuple[str, ...], str] = {("prepare", name): data.path for name, data in config.prepare.items()}
-    named |= {("tasks", "rows", name): task.path for name, task in config.tasks.rows.items()}
-    for section, named_path in named.items():
-        roots[*section, "path"] = data = Path(named_path)
+    roots |= {("prepare", name, "path"): Path(data.path) for name, data in config.prepare.items()}
+    roots |= {("tasks", "rows", name, "path"): Path(task.path) for name, task in config.tasks.rows.items()}
+    for location, data in roots.items():
         is_fetched = any(folder.is_relative_to(data) or data.is_relative_to(folder) for folder in fetched)
         if not is_fetched and not data.exists():
-            mistakes[*section, "path"] = (
-                f"{shown(str(data))}: there is no such file or directory; correct the path, or bring the data "
-                "(`dvc pull`, fetch.data)"
-            )
+            text = "there is no such file or directory; correct the path, or bring the data (`dvc pull`, fetch.data)"
+            mistakes[location] = f"{shown(str(data))}: {text}"
     for name, run in config.all_runs.items():
         if not config.is_continued(name):
             continue
@@ -86,13 +83,12 @@ def check_files(path: Path, config: Config) -> None:
     for location, root in roots.items():
         for file in (root, *(root.rglob("*") if root.is_dir() else ())):
             if WILDCARD.search(str(file)):
-                mistakes[location] = (
-                    f"{shown(str(file))}: Snakemake takes {{...}} in a file's name for a wildcard; rename the file"
-                )
+                text = "Snakemake takes {...} in a file's name for a wildcard; rename the file"
+                mistakes[location] = f"{shown(str(file))}: {text}"
     if mistakes:
         lines = _parse(path)[1]
         raise UserError(
-            "\n".join(f"{_where(path, at, lines)}: {'.'.join(at)}: {text}" for at, text in sorted(mistakes.items()))
+            "\n".join(f"{_where(path, at, lines)}: {'.'.join(at)}: {mistakes[at]}" for at in sorted(mistakes))
         )
 
 

