@@ -493,7 +493,7 @@ def test_a_chat_template_beside_alpaca_rows_is_not_their_prompt(tmp_path: Path) 
     )
     assert (
         lines["prepare.rows.template"][0] == CHANGES
-        and "(alpaca, llama-3), one here" in lines["prepare.rows.template"][1]
+        and "(alpaca, llama-3), but one here" in lines["prepare.rows.template"][1]
     )
 
 
@@ -920,10 +920,10 @@ def test_a_warm_up_of_llamafactory_is_the_one_that_wins_there(
 ) -> None:
     translation, written = of(FACTORY + more, tmp_path)
     assert (written["train"].get("warmup_steps"), written["train"].get("warmup_ratio")) == expected
-    told = [line.text for line in translation.of(NO_EFFECT) if "wins" in line.text]
+    told = [line.text for line in translation.of(NO_EFFECT) if "left out, since" in line.text]
     assert told == ["0 left out, since warmup_ratio overrides it there"] * (
         "steps: 0\n" in more and "ratio" in more
-    ) + ["left out, since warmup_steps wins there"] * (expected[0] is not None)
+    ) + ["left out, since warmup_steps overrides it there"] * (expected[0] is not None)
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,13 @@ def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
         waiting += node.orelse if isinstance(node, ast.If) and checking else ast.iter_child_nodes(node)
 
 
+def _is_bare_string(node: ast.AST) -> bool:
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
+
+
 def _dump(tree: ast.Module) -> str:
     """Return a syntax tree as text, without docstrings, other bare strings, and the texts of errors, assertions, log
     lines and other messages. Modifies the tree."""
@@ -422,14 +429,11 @@ def _called(function: ast.expr) -> str:
 
 
 def _blank_texts(call: ast.Call) -> None:
-    call.args = [_blank(each) for each in call.args]
+    """Replace the arguments of a call that are literal texts by empty strings."""
+    empty = ast.Constant("")
+    call.args = [empty if _is_written_text(each) else each for each in call.args]
     for keyword in call.keywords:
-        keyword.value = _blank(keyword.value)
-
-
-def _blank(node: ast.expr) -> ast.expr:
-    """Return an argument, replaced by an empty string if it is a literal text."""
-    return ast.Constant("") if _is_written_text(node) else node
+        keyword.value = empty if _is_written_text(keyword.value) else keyword.value
 
 
 def _is_written_text(node: ast.expr) -> bool:
@@ -461,10 +465,6 @@ def _text(value: Any) -> str:
     return repr(value)
 
 
-def _is_bare_string(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
 def _rule(path: Path, stage: str) -> str:
     """Return the tokens of a stage's rule without DIRECTIVES_LEFT_OUT, and the code of the scripts it calls."""
     tokens = _rule_tokens(path.read_text(encoding="utf-8"), stage)
@@ -472,7 +472,8 @@ def _rule(path: Path, stage: str) -> str:
     for script in sorted(set(re.findall(r"workflow/scripts/([\w.]+)", " ".join(tokens))) - SCRIPTS_LEFT_OUT.keys()):
         file = path.parents[1] / "scripts" / script
         text = file.read_text(encoding="utf-8")
-        tokens.append(_dump(ast.parse(text)) if file.suffix == ".py" else _without_remarks(text))
+        lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        tokens.append(_dump(ast.parse(text)) if file.suffix == ".py" else "\n".join(lines))
     return "\n".join(tokens)
 
 
@@ -512,7 +513,3 @@ def _rule_tokens(text: str, stage: str) -> list[str]:
             kept.append(token.string)
             strings = False
     return kept
-
-
-def _without_remarks(script: str) -> str:
-    return "\n".join(line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#"))

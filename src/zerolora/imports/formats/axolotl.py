@@ -56,6 +56,7 @@ PLUGINS = {
 """What a plugin trains instead, by its class; empty if it does not change the result."""
 WARMUP = 0.03
 """Default fraction of warm-up steps."""
+ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
 WHOLE = frozenset(
     {
         "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern", "device_map", "qat", "diffusion",
@@ -130,13 +131,6 @@ def _offloading(value: Any, draft: Draft) -> str | None:
     return Remark("the inputs of checkpointed layers go to host memory", NO_EFFECT)
 
 
-def _attention(value: Any, draft: Draft) -> str | None:
-    if not isinstance(value, str) or value not in common.ATTENTION:
-        raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto", NO_EFFECT)
-    draft.set("train.attention", common.ATTENTION[value])
-    return None
-
-
 def _too_long(value: Any, draft: Draft) -> str | None:
     names = {"drop": "drop", "truncate": "truncate_right", "raise": "fail"}
     if not isinstance(value, str) or value not in names:
@@ -189,16 +183,6 @@ def _shared(value: Any, draft: Draft) -> str | None:
         draft.set("train.sequence_parallel", degree)
         return Remark("by Ulysses here, by ring attention there", NO_EFFECT)
     return None
-
-
-def _pure(name: str) -> Rule:
-    def translate(value: Any, draft: Draft) -> str | None:
-        if flag(value):
-            draft.facts[name] = True
-            return "trained weights are 16-bit there, fp32 here"
-        return None
-
-    return Rule("train.precision", translate, "true → the compute dtype; trained weights stay fp32")
 
 
 def _plugins(value: Any, draft: Draft) -> str | None:
@@ -448,8 +432,8 @@ FORMAT = Format(
         "jagged_restart_steps": lost("the schedule does not restart"),
         "adam_eps": same("train.epsilon", number),
         **each("neftune_noise_alpha noisy_embedding_alpha", same("train.neftune_alpha", number)),
-        "bfloat16": _pure("bf16"),
-        "float16": _pure("fp16"),
+        "bfloat16": common.pure("bf16"),
+        "float16": common.pure("fp16"),
         "fp32_norms": lost("norms keep the model's dtype"),
         "embeddings_skip_upcast": idle("frozen weights have the compute dtype"),
         "gradient_checkpointing": Rule("train.activation_checkpointing", _checkpointing),
@@ -462,8 +446,8 @@ FORMAT = Format(
         "flash_attention": common.offered("train.attention", "flash"),
         "sdp_attention": common.offered("train.attention", "sdpa"),
         "eager_attention": common.offered("train.attention", "eager"),
-        "attn_implementation": Rule("train.attention", _attention, "flash_attention_2 → flash"),
-        "attention": Rule("train.attention", _attention),
+        "attn_implementation": common.attention(ATTENTION),
+        "attention": common.attention(ATTENTION),
         **each(
             "flex_attention flex_attn_compile_kwargs xformers_attention flash_optimum",
             idle("train.attention has flash, sdpa and eager"),

@@ -1,7 +1,7 @@
 """What the formats share: transformers' options, and the parts of our config that no tool's file contains."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,6 @@ OPTIMIZERS = {
 """transformers' names (transformers/training_args.py, OptimizerNames)."""
 NEAR_OPTIMIZERS = {"adamw_torch_8bit": "adamw_8bit"}
 """Optimizers of another library whose states have the same number of bits."""
-ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
 EVERY_STEP = idle("every step is logged (docs/telemetry.md)")
 PREPARED = idle("rows are prepared before training")
 PUBLISHED = idle("`zerolora push` publishes a finished run")
@@ -221,6 +220,32 @@ def _precision(name: str) -> Rule:
     return Rule("train.precision", translate)
 
 
+def pure(name: str) -> Rule:
+    """Return the rule of a flag for training with 16-bit weights."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if not flag(value):
+            return None
+        draft.facts[name] = True
+        return f"trained weights are {name} there, fp32 here"
+
+    return Rule("train.precision", translate, f"true → {name}; trained weights stay fp32")
+
+
+def attention(names: Mapping[str, str]) -> Rule:
+    """Return the rule of an attention implementation; an empty name is the default."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if not isinstance(value, str) or value not in names:
+            raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto", NO_EFFECT)
+        if names[value]:
+            draft.set("train.attention", names[value])
+        return None
+
+    renamed = ", ".join(f"{old} → {new}" for old, new in names.items() if new not in ("", old))
+    return Rule("train.attention", translate, renamed)
+
+
 def set_precision(draft: Draft) -> bool:
     """Set train.precision from `bf16` and `fp16`; return whether the file disables both."""
     chosen = [name for name in ("bf16", "fp16") if draft.facts.get(name) in (True, "full")]
@@ -329,7 +354,7 @@ def scaffold(draft: Draft) -> list[str]:
         draft.key = ""
     if "warmup_steps" in train and "warmup_ratio" in train:
         del train["warmup_ratio"]
-        lines.append(Remark("train.warmup_ratio: left out, since warmup_steps wins there", NO_EFFECT))
+        lines.append(Remark("train.warmup_ratio: left out, since warmup_steps overrides it there", NO_EFFECT))
     if betas := [key for key in ("beta1", "beta2") if key in facts]:
         draft.key = f"adam_{betas[0]}"
         draft.set("train.betas", [facts.get("beta1", 0.9), facts.get("beta2", 0.999)])

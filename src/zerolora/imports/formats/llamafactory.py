@@ -156,27 +156,10 @@ def _frozen(part: str) -> Rule:
     return Rule("", translate, f"true: the {part} is never trained; false stops the import", NO_EFFECT)
 
 
-def _attention(value: Any, draft: Draft) -> str | None:
-    if value == "auto":
-        return None
-    names = {"fa2": "flash", "sdpa": "sdpa", "disabled": "eager"}
-    if not isinstance(value, str) or value not in names:
-        raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto", NO_EFFECT)
-    draft.set("train.attention", names[value])
-    return None
-
-
 def _quantized(value: Any, draft: Draft) -> str | None:
     if value not in ("bnb", "bitsandbytes"):
         raise NoEqual(f"{shown(value)}: only bitsandbytes is supported")
     return None
-
-
-def _pure(value: Any, draft: Draft) -> str | None:
-    if not flag(value):
-        return None
-    draft.facts["bf16"] = True
-    return "trained weights are bf16 there, fp32 here"
 
 
 def _report(value: Any, draft: Draft) -> str | None:
@@ -386,10 +369,10 @@ FORMAT = Format(
         **starting("galore_ apollo_ badam_", LLAMAFACTORY, idle("used only with an optimizer that zerolora lacks")),
         "neftune_noise_alpha": unless_off(same("train.neftune_alpha", number)),
         "data_seed": lost("the rows' order depends on train.seed, their split on prepare.rows.seed"),
-        "pure_bf16": Rule("train.precision", _pure, "true → bf16; trained weights are fp32"),
+        "pure_bf16": common.pure("bf16"),
         "upcast_layernorm": lost("norms keep the model's dtype"),
         "upcast_lmhead_output": idle("losses are computed in fp32"),
-        "flash_attn": Rule("train.attention", _attention, "fa2 → flash, disabled → eager"),
+        "flash_attn": common.attention({"auto": "", "fa2": "flash", "sdpa": "sdpa", "disabled": "eager"}),
         "gradient_checkpointing": same("train.activation_checkpointing", flag),
         "disable_gradient_checkpointing": common.offered("train.activation_checkpointing", False),
         "use_reentrant_gc": idle("reentrant checkpointing is never used"),
