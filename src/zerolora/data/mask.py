@@ -118,12 +118,10 @@ class ReadSource(NamedTuple):
 
 
 def write_page(
-    path: Path, data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any], sources: list[ReadSource]
+    data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any], sources: list[ReadSource]
 ) -> None:
-    """Write mask.html: counts by role, the columns and keys of each source, and SAMPLE training rows token by token.
-
-    Context is grey and supervised tokens are green, with a border between tokens.
-    """
+    """Write mask.html to the prepared `data`: counts by role, the columns and keys of each source, and SAMPLE training
+    rows token by token, supervised tokens in green and context in grey."""
     tokenizer = tokenizer_of(model)
     extend(tokenizer, settings.add_special_tokens, settings.add_tokens)
     rows = open_split(data, "train")
@@ -136,7 +134,7 @@ def write_page(
             f"<h2>row {number + 1:,} of train</h2><p>{row['length']:,} tokens, {row['supervised']:,} supervised</p>"
             f"<pre>{_coloured(tokenizer, row['input_ids'], row['labels'])}</pre>"
         )
-    write_text(path, "\n".join([*parts, "</body></html>", ""]))
+    write_text(data / "mask.html", "\n".join([*parts, "</body></html>", ""]))
 
 
 def _summary(proof: dict[str, Any]) -> str:

@@ -8,12 +8,13 @@ One line of JSON for each row: place, question (without examples), prompt, messa
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.bounded import bounded, within_bounds
 from zerolora.config.settings import TaskRowsSettings
-from zerolora.data.example import BadRow, Example
+from zerolora.data.example import BadRow
 from zerolora.data.formats import detect, parse
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.published import published
@@ -89,7 +90,7 @@ def _line(question: Question, examples: list[Question]) -> str:
 
 
 def _questions(settings: TaskRowsSettings, path: Path) -> list[Question]:
-    read = _by_template(settings) if settings.prompt is not None else _by_form(settings)
+    read = _by_template(settings) if settings.prompt is not None else partial(_by_form, settings)
     questions = []
     for kind, place, value in _rows(path):
         try:
@@ -120,17 +121,9 @@ Read = Callable[[str, str, dict[str, Any]], Question]
 """Converts a row to a question, from the kind of its file, its place and its value."""
 
 
-def _by_form(settings: TaskRowsSettings) -> Read:
-    def read(kind: str, place: str, value: dict[str, Any]) -> Question:
-        reading = reading_of(settings, kind)
-        form = detect(value, reading) if settings.format == "auto" else settings.format
-        example = parse(value, form, reading)
-        return _of_example(place, example, whole=settings.whole)
-
-    return read
-
-
-def _of_example(place: str, example: Example, whole: bool) -> Question:
+def _by_form(settings: TaskRowsSettings, kind: str, place: str, value: dict[str, Any]) -> Question:
+    reading = reading_of(settings, kind)
+    example = parse(value, detect(value, reading) if settings.format == "auto" else settings.format, reading)
     if example.text is not None:
         return Question(place, [], example.text, [], "")
     if example.messages is None or any(not isinstance(turn.get("content"), str) for turn in example.messages):
@@ -141,7 +134,7 @@ def _of_example(place: str, example: Example, whole: bool) -> Question:
         name = "tools" if example.tools else example.thoughts
         raise BadRow(f"has {name}, which a task does not pass on; name their column in ignore to ask without them")
     turns = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in example.messages]
-    if whole:
+    if settings.whole:
         return Question(place, [], BETWEEN.join(turn["content"] for turn in turns), [], "")
     if turns[-1]["role"] != "assistant":
         raise BadRow("ends with no answer of the assistant; add it, or write prompt and answer")

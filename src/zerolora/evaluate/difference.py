@@ -53,18 +53,12 @@ def compared(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, flo
         raise ValueError("the answers are to other rows")
     if not after:
         return {}
-    rows = {"accuracy": (_column(before, "right"), _column(after, "right"))}
-    rows["format_rate"] = _column(before, "format"), _column(after, "format")
     scores = [name for name, value in after[0].items() if name not in TASK_FIELDS and isinstance(value, int | float)]
-    rows |= {name: (_column(before, name), _column(after, name)) for name in scores}
-    one, other = rows.pop("accuracy")
-    gained, lost = int((other > one).sum()), int((one > other).sum())
-    result: dict[str, float] = {"answers": len(after), **_rates(one, other)}
-    result |= {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
-    for name, (first, second) in rows.items():
-        low, high = bootstrap_mean(second - first)
-        figures = {"": float((second - first).mean()), "_low": low, "_high": high}
-        result |= {f"{name}_difference{end}": value for end, value in figures.items()}
+    one, other = _column(before, "right"), _column(after, "right")
+    result: dict[str, float] = {"answers": len(after), **_rates(one, other), **_test(other - one)}
+    for name, key in {"format_rate": "format", **{name: name for name in scores}}.items():
+        figures = _difference(_column(after, key) - _column(before, key))
+        result |= {f"{name}_{figure}": value for figure, value in figures.items()}
     for group, members in _groups(after).items():
         figures = {"answers": len(members), **_rates(one[members], other[members])}
         result |= {f"{group}.{key}": value for key, value in figures.items()}
@@ -90,15 +84,9 @@ def with_unmerged(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str
         "merged_over_unmerged": (between, after),
     }.items():
         change = _column(first, "right") - _column(second, "right")
-        low, high = bootstrap_mean(change)
-        gained, lost = int((change > 0).sum()), int((change < 0).sum())
         figures = {
-            "difference": float(change.mean()),
-            "difference_low": low,
-            "difference_high": high,
-            "p": mcnemar(gained, lost),
-            "gained": gained,
-            "lost": lost,
+            **_difference(change),
+            **_test(change),
             "texts": sum(one["answer"] != other["answer"] for one, other in zip(first, second, strict=True)),
             "rows": np.flatnonzero(change).tolist(),
         }
@@ -125,8 +113,17 @@ def _rates(one: "np.ndarray[Any, Any]", other: "np.ndarray[Any, Any]") -> dict[s
     for name, right in (("base_accuracy", one), ("accuracy", other)):
         low, high = wilson(int(right.sum()), len(right))
         result |= {name: float(right.mean()), f"{name}_low": low, f"{name}_high": high}
-    low, high = bootstrap_mean(other - one)
-    return result | {"difference": float((other - one).mean()), "difference_low": low, "difference_high": high}
+    return result | _difference(other - one)
+
+
+def _difference(change: "np.ndarray[Any, Any]") -> dict[str, float]:
+    low, high = bootstrap_mean(change)
+    return {"difference": float(change.mean()), "difference_low": low, "difference_high": high}
+
+
+def _test(change: "np.ndarray[Any, Any]") -> dict[str, float]:
+    gained, lost = int((change > 0).sum()), int((change < 0).sum())
+    return {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
 
 
 def _column(answers: Iterable[Answer], name: str) -> "np.ndarray[Any, Any]":
