@@ -163,21 +163,28 @@ class ChunkTokenizer:
         rows: list[_Row] = []
         bad: dict[int, tuple[str, str]] = {}  # policy and reason, by index of the record
         others: dict[int, str] = {}  # other form, by index of the record
-        for number, (position, value) in enumerate(itertools.islice(job.chunk.records(), job.most)):
-            read.append((position, value))
+        for number, (place, value) in enumerate(itertools.islice(job.chunk.records(), job.most)):
+            read.append((place, value))
             try:
                 if isinstance(value, BadRow):
                     raise value
                 if columns:
                     counts.update(f"column.{field}" for field, column in columns.items() if _holds(value, column))
-                example = _parsed(value, job, seen)
+                try:
+                    example = parse(value, job.format, job.reading, seen)
+                except BadRow:
+                    if form := other_form(value, job.format, job.reading):
+                        others[number] = form
+                        raise _of_other_form(job, form) from None
+                    raise
                 if (length := _characters(example)) > LONGEST_TEXT:
-                    bad[number] = self._huge(length)
+                    kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
+                    most = wording(f"more than the {LONGEST_TEXT:,} that are read at once")
+                    bad[number] = kind, wording(f"has {length:,} characters, {most}; split it up")
                     continue
                 rows.append(_Row(number, example, [] if example.tokens else self.template.pieces(example)))
             except BadRow as error:
                 bad[number] = "bad_row", str(error)
-                others[number] = error.form if isinstance(error, _OtherFormError) else ""
             except RecursionError:
                 bad[number] = "bad_row", "is nested too deep to be read; flatten or remove it"
         tokens = self._checked(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
@@ -241,12 +248,6 @@ class ChunkTokenizer:
         stand = wording(f"end at token {last}" if policy == "truncate_left" else f"begin at token {first}")
         return wording(f"{has}, and {policy} leaves none of its supervised tokens, which {stand}; {remedy}")
 
-    def _huge(self, length: int) -> tuple[str, str]:
-        kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
-        return kind, wording(
-            f"has {length:,} characters, more than the {LONGEST_TEXT:,} that are read at once; split it up"
-        )
-
     def _checked(self, rows: list["_Row"]) -> Tokens:
         """Return rows of the form tokens, checked against the vocabulary."""
         wrong = {}
@@ -305,26 +306,12 @@ class _Row(NamedTuple):
     pieces: list[Piece]
 
 
-class _OtherFormError(BadRow):
-    """A row of another form than its source's."""
-
-    def __init__(self, job: Job, form: str) -> None:
-        like = f"like {job.seen}" if job.seen else "as its format says"
-        super().__init__(
-            f"is of the form {form}, but its source is read as {job.format}, {like}; put rows of one form into files "
-            "of their own, and name these in sources, each with its format"
-        )
-        self.form = form
-
-
-def _parsed(value: Any, job: Job, seen: Seen) -> Example:
-    """Return a row as an Example, and count its names in `seen`. Raises BadRow if it is not of its source's form."""
-    try:
-        return parse(value, job.format, job.reading, seen)
-    except BadRow:
-        if form := other_form(value, job.format, job.reading):
-            raise _OtherFormError(job, form) from None
-        raise
+def _of_other_form(job: Job, form: str) -> BadRow:
+    like = wording(f"like {job.seen}" if job.seen else "as its format says")
+    return BadRow(
+        f"is of the form {form}, but its source is read as {job.format}, {like}; put rows of one form into files "
+        "of their own, and name these in sources, each with its format"
+    )
 
 
 def _characters(example: Example) -> int:
