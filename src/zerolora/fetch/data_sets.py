@@ -7,7 +7,6 @@ files are downloaded, no code, pickles or archives, and nothing of the repositor
 """
 
 import shutil
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,102 +27,74 @@ TOKENS = "tokens.json"
 """Beside an adapter that zerolora trained with added tokens (model/added_tokens.py)."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Files of a repository at a commit."""
-
-    kind: str
-    """data set or adapter."""
-    repository_type: str
-    """dataset or model."""
-    repository: str
-    revision: str
-    license: str
-    files: list[str]
-    """Patterns; `*` matches `/` too."""
-    optional: tuple[str, ...] = ()
-    """Paths that the repository may lack."""
-
-    @property
-    def name(self) -> str:
-        """The name in messages."""
-        return f"{self.kind} {self.repository} at {self.revision}"
-
-
 def fetch_data(settings: FetchDataSettings, output: Path) -> None:
     """Download the data files that `settings` pins, and write them and their manifest to `output` atomically.
 
     Raises UserError if a pattern matches no file or one that is not a data file, if the repository cannot be reached,
     or if a file's size or sha256 differs from the hub's list.
     """
-    _fetch(Wanted("data set", "dataset", **settings.model_dump()), output)
+    _fetch("data set", settings, settings.files, output)
 
 
 def fetch_adapter(settings: FetchAdapterSettings, output: Path) -> None:
     """Download an adapter's config, its weights and its list of added tokens, if any, likewise."""
-    _fetch(Wanted("adapter", "model", **settings.model_dump(), files=[CONFIG, ADAPTER], optional=(TOKENS,)), output)
+    _fetch("adapter", settings, [CONFIG, ADAPTER], output, optional=(TOKENS,))
 
 
-def _fetch(wanted: Wanted, output: Path) -> None:
-    from huggingface_hub import snapshot_download
+def _fetch(
+    kind: str,
+    settings: FetchDataSettings | FetchAdapterSettings,
+    patterns: list[str],
+    output: Path,
+    optional: tuple[str, ...] = (),
+) -> None:
+    """Download the files that match `patterns`, of which `*` matches `/` too, and the `optional` ones if they exist."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.hf_api import RepoFile
 
-    with explained_errors(wanted.name, wanted.kind):
-        listed = _list(wanted)
-    optional = [file.path for file in listed if file.path in wanted.optional]
-    wanted = replace(wanted, files=[*wanted.files, *optional])
-    chosen = _choose(wanted, listed)
+    name = f"{kind} {settings.repository} at {settings.revision}"
+    repository_type = "dataset" if kind == "data set" else "model"
+    with explained_errors(name, kind):
+        entries = HfApi().list_repo_tree(
+            settings.repository, repo_type=repository_type, revision=settings.revision, recursive=True
+        )
+        listed = sorted((entry for entry in entries if isinstance(entry, RepoFile)), key=lambda file: file.path)
+    patterns = [*patterns, *(file.path for file in listed if file.path in optional)]
+    chosen = _choose(name, patterns, listed)
     with staged_directory(output) as staged:
-        with explained_errors(wanted.name, wanted.kind):
+        with explained_errors(name, kind):
             snapshot_download(
-                wanted.repository,
-                repo_type=wanted.repository_type,
-                revision=wanted.revision,
-                allow_patterns=wanted.files,
+                settings.repository,
+                repo_type=repository_type,
+                revision=settings.revision,
+                allow_patterns=patterns,
                 local_dir=staged,
             )
         # The client's records of this download contain dates.
         shutil.rmtree(staged / ".cache")
         files = describe(staged)
         for file in chosen:
-            _check(wanted, file, files[file.path])
-        write_json(
-            staged / MANIFEST,
-            {
-                "source": {"repository": wanted.repository, "revision": wanted.revision},
-                "license": wanted.license,
-                "files": files,
-            },
-        )
+            _check(name, file, files[file.path])
+        source = {"repository": settings.repository, "revision": settings.revision}
+        write_json(staged / MANIFEST, {"source": source, "license": settings.license, "files": files})
     result(f"{len(files)} files, {byte_size(sum(file['bytes'] for file in files.values()))}")
 
 
-def _list(wanted: Wanted) -> "list[RepoFile]":
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
-
-    entries = HfApi().list_repo_tree(
-        wanted.repository, repo_type=wanted.repository_type, revision=wanted.revision, recursive=True
-    )
-    return sorted((entry for entry in entries if isinstance(entry, RepoFile)), key=lambda file: file.path)
-
-
-def _choose(wanted: Wanted, listed: "list[RepoFile]") -> "list[RepoFile]":
+def _choose(name: str, patterns: list[str], listed: "list[RepoFile]") -> "list[RepoFile]":
     """Return the files that match the patterns, sorted by path."""
     from huggingface_hub.utils._paths import filter_repo_objects
 
     chosen = {}
-    for pattern in wanted.files:
+    for pattern in patterns:
         # The function with which the hub's client selects files.
         matching = list(filter_repo_objects(listed, allow_patterns=pattern, key=lambda file: file.path))
         if not matching:
             paths = [file.path for file in sorted(listed, key=lambda file: _refusal(file.path) is not None)]
-            raise UserError(
-                f"{wanted.name}: `files`: nothing matches {pattern!r}; write a pattern for one of: {_some(paths)}"
-            )
+            raise UserError(f"{name}: `files`: nothing matches {pattern!r}; write a pattern for one of: {_some(paths)}")
         refused = [f"{file.path} ({_refusal(file.path)})" for file in matching if _refusal(file.path)]
         if refused:
             raise UserError(
-                f"{wanted.name}: `files`: {pattern!r} matches what is not fetched: {_some(refused)}; "
+                f"{name}: `files`: {pattern!r} matches what is not fetched: {_some(refused)}; "
                 f"write patterns that match nothing but {ENDINGS}"
             )
         chosen.update({file.path: file for file in matching})
@@ -142,13 +113,13 @@ def _refusal(path: str) -> str | None:
     return None
 
 
-def _check(wanted: Wanted, file: "RepoFile", downloaded: dict[str, Any]) -> None:
+def _check(name: str, file: "RepoFile", downloaded: dict[str, Any]) -> None:
     """Raise UserError if a downloaded file's size or sha256 differs from the hub's list, which may lack the sha256."""
     expected = {"bytes": file.size} | ({"sha256": file.lfs.sha256} if file.lfs else {})
     for key, value in expected.items():
         if downloaded[key] != value:
             raise UserError(
-                f"{wanted.name}: {file.path} came with {key} {downloaded[key]}, where the hub lists {value}; "
+                f"{name}: {file.path} came with {key} {downloaded[key]}, where the hub lists {value}; "
                 "run it again, and if it stays so, ask the owner of the repository"
             )
 
