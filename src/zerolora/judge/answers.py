@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, canonical, read_json
+from zerolora.files import canonical
 from zerolora.judge.prompts import TURNS, Answers, JudgeQuestion
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
@@ -47,10 +47,11 @@ def answer_all(
 def _answers(
     questions: list[JudgeQuestion], contender: Contender, template: str, data: Path, max_new_tokens: int, kept: WorkFile
 ) -> dict[str, tuple[str, str]]:
-    result: dict[str, list[str]] = {question.id: [] for question in questions}
+    chats: dict[str, list[dict[str, str]]] = {question.id: [] for question in questions}
     generate: Callable[[list[list[dict[str, str]]]], list[str]] | None = None
     for turn in range(TURNS):
-        chats = {question.id: _messages(question, result[question.id]) for question in questions}
+        for question in questions:
+            chats[question.id].append({"role": "user", "content": question.turns[turn]})
         decides = [contender.name, contender.identity, contender.device, template, max_new_tokens]
         keys = {name: hashlib.sha256(canonical([*decides, chat]).encode()).hexdigest() for name, chat in chats.items()}
         missing = [name for name, key in keys.items() if key not in kept.pieces]
@@ -60,18 +61,8 @@ def _answers(
             for name, answer in zip(missing, generate([chats[name] for name in missing]), strict=True):
                 kept.add({"key": keys[name], "answer": answer})
         for name, key in keys.items():
-            result[name].append(kept.pieces[key]["answer"])
-    return {name: (first, second) for name, (first, second) in result.items()}
-
-
-def _messages(question: JudgeQuestion, answers: list[str]) -> list[dict[str, str]]:
-    """Return the conversation up to the turn after `answers`."""
-    messages = []
-    for turn, answer in zip(question.turns, [*answers, None], strict=False):
-        messages.append({"role": "user", "content": turn})
-        if answer is not None:
-            messages.append({"role": "assistant", "content": answer})
-    return messages
+            chats[name].append({"role": "assistant", "content": kept.pieces[key]["answer"]})
+    return {name: (chat[1]["content"], chat[3]["content"]) for name, chat in chats.items()}
 
 
 def _generator(
@@ -79,18 +70,17 @@ def _generator(
 ) -> Callable[[list[list[dict[str, str]]]], list[str]]:
     """Load a contender and return a function from conversations to answers."""
     from zerolora.config.settings import EvaluateSettings
-    from zerolora.evaluate.evaluated_models import load, torch_device
+    from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
     from zerolora.evaluate.generation import generate
     from zerolora.machine import cpu_matmul
     from zerolora.model import added_tokens
 
     if contender.device == "cpu":
         cpu_matmul.choose()
-    device = torch_device(contender.device)
-    model, tokenizer = load(contender.weights, device, added_tokens.of_data(data), contender.adapter)
-    prepared = read_json(data / MANIFEST, "zerolora prepare")
-    tokenizer.pad_token = prepared["pad_token"]
-    stops = {*tokenizer.convert_tokens_to_ids(prepared["stop_tokens"]), tokenizer.eos_token_id} - {None}
+    answering = EvaluatedModel(contender.weights, device=contender.device)
+    tokens = added_tokens.of_data(data)
+    model, tokenizer = load(contender.weights, answering.torch_device, tokens, contender.adapter)
+    stops = stops_of(answering, model, tokenizer, data)
     settings = EvaluateSettings(check="exact", max_new_tokens=max_new_tokens)
 
     def answer(chats: list[list[dict[str, str]]]) -> list[str]:
