@@ -8,7 +8,7 @@ import torch
 from test_vllm_engine import answers_of, models, settings
 
 from zerolora.evaluate import evaluated_models as models_module
-from zerolora.evaluate.evaluated_models import EvaluatedModel, load, placement, torch_device
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, placement
 from zerolora.files import read_json
 
 __all__ = ["models"]
@@ -25,7 +25,7 @@ def test_a_spread_model_answers_the_same(
     monkeypatch.setattr(models_module, "placement", lambda *_: placed)
     assert answers_of(settings(engine="transformers", batch=5), models, model, tmp_path / "spread") == whole
     assert len(set(whole)) > 5
-    loaded, _ = load(models.base, torch_device("cpu"), [])
+    loaded, _ = load(models.base, torch.device("cpu"), [])
     assert loaded.model.layers[1].mlp.up_proj.weight.is_meta and not loaded.lm_head.weight.is_meta
     first, second = (read_json(tmp_path / name / "evaluate.json", "") for name in ("whole", "spread"))
     assert second["loss"] == pytest.approx(first["loss"], rel=1e-6)

@@ -40,17 +40,12 @@ class EvaluatedModel:
     @property
     def torch_device(self) -> torch.device:
         """The first GPU of this process, or the CPU."""
-        return torch_device(self.device)
+        return torch.device("cuda", 0) if self.device == "cuda" else torch.device("cpu")
 
     @property
     def loaded_adapter(self) -> Path | None:
         """The adapter to load beside the weights, unless it was merged."""
         return None if self.merged else self.adapter
-
-
-def torch_device(device: Device) -> torch.device:
-    """Return the first GPU of this process, or the CPU."""
-    return torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
 
 
 def load(
