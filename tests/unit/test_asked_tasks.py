@@ -233,7 +233,7 @@ def test_solved_rows_come_before_a_row_and_never_are_it(tmp_path: Path) -> None:
         assert [turn["role"] for turn in row["messages"]] == ["user", "assistant"] * 3 + ["user"]
     assert prompts(rows, tmp_path, **how, limit=2) == actual[:2]
     assert prompts(rows, tmp_path, **how, seed=3) != actual
-    with pytest.raises(UserError, match="has 5 rows to solve before each; write few_shot: 5 or less"):
+    with pytest.raises(UserError, match="has 5 rows for few-shot examples; write few_shot: 5 or less"):
         prompts(rows, tmp_path, **{**how, "few_shot": 6})
 
 

@@ -95,6 +95,6 @@ def test_a_size_that_is_no_number_is_not_added_to(model: Path) -> None:
 
 
 def test_prepare_takes_a_manifest_and_no_directory(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--model: .*: is no file; write the path of the manifest\.json"):
+    with pytest.raises(UserError, match=r"--model: .*: is not a file; write the path of the manifest\.json"):
         prepare(PrepareSettings.model_construct(), model, tmp_path / "out")
     assert not (tmp_path / "out").exists()

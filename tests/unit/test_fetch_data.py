@@ -340,8 +340,8 @@ def test_a_download_that_fails_leaves_what_was_there(
 @pytest.mark.parametrize(
     ("name", "listed", "said"),
     [
-        ("data/train-1.parquet", WANTED["data/train-1.parquet"][::-1], "came with sha256"),
-        ("extra.jsonl", b"{}", "came with bytes 17, where the hub lists 2"),
+        ("data/train-1.parquet", WANTED["data/train-1.parquet"][::-1], "has sha256"),
+        ("extra.jsonl", b"{}", "has bytes 17, but the hub lists 2"),
     ],
 )
 def test_a_file_that_is_not_what_the_commit_holds(

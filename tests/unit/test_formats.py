@@ -505,7 +505,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         (
             "messages",
             _calls({"function": {"name": "f", key: {"a": 1}}}),
-            f"messages[1].tool_calls[0].function.{key} is {{'a': 1}}, and a call has a name and arguments alone; write "
+            f"messages[1].tool_calls[0].function.{key} is {{'a': 1}}, and a call has only a name and arguments; write "
             f'{{"name": ..., "arguments": {{...}}}}, or ignore: [{key}] to leave it out',
         )
         for key in ("parameters", "args", "input", "kwargs", "Arguments")
@@ -513,12 +513,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "messages",
         _calls({**CALL, "result": "5"}),
-        "messages[1].tool_calls[0].result is '5', and a call has a name and arguments alone",
+        "messages[1].tool_calls[0].result is '5', and a call has only a name and arguments",
     ),
     (
         "sharegpt",
         _share({"from": "function_call", "value": '{"name": "f", "parameters": {"a": 1}}'}),
-        "conversations[1].value.parameters is {'a': 1}, and a call has a name and arguments alone",
+        "conversations[1].value.parameters is {'a': 1}, and a call has only a name and arguments",
     ),
     (
         "messages",

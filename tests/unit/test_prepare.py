@@ -355,7 +355,7 @@ def test_rows_that_learn_other_turns_of_the_same_text_are_no_duplicates(folder: 
 def test_duplicates_and_leaks_that_empty_a_set_are_in_the_line(folder: Folder) -> None:
     folder.write("rows.jsonl", [ROWS[0]] * 12)
     line = failure(folder, path="rows.jsonl", duplicates="drop")
-    assert "has 1 row, and split takes 8; 11 duplicates are dropped, as duplicates: drop says; lower" in line
+    assert "has 1 row, and split takes 8; 11 duplicates are dropped by duplicates: drop; lower" in line
     line = failure(folder, path="rows.jsonl", leakage="drop", split=ONE_EACH)
     assert "no row is left for validation; 11 rows are dropped whose prompt is in a later split too" in line
 
@@ -773,7 +773,7 @@ def test_evaluation_generates_with_what_the_settings_say(
         ),
         (
             {"stop_tokens": ["</s>"]},
-            r"stop_tokens: '</s>' is not a token that the model has as one; write one of <\|endo",
+            r"stop_tokens: '</s>' is not a single token of the model; write one of <\|endo",
         ),
         ({"add_tokens": ["a"]}, r"add_tokens: 'a' is token \d+ of the model's own tokenizer; leave it out"),
         (OWN | {"template_text": "{{ 1 +\n }}"}, r"rows.json:2: config/templates/mine.jinja refuses it: "),

@@ -307,7 +307,7 @@ def test_a_token_that_the_model_does_not_have(key: str) -> None:
     value = "<pad>" if key == "pad_token" else ["<pad>"]
     with pytest.raises(UserError) as told:
         Template(tokenizer_of("llama-3"), prepare_settings(**{key: value}))
-    assert str(told.value).startswith(f"{key}: '<pad>' is not a token that the model has as one; write one of <|begin_")
+    assert str(told.value).startswith(f"{key}: '<pad>' is not a single token of the model; write one of <|begin_")
 
 
 def test_stop_tokens_without_the_one_that_the_template_writes() -> None:

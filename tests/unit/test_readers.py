@@ -296,7 +296,7 @@ def test_unknown_kinds_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     for source in (tmp_path / name, tmp_path):
         with pytest.raises(
-            UserError, match=rf"{name}: is of no kind that can be read; those are .json, .jsonl, .*.zst"
+            UserError, match=rf"{name}: is not a supported data file; supported types: .json, .jsonl, .*.zst"
         ):
             files_of(source)
 
@@ -323,7 +323,7 @@ def test_a_saved_data_set_is_read_in_its_own_order(tmp_path: Path) -> None:
     assert len(files_of(tmp_path)) == 3
 
     (tmp_path / "set/data-00001-of-00003.arrow").unlink()
-    with pytest.raises(UserError, match="state.json names data-00001-of-00003.arrow, which is not there"):
+    with pytest.raises(UserError, match="state.json names data-00001-of-00003.arrow, which is missing"):
         files_of(tmp_path / "set")
 
     DatasetDict(train=whole, test=whole).save_to_disk(tmp_path / "sets")

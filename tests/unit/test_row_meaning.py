@@ -118,9 +118,9 @@ def test_a_turn_that_says_so_is_learnt_whatever_its_role() -> None:
 
 def test_a_row_that_takes_all_its_answers_out_is_bad() -> None:
     text = refused({"messages": [HI, said("Bad.", weight=0)]})
-    assert text.startswith("nothing of it is supervised with loss 'assistant'; the row's own weights leave none;")
+    assert text.startswith("no part of it is supervised with loss 'assistant'; the row's own weights leave none;")
     assert "weight 0" not in supervised({"messages": [HI, said("Good.")]})
-    assert "nothing of it is supervised" in refused(FORMS["messages"]({}, {"weight": 0}), loss="last")
+    assert "no part of it is supervised" in refused(FORMS["messages"]({}, {"weight": 0}), loss="last")
 
 
 @pytest.mark.parametrize("loss", ["assistant", "everything", ["assistant", "user"]])
@@ -609,7 +609,7 @@ def test_thoughts_beside_thoughts_are_not_learnt_twice(begin: str) -> None:
         {"prompt": "Hi", "completion": f"{begin}T</think>4", "reasoning_content": "T"},
     ]
     for row, path in zip(rows, ("messages[1].", ""), strict=True):
-        said_of = f"{path}reasoning_content stands beside a content that begins with {begin.strip()}"
+        said_of = f"{path}reasoning_content conflicts with a content that begins with {begin.strip()}"
         assert refused(row, template="qwen3") == f"{said_of}; keep one of the thoughts"
 
 
@@ -625,7 +625,7 @@ def test_a_mode_of_thinking_is_no_thought() -> None:
 def test_thoughts_beside_lists_of_messages_are_refused() -> None:
     for name in ("reasoning", "thinking", "reasoning_content"):
         text = refused({"prompt": [HI], "completion": [said("4")], name: "Two."})
-        assert text.startswith(f"{name} stands beside lists of messages; move it into the answer it belongs to")
+        assert text.startswith(f"{name} conflicts with lists of messages; move it into the answer it belongs to")
     row = {"messages": [HI, said("4")], "rationale": "Two."}
     assert "rationale contains thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
     row = {"prompt": "Hi", "completion": "4", "rationale": "Two."}

@@ -162,9 +162,7 @@ class Encoder:
             result = self._ids([anchor + text])[0]
             if result[: len(before)] == before:
                 return result[len(before) :]
-        raise UserError(
-            f"the model's tokenizer does not keep {shown(text)} apart from what stands before it; write template: plain"
-        )
+        raise UserError(f"the model's tokenizer joins {shown(text)} to the text before it; write template: plain")
 
 
 class _Spelling:

@@ -61,10 +61,10 @@ def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], drop
         missing, remedy = error.args
         parts = [f"{settings.path}: {missing}"] + [dropped] * bool(dropped)
         if settings.duplicates == "drop" and (duplicates := counts["duplicate_rows"]):
-            parts.append(wording(f"{duplicates:,} duplicates are dropped, as duplicates: drop says"))
+            parts.append(wording(f"{duplicates:,} duplicates are dropped by duplicates: drop"))
         leaked = counts.get("leaked_prompts", 0) + counts.get("leaked_validation_prompts", 0)
         if settings.leakage == "drop" and leaked:
-            text = wording(f"{leaked:,} rows are dropped whose prompt is in a later split too, as leakage: drop says")
+            text = wording(f"{leaked:,} rows with a prompt of a later split are dropped by leakage: drop")
             parts.append(text)
         parts.append(wording("correct the dropped rows, or ") * bool(dropped) + remedy)
         raise UserError("; ".join(parts)) from None

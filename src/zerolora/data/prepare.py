@@ -48,7 +48,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
     `output`, in NAME.dropped.jsonl.
     """
     if not model.is_file():
-        raise UserError(f"--model: {model}: is no file; write the path of the manifest.json of a fetched model")
+        raise UserError(f"--model: {model}: is not a file; write the path of the manifest.json of a fetched model")
     sources = sources_of(settings)
     forms = [form_of(source, Path(settings.path)) for source in sources]
     for source, (form, _) in zip(sources, forms, strict=True):

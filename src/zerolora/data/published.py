@@ -83,8 +83,8 @@ def check_not_pooled(
     why = "would be pooled" if several or len(splits) > 1 else "would be trained on"
     raise UserError(
         f"{folder}: contains {' and '.join(contents)}, which {why}; write {sources_block(root, settings)} and split: "
-        f"{{{numbers}}}{f', which is {first} alone' if several else ''}; an entry without split is divided as split "
-        f"says{'; the other entries of sources stay' * (folder != root)}"
+        f"{{{numbers}}}{f', which is {first} alone' if several else ''}; an entry without split is divided by "
+        f"prepare's split{'; the other entries of sources stay' * (folder != root)}"
     )
 
 

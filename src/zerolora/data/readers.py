@@ -96,7 +96,7 @@ def _below(directory: Path) -> Iterator[Path]:
     if (directory / "state.json").is_file() and any(directory.glob("data-*.arrow")):
         for name in saved_files(directory, SAVED_BY):
             if not (directory / name).is_file():
-                raise UserError(f"{directory}: state.json names {name}, which is not there; save it again")
+                raise UserError(f"{directory}: state.json names {name}, which is missing; save it again")
             yield directory / name
         return
     for path in sorted(directory.iterdir()):
@@ -116,7 +116,7 @@ def _kind(path: Path) -> tuple[str, str]:
         return outer, last
     if last in TEXTS or last in TABLES:
         return last, ""
-    raise UserError(f"{path}: is of no kind that can be read; those are {ENDINGS}")
+    raise UserError(f"{path}: is not a supported data file; supported types: {ENDINGS}")
 
 
 def _texts(path: Path, kind: str, packing: str, rows: int, size: int) -> Iterator[Chunk]:

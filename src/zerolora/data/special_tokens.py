@@ -99,7 +99,7 @@ class SpecialTokens:
     def _check(self, key: str, token: str) -> None:
         if token not in self.known:
             raise UserError(
-                f"{key}: {shown(token)} is not a token that the model has as one; write {self._some()}, or add it with "
+                f"{key}: {shown(token)} is not a single token of the model; write {self._some()}, or add it with "
                 "add_special_tokens"
             )
 

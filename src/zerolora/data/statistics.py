@@ -114,7 +114,7 @@ class Statistics:
         if file.bad == file.read > 1:
             raise UserError(
                 f"{file.name}: none of its {file.read:,} rows can be used, the first is {file.first}; correct them, or "
-                "leave the file out of the folder or of sources"
+                "remove the file from the folder or from sources"
             )
 
     def dropped_line(self) -> str:

@@ -54,7 +54,7 @@ def task_rows(settings: TaskRowsSettings, output: Path) -> None:
     pool = _questions(settings, path / settings.few_shot_file) if settings.few_shot_file else questions
     others = len(pool) - (not settings.few_shot_file)
     if settings.few_shot > others:
-        raise UserError(f"{path}: has {others} rows to solve before each; write few_shot: {others} or less")
+        raise UserError(f"{path}: has {others} rows for few-shot examples; write few_shot: {others} or less")
     lines = [
         _line(question, _examples(settings, number, pool, own=not settings.few_shot_file))
         for number, question in enumerate(questions[: settings.limit or len(questions)])

@@ -330,7 +330,7 @@ class Template:
         if not pieces:
             why = "the row's own weights leave none; " if row.weighed else ""
             raise BadRow(
-                f"nothing of it is supervised with loss {shown(self.loss)}; {why}remove it, or add a role to loss"
+                f"no part of it is supervised with loss {shown(self.loss)}; {why}remove it, or add a role to loss"
             )
         return pieces
 

@@ -45,7 +45,7 @@ def ask(
     if task.ask == "generate":
         rows = [row for row in rows if task.asks(row)]
     if not rows:
-        raise UserError(f"{file}: {settings.check} uses none of its rows; write another check")
+        raise UserError(f"{file}: has no row for {settings.check}; write another check")
     # Before the model is loaded, since a template may refuse a row.
     prompts = [row["prompt"] for row in rows] if task.ask == "loss" else _prompts(settings, rows, weights, data)
     model, tokenizer, stops = loaded(weights, data)

@@ -119,8 +119,8 @@ def _check(name: str, file: "RepoFile", downloaded: dict[str, Any]) -> None:
     for key, value in expected.items():
         if downloaded[key] != value:
             raise UserError(
-                f"{name}: {file.path} came with {key} {downloaded[key]}, where the hub lists {value}; "
-                "run it again, and if it stays so, ask the owner of the repository"
+                f"{name}: {file.path} has {key} {downloaded[key]}, but the hub lists {value}; "
+                "run it again, or report it to the owner of the repository"
             )
 
 

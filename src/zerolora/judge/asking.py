@@ -38,7 +38,7 @@ def ask_all(
     left = most_of([request for _, request in rest], settings)
     cost = price(*left, settings)
     LOGGER.warning(
-        "judge: %d requests to %s, %d verdicts are there already; about %s prompt tokens and up to %s completion "
+        "judge: %d requests to %s, %d verdicts already present; about %s prompt tokens and up to %s completion "
         "tokens, %s",
         len(rest),
         settings.model,
@@ -47,10 +47,10 @@ def ask_all(
         f"{left[1]:,}",
         "price unknown (judge.prompt_price, judge.completion_price)" if cost is None else f"at most {cost:,.4f}",
     )
-    check(spent, left, settings, "the requests that are left")
+    check(spent, left, settings, "the remaining requests")
     with Progress("verdict", len(requests), len(done)) as bar:
         for key, request in rest:
-            what = f"the next request, with {kept.path} to continue from,"
+            what = f"the next request (rerun to resume from {kept.path})"
             check(spent, most_of([request], settings), settings, what)
             record = {"key": key, **_record(request, endpoint.ask(request.messages), settings)}
             kept.add(record)
@@ -86,7 +86,7 @@ def check(spent: tuple[int, int], more: tuple[int, int], settings: JudgeSettings
         raise UserError("judge.max_price: needs prices to compare with; write judge.prompt_price and completion_price")
     if total > settings.max_price and more != (0, 0):
         raise UserError(
-            f"judge.max_price: {settings.max_price:g} is less than {total:,.4f}, which is what {what} may cost with "
+            f"judge.max_price: {settings.max_price:g} is less than {total:,.4f}, the maximum price of {what} including "
             f"the {before:,.4f} spent; raise it, lower judge.judge_tokens, or ask fewer questions"
         )
 

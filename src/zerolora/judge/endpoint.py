@@ -94,7 +94,7 @@ class Endpoint:
             if attempt == ATTEMPTS or wait > LONGEST_WAIT:
                 raise UserError(
                     f"judge.endpoint: {self.address}: {problem} at attempt {attempt} of {ATTEMPTS}, and asks to wait "
-                    f"{wait:,.0f} s; run it again later: it continues from the verdicts that it has"
+                    f"{wait:,.0f} s; run it again later to resume"
                 )
             LOGGER.info("judge: %s at attempt %d of %d; again in %.0f s", problem, attempt, ATTEMPTS, wait)
             self._sleep(wait)

@@ -26,7 +26,7 @@ class WorkFile:
                 piece = json.loads(line)
                 self.pieces[piece["key"]] = piece
             except (ValueError, TypeError, KeyError):
-                raise UserError(f"{path}:{number}: is damaged; delete that line, and its work is done again") from None
+                raise UserError(f"{path}:{number}: is damaged; delete that line to repeat its work") from None
 
     def add(self, piece: dict[str, Any]) -> None:
         """Append an object and flush it to disk."""

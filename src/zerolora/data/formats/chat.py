@@ -204,7 +204,7 @@ def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
         raise BadRow(f"{name} is {shown(reasoning)}, which is not a thought; write ignore: [{name}]")
     if begin := OPENING.match(message["content"]):
         path = f"{row.path}.{name}" if row.path else name
-        raise BadRow(f"{path} stands beside a content that begins with {begin[1]}; keep one of the thoughts")
+        raise BadRow(f"{path} conflicts with a content that begins with {begin[1]}; keep one of the thoughts")
     return Turn({**message, "reasoning_content": reasoning}, thoughts=name)
 
 
@@ -293,7 +293,7 @@ def _check_keys(call: dict[str, Any], known: tuple[str, ...], name: str, ignored
         if key not in known and key not in ignored and not is_blank(held):
             word = shown(key)[1:-1]
             raise BadRow(
-                f"{name}.{word} is {shown(held)}, and a call has a name and arguments alone; write {CALL}, or ignore: "
+                f"{name}.{word} is {shown(held)}, and a call has only a name and arguments; write {CALL}, or ignore: "
                 f"[{word}] to leave it out"
             )
 

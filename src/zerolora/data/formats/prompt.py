@@ -28,7 +28,7 @@ def _prompt(row: Row) -> Example:
         for field in REASONING:
             if row.get(field):
                 raise BadRow(
-                    f"{row.name(field)} stands beside lists of messages; move it into the answer it belongs to"
+                    f"{row.name(field)} conflicts with lists of messages; move it into the answer it belongs to"
                 )
         return conversation([*prompt, *completion], row, "completion", prompt=len(prompt))
     seen = f"{row.name('prompt')} is {shown(question)} and {row.name('completion')} is {shown(answer)}"
