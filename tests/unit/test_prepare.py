@@ -357,7 +357,7 @@ def test_duplicates_and_leaks_that_empty_a_set_are_in_the_line(folder: Folder) -
     line = failure(folder, path="rows.jsonl", duplicates="drop")
     assert "has 1 row, and split takes 8; 11 duplicates are dropped by duplicates: drop; lower" in line
     line = failure(folder, path="rows.jsonl", leakage="drop", split=ONE_EACH)
-    assert "no row is left for validation; 11 rows are dropped whose prompt is in a later split too" in line
+    assert "no row is left for validation; 11 rows with a prompt of a later split are dropped by leakage: drop" in line
 
 
 def test_reasons_of_dropped_rows_are_counted_one_by_one(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
