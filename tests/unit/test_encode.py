@@ -258,7 +258,7 @@ def test_accents_apart_are_learned_as_the_tokenizer_writes_them() -> None:
 
 def test_row_that_teaches_nothing() -> None:
     (row,) = rows_of(tokenizer_of("qwen2.5"), [[Piece("a", "assistant", True)]])
-    assert str(row) == "it has no token that the loss would see; remove it"
+    assert str(row) == "no token of it is in the loss; remove it"
 
 
 def test_tokenizer_in_python_is_refused() -> None:

@@ -586,7 +586,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "tokens",
         {"input_ids": [1, 2], "labels": [1, -100]},
-        "labels are -100 behind the first token, so the loss sees nothing",
+        "labels are -100 after the first token, so the loss sees nothing",
     ),
 ]
 

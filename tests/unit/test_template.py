@@ -350,9 +350,7 @@ def test_answer_that_begins_with_what_its_prompt_ends_with() -> None:
         "<|im_start|>user\nAnd now?<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n«Late.\n</think>\n\nNow I rest.<|im_end|>»"
     )
-    with pytest.raises(
-        BadRow, match=r"asks for the assistant message 2 with '<think>\\n', which does not stand before it"
-    ):
+    with pytest.raises(BadRow, match=r"asks for the assistant message 2 with '<think>\\n', which is missing before it"):
         template.pieces(Example(CONVERSATIONS["single"]))
 
 
@@ -396,7 +394,7 @@ def test_tool_call_without_stop_token() -> None:
     template = Template(like(source), options())
     pieces = template.pieces(Example(CONVERSATIONS["tools"][:2]))
     assert marked(pieces) == "user: Weather in Oslo?\nassistant:« weather(Oslo)<|im_end|>»"
-    with pytest.raises(BadRow, match="no stop token behind an earlier answer"):
+    with pytest.raises(BadRow, match="no stop token after an earlier answer"):
         template.pieces(Example(CONVERSATIONS["tools"]))
 
 

@@ -14,7 +14,7 @@ from zerolora.data.ragged import Ragged, bounds
 from zerolora.errors import UserError, shown
 
 CONTEXT = -1  # supervised_role of tokens that do not count in the loss
-NOTHING = BadRow("it has no token that the loss would see; remove it")
+NOTHING = BadRow("no token of it is in the loss; remove it")
 # Prefixes of a piece that does not begin its text, against a blank that the tokenizer would add; removed again.
 ANCHORS = ("\n", ")", "a", "0")
 

@@ -321,7 +321,7 @@ class Template:
             if role == "assistant" and number in supervised and not turn.stopped:
                 if not last:
                     other = "loss: last" if self.own is None else "{{ eos_token }} there"
-                    raise BadRow(f"{self.called} writes no stop token behind an earlier answer; write {other}")
+                    raise BadRow(f"{self.called} writes no stop token after an earlier answer; write {other}")
                 content, position = content + self.end, len(row.text)
             pieces.append(Piece(content, role, number in supervised))
         pieces.append(Piece(row.text[position:], None, everything))
@@ -422,7 +422,7 @@ class Template:
         if begin is not None and start is None and not calls:
             prompt = self._writes(row.messages[:number], row.tools, True) or ""
             words = shown(prompt[len(_common(prompt, row.text)) :])
-            return _Turn(wrong=f"{self.called} asks for {name} with {words}, which does not stand before it")
+            return _Turn(wrong=f"{self.called} asks for {name} with {words}, which is missing before it")
         if start is None or end is None or following is None:
             return _Turn(wrong=f"what {self.called} writes around {name} depends on its content")
         # The name of a call is somewhere in its turn, which ends with the next stop token.
@@ -494,7 +494,7 @@ class Template:
         if self.own is not None and not result and (unknown := MARKER.match(shared)):
             raise UserError(
                 f"{self.name}: ends an answer with {unknown[1]}, which the model does not have as one token, so no "
-                f"answer would end there; write {{{{ eos_token }}}} behind it or in its place, here {self.end}"
+                f"answer would end there; write {{{{ eos_token }}}} after it or in its place, here {self.end}"
             )
         self.stops |= {stop} - {""}
         return shared[: result.end()] if result else ""

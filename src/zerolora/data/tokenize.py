@@ -361,17 +361,17 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
         if pieces:
             last = last_answer(pieces)
             before = "".join([piece.text for piece in pieces[:last]]).encode()
-            behind = "".join([piece.text for piece in pieces[last:]]).encode()
+            after = "".join([piece.text for piece in pieces[last:]]).encode()
             if rows[number].example.supervised or rows[number].example.prompt:  # rows of the same text may differ
-                behind += repr(_supervised_ranges(pieces)).encode()
+                after += repr(_supervised_ranges(pieces)).encode()
         else:
             ids, prompt = tokens.ids[number], tokens.prompt[number]
             supervised = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
             before = ids[:prompt].tobytes() if prompt > 1 else b""
-            behind = ids[prompt:].tobytes() + supervised.tobytes()
+            after = ids[prompt:].tobytes() + supervised.tobytes()
         whole = hashlib.blake2b(before, digest_size=8)
         first = whole.copy() if before else None
-        whole.update(b"\0" + behind)
+        whole.update(b"\0" + after)
         row = int.from_bytes(whole.digest())
         values[number] = row, int.from_bytes(first.digest()) if first else row
     result: np.ndarray = np.array(values, np.uint64).reshape(-1, 2)[parts.row]

@@ -71,7 +71,7 @@ _TOOLS_OF_TURN = Refusal(
 )
 _CHANNEL = Refusal(
     "marks a turn as no answer to the user, and would be in the loss as one",
-    "write its text as reasoning_content of the answer behind it",
+    "write its text as reasoning_content of the next answer",
 )
 REFUSED: dict[str, Refusal] = {
     **dict.fromkeys(JUDGED, _COMPARED),

@@ -31,7 +31,7 @@ def _tokens(row: Row) -> Example:
                 "supervised"
             )
     if all(label == IGNORED for label in labels[1:]):
-        raise BadRow(f"{name} are {IGNORED} behind the first token, so the loss sees nothing; remove the row")
+        raise BadRow(f"{name} are {IGNORED} after the first token, so the loss sees nothing; remove the row")
     return Example(tokens=tokens, labels=labels)
 
 
