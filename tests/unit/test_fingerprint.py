@@ -322,7 +322,7 @@ def test_only_the_chosen_entries_of_a_registry_count() -> None:
     """Those that settings do not name are not part of a stage, but for what another module imports itself."""
     modules = fingerprint.modules_of("train", {"methods": {"qdora"}, "optimizers": {"lion"}, "strategies": ()})
     assert {"methods.qdora", "methods.qlora", "methods.dora", "train.engines.fsdp"} <= {*modules}
-    assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.fully_shard"} & {*modules}
+    assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.torch_native"} & {*modules}
     assert "optimizers.bnb" in modules and "strategies.deepspeed_zero" not in modules
 
 

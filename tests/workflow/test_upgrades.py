@@ -191,7 +191,7 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
             ],
             (),
         ),
-        ([("strategies/fully_shard.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("estimate", "render")),
+        ([("strategies/torch_native.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("estimate", "render")),
         ([("train/engines/deepspeed.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("train",)),
         (
             [("config/schema.py", "weight_decay: Annotated[float, Field(ge=0)] = 0.0", "weight_decay: float = 0.3")],

@@ -1,7 +1,7 @@
 """The optimizers that `train.optimizer` may name, one entry of a table each.
 
-To add an optimizer, add an entry (docs/extending.md); one of another library needs a class as well, in a module of its
-own. Nothing here imports torch before it builds an optimizer.
+To add an optimizer, add an entry (docs/extending.md); one of another library also needs a class in its own module.
+Nothing here imports torch before it builds an optimizer.
 """
 
 from zerolora.entries import entries_by_name

@@ -26,7 +26,7 @@ class ZeroOptimization(Settings):
 
 
 class FsdpOptions(Settings):
-    """The options of torch's fully_shard (strategies/fully_shard.py)."""
+    """The options of torch's fully_shard (strategies/torch_native.py)."""
 
     mesh: list[int]
     reshard_after_forward: bool

@@ -3,15 +3,69 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from zerolora.errors import UserError
-from zerolora.strategies.buckets import Buckets, ModelSizes
-from zerolora.strategies.reasons import Reason
 from zerolora.strategies.traffic import Collective, StepWork
 from zerolora.types import Device, EngineName, Precision
 
 Placement = Literal["gpu", "cpu", "nvme"]
+
+
+class Reason(NamedTuple):
+    """One value of a rendered config."""
+
+    key: str
+    """Path of the value, as in zero_optimization.offload_param.device."""
+    value: Any
+    reason: str
+    """Why it has this value."""
+    source: str
+    """A file of DeepSpeed or torch, a paper, or a thread as in DeepSpeed#1234."""
+
+
+def nested(reasons: Iterable[Reason]) -> dict[str, Any]:
+    """Return the nested config that `reasons` list."""
+    config: dict[str, Any] = {}
+    for entry in reasons:
+        *path, last = entry.key.split(".")
+        section = config
+        for name in path:
+            section = section.setdefault(name, {})
+        section[last] = entry.value
+    return config
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The size keys of zero_optimization, in elements; 0 where a strategy does not use one."""
+
+    reduce: int = 0
+    """reduce_bucket_size: gradients that are reduced together."""
+    allgather: int = 0
+    """allgather_bucket_size: updated weights that are gathered together (stages 1 and 2)."""
+    prefetch: int = 0
+    """stage3_prefetch_bucket_size: weights gathered ahead of their use."""
+    persistence: int = 0
+    """stage3_param_persistence_threshold: weights smaller than this are never sharded."""
+    live: int = 0
+    """stage3_max_live_parameters: the most gathered weights at a time."""
+    overlap: bool = False
+    """overlap_comm: reduce and gather during computation, at the price of a second bucket."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a model that its buckets depend on: its width, and numbers of parameters."""
+
+    hidden: int
+    trained: int
+    layer: int
+    """Of one layer."""
+    largest: int
+    """Of the largest module."""
+    total: int
+    """Of the base model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +79,9 @@ class Target:
     nvme: str | None
     """Directory on a local disk for offloaded states."""
     unpacks: bool = False
-    """The method computes with the unpacked weights of quantized modules, outside of their forward pass."""
+    """The method computes with unpacked weights of quantized modules outside of their forward pass."""
     frozen_type: str | None = None
-    """The type that the frozen base model is quantized to: nf4, fp4, int8, or None."""
+    """The type of a quantized base model: nf4, fp4, int8, or None."""
 
     @property
     def ranks(self) -> int:
@@ -36,14 +90,14 @@ class Target:
 
 
 INT8_WHOLE = "train.quantization.type is int8, of which bitsandbytes keeps a whole copy on every rank"
-"""Why int8 does not go with sharded weights (bitsandbytes/nn/modules.py, Linear8bitLt: state.CB)."""
+"""Why int8 weights cannot be sharded (bitsandbytes/nn/modules.py, Linear8bitLt: state.CB)."""
 
 
 class Conflict(NamedTuple):
     """Why a strategy cannot run on a target."""
 
     problem: str
-    """The key and value that it cannot run with, and why."""
+    """The key and value in conflict, and why."""
     remedy: str
     """What to write instead."""
 
@@ -56,8 +110,6 @@ class Strategy(ABC):
     """
 
     engine: ClassVar[EngineName]
-    """The engine: DeepSpeed, torch's DistributedDataParallel, or torch's fully_shard (FSDP2)."""
-
     name: str = field(compare=False)
     """The name in render.strategy."""
     about: str = field(compare=False)
@@ -68,8 +120,7 @@ class Strategy(ABC):
     """What it costs, for the same table."""
 
     risk: str | None = field(default=None, compare=False)
-    """Why the first losses of a run are compared with those of a safe strategy (planner/canary_setting.py); None if it
-    is safe itself."""
+    """Why the canary compares its first losses with a safe strategy's (planner/canary_setting.py), if it does."""
 
     stage: int
     """What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP counts as 3)."""
@@ -78,18 +129,17 @@ class Strategy(ABC):
     parameters: Placement = "gpu"
     """Where a rank's shard of the weights is kept between uses (stage 3 only)."""
     within_node: bool = False
-    """Weights are gathered inside a node only: DeepSpeed's hpZ keeps a second shard of them for the backward pass
-    (arXiv 2306.10209, 4.2), FSDP's hybrid sharding shards inside a node and replicates on every node."""
+    """Weights are gathered inside a node only: hpZ keeps a second shard of them for the backward pass (arXiv
+    2306.10209, 4.2), FSDP's hybrid sharding replicates them on every node."""
     quantized: bool = False
-    """Weights are gathered as int8 with scales (qwZ, arXiv 2306.10209, 4.1); in fp16 frozen weights are stored as int8
-    as well."""
+    """Weights are gathered as int8 with scales (qwZ, arXiv 2306.10209, 4.1); in fp16, frozen ones are stored so too."""
 
     def owners(self, ranks: int, ranks_per_node: int) -> int:
         """Return the number of ranks among which the optimizer states are sharded."""
         return ranks if self.stage else 1
 
     def conflict(self, target: Target) -> Conflict | None:
-        """Return why the strategy cannot run on a target, None if it can."""
+        """Return why the strategy cannot run on a target; None if it can."""
         return None
 
     def check(self, target: Target) -> None:
@@ -98,7 +148,7 @@ class Strategy(ABC):
             raise UserError(f"render.strategy is {self.name}, and {conflict.problem}; {conflict.remedy}")
 
     def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
-        """Return the bucket sizes for a model; all 0 for an engine without buckets."""
+        """Return the bucket sizes for a model."""
         return Buckets()
 
     @abstractmethod

@@ -31,15 +31,15 @@ class StepWork:
     matmul: int
     """Parameters of the base model's linear modules, the output head included (also where it is tied)."""
     modules: int
-    """Linear modules, the output head included: stage 3 gathers one after another."""
+    """Linear modules, the output head included: stage 3 gathers them one by one."""
     layers: int
     hidden: int
     heads: int
     head_dim: int
     vocabulary: int
     attended: float
-    """Mean number of tokens that a token's scores are computed with: the whole packed row if a mask hides other rows,
-    half of the token's own row if the kernel skips the rest."""
+    """Mean number of scores of a token: the whole packed row if a mask hides other rows, half of the token's own row if
+    the kernel skips the rest."""
     supervised: float
     """Share of positions for which logits are computed."""
     checkpointing: bool
@@ -57,17 +57,17 @@ class StepWork:
     idle: int = 0
     """Of `matmul`: weights of experts that a token is not routed to."""
     merged: int = 0
-    """Of `trainable`: factors that are multiplied and added to the experts' weights, in place of every token's."""
+    """Of `trainable`: factors that are multiplied into the experts' weights, not with every token."""
     merging: int = 0
-    """Multiplications that this takes in a pass, whatever the tokens."""
+    """Multiplications of that in a pass, whatever the tokens."""
     update_traffic: float = 80.0
-    """Bytes that the optimizer reads and writes for each trained parameter; AdamW's."""
+    """Bytes that the optimizer reads and writes for each trained parameter; by default AdamW's."""
     update_states: float = 8.0
-    """Bytes of the optimizer's states for each trained parameter; AdamW's."""
+    """Bytes of the optimizer's states for each trained parameter; by default AdamW's."""
     forwards_before: int = 0
     """Forward passes of the global batch before the step, without gradient."""
     offloads_inputs: bool = False
-    """Whether the inputs of checkpointed layers are moved to the host and back."""
+    """Inputs of checkpointed layers are moved to the host and back."""
 
     @property
     def tokens(self) -> int:
@@ -82,21 +82,21 @@ class StepWork:
 
 @dataclass(frozen=True)
 class Collective:
-    """The collectives of one kind in a step: their number, and the total bytes of their full buffers."""
+    """All collectives of one name in a step."""
 
     name: str
     kind: Kind
     scope: Scope
     """all: every rank. node: the ranks of a node. across: the ranks with the same local rank, one of each node."""
     size: float
-    """Bytes."""
+    """Total bytes of the full buffers."""
     calls: float
     ranks: int | None = None
-    """Ranks that take part, if they are fewer than those of the scope."""
+    """Ranks that take part, if fewer than those of the scope."""
 
 
 def exchanges(work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
-    """Yield what ranks that share rows exchange in one step: query, key and value before attention, its result behind
+    """Yield the exchanges of sequence parallelism in one step: query, key and value before attention, its result after
     it, and their gradients (train/sequence_parallel.py). Counted."""
     ranks = work.sequence_parallel
     if ranks == 1:
