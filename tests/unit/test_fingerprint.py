@@ -104,7 +104,7 @@ PLACE = '"""The learning rate of each step."""\n'
         ("src/zerolora/train/checkpoint/store.py", "the {key} is another", "another {key}"),
         ("src/zerolora/train/adapter.py", "is as training starts with it", "is as it was"),
         ("src/zerolora/train/isolation.py", ' attention"', ' attention layers"'),
-        ("src/zerolora/train/launch/processes.py", "exit code {code}", "code {code}"),
+        ("src/zerolora/train/launch/launcher.py", "exit code {code}", "code {code}"),
         ("src/zerolora/data/formats/refused.py", "judges or compares answers", "compares answers"),
         ("src/zerolora/data/formats/refused.py", "holds {kind}, which", "has {kind}, which"),
         ("src/zerolora/planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),

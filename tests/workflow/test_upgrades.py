@@ -52,7 +52,7 @@ TEXTS = (
     ("train/adapter.py", "is as training starts with it", "is as it was"),
     ("train/isolation.py", ' attention"', ' attention layers"'),
     ("train/loop.py", "which is above its bar", "above its bar"),
-    ("train/launch/processes.py", "exit code {code}", "code {code}"),
+    ("train/launch/launcher.py", "exit code {code}", "code {code}"),
     ("data/formats/refused.py", "judges or compares answers", "compares answers"),
     ("planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
     ("schedules.py", "is not an option of the schedule", "is not an option"),

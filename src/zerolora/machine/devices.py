@@ -128,8 +128,8 @@ def unsupported(capability: tuple[int, int], name: str) -> str | None:
 def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
     """Return whether a GPU can run kernels of one of these architectures, named as by torch.cuda.get_arch_list().
 
-    Binaries (sm_) run on GPUs of the same major version and no lower minor one; PTX (compute_) is compiled for any later
-    GPU. Source: NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
+    Binaries (sm_) run on GPUs of the same major version and no lower minor one; PTX (compute_) is compiled for any
+    later GPU. Source: NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
     """
     for each in architectures:
         major, minor = _numbers(each)

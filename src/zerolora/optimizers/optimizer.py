@@ -54,8 +54,8 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step_bytes(self, elements: float, largest: float, on_cpu: bool) -> float:
-        """Return the bytes that a step allocates and frees beside fp32 gradients, for `elements` parameters of a rank in
-        tensors of at most `largest`."""
+        """Return the bytes that a step allocates and frees beside fp32 gradients, for `elements` parameters of a rank
+        in tensors of at most `largest`."""
 
     @abstractmethod
     def traffic(self, on_cpu: bool) -> float:

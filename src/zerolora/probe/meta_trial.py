@@ -151,8 +151,8 @@ def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path
 
 
 def _merge(files: list[TensorFile], names: StoredNames, updates: dict[str, Update], model: Path) -> None:
-    """Plan the merge. Raises UserError if a trained weight is in no file, has another shape there, or a stored form that
-    cannot be written back."""
+    """Plan the merge. Raises UserError if a trained weight is in no file, has another shape there, or a stored form
+    that cannot be written back."""
     try:
         plan = plan_merge(files, names, updates)
     except UserError as error:

@@ -17,8 +17,7 @@ from pathlib import Path
 from zerolora.errors import UserError, shown
 from zerolora.files import write_json
 from zerolora.machine import devices
-from zerolora.train.launch.launcher import environment_of
-from zerolora.train.launch.processes import Ranks, check, wait_for
+from zerolora.train.launch.launcher import Ranks, check, environment_of, wait_for
 from zerolora.train.launch.topology import Topology, topology
 
 LONGEST_SECONDS = 300

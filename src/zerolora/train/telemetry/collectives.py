@@ -1,7 +1,7 @@
 """The collectives of a rank: calls and bytes of each, and the time that this rank waits for them.
 
-DeepSpeed and FSDP2 call functions of torch.distributed, which `watch` replaces by counting ones. torch's DDP calls none
-of them; its engine reports what it did (engines/ddp.py, DDP.reduced).
+DeepSpeed and FSDP2 call functions of torch.distributed, which `watch` replaces by counting ones. torch's DDP does not
+call them; its engine reports its reductions (engines/ddp.py, DDP.reduced).
 """
 
 import functools
@@ -16,10 +16,10 @@ Counts = dict[str, dict[str, int]]
 
 
 class Collectives:
-    """Counts of one rank's collectives since `mark`; the time it waits for them goes to a stopwatch.
+    """Counts of one rank's collectives since `mark`; a stopwatch gets the time that it waits for them.
 
-    Bytes are those of full buffers, as planner/cost.py's Collective.size: the tensor of an all-reduce or broadcast, the
-    output of a gather, the input of a reduce-scatter. A rank of n sends (n-1)/n of them, to all-reduce twice as many.
+    Bytes are those of full buffers, as in strategies/traffic.py: the tensor of an all-reduce or broadcast, the output
+    of a gather, the input of a reduce-scatter. A rank of n sends (n-1)/n of them, twice as many to all-reduce.
     """
 
     def __init__(self, times: Stopwatch) -> None:
@@ -28,7 +28,7 @@ class Collectives:
         self._inside = False
 
     def watch(self) -> None:
-        """Count from now on, until the process ends. Called before deepspeed.init_distributed, which keeps references
+        """Count from now on, until the process ends. Call it before deepspeed.init_distributed, which keeps references
         to some of the functions."""
         wrap_collectives(self._counted)
         wrap_waits(self._timed, gpu=self.times.stream is not None)
@@ -42,7 +42,7 @@ class Collectives:
         return {name: dict(counted) for name, counted in self._counts.items()}
 
     def add(self, collective: str, calls: int, size: int) -> None:
-        """Count `calls` of a collective, of `size` bytes together."""
+        """Count `calls` of a collective, of `size` bytes in total."""
         counted = self._counts.setdefault(collective, {"calls": 0, "bytes": 0})
         counted["calls"] += calls
         counted["bytes"] += size
@@ -52,7 +52,7 @@ class Collectives:
 
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
-            if not self._inside:  # some of these functions call others of them
+            if not self._inside:  # some of these functions call each other
                 self.add(collective, 1, _bytes(named[keyword] if keyword in named else arguments[position]))
             return timed(*arguments, **named)
 

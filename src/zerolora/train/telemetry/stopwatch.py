@@ -1,7 +1,7 @@
-"""Where the time of a step goes: laps on a clock that costs almost nothing to read.
+"""The time of each part of a step, by a clock that is almost free to read.
 
-On CPU it is the host's clock. On a GPU it is events on the computing stream, which are read when the step has ended:
-its sum over ranks has waited for that stream already.
+On CPU it is the host's clock. On a GPU it is events on the compute stream, which are read at the end of the step: its
+sum over ranks has already waited for that stream.
 """
 
 import math
@@ -27,7 +27,7 @@ class Stopwatch:
         self.between = 0.0
         """Seconds from the end of the step before to its start; 0 for the first."""
         self.running = False
-        """Whether a step is under way."""
+        """Whether a step is in progress."""
         self._begun, self._ended = 0.0, math.nan
 
     def start(self) -> None:
@@ -39,11 +39,11 @@ class Stopwatch:
         self.running = True
 
     def stop(self) -> None:
-        """End the step with its last lap; the time from now on is between steps."""
+        """End the step; its time ends with the last lap."""
         self.running = False
 
     def lap(self, part: str) -> None:
-        """Count the time since the last lap as `part`, one of PARTS, except for what this rank waited."""
+        """Count the time since the last lap as `part`, one of PARTS, except for waits."""
         now = self.now()
         self._laps.append((part, self._mark, now, self._waits))
         self._mark, self._waits = now, []
@@ -51,7 +51,7 @@ class Stopwatch:
         self.total = self._ended - self._begun
 
     def waited(self, start: Any, end: Any) -> None:
-        """Count the time between two marks as communication, whatever the lap: this rank waited for others."""
+        """Count the time between two marks as communication, in any lap."""
         self._waits.append((start, end))
 
     def now(self) -> Any:
@@ -63,7 +63,7 @@ class Stopwatch:
         return event
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each of PARTS since `start`. Waits for the stream."""
+        """Return the seconds of each part since `start`. Waits for the stream."""
         result = dict.fromkeys(PARTS, 0.0)
         for part, start, end, waits in self._laps:
             waited = sum(self._between(*wait) for wait in waits)
