@@ -49,17 +49,10 @@ class Adafactor(Optimizer):
     def parts(self, shape: Sequence[int]) -> tuple[str, ...]:
         return MATRIX if len(shape) > 1 else (VECTOR,)
 
-    def build(
-        self,
-        groups: list[dict[str, Any]],
-        learning_rate: float,
-        weight_decay: float,
-        betas: tuple[float, float] | None,
-        epsilon: float | None,
-    ) -> "torch.optim.Optimizer":
+    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
         from transformers.optimization import Adafactor as Factored
 
-        return Factored(groups, lr=learning_rate, weight_decay=weight_decay, scale_parameter=False, relative_step=False)
+        return Factored(groups, **options, scale_parameter=False, relative_step=False)
 
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:
         import torch

@@ -25,18 +25,10 @@ class AdamW(Optimizer):
     def traffic(self, on_cpu: bool) -> float:
         return 80.0  # counted: eight passes, the same with foreach and without
 
-    def build(
-        self,
-        groups: list[dict[str, Any]],
-        learning_rate: float,
-        weight_decay: float,
-        betas: tuple[float, float] | None,
-        epsilon: float | None,
-    ) -> "torch.optim.Optimizer":
+    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
         import torch
 
-        assert betas is not None and epsilon is not None
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, weight_decay=weight_decay)
+        return torch.optim.AdamW(groups, **options)
 
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:
         from zerolora.compat.torch_patches import fresh_state

@@ -73,28 +73,11 @@ class Bitsandbytes(Optimizer):
     def unpacked_bytes(self, elements: float) -> float:
         return FP32_BYTES * elements if self.bits == 8 else 0.0
 
-    def build(
-        self,
-        groups: list[dict[str, Any]],
-        learning_rate: float,
-        weight_decay: float,
-        betas: tuple[float, float] | None,
-        epsilon: float | None,
-    ) -> "torch.optim.Optimizer":
+    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
         import bitsandbytes
 
-        assert betas is not None
-        settings: dict[str, Any] = {} if epsilon is None else {"eps": epsilon}
         kind = getattr(bitsandbytes.optim, self.built.rpartition(".")[2])
-        optimizer: torch.optim.Optimizer = kind(
-            groups,
-            lr=learning_rate,
-            betas=betas,
-            weight_decay=weight_decay,
-            optim_bits=self.bits,
-            is_paged=self.paged,
-            **settings,
-        )
+        optimizer: torch.optim.Optimizer = kind(groups, **options, optim_bits=self.bits, is_paged=self.paged)
         return optimizer
 
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:

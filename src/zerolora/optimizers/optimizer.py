@@ -65,7 +65,6 @@ class Optimizer(ABC):
         """Return the bytes that `unpacked` allocates for one state of `elements` parameters."""
         return 0.0
 
-    @abstractmethod
     def build(
         self,
         groups: list[dict[str, Any]],
@@ -75,6 +74,14 @@ class Optimizer(ABC):
         epsilon: float | None,
     ) -> "torch.optim.Optimizer":
         """Return the library's optimizer of parameter groups; betas and epsilon are None where it has none."""
+        options: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay}
+        options |= {name: value for name, value in (("betas", betas), ("eps", epsilon)) if value is not None}
+        return self.create(groups, **options)
+
+    @abstractmethod
+    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
+        """Return the library's optimizer of parameter groups, with the options lr, weight_decay, and, where it has them,
+        betas and eps."""
 
     @abstractmethod
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:
