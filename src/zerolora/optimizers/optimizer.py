@@ -26,7 +26,7 @@ class Optimizer(ABC):
     name: str
     """The name in train.optimizer."""
     about: str = field(compare=False)
-    """What it is, for the reference."""
+    """Description for the reference."""
     built: str
     """Its class, for the table in docs/optimizers.md."""
     states: tuple[str, ...]
@@ -80,8 +80,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
-        """Return the library's optimizer of parameter groups, with the options lr, weight_decay, and, where it has them,
-        betas and eps."""
+        """Return the library's optimizer; the options are lr, weight_decay and, where it has them, betas and eps."""
 
     @abstractmethod
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:

@@ -8,8 +8,21 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar
 
-from zerolora.strategies.strategy import INT8_WHOLE, Buckets, Conflict, ModelSizes, Placement, Reason, Strategy, Target
-from zerolora.strategies.traffic import GATHER, REDUCE, SCATTER, Collective, StepWork
+from zerolora.strategies.strategy import (
+    GATHER,
+    INT8_WHOLE,
+    REDUCE,
+    SCATTER,
+    Buckets,
+    Collective,
+    Conflict,
+    ModelSizes,
+    Placement,
+    Reason,
+    StepWork,
+    Strategy,
+    Target,
+)
 from zerolora.types import EngineName
 
 ZERO = "zero_optimization"

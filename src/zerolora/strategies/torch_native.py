@@ -3,8 +3,20 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from zerolora.strategies.strategy import INT8_WHOLE, Buckets, Conflict, Reason, Strategy, Target
-from zerolora.strategies.traffic import GATHER, REDUCE, SCATTER, Collective, Scope, StepWork
+from zerolora.strategies.strategy import (
+    GATHER,
+    INT8_WHOLE,
+    REDUCE,
+    SCATTER,
+    Buckets,
+    Collective,
+    Conflict,
+    Reason,
+    Scope,
+    StepWork,
+    Strategy,
+    Target,
+)
 from zerolora.types import EngineName
 
 DDP = "torch/nn/parallel/distributed.py"
@@ -85,8 +97,8 @@ class FullyShard(TorchNative):
 
     def collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
         """Yield a gather for each pass of each layer, and one reduction of the adapter's fp32 gradients."""
-        # fully_shard on each layer, reshard_after_forward: a gather forward and one backward. What is outside the
-        # layers stays gathered between the two: the root's reshard_after_forward is False by default. Counted.
+        # fully_shard on each layer, reshard_after_forward: a gather forward and one backward. Weights outside the
+        # layers stay gathered between the two: the root's reshard_after_forward is False by default. Counted.
         scope: Scope = "node" if self.within_node else "all"
         units = work.layers + 1
         # train/engines/: gradients are reduced in fp32, at the last micro-step only.

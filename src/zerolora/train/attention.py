@@ -132,7 +132,7 @@ def _row_by_row(
     window: int | None,
 ) -> torch.Tensor:
     def attend(*row: torch.Tensor) -> torch.Tensor:
-        return _attend(*row, dropout, scaling, window).transpose(1, 2)
+        return _attend(*row, dropout=dropout, scaling=scaling, window=window).transpose(1, 2)
 
     if lengths.of_rows is None:
         return attend(query, key, value).contiguous()
@@ -147,6 +147,7 @@ def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    *,
     dropout: float,
     scaling: float | None,
     window: int | None,

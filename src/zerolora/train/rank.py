@@ -50,8 +50,7 @@ from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
 from zerolora.train.loop import Loop
 from zerolora.train.sequence_parallel import sequence
 from zerolora.train.starting_factors import extract
-from zerolora.train.telemetry.collectives import Collectives
-from zerolora.train.telemetry.stopwatch import Stopwatch
+from zerolora.train.telemetry.stopwatch import Collectives, Stopwatch
 from zerolora.train.telemetry.trackers import TrackedRun
 from zerolora.train.telemetry.writer import FILE, TelemetryWriter
 

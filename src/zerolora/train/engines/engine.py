@@ -65,7 +65,7 @@ class Engine(torch.nn.Module):
         raise NotImplementedError
 
     def reduced(self) -> tuple[int, int, float]:
-        """Return calls, bytes and exposed seconds of the last step's all-reduces that telemetry/collectives.py cannot
+        """Return calls, bytes and exposed seconds of the last step's all-reduces that telemetry/stopwatch.py cannot
         count."""
         return 0, 0, 0.0
 

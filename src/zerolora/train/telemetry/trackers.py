@@ -38,7 +38,7 @@ class Tracker:
     name: str
     """The tracker's name in the config."""
     about: str
-    """What it is, for the reference."""
+    """Description for the reference."""
     package: str | None
     """The required package, imported and installed by this name, if any."""
     start: Callable[[Path, str, dict[str, Any]], StartedRun]

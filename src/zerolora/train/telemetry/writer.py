@@ -18,10 +18,9 @@ from zerolora.files import write_text
 from zerolora.log import LOGGER
 from zerolora.train.engines.engine import Engine
 from zerolora.train.feed import Batches
-from zerolora.train.telemetry.collectives import Collectives, Counts
 from zerolora.train.telemetry.health import Health
 from zerolora.train.telemetry.routers import Routers
-from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
+from zerolora.train.telemetry.stopwatch import PARTS, Collectives, Counts, Stopwatch
 from zerolora.train.telemetry.system_monitor import EnergyMeter, SystemMonitor
 from zerolora.train.telemetry.trackers import TrackedRun
 
