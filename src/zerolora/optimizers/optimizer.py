@@ -29,11 +29,11 @@ class Optimizer(ABC):
     """Description for the reference."""
     built: str
     """Its class, for the table in docs/optimizers.md."""
-    states: tuple[str, ...]
+    states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     """Names of its states, in the library and in checkpoints, which hold them as fp32 tensors."""
-    betas: tuple[float, float] | None
+    betas: tuple[float, float] | None = (0.9, 0.999)
     """Default of train.betas, if it has any."""
-    epsilon: float | None
+    epsilon: float | None = 1e-8
     """Default of train.epsilon, if it has one."""
     cost: str = field(compare=False)
     """Bytes of its states for each trained parameter, for the same table."""

@@ -84,35 +84,26 @@ class Rank:
 
 
 def main() -> None:
-    """Measure, and write the result if this is rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     arguments = parser.parse_args()
     become_rank()
     rank = Rank(arguments.device)
-    half = _half(rank.device)
-    measured = {**_computing(rank, half), **_copying(rank), **_sending(rank)}
-    if rank.rank == 0:
-        write_json(arguments.output, {**_machine(rank), "precision_16bit": NAMES[half], "measured": measured})
-    dist.barrier(rank.control)
-    dist.destroy_process_group()
-
-
-def _half(device: torch.device) -> torch.dtype:
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.float16
-    return torch.bfloat16
-
-
-def _computing(rank: Rank, half: torch.dtype) -> dict[str, float]:
-    """Measure matrix products (FLOP/s), Adam on the host (parameters/s) and the time to issue an operation (s)."""
-    return {
+    no_bf16 = rank.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    half = torch.float16 if no_bf16 else torch.bfloat16
+    measured = {
         "matmul_fp32_flops_per_second": _matmul(rank, torch.float32),
         "matmul_16bit_flops_per_second": _matmul(rank, half),
         "cpu_adam_parameters_per_second": _adam(rank),
         "kernel_seconds": _issuing(rank),
+        **_copying(rank),
+        **_sending(rank),
     }
+    if rank.rank == 0:
+        write_json(arguments.output, {**_machine(rank), "precision_16bit": NAMES[half], "measured": measured})
+    dist.barrier(rank.control)
+    dist.destroy_process_group()
 
 
 def _matmul(rank: Rank, dtype: torch.dtype) -> float:

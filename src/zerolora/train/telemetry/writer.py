@@ -104,7 +104,11 @@ class TelemetryWriter:
         calls, size, waited = self.engine.reduced()
         if calls:
             self.sent.add("all_reduce", calls, size)
-        self._count()
+        self.steps += 1
+        for name, counted in self.sent.counts().items():
+            total = self.totals.setdefault(name, {"calls": 0, "bytes": 0})
+            for unit, number in counted.items():
+                total[unit] += number
         parts = self.times.seconds()
         parts["backward"] -= waited
         parts["communication"] += waited
@@ -130,7 +134,15 @@ class TelemetryWriter:
             **metrics,
             **self.routers.figures(),
         }
-        self._put(row)
+        self.rows.append(row)
+        if self._tracker:
+            self._tracker.log(row)
+        if self._file:
+            try:
+                self._file.write(text([row], self.columns, header=False))
+                self._file.flush()  # for readers while training runs
+            except OSError as error:
+                self._without(Path(self._file.name), error)
         for line in self.health.judge(row):
             LOGGER.warning(line)
         return row
@@ -174,29 +186,11 @@ class TelemetryWriter:
         if self._tracker:
             self._tracker.close()
 
-    def _put(self, row: Row) -> None:
-        self.rows.append(row)
-        if self._tracker:
-            self._tracker.log(row)
-        if self._file:
-            try:
-                self._file.write(text([row], self.columns, header=False))
-                self._file.flush()  # for readers while training runs
-            except OSError as error:
-                self._without(Path(self._file.name), error)
-
     def _without(self, path: Path, error: OSError) -> None:
         self._file = None
         LOGGER.warning(
             f"{path}: telemetry cannot be written there ({error.strerror}); it is written when training ends"
         )
-
-    def _count(self) -> None:
-        self.steps += 1
-        for name, counted in self.sent.counts().items():
-            total = self.totals.setdefault(name, {"calls": 0, "bytes": 0})
-            for unit, number in counted.items():
-                total[unit] += number
 
 
 def text(rows: list[Row], columns: tuple[str, ...] = COLUMNS, header: bool = True) -> str:
