@@ -161,7 +161,7 @@ def check_resolved(common: str, named: Mapping[str, str], output: Path, runs: Pa
     if not same:
         raise UserError(
             "config/config.yaml, a file that it names, or the code was edited since resolve ran; run `dvc repro` "
-            "again, and if that says the same, `dvc repro --force --single-item resolve` before"
+            "again; if this error repeats, run `dvc repro --force --single-item resolve` first"
         )
 
 

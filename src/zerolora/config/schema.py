@@ -648,7 +648,7 @@ class Range(Section):
         if self.log and self.step is not None:
             raise ValueError("step and log exclude each other; write one of them")
         if self.step is not None and not 0 < self.step <= self.high - self.low:
-            raise ValueError(f"step {self.step} is not between 0 and high - low; write one that is")
+            raise ValueError(f"step {self.step} is not between 0 and high - low; correct it")
         return self
 
 
