@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from test_rerun_matrix import KEYS as RERUN_KEYS
 
 from zerolora.config.file import load
-from zerolora.config.grids import combinations, mistakes
+from zerolora.config.grids import SHARED_STAGES, Shared, combinations, mistakes, shared_names
 from zerolora.config.resolve import resolve, shared_settings
 from zerolora.config.runs_file import RUNS, text_of
 from zerolora.config.schema import Config, RunSections
 from zerolora.config.section import Section
-from zerolora.config.sharing import STAGES, Shared, names
 from zerolora.config.studies import Study, Trial
 from zerolora.errors import UserError
 
@@ -224,7 +223,7 @@ def test_no_run_shares_a_stage_that_reads_its_value(tmp_path: Path, key: str) ->
     over = {key: {"before": before, "after": value}}
     fixed = {"pack": {"packing": True}} if key == "pack.capacity" else {}
     one, other = shared_in(tmp_path, over, **fixed)
-    for stage, mine, theirs in zip(STAGES, one, other, strict=True):
+    for stage, mine, theirs in zip(SHARED_STAGES, one, other, strict=True):
         assert mine != theirs or f"{stage}@default" not in stages
 
 
@@ -260,8 +259,8 @@ def test_the_table_of_the_docs_is_right() -> None:
     assert sum(len(named) for named, _ in keys) > 8
     for named, once in keys:
         for key in named:
-            shared = names("sweep", "sweep-1", {key: "1"})
-            assert [stage for stage, name in zip(STAGES, shared, strict=True) if name == "sweep"] == once, key
+            shared = shared_names("sweep", "sweep-1", {key: "1"})
+            assert [stage for stage, name in zip(SHARED_STAGES, shared, strict=True) if name == "sweep"] == once, key
 
 
 def test_data_sets_are_values_too(tmp_path: Path) -> None:

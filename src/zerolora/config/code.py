@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
+from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.registry_names import OPTIMIZERS, PROMPT_FORMATS, STRATEGIES, TASKS
 from zerolora.config.settings import (
     AskedTaskSettings,
@@ -14,7 +15,6 @@ from zerolora.config.settings import (
     RunSettings,
     TaskSettings,
 )
-from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.stages import STAGES
 from zerolora.files import canonical
 
@@ -45,7 +45,7 @@ def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
     }
     shared: dict[str, dict[str, str]] = {}
     for run in resolved.runs.values():
-        for kind, stage in SHARED._asdict().items():
+        for kind, stage in SHARED_STAGES._asdict().items():
             shared.setdefault(getattr(run, kind), {})[stage] = known.of(stage, chosen_by_run(run, stage))
     formats = {name: settings.format for name, settings in resolved.task_rows.items()}
     tasks = {name: chosen_by_task(settings) for name, settings in resolved.tasks.items()}

@@ -18,11 +18,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from zerolora.config.grids import combinations, mistakes, nested, part_of
+from zerolora.config.grids import Shared, combinations, mistakes, nested, part_of, shared_names
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.section import Positive, Section, Text
-from zerolora.config.sharing import Shared
-from zerolora.config.sharing import names as shared_names
 from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.config.target_sections import ExportSections
 from zerolora.config.values import (
