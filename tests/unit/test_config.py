@@ -229,7 +229,7 @@ MISTAKES = [
     ("prepare.rows.sources", {"a": {"weight": 1.0}, "b": {}}, ["prepare.rows.sources.b", "give it a weight or rows"]),
     ("prepare.rows.sources", {"a": {"weight": 0.0}}, ["prepare.rows.sources.a.weight", "more than 0"]),
     ("prepare.rows.sources", {"../a": {}}, ["prepare.rows.sources.../a", "leads out of"]),
-    ("prepare.rows.sources", {"a": {"split": "test", "rows": 2}}, ["prepare.rows.sources.a", "taken whole"]),
+    ("prepare.rows.sources", {"a": {"split": "test", "rows": 2}}, ["prepare.rows.sources.a", "used in full"]),
     ("pack.packing", "yes please", ["pack.packing", "true or false"]),
     ("pack.capacity", 0, ["pack.capacity", "0", "1 or more"]),
     ("runs.default.pack", {"packing": 3}, ["runs.default.pack.packing", "true or false"]),
