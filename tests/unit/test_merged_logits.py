@@ -1,4 +1,4 @@
-"""What a merge lost, as an evaluation measures it: logits of the merged model against base and adapter."""
+"""What a merge lost: logits of the merged model against base and adapter."""
 
 import json
 import logging
@@ -29,21 +29,19 @@ ROWS = [row([5, 9, 40, 77, 2], 2), row([8, 100, 30, 31, 32, 33, 2], 3), row([60,
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Return the prepared data of a base model to which no tokens are added."""
+    """Return prepared data without added tokens."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/manifest.json").write_text(json.dumps({"added_tokens": [], "files": {}}))
     return tmp_path / "data"
 
 
 def figures(base: Path, adapter: Path, merged: Path, data: Path) -> dict[str, float]:
-    given = next_tokens(load(merged, CPU, [])[0], ROWS)
-    assert given.shape[0] == 3 + 4 + 2  # the supervised tokens that have one before them
-    return of_merged(given, EvaluatedModel(base, adapter, merged), data, ROWS)
+    logits = next_tokens(load(merged, CPU, [])[0], ROWS)
+    assert logits.shape[0] == 3 + 4 + 2  # supervised tokens with a token before them
+    return of_merged(logits, EvaluatedModel(base, adapter, merged), data, ROWS)
 
 
-def test_a_merge_loses_nothing_of_what_was_trained(
-    tiny_model: Path, tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_merge_loses_nothing(tiny_model: Path, tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture) -> None:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
     actual = figures(tiny_model, adapter, tmp_path / "merged", data)
@@ -53,10 +51,10 @@ def test_a_merge_loses_nothing_of_what_was_trained(
     assert "is not what was trained" not in caplog.text
 
 
-def test_a_merge_that_lost_the_adapter_is_told(
+def test_lost_adapter_is_reported(
     tiny_model: Path, tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The merged model is the base model, as an update that is smaller than the rounding of the weights leaves it."""
+    """As when rounding swallows the update: the merged model is the base model."""
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     shutil.copytree(tiny_model, tmp_path / "merged")
     with caplog.at_level(logging.WARNING):
@@ -66,7 +64,7 @@ def test_a_merge_that_lost_the_adapter_is_told(
     assert "100 % of what fine-tuning changed is lost" in caplog.text
 
 
-def test_the_divergence_is_that_of_torch(tiny_model: Path, tmp_path: Path, data: Path) -> None:
+def test_divergence_matches_torch(tiny_model: Path, tmp_path: Path, data: Path) -> None:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     other = next_tokens(load(tiny_model, CPU, [])[0], ROWS)
     tuned = next_tokens(load(tiny_model, CPU, [], adapter)[0], ROWS)
@@ -77,10 +75,8 @@ def test_the_divergence_is_that_of_torch(tiny_model: Path, tmp_path: Path, data:
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_a_quantized_base_is_what_an_adapter_of_qlora_was_trained_on(
-    kind: str, tiny_model: Path, tmp_path: Path, data: Path
-) -> None:
-    """Merged into the dequantized base it is what was trained; into the original base it is not."""
+def test_qlora_adapter_belongs_to_the_dequantized_base(kind: str, tiny_model: Path, tmp_path: Path, data: Path) -> None:
+    """Only the merge into the dequantized base is the trained model."""
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     quantization = {"type": kind, "double": True, "precision": "fp32"}
     (adapter / "manifest.json").write_text(json.dumps({"files": {}, "quantization": quantization}))
@@ -92,5 +88,5 @@ def test_a_quantized_base_is_what_an_adapter_of_qlora_was_trained_on(
         assert tuple(actual[dequantized]) == OF_MERGED + OF_TRAINED
     assert actual[True]["trained_logits"] < 1e-4 < actual[True]["merged_logits"]
     assert actual[False]["merged_logits"] < 1e-4 < actual[False]["trained_logits"]
-    # int8 is so near to the original that both divergences may be nothing but rounding: some 1e-7 of a sum of fp32.
+    # int8 is so close to the original that both divergences may be fp32 rounding, about 1e-7.
     assert actual[True]["trained_kl"] <= actual[False]["trained_kl"] + 1e-6
