@@ -1,4 +1,4 @@
-"""What the memory benchmarks ask, of whom, and how they put answers together. They measure nothing here."""
+"""The memory benchmarks: DeepSpeed's and accelerate's answers, and agreement with prediction; nothing is measured."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ GIB = 2**30
 T5 = [
     ("zero3_offload", 71.71, 0.12),
     ("zero3_offload_optimizer", 63.74, 0.79),
-    ("zero3", 1.43, 6.10),  # documented: 1.47, of a largest layer of 32,899,072; its row says 32M
+    ("zero3", 1.43, 6.10),  # documented as 1.47, for a largest layer of 32,899,072
 ]
 
 
@@ -30,19 +30,19 @@ def test_deepspeed_answers_as_documented(strategy: str, host: float, gpu: float)
     assert answer.gpu / GIB == pytest.approx(gpu, abs=0.01)
 
 
-def test_deepspeed_has_no_answer_below_stage_2_nor_for_other_engines() -> None:
+def test_deepspeed_answers_only_stages_2_and_3() -> None:
     for name, layout in STRATEGIES.items():
         answer = baselines.deepspeed_answer(name, 10**9, 10**6, 8)
         assert (answer.gpu is None) == (layout.stage < 2 or layout.engine != "deepspeed"), name
 
 
 def test_deepspeed_counts_adapters_and_frozen_weights_alike() -> None:
-    # DeepSpeed#5304: 8 billion frozen parameters get the states of 8 billion trained ones.
+    # DeepSpeed#5304: frozen parameters are counted with optimizer states.
     answer = baselines.deepspeed_answer("zero2", 8_030_261_248, 0, 8)
     assert answer.gpu == 2 * 8_030_261_248 + 18 * 8_030_261_248 // 8
 
 
-def test_parameters_are_counted_as_deepspeed_does() -> None:
+def test_parameters_are_counted_as_in_deepspeed() -> None:
     total, largest = baselines.model_parameters(MODELS / "smollm2-135m.json")
     assert (total, largest) == (134_515_008, 49152 * 576)  # the tied embedding counts once
 
@@ -55,7 +55,7 @@ def test_accelerate_answers_four_copies_in_fp32() -> None:
     assert baselines.accelerate_answer(config, "bf16").host is None
 
 
-def test_every_group_is_known_to_prediction_and_render() -> None:
+def test_groups_can_be_predicted_and_rendered() -> None:
     for group in [*measure.cpu_groups(), *gpu_groups()]:
         model = read_model_spec(MODELS / f"{group['model']}.json")
         assert {"bf16", "fp16"} <= measure.zero_json(group).keys(), group
@@ -67,11 +67,11 @@ def test_every_group_is_known_to_prediction_and_render() -> None:
 
 
 def gpu_groups() -> list[measure.Group]:
-    """Return the groups as on a machine of one GPU."""
+    """Return the groups of a machine with one GPU."""
     return [{**group, "ranks": 1} for group in measure.gpu_groups()]
 
 
-def test_predictions_are_those_of_today() -> None:
+def test_recorded_predictions_are_current() -> None:
     result = json.loads((ROOT / "benchmarks/results/memory_cpu.json").read_text())
     for each in result["rows"]:
         assert measure.predicted_anew(each)["predicted_host"] == each["predicted_host"], each
