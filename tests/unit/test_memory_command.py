@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -35,9 +36,6 @@ from zerolora.model.spec import ModelSpec
 from zerolora.planner.datasheets import GPUS, offered
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
-
-RANKS = ("--rank-pattern", "q_proj=4", "--rank-pattern")
-NF4, INT8 = ("--method", "qlora"), ("--method", "qlora", "--quantization", "int8")
 
 MODELS = ROOT / "config/recipes/models"
 LLAMA, SMALL_LLAMA, MIXTRAL = (str(MODELS / f"{name}.json") for name in ("llama-3-8b", "llama-3.2-1b", "mixtral-8x7b"))
@@ -525,11 +523,7 @@ FILES: list[tuple[str, str, str]] = [
     ),
     ("heads.json", changed(num_key_value_heads=5), "5 key-value heads for 32 attention heads; write"),
     ("olmo_kv.json", changed(**OLMO | {"num_key_value_heads": 5}), "5 key-value heads for 32 attention heads; write"),
-    (
-        "gemma.json",
-        changed("gemma-2-9b", final_logit_softcapping=float("nan")),
-        "expected a finite number",
-    ),
+    ("gemma.json", changed("gemma-2-9b", final_logit_softcapping=float("nan")), "expected a finite number"),
 ]
 
 
@@ -575,83 +569,78 @@ def render_stage(folder: Path, settings: Any) -> subprocess.CompletedProcess[str
     return served("zerolora", "render", "--settings", json.dumps(settings), *paths, "--reasons", str(folder / "r.json"))
 
 
-OPTIONS: list[tuple[list[str], str]] = [
+OPTIONS: list[tuple[str, str]] = [
+    ("--lora-targets lm_head", "lm_head shares its weight with another module"),
+    ("--lora-targets q_proj,nothing", "'nothing' is not in the model"),
+    ("--lora-targets ''", "--lora-targets '': a name is empty; write names with one comma"),
+    ("--lora-dropout 1", "--lora-dropout 1: nothing would be left to train; write less"),
+    ("--activation-offload --no-activation-checkpointing", "remove --no-activation"),
+    (
+        "--rank-pattern q_proj=4 --rank-pattern q_proj=8",
+        "--rank-pattern q_proj=8: q_proj has rank 4 already; write it once",
+    ),
+    (
+        "--method qlora --quantization int8 --double-quantization",
+        "--double-quantization: weights of int8 have one constant",
+    ),
+    (
+        "--method qlora --quantization int8 --quantization-block 64",
+        "--quantization-block: weights of int8 have one const",
+    ),
+    ("--method qlora --quantization int8 --method qdora", "--quantization int8: qdora needs the norms of unpacked"),
+    ("--method qlora --quantization-block 1", "--quantization-block 1: write one of 32, 64, 128"),
+    ("--modules-to-save nothing", "modules_to_save: 'nothing' is not in the model"),
+    ("--rank-pattern 'q_(=4'", "train.lora.rank_pattern: 'q_(' is not a valid regular expression (missing )"),
+    ("--rank-pattern nothing=4", "train.lora.rank_pattern: 'nothing' matches no adapted module; write"),
+    ("--lora-targets v_proj --rank-pattern q_proj=4", "matches no adapted module"),
+    ("--rank-pattern q_proj=0", "--rank-pattern q_proj=0: write a module and its rank"),
+    ("--method full --lora-r 4", "--lora-r: full has no such setting; remove it"),
+    ("--method lora --quantization fp4", "--quantization: lora has no such setting"),
+    ("--method nothing", "--method nothing: write one of dora, full"),
+    ("--gpu A100", f"--gpu 'A100': write one of {', '.join(offered(GPUS))}"),
+    ("--gpu L4 --gpu-memory 24GiB", "--gpu L4 and --gpu-memory 24GiB: write one of"),
+    ("--gpu T4", "--precision bf16: a T4 does not support it; write fp16"),
+    ("--reserve -1GiB", "--reserve -1GiB: write a size with its unit"),
+    ("--host-memory " + "9" * 400 + "TiB", "--host-memory 9999"),
+    ("--supervised-span 9", "--supervised-span 9: --loss full computes all logits; write"),
+    ("--supervised-span 9 --sequence-length 8 --loss fused", "a row has 8"),
+    ("--prompt-length 9", "--prompt-length and --answer-length: write both, or none"),
+    ("--strategy zero9", "--strategy zero9: write all or one of ddp, zero0"),
+    ("--optimizer sgd", "--optimizer sgd: write one of adamw, adamw_8bit"),
+    ("--gpu-memory 80", "--gpu-memory 80: write a size with its unit, as in 80GiB"),
+    ("--strategy zero2 --deepspeed x.json", "--deepspeed x.json: write one of the"),
+    ("--deepspeed nowhere.json", "nowhere.json: there is no such file"),
+    ("--sequence-parallel 2", "--sequence-parallel 2: it does not divide the number of GPUs, 1"),
+    (
+        "--sequence-parallel 2 --gpus-per-node 2 --attention sdpa",
+        "--sequence-parallel 2: rows are shared with --attention flash only",
+    ),
+    (
+        "--sequence-parallel 16 --gpus-per-node 16",
+        "--sequence-parallel is 16, but the model has 32 heads and 8 key-value heads",
+    ),
+    ("--nodes 0", "Invalid value for '--nodes'"),
+    ("--sequence-length 1000000000000000000000000000000", "Invalid value for '--sequence-length'"),
+    ("--lora-dropout nan", "Invalid value for '--lora-dropout'"),
+    ("--what", "No such option: --what"),
+]
+"""Options after `--model` of a small Llama."""
+MODELS_REFUSED: list[tuple[list[str], str]] = [
     (["--model", "/dev/null"], "/dev/null: is not a config.json; write the path of a model's directory"),
     (["--model", "nowhere"], "nowhere/config.json: there is no such file"),
     ([], "write either --model with a path, or --hub with NAME@REVISION"),
     (["--model", LLAMA, "--hub", "a@b"], "write either --model with a path, or --hub"),
     (["--model", LLAMA, "--lora-targets", "lm_head"], "lora adapts lm_head, none of which is in the attention"),
-    (["--model", SMALL_LLAMA, "--lora-targets", "lm_head"], "lm_head shares its weight with another module"),
-    (["--model", SMALL_LLAMA, "--lora-targets", "q_proj,nothing"], "'nothing' is not in the model"),
-    (["--model", SMALL_LLAMA, "--lora-targets", ""], "--lora-targets '': a name is empty; write names with one comma"),
-    (["--model", SMALL_LLAMA, "--modules-to-save", "norm,"], "--modules-to-save 'norm,': a name is empty; write names"),
-    (["--model", SMALL_LLAMA, "--lora-dropout", "1"], "--lora-dropout 1: nothing would be left to train; write less"),
-    (["--model", SMALL_LLAMA, "--activation-offload", "--no-activation-checkpointing"], "remove --no-activation"),
-    (["--model", SMALL_LLAMA, *RANKS, "q_proj=8"], "--rank-pattern q_proj=8: q_proj has rank 4 already; write it once"),
-    (
-        ["--model", SMALL_LLAMA, *INT8, "--double-quantization"],
-        "--double-quantization: weights of int8 have one constant",
-    ),
-    (
-        ["--model", SMALL_LLAMA, *INT8, "--quantization-block", "64"],
-        "--quantization-block: weights of int8 have one const",
-    ),
-    (["--model", SMALL_LLAMA, *INT8, "--method", "qdora"], "--quantization int8: qdora needs the norms of unpacked"),
-    (["--model", SMALL_LLAMA, *NF4, "--quantization-block", "1"], "--quantization-block 1: write one of 32, 64, 128"),
-    (["--model", SMALL_LLAMA, "--modules-to-save", "nothing"], "modules_to_save: 'nothing' is not in the model"),
-    (
-        ["--model", SMALL_LLAMA, "--rank-pattern", "q_(=4"],
-        "train.lora.rank_pattern: 'q_(' is not a valid regular expression (missing )",
-    ),
-    (
-        ["--model", SMALL_LLAMA, "--rank-pattern", "nothing=4"],
-        "train.lora.rank_pattern: 'nothing' matches no adapted module; write",
-    ),
-    (["--model", SMALL_LLAMA, "--rank-pattern", "layers.99.*=4"], "'layers.99.*' matches no adapted module"),
-    (["--model", SMALL_LLAMA, "--lora-targets", "v_proj", "--rank-pattern", "q_proj=4"], "matches no adapted module"),
-    (["--model", SMALL_LLAMA, "--rank-pattern", "q_proj=0"], "--rank-pattern q_proj=0: write a module and its rank"),
-    (["--model", SMALL_LLAMA, "--method", "full", "--lora-r", "4"], "--lora-r: full has no such setting; remove it"),
-    (["--model", SMALL_LLAMA, "--method", "lora", "--quantization", "fp4"], "--quantization: lora has no such setting"),
-    (["--model", SMALL_LLAMA, "--method", "ia3", "--added-tokens", "4"], "--added-tokens: ia3 has no such setting"),
-    (["--model", SMALL_LLAMA, "--method", "nothing"], "--method nothing: write one of dora, full"),
-    (["--model", SMALL_LLAMA, "--gpu", "A100"], f"--gpu 'A100': write one of {', '.join(offered(GPUS))}"),
-    (["--model", SMALL_LLAMA, "--gpu", "L4", "--gpu-memory", "24GiB"], "--gpu L4 and --gpu-memory 24GiB: write one of"),
-    (["--model", SMALL_LLAMA, "--gpu", "T4"], "--precision bf16: a T4 does not support it; write fp16"),
-    (["--model", SMALL_LLAMA, "--gpu-memory", "0GiB"], "--gpu-memory 0GiB: write a size with its unit"),
-    (["--model", SMALL_LLAMA, "--reserve", "-1GiB"], "--reserve -1GiB: write a size with its unit"),
-    (["--model", SMALL_LLAMA, "--host-memory", "9" * 400 + "TiB"], "--host-memory 9999"),
-    (["--model", SMALL_LLAMA, "--supervised-span", "9"], "--supervised-span 9: --loss full computes all logits; write"),
-    (
-        ["--model", SMALL_LLAMA, "--supervised-span", "9", "--sequence-length", "8", "--loss", "fused"],
-        "a row has 8",
-    ),
-    (["--model", SMALL_LLAMA, "--prompt-length", "9"], "--prompt-length and --answer-length: write both, or none"),
-    (["--model", SMALL_LLAMA, "--strategy", "zero9"], "--strategy zero9: write all or one of ddp, zero0"),
-    (["--model", SMALL_LLAMA, "--optimizer", "sgd"], "--optimizer sgd: write one of adamw, adamw_8bit"),
-    (["--model", SMALL_LLAMA, "--gpu-memory", "80"], "--gpu-memory 80: write a size with its unit, as in 80GiB"),
-    (["--model", SMALL_LLAMA, "--strategy", "zero2", "--deepspeed", "x.json"], "--deepspeed x.json: write one of the"),
-    (["--model", SMALL_LLAMA, "--deepspeed", "nowhere.json"], "nowhere.json: there is no such file"),
-    (
-        ["--model", SMALL_LLAMA, "--sequence-parallel", "2"],
-        "--sequence-parallel 2: it does not divide the number of GPUs, 1",
-    ),
-    (
-        ["--model", SMALL_LLAMA, "--sequence-parallel", "2", "--gpus-per-node", "2", "--attention", "sdpa"],
-        "--sequence-parallel 2: rows are shared with --attention flash only",
-    ),
-    (
-        ["--model", SMALL_LLAMA, "--sequence-parallel", "16", "--gpus-per-node", "16"],
-        "--sequence-parallel is 16, but the model has 32 heads and 8 key-value heads",
-    ),
-    (["--model", SMALL_LLAMA, "--nodes", "0"], "Invalid value for '--nodes'"),
-    (["--model", SMALL_LLAMA, "--sequence-length", "1" + "0" * 30], "Invalid value for '--sequence-length'"),
-    (["--model", SMALL_LLAMA, "--lora-dropout", "nan"], "Invalid value for '--lora-dropout'"),
-    (["--model", SMALL_LLAMA, "--what"], "No such option: --what"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[" ".join(each)[-60:] for each, _ in OPTIONS])
-def test_mistake_in_option_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options[-60:] for options, _ in OPTIONS])
+def test_mistake_in_option_is_one_line(options: str, message: str) -> None:
+    assert message in refused("--model", SMALL_LLAMA, *shlex.split(options))
+
+
+@pytest.mark.parametrize(("options", "message"), MODELS_REFUSED, ids=[" ".join(each) for each, _ in MODELS_REFUSED])
+def test_mistake_in_model_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
     assert message in refused(*options, directory=tmp_path)
 
 

@@ -342,8 +342,6 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], tuple[str, ...], str]] 
         r"adapter_model\.safetensors: is not a whole safetensors file",
     ),
     "another kind": (_adapter(peft_type="LOHA"), (), "peft_type is 'LOHA', which cannot be merged"),
-    "another start": (_adapter(init_lora_weights="pissa"), (), "init_lora_weights is 'pissa', with which the factors"),
-    "another product": (_adapter(use_qalora=True), (), "use_qalora is True, with which more than B·A is added"),
     "another shape": (
         _damaged(_narrow),
         (),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from comparison import write_settings
-from conftest import BIN, ROOT, project_environment, served
+from conftest import BIN, ROOT, served
 
 from snakemake_logger_plugin_zerolora import Job
 from zerolora.files import write_json
@@ -72,22 +72,10 @@ def write(folder: Path, how: str, pause: float) -> None:
     (folder / "stage.py").write_text(STAGE.replace("PAUSE", str(pause)))
 
 
-def run(folder: Path, how: str, *arguments: str, forked: bool = True) -> str:
+def run(folder: Path, how: str, *arguments: str) -> str:
     """Run Snakemake with the plugin, not in a terminal, and return its output; it must fail if a stage does."""
     write(folder, how, 0.1)
-    command = [*SNAKEMAKE, *arguments]
-    if forked:
-        result = served(*command, directory=folder, before="import os; os.dup2(1, 2)")
-    else:
-        result = subprocess.run(
-            command,
-            cwd=folder,
-            env=project_environment(ROOT),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+    result = served(*SNAKEMAKE, *arguments, directory=folder, before="import os; os.dup2(1, 2)")
     assert (result.returncode != 0) == (how in {"refused", "crashed"}), result.stdout
     return result.stdout
 
@@ -102,7 +90,7 @@ def test_stages_have_one_line_at_start_and_one_at_end(tmp_path: Path) -> None:
     write_settings(results, {name: {"dataset": "rows"} for name in ("default", "other")})
     write_json(results / "base/rows/evaluate.json", {"accuracy": 0})
     write_json(results / "default/metrics/evaluate.json", {"accuracy": 0.995})
-    assert lines_of(run(tmp_path, "good", "all", forked=False)) == [
+    assert lines_of(run(tmp_path, "good", "all")) == [
         "T one started",
         "T one done in T one.txt 4 steps",
         "T two started",

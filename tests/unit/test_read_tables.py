@@ -250,12 +250,7 @@ def test_json_in_a_table_reads_back(tmp_path: Path, form: str, name: str) -> Non
     ):
         write(tmp_path / name, pyarrow.table(_nested([text, None])), form, 2)
         both = [
-            {
-                "column": value,
-                "struct": {"a": value, "b": "x"},
-                "list": [{"a": value, "b": "x"}],
-                "map": [("k", value)],
-            }
+            {"column": value, "struct": {"a": value, "b": "x"}, "list": [{"a": value, "b": "x"}], "map": [("k", value)]}
             for value in (decoded, None)
         ]
         assert values_of(tmp_path / name) == both

@@ -169,35 +169,29 @@ def leaves(config: dict[str, Any], prefix: str) -> set[str]:
     return result
 
 
+SIZES = st.tuples(st.integers(1, 20000), *[st.integers(1, 10**10)] * 3)
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 @given(
     device=st.sampled_from(["cpu", "cuda"]),
     precision=st.sampled_from(["fp32", "fp16", "bf16"]),
-    nodes=st.integers(1, 64),
-    local=st.integers(1, 8),
+    ranks=st.tuples(st.integers(1, 64), st.integers(1, 8)),
     nvme=st.sampled_from([None, "/nvme"]),
     counts=st.tuples(st.integers(1, 64), st.integers(1, 64)),
-    hidden=st.integers(1, 20000),
-    trained=st.integers(1, 10**10),
-    layer=st.integers(1, 10**10),
-    largest=st.integers(1, 10**10),
+    sizes_of_model=SIZES,
 )
 def test_rendered_file_is_accepted_with_reasons(
     name: str,
     device: str,
     precision: str,
-    nodes: int,
-    local: int,
+    ranks: tuple[int, int],
     nvme: str | None,
     counts: tuple[int, int],
-    hidden: int,
-    trained: int,
-    layer: int,
-    largest: int,
+    sizes_of_model: tuple[int, int, int, int],
 ) -> None:
-    strategy = STRATEGIES[name]
-    model = ModelSizes(hidden, trained, layer, largest, layer + largest + trained)
-    sizes = strategy.buckets(model, device == "cuda")
+    strategy, (nodes, local) = STRATEGIES[name], ranks
+    sizes = strategy.buckets(ModelSizes(*sizes_of_model, sum(sizes_of_model[1:])), device == "cuda")
     choice = Choice(name, *counts, True, "sdpa", sizes)
     settings = settings_of(device=device, precision=precision, nodes=nodes, ranks_per_node=local, nvme=nvme)
     if impossible(name, device, precision, nvme):
@@ -421,7 +415,6 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 3, "aio": {}}, "aio belongs to the top level"),
     ({"stage": 2, "cpu_offload": True}, "cpu_offload is deprecated; write offload_optimizer: {device: cpu}"),
     ({"stage": 2, "reduce_bucket_size": "5e8"}, "reduce_bucket_size is '5e8'; write a whole number"),
-    ({"stage": 2, "reduce_bucket_size": 0.5}, "reduce_bucket_size is 0.5; write a whole number"),
     ({"stage": 2, "reduce_bucket_size": 0}, "reduce_bucket_size is 0; write 1 or more"),
     ({"stage": True}, "stage is True; write a whole number"),
     ({"stage": 2, "overlap_comm": 1}, "overlap_comm is 1; write true or false"),
@@ -444,10 +437,8 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}},
         "super_offload is true, and DeepSpeed's CPU Adam would replace train.optimizer; remove it",
     ),
-    ({"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}, "super_offload is true"),
     ({"stage": 2, "cpu_offload_use_pin_memory": True}, "cpu_offload_use_pin_memory is deprecated"),
     ({"stage": 2, "allgather_bucket_size": None}, "allgather_bucket_size is null; write a whole number"),
-    ({"stage": None}, "stage is null; write a whole number"),
     ({"stage": 2, "contiguous_gradients": None}, "contiguous_gradients is null; write true or false, or remove it"),
     ({"stage": 3, "leaf_module": {"classes": "Block"}}, "leaf_module.classes is 'Block'; write a list of texts"),
     ({"stage": 3, "leaf_module": None}, "leaf_module is None; write an object"),
@@ -459,11 +450,8 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1.5}}, "ratio is 1.5; write a number from 0 to 1"),
     ({"stage": 1, "legacy_stage1": True}, "legacy_stage1 is true"),
     ({"stage": 2, "reduce_bucket_size": math.inf}, "reduce_bucket_size is inf; write a whole number"),
-    ({"stage": 2, "reduce_bucket_size": 1e300}, "reduce_bucket_size is 1e+300; write a whole number"),
     ({"stage": math.nan}, "stage is nan; write a whole number"),
     ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": 3}}, "pin_memory is 3; write true or false"),
-    ({"stage": 3, "offload_param": {"device": "cpu", "buffer_size": "x"}}, "buffer_size is 'x'; write a whole number"),
-    ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": "x"}}, "ratio is 'x'; write a number from 0 to 1"),
     ({"stage": 3, "offload_param": {"device": "nvme", "nvme_path": 5}}, "nvme_path is 5; write the folder"),
     (
         {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}, "prefetch_bucket_size": 5},
@@ -568,17 +556,17 @@ class Watched(dict[str, Any]):
         super().__init__(*values)
         self.sought: set[str] = set()
 
-    def get(self, key: str, default: Any = None) -> Any:
-        self.sought.add(key)
-        return super().get(key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        self.sought.add(key)
-        return super().__getitem__(key)
-
     def __contains__(self, key: object) -> bool:
         self.sought.add(str(key))
         return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        assert key in self
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.sought.add(key)
+        return super().get(key, default)
 
     def keys(self) -> Any:
         return self
@@ -632,14 +620,8 @@ def fields_of(model: Any) -> set[str]:
 
 def model_of(annotation: Any) -> Any:
     """Return the pydantic model of an annotation, optional or not, or None."""
-    return next(
-        (
-            each
-            for each in (annotation, *get_args(annotation))
-            if isinstance(each, type) and issubclass(each, BaseModel)
-        ),
-        None,
-    )
+    kinds = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
+    return next((each for each in kinds if issubclass(each, BaseModel)), None)
 
 
 @pytest.mark.parametrize(
@@ -715,7 +697,6 @@ CPU = {"device": "cpu", "pin_memory": True}
 NONE = {"device": "none", "pin_memory": True}
 STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
     # a tool's stock file, the strategy it describes (None: unnamed), and its removed keys
-    "axolotl zero1": ({"zero_optimization": {"stage": 1}, "wall_clock_breakdown": False}, "zero1", set()),
     "axolotl zero1_torch_compile": (
         {"zero_optimization": {"stage": 1}, "compile": {"disable": False, "backend": "inductor"}},
         "zero1",
@@ -725,14 +706,6 @@ STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True}},
         "zero2_offload",
         set(),
-    ),
-    "axolotl zero2_torch_compile": (
-        {
-            "compile": {"disable": False, "backend": "inductor"},
-            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-        },
-        "zero2_offload",
-        {"compile"},
     ),
     "axolotl zero3, zero3_bf16": (
         {"zero_optimization": {"stage": 3, **COPIED_3, "gather_16bit_weights_on_model_save": True}},
@@ -758,11 +731,6 @@ STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
         "zero0",
         set(),
     ),
-    "llamafactory ds_z2": (
-        {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "round_robin_gradients": True}},
-        "zero2",
-        {"zero_optimization.round_robin_gradients"},
-    ),
     "llamafactory ds_z2_autotp": (
         {
             "_comment": "x",
@@ -776,11 +744,6 @@ STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
         {"zero_optimization": {"stage": 2, "offload_optimizer": CPU, "round_robin_gradients": True}},
         "zero2_offload",
         {"zero_optimization.round_robin_gradients"},
-    ),
-    "llamafactory ds_z3_offload": (
-        {"zero_optimization": {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU, **SIZES_3}},
-        "zero3_offload",
-        set(),
     ),
     "llamafactory ds_z3_fp8": (
         {

@@ -21,7 +21,7 @@ HI = {"role": "user", "content": "Hi"}
 AGAIN = {"role": "user", "content": "Again"}
 
 
-def assistant(content: str, **more: Any) -> dict[str, Any]:
+def reply(content: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
 
@@ -47,11 +47,9 @@ def turns(row: dict[str, Any], **how: Any) -> list[str]:
 # Weights of turns
 
 FORMS: dict[str, Any] = {
-    "messages": lambda first, second: {
-        "messages": [HI, assistant("Bad.", **first), AGAIN, assistant("Good.", **second)]
-    },
+    "messages": lambda first, second: {"messages": [HI, reply("Bad.", **first), AGAIN, reply("Good.", **second)]},
     "conversations": lambda first, second: {
-        "conversations": [HI, assistant("Bad.", **first), AGAIN, assistant("Good.", **second)]
+        "conversations": [HI, reply("Bad.", **first), AGAIN, reply("Good.", **second)]
     },
     "sharegpt": lambda first, second: {
         "conversations": [
@@ -63,7 +61,7 @@ FORMS: dict[str, Any] = {
     },
     "prompt": lambda first, second: {
         "prompt": [HI],
-        "completion": [assistant("Bad.", **first), AGAIN, assistant("Good.", **second)],
+        "completion": [reply("Bad.", **first), AGAIN, reply("Good.", **second)],
     },
 }
 OFF: list[dict[str, Any]] = [
@@ -113,15 +111,15 @@ def test_weight_0_applies_with_every_loss(loss: Any, expected: list[str]) -> Non
 
 
 def test_turns_marked_for_training_are_supervised_in_any_role() -> None:
-    row = {"messages": [{**HI, "train": True}, assistant("Hello"), {**AGAIN, "weight": 1}, assistant("Bye")]}
+    row = {"messages": [{**HI, "train": True}, reply("Hello"), {**AGAIN, "weight": 1}, reply("Bye")]}
     assert turns(row) == ["Hi", "Hello", "Bye"]
     assert turns(row, loss="last") == ["Bye"]
 
 
 def test_row_without_supervised_answers_is_bad() -> None:
-    text = refused({"messages": [HI, assistant("Bad.", weight=0)]})
+    text = refused({"messages": [HI, reply("Bad.", weight=0)]})
     assert text.startswith("nothing of it is supervised with loss 'assistant'; the row's own weights leave none;")
-    assert "weight 0" not in supervised({"messages": [HI, assistant("Good.")]})
+    assert "weight 0" not in supervised({"messages": [HI, reply("Good.")]})
     assert "nothing of it is supervised" in refused(FORMS["messages"]({}, {"weight": 0}), loss="last")
 
 
@@ -153,8 +151,8 @@ def test_null_keys_change_nothing() -> None:
 
 
 TALK = {
-    "prompt": [HI, assistant("Old"), {"role": "user", "content": "x"}],
-    "completion": [assistant("New1"), {"role": "user", "content": "y"}, assistant("New2")],
+    "prompt": [HI, reply("Old"), {"role": "user", "content": "x"}],
+    "completion": [reply("New1"), {"role": "user", "content": "y"}, reply("New2")],
 }
 
 
@@ -184,11 +182,11 @@ def test_completion_needs_an_answer() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        lambda key: {"messages": [HI, assistant("4", **{key: "Two and two."})]},
+        lambda key: {"messages": [HI, reply("4", **{key: "Two and two."})]},
         lambda key: {
             "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "4", key: "Two and two."}]
         },
-        lambda key: {"prompt": [HI], "completion": [assistant("4", **{key: "Two and two."})]},
+        lambda key: {"prompt": [HI], "completion": [reply("4", **{key: "Two and two."})]},
         lambda key: {"prompt": "Hi", "completion": "4", key: "Two and two."},
         lambda key: {"instruction": "Hi", "output": "4", key: "Two and two."},
     ],
@@ -206,14 +204,14 @@ def test_thoughts_reach_the_template_or_are_refused(key: str, row: Any) -> None:
 @pytest.mark.parametrize("template", ["gemma-4", "command-r7b"])
 def test_thoughts_after_an_empty_thought_are_refused(template: str) -> None:
     """The prompts of these templates end with a closed, empty thought."""
-    row = {"messages": [HI, assistant("1"), AGAIN, assistant("2", reasoning_content="Two.")]}
+    row = {"messages": [HI, reply("1"), AGAIN, reply("2", reasoning_content="Two.")]}
     assert "leaves out reasoning_content of the assistant message 4" in refused(row, template=template, loss="last")
     del row["messages"][-1]["reasoning_content"]
     assert turns(row, template=template, loss="last")[0].startswith("2")
 
 
 def test_dropped_thoughts_of_earlier_turns_are_refused() -> None:
-    row = {"messages": [HI, assistant("1", reasoning_content="One."), AGAIN, assistant("2", reasoning_content="Two.")]}
+    row = {"messages": [HI, reply("1", reasoning_content="One."), AGAIN, reply("2", reasoning_content="Two.")]}
     assert "leaves out reasoning_content of the assistant message 2" in refused(row, template="qwen3")
     assert turns(row, template="qwen3", loss="last") == ["<think>\nTwo.\n</think>\n\n2"]
     row["messages"][1]["weight"] = 0
@@ -221,7 +219,7 @@ def test_dropped_thoughts_of_earlier_turns_are_refused() -> None:
 
 
 def test_thoughts_get_the_templates_key() -> None:
-    text = supervised({"messages": [HI, assistant("4", reasoning="Two and two.")]}, template="gpt-oss")
+    text = supervised({"messages": [HI, reply("4", reasoning="Two and two.")]}, template="gpt-oss")
     assert "Two and two." in text.partition("«")[2]
 
 
@@ -235,10 +233,10 @@ SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
 @pytest.mark.parametrize(
     "row",
     [
-        {"messages": [HI, assistant("Hello")]},
-        {"conversations": [HI, assistant("Hello")]},
+        {"messages": [HI, reply("Hello")]},
+        {"conversations": [HI, reply("Hello")]},
         {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-        {"prompt": [HI], "completion": [assistant("Hello")]},
+        {"prompt": [HI], "completion": [reply("Hello")]},
         {"prompt": "Hi", "completion": "Hello"},
         {"instruction": "Hi", "output": "Hello"},
     ],
@@ -252,7 +250,7 @@ def test_every_form_reads_a_system_prompt(key: str, row: dict[str, Any]) -> None
 
 def test_two_system_prompts_are_refused() -> None:
     row: dict[str, Any] = {
-        "messages": [{"role": "system", "content": "Be long."}, HI, assistant("Hello")],
+        "messages": [{"role": "system", "content": "Be long."}, HI, reply("Hello")],
         "system": "Be brief.",
     }
     assert refused(row).startswith("system and messages[0] are both system prompts; keep one")
@@ -261,7 +259,7 @@ def test_two_system_prompts_are_refused() -> None:
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-CALLING = assistant("", function_call={"name": "add", "arguments": "{}"})
+CALLING = reply("", function_call={"name": "add", "arguments": "{}"})
 
 
 @pytest.mark.parametrize(
@@ -289,15 +287,15 @@ def test_every_form_reads_its_tools(row: dict[str, Any]) -> None:
 
 def test_unread_or_contradictory_tools_are_refused() -> None:
     with pytest.raises(BadRow, match=r"messages\[0\].tools is a list of tools, which only a row or its system message"):
-        parse({"messages": [{**HI, "tools": [TOOL]}, assistant("x")]}, "messages", Reading())
+        parse({"messages": [{**HI, "tools": [TOOL]}, reply("x")]}, "messages", Reading())
     with pytest.raises(BadRow, match="tools and functions are two lists of tools; keep one"):
-        parse({"messages": [HI, assistant("x")], "tools": [TOOL], "functions": [{"name": "f"}]}, "messages", Reading())
+        parse({"messages": [HI, reply("x")], "tools": [TOOL], "functions": [{"name": "f"}]}, "messages", Reading())
 
 
 def test_context_is_the_input_of_an_instruction_only() -> None:
     assert turns({"instruction": "Add.", "context": "1 + 4", "output": "5"}) == ["5"]
     assert f"{U}Add.\n1 + 4<|im_end|>" in supervised({"instruction": "Add.", "context": "1 + 4", "output": "5"})
-    for row in ({"prompt": "Add.", "completion": "5"}, {"messages": [HI, assistant("x")]}, FORMS["sharegpt"]({}, {})):
+    for row in ({"prompt": "Add.", "completion": "5"}, {"messages": [HI, reply("x")]}, FORMS["sharegpt"]({}, {})):
         for key in ("context", "history"):
             text = refused({**row, key: "1 + 4"})
             assert text.startswith(
@@ -333,7 +331,7 @@ def test_context_of_a_question_is_read_or_refused() -> None:
 
 
 JUDGED = {
-    "label": False, "chosen": "x", "rejected": [assistant("x")], "rejected_response": "x", "kto_tag": True,
+    "label": False, "chosen": "x", "rejected": [reply("x")], "rejected_response": "x", "kto_tag": True,
     "margin": 0.5, "labels": [0], "rejected_messages": [HI],
 }  # fmt: skip
 
@@ -342,7 +340,7 @@ JUDGED = {
 @pytest.mark.parametrize(
     "row",
     [
-        {"messages": [HI, assistant("x")]},
+        {"messages": [HI, reply("x")]},
         {"prompt": "a", "completion": "b"},
         {"instruction": "a", "output": "b"},
         {"text": "a"},
@@ -366,10 +364,7 @@ def test_judged_rows_can_be_ignored_explicitly() -> None:
 
 @pytest.mark.parametrize("key", ["images", "image", "videos", "audio"])
 def test_media_are_refused(key: str) -> None:
-    for row in (
-        {"messages": [HI, assistant("x")], key: ["a.jpg"]},
-        {"messages": [{**HI, key: ["a.jpg"]}, assistant("x")]},
-    ):
+    for row in ({"messages": [HI, reply("x")], key: ["a.jpg"]}, {"messages": [{**HI, key: ["a.jpg"]}, reply("x")]}):
         assert f"{key} holds " in refused(row)
         assert "bad_row" not in refused(row)  # prepare adds it if it is not set
         assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
@@ -378,11 +373,11 @@ def test_media_are_refused(key: str) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": [HI, assistant("x", train_detail=[{"begin_offset": 0}])]}, "messages[1].train_detail selects"),
-        ({"messages": [HI, assistant("x", rejected=True)]}, "messages[1].rejected judges or compares answers"),
+        ({"messages": [HI, reply("x", train_detail=[{"begin_offset": 0}])]}, "messages[1].train_detail selects"),
+        ({"messages": [HI, reply("x", rejected=True)]}, "messages[1].rejected judges or compares answers"),
         ({"text": "a", "weight": 0}, "weight weighs a whole row, and rows have no weight"),
         ({"text": "a", "weight": "0.5"}, "weight weighs a whole row"),
-        ({"messages": [HI, assistant("x")], "train": False}, "train weighs a whole row"),
+        ({"messages": [HI, reply("x")], "train": False}, "train weighs a whole row"),
         ({"input_ids": [1, 2], "completion_mask": [0, 1]}, "completion_mask selects which tokens are in the loss;"),
         ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask is [1, 0], but only [1, 1] is supported"),
         ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids is [0, 0], but only [0, 1] is supported"),
@@ -517,14 +512,14 @@ def test_similar_names_are_only_counted() -> None:
         **{"label": {"ability": ["math"]}, "labels": ["math", "art"], "kto_tag": "a tag", "dataset.label": "math"},
     }
     seen = Seen()
-    parse({"messages": [HI, assistant("x")], **names}, "messages", Reading(), seen)
+    parse({"messages": [HI, reply("x")], **names}, "messages", Reading(), seen)
     unread = {name for status, where, name in seen if (status, where) == ("unread", "column")}
     assert unread == names.keys() - {"audio", "images"}
 
 
 @pytest.mark.parametrize("column", ["split", "Split", "data_split"])
 def test_row_of_a_held_out_split_is_refused(column: str) -> None:
-    row = {"messages": [HI, assistant("x")]}
+    row = {"messages": [HI, reply("x")]}
     for split in ("test", "Validation", "dev", "test_sft", "validation_matched", "held_out", "devtest"):
         assert refused({**row, column: split}).startswith(f"{column} says that a row is held out of training; put rows")
     for other in ("train", "all", 3, "", "train_sft", "contest"):
@@ -559,10 +554,7 @@ def test_keys_of_content_parts_are_refused(part: dict[str, Any], message: str) -
 def test_speakers_of_sharegpt_in_messages(one: str, other: str) -> None:
     row = {"messages": [{"role": one, "content": "Hi"}, {"role": other, "content": "x"}]}
     assert turns(row) == ["x"]
-    assert turns({"messages": [*row["messages"], {"role": "observation", "content": "3"}, assistant("y")]}) == [
-        "x",
-        "y",
-    ]
+    assert turns({"messages": [*row["messages"], {"role": "observation", "content": "3"}, reply("y")]}) == ["x", "y"]
 
 
 def test_token_rows_allow_only_labels() -> None:
@@ -597,7 +589,7 @@ def test_nested_keys_are_judged_by_their_name() -> None:
 
 def test_thoughts_belong_to_answers() -> None:
     for key in ("reasoning", "thinking"):
-        row = {"messages": [{**HI, key: "Why?"}, assistant("x")]}
+        row = {"messages": [{**HI, key: "Why?"}, reply("x")]}
         text = refused(row)
         assert text == (
             f"messages[0].{key} is in a message of user, and thoughts belong to an answer; move it there, or write "
@@ -605,7 +597,7 @@ def test_thoughts_belong_to_answers() -> None:
         )
         assert refused(row, reading=Reading({"reasoning_content": key})) == text
         assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
-        assert turns({"messages": [{**HI, key: "off"}, assistant("x")]}) == ["x"]
+        assert turns({"messages": [{**HI, key: "off"}, reply("x")]}) == ["x"]
     text = refused({"conversations": [{"from": "human", "value": "Hi", "reasoning": "Why?"}]})
     assert text.startswith("conversations[0].reasoning is in a message of user")
 
@@ -613,7 +605,7 @@ def test_thoughts_belong_to_answers() -> None:
 @pytest.mark.parametrize("begin", ["<think>", "\n<thinking>", "<thought>"])
 def test_duplicate_thoughts_are_refused(begin: str) -> None:
     rows: list[dict[str, Any]] = [
-        {"messages": [HI, assistant(f"{begin}T</think>4", reasoning_content="T")]},
+        {"messages": [HI, reply(f"{begin}T</think>4", reasoning_content="T")]},
         {"prompt": "Hi", "completion": f"{begin}T</think>4", "reasoning_content": "T"},
     ]
     for row, path in zip(rows, ("messages[1].", ""), strict=True):
@@ -623,18 +615,18 @@ def test_duplicate_thoughts_are_refused(begin: str) -> None:
 
 def test_mode_of_thinking_is_not_a_thought() -> None:
     """In NVIDIA's Nemotron rows; it would be supervised as a thought."""
-    assert turns({"messages": [HI, assistant("x")], "reasoning": "on"}) == ["x"]
+    assert turns({"messages": [HI, reply("x")], "reasoning": "on"}) == ["x"]
     row = {"prompt": "Hi", "completion": "x", "reasoning": "Off"}
     assert refused(row, template="qwen3") == "reasoning is 'Off', which is not a thought; write ignore: [reasoning]"
     assert turns(row, reading=Reading(ignored=frozenset({"reasoning"}))) == ["x"]
-    assert turns({"messages": [HI, assistant("x")], "reward_model": "some/model", "instruct_reward": 1.5}) == ["x"]
+    assert turns({"messages": [HI, reply("x")], "reward_model": "some/model", "instruct_reward": 1.5}) == ["x"]
 
 
 def test_thoughts_beside_lists_of_messages_are_refused() -> None:
     for name in ("reasoning", "thinking", "reasoning_content"):
-        text = refused({"prompt": [HI], "completion": [assistant("4")], name: "Two."})
+        text = refused({"prompt": [HI], "completion": [reply("4")], name: "Two."})
         assert text.startswith(f"{name} stands beside lists of messages; move it into the answer it belongs to")
-    row = {"messages": [HI, assistant("4")], "rationale": "Two."}
+    row = {"messages": [HI, reply("4")], "rationale": "Two."}
     assert "rationale contains thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
     row = {"prompt": "Hi", "completion": "4", "rationale": "Two."}
     assert "write columns: {reasoning_content: rationale}" in refused(row)
@@ -653,7 +645,7 @@ def test_unread_keys_are_counted_by_name() -> None:
     seen = Seen()
     for number in range(3):
         row = {
-            "messages": [{**HI, "id": number}, assistant("x", weight=1, refusal=None)],
+            "messages": [{**HI, "id": number}, reply("x", weight=1, refusal=None)],
             "source": "web",
             "score": None,
             "note": [],
@@ -737,7 +729,7 @@ def test_calls_may_be_separate_turns(role: str) -> None:
             {"role": "tool_response", "content": "3"},
             {"role": role, "content": f"<think>T</think>{json.dumps([FIRST, SECOND])}", "loss": False},
             {"role": "tool", "content": "4"},
-            assistant("y"),
+            reply("y"),
         ],
         "tools": [TOOL],
     }

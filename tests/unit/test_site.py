@@ -5,6 +5,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -186,14 +187,12 @@ def test_diagrams_have_no_overlapping_boxes() -> None:
         plain = [box for box in boxes if box["height"] <= diagrams.HEIGHT]
         for box in plain:
             assert 0 <= box["x"] <= width - box["width"] and 0 <= box["y"] <= height - box["height"]
-        for index, one in enumerate(plain):
-            for other in plain[index + 1 :]:
-                apart = any(
-                    a[key] + a[size] <= b[key]
-                    for key, size in (("x", "width"), ("y", "height"))
-                    for a, b in ((one, other), (other, one))
-                )
-                assert apart, (one, other)
+        for one, other in combinations(plain, 2):
+            before, after = (
+                [a[key] + a[size] <= b[key] for key, size in (("x", "width"), ("y", "height"))]
+                for a, b in ((one, other), (other, one))
+            )
+            assert any(before + after), (one, other)
     with pytest.raises(ValueError, match="is not a node"):
         diagrams.drawn("flowchart LR\n a{b} --> c\n")
 

@@ -284,54 +284,12 @@ def starting_adapter(folder: Path, **changed: Any) -> Path:
     return folder / "start"
 
 
-def tensors_of(change: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]]) -> Callable[[Path], None]:
-    """Return a change of each tensor of an adapter."""
-
-    def apply(start: Path) -> None:
-        path = start / "adapter_model.safetensors"
-        save_file(dict(change(*each) for each in load_file(path).items()), path)
-
-    return apply
-
-
 STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
-    "another rank": (
-        {"r": 2},
-        untouched,
-        "adapter_config.json: r is 2, and this run's is 4; write train.lora.r as",
-    ),
+    "another rank": ({"r": 2}, untouched, "adapter_config.json: r is 2, and this run's is 4; write train.lora.r as"),
     "other targets": (
         {"target_modules": ["q_proj"]},
         untouched,
         "k_proj.lora_A.weight is missing (and 23 more such); write the method, r and targets of that adapter",
-    ),
-    "dora": ({"use_dora": True}, untouched, "use_dora is True, and this run's is False; write train.method as that"),
-    "no tensors": (
-        {},
-        lambda start: save_file({}, start / "adapter_model.safetensors"),
-        "adapter_model.safetensors: contains no tensors; they were saved before they were gathered",
-    ),
-    "names with the adapter's": (
-        {},
-        tensors_of(lambda name, tensor: (name.replace("lora_A.", "lora_A.default."), tensor)),
-        "lora_A.weight is missing (and 13 more), which adapter_config.json implies for this base; save the adapter aga",
-    ),
-    "a larger vocabulary": (
-        {},
-        lambda start: save_file(
-            load_file(start / "adapter_model.safetensors")
-            | {"base_model.model.lm_head.weight": torch.zeros(72, TEXT["hidden_size"])},
-            start / "adapter_model.safetensors",
-        ),
-        "the vocabulary has 72 rows in the adapter and 64 in the base, so tokens were added before it was trained",
-    ),
-    "no r": (
-        {"r": 8},
-        lambda start: write_json(
-            start / "adapter_config.json",
-            {k: v for k, v in json.loads((start / "adapter_config.json").read_text()).items() if k != "r"},
-        ),
-        "adapter_config.json: r is 8, and this run's is 4; write train.lora.r as",
     ),
     "saved over by peft": (
         {},
@@ -342,7 +300,13 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
     ),
     "not a number": (
         {},
-        tensors_of(lambda name, tensor: (name, tensor * (math.nan if "layers.1.mlp.up_proj.lora_B" in name else 1))),
+        lambda start: save_file(
+            {
+                name: tensor * (math.nan if "layers.1.mlp.up_proj.lora_B" in name else 1)
+                for name, tensor in load_file(start / "adapter_model.safetensors").items()
+            },
+            start / "adapter_model.safetensors",
+        ),
         "layers.1.mlp.up_proj.lora_B.weight contains numbers that are not finite",
     ),
     "another base": (
