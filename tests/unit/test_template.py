@@ -16,7 +16,6 @@ from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import Piece
 from zerolora.data.example import BadRow, Example
 from zerolora.data.template import Template
-from zerolora.errors import UserError
 
 GOLDENS = goldens()
 # The token that ends every answer, by template; the others end only the last answer, with EOS.
@@ -434,15 +433,6 @@ def test_template_that_needs_tools_reads_them() -> None:
     )
     pieces = Template(tokenizer, options()).pieces(Example(CONVERSATIONS["single"], TOOLS))
     assert marked(pieces).endswith("«Hello<|im_end|>»")
-
-
-def test_missing_template_or_eos_is_refused() -> None:
-    with pytest.raises(UserError, match="no chat template; write template: plain"):
-        Template(like(None), options())
-    tokenizer = like("x")
-    tokenizer.eos_token = None
-    with pytest.raises(UserError, match=r"no eos_token, so nothing .* stop_tokens: \[TOKEN\], one of <\|endof"):
-        Template(tokenizer, options())
 
 
 # Settings
