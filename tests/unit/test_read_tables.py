@@ -30,7 +30,7 @@ FORMS = [("parquet", "rows.parquet"), ("stream", "rows.arrow"), ("file", "rows.a
 
 @pytest.mark.parametrize(("form", "name"), FORMS)
 @pytest.mark.parametrize("batch", [7, 300])
-def test_tables(tmp_path: Path, form: str, name: str, batch: int) -> None:
+def test_tables_read_back(tmp_path: Path, form: str, name: str, batch: int) -> None:
     path = tmp_path / name
     write(path, pyarrow.Table.from_pylist(NESTED), form, batch)
     expected = [(f" row {number}", row) for number, row in enumerate(NESTED, 1)]
@@ -102,7 +102,6 @@ def test_flipped_bytes_in_parquet_pages_are_named(tmp_path: Path) -> None:
 FUZZ = """
 import random, sys
 from pathlib import Path
-from zerolora.data import tables_read_back
 from zerolora.data.readers import chunks
 from zerolora.errors import UserError
 good, path = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])

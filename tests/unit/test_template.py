@@ -93,13 +93,13 @@ def template_of(name: str, loss: str | list[str] = "assistant", **others: str) -
 
 
 def template_for(golden: Golden, directory: Path) -> Template:
-    """Return the template of a golden, its stop tokens in a model's generation_config_adds_stop_tokens.json."""
+    """Return the template of a golden, its stop tokens in a model's generation_config.json."""
     tokenizer = tokenizer_of(golden.template)
     options = prepare_settings(loss=golden.loss)
     if not golden.stops:
         return Template(tokenizer, options)
     config = {"eos_token_id": tokenizer.convert_tokens_to_ids(golden.stops)}
-    (directory / "generation_config_adds_stop_tokens.json").write_text(json.dumps(config), encoding="utf-8")
+    (directory / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
     return Template(tokenizer, options, directory)
 
 
@@ -134,7 +134,7 @@ def conversations(draw: st.DrawFn, name: str) -> list[dict[str, Any]]:
     return messages
 
 
-# Golden plain_texts
+# Golden texts
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
@@ -450,14 +450,12 @@ def test_stop_tokens() -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_generation_config(tmp_path: Path, listed: bool) -> None:
+def test_generation_config_adds_stop_tokens(tmp_path: Path, listed: bool) -> None:
     tokenizer = tokenizer_of("glm-4")
     number = tokenizer.convert_tokens_to_ids("<|user|>")
-    (tmp_path / "generation_config_adds_stop_tokens.json").write_text(
-        json.dumps({"eos_token_id": [number] if listed else number})
-    )
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [number] if listed else number}))
     assert Template(tokenizer, options(), tmp_path).stops == {"<|endoftext|>", "<|user|>"}
-    (tmp_path / "generation_config_adds_stop_tokens.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text("{}")
     assert Template(tokenizer, options(), tmp_path).stops == {"<|endoftext|>"}
 
 
@@ -476,7 +474,7 @@ def test_tool_use_template_is_chosen_with_tools() -> None:
     assert "You are Qwen" in marked(template.pieces(Example(CONVERSATIONS["tools"], TOOLS)))
 
 
-# Plain rows and plain_texts
+# Plain rows and texts
 
 
 @pytest.mark.parametrize(
@@ -514,7 +512,7 @@ def test_plain_rows_by_role() -> None:
         ("falcon-180b", "Once upon", "«Once upon<|endoftext|>»"),
     ],
 )
-def test_texts(name: str, text: str, expected: str) -> None:
+def test_plain_texts(name: str, text: str, expected: str) -> None:
     assert marked(template_of(name).pieces(Example(text=text))) == expected
 
 
