@@ -569,7 +569,7 @@ def test_overlapping_and_missing_sources_are_refused(folder: Folder) -> None:
         folder.prepare(path="mix/b/rows.json", sources={"c": {}})
 
 
-@hypothesis_settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), min_size=12, max_size=20))
 def test_any_text_is_supervised_or_dropped(folder: Folder, tokenizer: Any, texts: list[tuple[str, str]]) -> None:
     """Any text is supervised exactly, or its row is dropped with a reason."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading import JSON, OBJECTS, ROW_COUNTS, SIZES, file_of, read_all, reasons_of, values_of
 
@@ -19,6 +19,7 @@ from zerolora.errors import UserError
 
 
 @given(OBJECTS, st.data(), SIZES, ROW_COUNTS)
+@settings(max_examples=50)
 def test_any_lines_read_back(objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int) -> None:
     text, expected = "", []
     for value in objects:
@@ -158,6 +159,7 @@ def _listed(objects: list[Any], data: st.DataObject) -> tuple[str, list[tuple[st
 
 
 @given(OBJECTS, st.data(), SIZES, ROW_COUNTS)
+@settings(max_examples=50)
 def test_any_list_reads_back(objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int) -> None:
     text, expected = _listed(objects, data)
     whole = json.loads(text)
@@ -168,6 +170,7 @@ def test_any_list_reads_back(objects: list[dict[str, Any]], data: st.DataObject,
 
 
 @given(OBJECTS, st.data(), SIZES)
+@settings(max_examples=50)
 def test_truncated_list_is_refused(objects: list[dict[str, Any]], data: st.DataObject, size: int) -> None:
     text = _listed(objects, data)[0].strip().encode()
     cut = text[: data.draw(st.integers(1, len(text) - 1))]
@@ -176,6 +179,7 @@ def test_truncated_list_is_refused(objects: list[dict[str, Any]], data: st.DataO
 
 
 @given(st.lists(st.dictionaries(st.text(), JSON, min_size=1, max_size=3), min_size=1), st.data(), SIZES, ROW_COUNTS)
+@settings(max_examples=50)
 def test_objects_without_a_list_read_back(
     objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int
 ) -> None:

@@ -200,12 +200,12 @@ print(rows, most - before)
 """
 
 
-def _gz_of_200_mb(path: Path) -> int:
+def _gz_of_100_mb(path: Path) -> int:
     """Write one compressed block repeatedly, which is quick."""
     listed = path.name.startswith("rows.json.")
     lines = [json.dumps({"text": f"{number} " + "word 大 " * 60}) for number in range(2000)]
     block = gzip.compress("".join(f",{line}\n" if listed else f"{line}\n" for line in lines).encode())
-    count = 200 * 2**20 // sum(len(line) + 1 for line in lines)
+    count = 100 * 2**20 // sum(len(line) + 1 for line in lines)
     with path.open("wb") as file:
         file.write(gzip.compress(b"[{}") if listed else b"")
         for _ in range(count):
@@ -214,9 +214,9 @@ def _gz_of_200_mb(path: Path) -> int:
     return 2000 * count + listed
 
 
-def _parquet_of_150_mb(path: Path) -> int:
+def _parquet_of_120_mb(path: Path) -> int:
     """Write one row group, which a reader might load whole."""
-    table = pyarrow.table({"text": [os.urandom(1000).hex() for _ in range(75_000)]})
+    table = pyarrow.table({"text": [os.urandom(1000).hex() for _ in range(60_000)]})
     parquet.write_table(table, path, row_group_size=10**6, use_dictionary=False)
     assert parquet.ParquetFile(path).num_row_groups == 1
     return table.num_rows
@@ -225,9 +225,9 @@ def _parquet_of_150_mb(path: Path) -> int:
 @pytest.mark.parametrize(
     ("name", "write", "limit"),
     [
-        ("rows.jsonl.gz", _gz_of_200_mb, 60e6),
-        ("rows.json.gz", _gz_of_200_mb, 60e6),
-        ("rows.parquet", _parquet_of_150_mb, 80e6),  # 30 MB are Arrow's own from the first row on
+        ("rows.jsonl.gz", _gz_of_100_mb, 60e6),
+        ("rows.json.gz", _gz_of_100_mb, 60e6),
+        ("rows.parquet", _parquet_of_120_mb, 80e6),  # 30 MB are Arrow's own from the first row on
     ],
 )
 def test_memory_does_not_grow_with_the_file(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import vl_convert
 import yaml
 from conftest import ROOT, served
 from finished_run import FinishedRun
@@ -267,16 +268,16 @@ def test_content_policy_allows_only_both_scripts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cached", [b"", b"0\nalert(1)", b"\xff"], ids=["empty", "another_text", "no_text"])
 def test_cached_script_is_used_only_if_complete(cached: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = javascript()
     monkeypatch.setattr(charts, "BUNDLES", tmp_path)
-    javascript.cache_clear()
-    javascript()
+    monkeypatch.setattr(vl_convert, "javascript_bundle", lambda *_: "script")
+    assert javascript.__wrapped__() == "script"
     (path,) = tmp_path.iterdir()
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     path.write_bytes(cached)
-    javascript.cache_clear()
-    assert javascript() == script
-    assert path.read_bytes() == whole
+    assert javascript.__wrapped__() == "script"
+    assert path.read_bytes() == complete
+    monkeypatch.setattr(vl_convert, "javascript_bundle", lambda *_: pytest.fail("bundled again"))
+    assert javascript.__wrapped__() == "script"
 
 
 USED = {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_plan import training_plan
 
@@ -72,15 +72,16 @@ def seen(batches: Batches, step: int) -> list[int]:
     st.integers(0, 9),
     st.integers(1, 3),
 )
+@settings(max_examples=30)
 def test_order_of_rows_depends_only_on_seed_and_global_batch(
     count: int, ways: tuple[int, int], seed: int, together: int
 ) -> None:
     """A global batch has the same rows for any ranks and micro-batches."""
     ranks, micro_batch = ways
     rows, plan = rows_of(count), plan_of(count, together)
-    settings = training_plan(**{**BATCH, "seed": seed, "micro_batch": micro_batch})
+    run = training_plan(**{**BATCH, "seed": seed, "micro_batch": micro_batch})
     alone = Batches(rows, plan, training_plan(**{**BATCH, "seed": seed}), 0, 1)
-    parts = [Batches(rows, plan, settings, rank, ranks) for rank in range(ranks)]
+    parts = [Batches(rows, plan, run, rank, ranks) for rank in range(ranks)]
     for step in range(alone.steps):
         assert all(part.at(step)[1] == alone.at(step)[1] for part in parts)
         assert sorted(row for part in parts for row in seen(part, step)) == sorted(seen(alone, step))
