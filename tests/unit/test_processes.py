@@ -14,8 +14,7 @@ import pytest
 from conftest import ROOT, project_environment
 
 from zerolora.errors import UserError
-from zerolora.train.launch.launcher import environment_of
-from zerolora.train.launch.processes import Codes, Ranks, check, wait_for
+from zerolora.train.launch.launcher import Codes, Ranks, check, environment_of, wait_for
 from zerolora.train.launch.topology import topology
 
 # A program whose ranks record their state and then run the code in `then`.
@@ -157,7 +156,7 @@ def test_signal_that_ended_a_rank_is_reported(tmp_path: Path) -> None:
 
 def test_killed_rank_is_named_before_its_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connections close first, so a peer may fail before the kernel reports the kill."""
-    monkeypatch.setattr("zerolora.train.launch.processes.CAUSE_SECONDS", 60)
+    monkeypatch.setattr("zerolora.train.launch.launcher.CAUSE_SECONDS", 60)
     then = f"""
 while len(list(folder.glob("*.json"))) < {RANKS}:
     time.sleep(0.05)

@@ -30,10 +30,10 @@ from zerolora.train.engines import engine_class, names
 from zerolora.train.feed import Batches, collate
 from zerolora.train.launch import rendezvous
 from zerolora.train.launch.topology import first_host, topology
+from zerolora.train.loop import Totals
 from zerolora.train.loss import make_chunked, token_losses
-from zerolora.train.neftune import add_noise
+from zerolora.train.module_forwards import add_noise
 from zerolora.train.objectives import OBJECTIVES
-from zerolora.train.totals import Totals
 from zerolora.train.validation import Validations
 from zerolora.types import EngineName
 

@@ -198,7 +198,11 @@ def test_unmergeable_model_is_refused(case: str, model_of: Callable[[str], Path]
 @pytest.mark.parametrize(
     ("family", "refused", "message"),
     [
-        ("vaultgemma", "a vaultgemma has no flash attention; write eager", "flash, which does not know the softcap of"),
+        (
+            "vaultgemma",
+            "a vaultgemma has no flash attention; write eager",
+            "flash, which does not support the softcap",
+        ),
         (
             "stablelm",
             "a stablelm has no flash attention; write sdpa or eager",
