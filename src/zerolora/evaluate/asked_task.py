@@ -151,8 +151,11 @@ def _generated(
         asked.append({"input_ids": tokens, "prompt": len(tokens)})
     how = EvaluateSettings(check="exact", batch=settings.batch, max_new_tokens=settings.max_new_tokens)
     texts, _ = generate(model, tokenizer, asked, stops, how, until=settings.until)
-    ends = [min((text.find(end) for end in settings.until if end in text), default=len(text)) for text in texts]
-    return [text[:end].strip() for text, end in zip(texts, ends, strict=True)]
+    return [_cut(text, settings.until).strip() for text in texts]
+
+
+def _cut(text: str, until: Sequence[str]) -> str:
+    return text[: min((text.find(end) for end in until if end in text), default=len(text))]
 
 
 def _choices(
