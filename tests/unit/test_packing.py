@@ -13,10 +13,6 @@ from hypothesis import strategies as st
 from packing import SETS
 from packing import lengths as drawn
 
-<<<<<<< HEAD
-from zerolora.data import packing
-=======
->>>>>>> main
 from zerolora.data.packing import pack
 from zerolora.data.packing_bound import lower_bound
 from zerolora.errors import UserError
@@ -162,24 +158,3 @@ def test_unpackable_row_is_named(function: Any, lengths: Any, said: list[str]) -
     with pytest.raises(UserError) as error:
         function(lengths, 100)
     assert all(words in str(error.value) for words in said)
-<<<<<<< HEAD
-
-
-def test_no_other_effort_of_the_repair_wastes_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the constants of packing.py were chosen by."""
-
-    def above(patience: int, one_in: tuple[int, ...]) -> int:
-        monkeypatch.setattr(packing, "PATIENCE", patience)
-        monkeypatch.setattr(packing, "ONE_IN", one_in)
-        return sum(len(pack(tokens, capacity)) - bound for tokens, capacity, bound in data)
-
-    data = []
-    for name in ("long of like length", "uniform 0.26-0.5"):
-        tokens, capacity = drawn(name, 20_000)
-        data.append((tokens, capacity, lower_bound(tokens, capacity)))
-    patience, one_in = packing.PATIENCE, packing.ONE_IN
-    least = above(patience, one_in)
-    assert above(patience // 4, one_in) > least == above(2 * patience, one_in)
-    assert all(above(patience, (alone,)) > least for alone in (3, 10, 40))
-=======
->>>>>>> main

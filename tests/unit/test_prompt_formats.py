@@ -307,13 +307,7 @@ def test_unknown_stop_or_pad_token_is_refused(key: str) -> None:
     value = "<pad>" if key == "pad_token" else ["<pad>"]
     with pytest.raises(UserError) as refused:
         Template(tokenizer_of("llama-3"), prepare_settings(**{key: value}))
-<<<<<<< HEAD
-    assert str(told.value).startswith(f"{key}: '<pad>' is not a single token of the model; write one of <|begin_")
-=======
-    assert str(refused.value).startswith(
-        f"{key}: '<pad>' is not a single token of the model; write one of <|begin_"
-    )
->>>>>>> main
+    assert str(refused.value).startswith(f"{key}: '<pad>' is not a single token of the model; write one of <|begin_")
 
 
 def test_stop_tokens_must_include_the_templates() -> None:

@@ -116,19 +116,11 @@ def test_turns_marked_for_training_are_supervised_in_any_role() -> None:
     assert turns(row, loss="last") == ["Bye"]
 
 
-<<<<<<< HEAD
-def test_a_row_that_takes_all_its_answers_out_is_bad() -> None:
-    text = refused({"messages": [HI, said("Bad.", weight=0)]})
-    assert text.startswith("no part of it is supervised with loss 'assistant'; the row's own weights leave none;")
-    assert "weight 0" not in supervised({"messages": [HI, said("Good.")]})
-    assert "no part of it is supervised" in refused(FORMS["messages"]({}, {"weight": 0}), loss="last")
-=======
 def test_row_without_supervised_answers_is_bad() -> None:
     text = refused({"messages": [HI, reply("Bad.", weight=0)]})
     assert text.startswith("no part of it is supervised with loss 'assistant'; the row's own weights leave none;")
     assert "weight 0" not in supervised({"messages": [HI, reply("Good.")]})
     assert "no part of it is supervised" in refused(FORMS["messages"]({}, {"weight": 0}), loss="last")
->>>>>>> main
 
 
 @pytest.mark.parametrize("loss", ["assistant", "everything", ["assistant", "user"]])
@@ -617,13 +609,8 @@ def test_duplicate_thoughts_are_refused(begin: str) -> None:
         {"prompt": "Hi", "completion": f"{begin}T</think>4", "reasoning_content": "T"},
     ]
     for row, path in zip(rows, ("messages[1].", ""), strict=True):
-<<<<<<< HEAD
-        said_of = f"{path}reasoning_content conflicts with a content that begins with {begin.strip()}"
-        assert refused(row, template="qwen3") == f"{said_of}; keep one of the thoughts"
-=======
         expected = f"{path}reasoning_content conflicts with a content that begins with {begin.strip()}"
         assert refused(row, template="qwen3") == f"{expected}; keep one of the thoughts"
->>>>>>> main
 
 
 def test_mode_of_thinking_is_not_a_thought() -> None:
@@ -637,15 +624,9 @@ def test_mode_of_thinking_is_not_a_thought() -> None:
 
 def test_thoughts_beside_lists_of_messages_are_refused() -> None:
     for name in ("reasoning", "thinking", "reasoning_content"):
-<<<<<<< HEAD
-        text = refused({"prompt": [HI], "completion": [said("4")], name: "Two."})
-        assert text.startswith(f"{name} conflicts with lists of messages; move it into the answer it belongs to")
-    row = {"messages": [HI, said("4")], "rationale": "Two."}
-=======
         text = refused({"prompt": [HI], "completion": [reply("4")], name: "Two."})
         assert text.startswith(f"{name} conflicts with lists of messages; move it into the answer it belongs to")
     row = {"messages": [HI, reply("4")], "rationale": "Two."}
->>>>>>> main
     assert "rationale contains thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
     row = {"prompt": "Hi", "completion": "4", "rationale": "Two."}
     assert "write columns: {reasoning_content: rationale}" in refused(row)
