@@ -24,7 +24,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate import evaluated_models as models_module
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.evaluate import evaluate
-from zerolora.evaluate.evaluated_models import EvaluatedModel, load, placement, torch_device
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, placement
 from zerolora.evaluate.kept import Answerer, KeptAnswers, kept_in, wait_for
 from zerolora.evaluate.ranks import gpus_of
 from zerolora.files import read_json, write_json
@@ -216,7 +216,7 @@ def test_spread_model_answers_the_same(
     monkeypatch.setattr(models_module, "placement", lambda *_: placed)
     assert answers_of(settings(engine="transformers", batch=5), models, model, tmp_path / "spread") == whole
     assert len(set(whole)) > 5
-    loaded, _ = load(models.base, torch_device("cpu"), [])
+    loaded, _ = load(models.base, torch.device("cpu"), [])
     assert loaded.model.layers[1].mlp.up_proj.weight.is_meta and not loaded.lm_head.weight.is_meta
     first, second = (read_json(tmp_path / name / "evaluate.json", "") for name in ("whole", "spread"))
     assert second["loss"] == pytest.approx(first["loss"], rel=1e-6)
