@@ -252,14 +252,14 @@ def compare_what_is_there(workflow: Any, config: Config) -> None:
     The stage compare is not made while a run is unfinished. What an earlier config left of a run whose jobs were still
     to come is not shown as its result.
     """
-    from zerolora.report.comparison import compare_what_is_there
+    from zerolora.report.comparison import compare_all
 
     if not RESOLVED.is_file():
         return
     waiting = [job for job in workflow.dag.needrun_jobs() if not workflow.dag.finished(job)]
     outdated = {run: str(job.rule.name) for job in reversed(waiting) for run in _runs_of(job, config)}
     try:
-        print(f"zerolora: {compare_what_is_there(RESOLVED.parent, UNFINISHED, outdated)}", file=sys.stderr)
+        print(f"zerolora: {compare_all(RESOLVED.parent, UNFINISHED, outdated)}", file=sys.stderr)
     except (UserError, OSError) as error:
         print(f"zerolora: no table of what is there: {error}", file=sys.stderr)
 

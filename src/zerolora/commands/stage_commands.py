@@ -538,9 +538,9 @@ def compare(
     """Put all runs into one table: finished ones, or, without --settings, all of the config as they stand."""
     from zerolora.config.settings import CompareSettings
     from zerolora.report.comparison import compare as stage
-    from zerolora.report.comparison import compare_what_is_there
+    from zerolora.report.comparison import compare_all
 
     if settings is None:
-        typer.echo(compare_what_is_there(results, output))
+        typer.echo(compare_all(results, output))
     else:
         stage(_typed(CompareSettings, settings), rows, output)

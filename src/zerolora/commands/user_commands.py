@@ -72,7 +72,8 @@ def expand(
 
     checked = load(config)
     changed = write_runs(checked)
-    typer.echo(f"{RUNS}: {len(checked.all_runs):,} runs, {'written' if changed else 'as before'}")
+    count = len(checked.all_runs)
+    typer.echo(f"{RUNS}: {count:,} run{'s' * (count != 1)}, {'written' if changed else 'as before'}")
 
 
 @app.command()
@@ -137,7 +138,7 @@ def show(
     results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
 ) -> None:
     """Print a row for each run, finished or not, in at most 120 columns."""
-    from zerolora.report.comparison_show import show as table
+    from zerolora.report.comparison_terminal import show as table
 
     typer.echo(table(results, colour=sys.stdout.isatty()))
 

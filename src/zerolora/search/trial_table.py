@@ -4,7 +4,7 @@ import io
 
 from zerolora import errors
 from zerolora.config.studies import Study, run_of
-from zerolora.report.comparison_terminal import width_here
+from zerolora.report.comparison_terminal import terminal_width
 from zerolora.search.outcomes import Outcome, outcomes
 
 
@@ -26,7 +26,7 @@ def shown(name: str, study: Study) -> str:
         loss = "" if outcome.loss is None else f"{outcome.loss:.4f}"
         table.add_row(*map(Text, [run_of(name, number), *values, loss, outcome.state]))
     file = io.StringIO()
-    console = Console(file=file, width=width_here(), no_color=True, highlight=False)
+    console = Console(file=file, width=terminal_width(), no_color=True, highlight=False)
     console.print(table)
     for number in order:
         if study.trials[number].failed:
