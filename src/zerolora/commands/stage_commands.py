@@ -269,7 +269,6 @@ def merge(
     ] = False,
 ) -> None:
     """Add the adapter to the base weights."""
-    from zerolora.merge.skipped_merge import leave_out
     from zerolora.model.manifest import check_intact, located
 
     if (base is None) == (weights is None):
@@ -280,7 +279,9 @@ def merge(
         raise UserError("several adapters, or a --weight, are merged by hand; write --base in place of --weights")
     if left_out:
         check_intact(adapter[0], "zerolora train")
-        leave_out(output)
+        from zerolora.merge.merge import skip_merge
+
+        skip_merge(output)
         return
     obey("cpu")
     from zerolora.merge.merge import merge as stage

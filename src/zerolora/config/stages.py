@@ -128,7 +128,7 @@ STAGES = {
         Stage(
             "merge",
             "adds the adapter to the base weights",
-            ("merge.skipped_merge", "merge.merge"),
+            ("merge.merge",),
             "runs.{run}.merge",
             ("results/data/{dataset}", "results/{run}/adapter"),
             ("results/{run}/merged",),

@@ -7,6 +7,7 @@ template prints is escaped, except for `Markup`.
 
 import base64
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,12 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    filters: dict[str, Callable[[Any], str]] = {
         "gib": gib,
         "spec": lambda chart: Markup(chart.json()),  # noqa: S704 - JSON without <
         "svg": lambda chart: Markup(chart.svg()),  # noqa: S704 - Vega escapes its texts
     }
+    environment.filters |= filters
     scripts = [javascript(), (HERE / "page.js").read_text(encoding="utf-8")]
     return environment.get_template(template).render(
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - of this package
