@@ -1,4 +1,4 @@
-"""A finished run, as far as its files prove it: its settings, and results that are those of these settings."""
+"""Finished runs: settings and results, checked against the current config, the code and dvc.lock."""
 
 import hashlib
 from collections.abc import Callable
@@ -27,46 +27,46 @@ RECORD = Path("dvc.lock")
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose last stage has ended, and whose results are those of the present config and code."""
+    """A run whose last stage has ended, and whose results match the current config and code."""
 
     name: str
     config: Config
     resolved: Resolved
     hashes: dict[str, str]
-    """md5 of each output file that the record has, by path."""
+    """md5 of each output file in dvc.lock, by path."""
 
     @property
     def settings(self) -> RunSettings:
-        """Return the settings of the run's stages."""
+        """Settings of its stages."""
         return self.resolved.runs[self.name]
 
     @property
     def dataset(self) -> str:
-        """Return the name of its data set."""
+        """Name of its data set."""
         return self.settings.dataset
 
     @property
     def prepared(self) -> PrepareSettings:
-        """Return the settings of its data set."""
+        """Settings of its data set."""
         return self.resolved.prepare[self.dataset]
 
     @property
     def directory(self) -> Path:
-        """Return the directory of its results."""
+        """Directory of its results."""
         return RESULTS / self.name
 
     @property
     def data(self) -> Path:
-        """Return the directory of its prepared data."""
+        """Directory of its prepared data."""
         return RESULTS / "data" / self.dataset
 
     @property
     def model(self) -> Path:
-        """Return the directory of what its base model is."""
+        """Directory of its base model's config and tokenizer."""
         return MODELS / self.prepared.model
 
     def read(self, path: Path, reader: Callable[[Path, str], Any] = read_object) -> Any:
-        """Return the JSON in an output. Raises UserError if it is missing, or not the file that was recorded."""
+        """Return the JSON in an output. Raises UserError if it is missing, or differs from dvc.lock."""
         value = reader(path, command(self.name))
         expected = self.hashes.get(path.as_posix())
         if expected and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != expected:
@@ -77,7 +77,7 @@ class FinishedRun:
 def finished_run(name: str) -> FinishedRun:
     """Return a run of the project in the working directory.
 
-    Raises UserError if there is no such run, it has not ended well, or its results are those of other settings or code.
+    Raises UserError if there is no such run, it is unfinished, or its results are from other settings or code.
     """
     config = load(CONFIG)
     if name not in config.all_runs:
@@ -99,42 +99,38 @@ def finished_run(name: str) -> FinishedRun:
 
 
 def _code(run: FinishedRun) -> dict[str, Any]:
-    """Return the code fingerprints that the run's stages have now."""
+    """Return the current code fingerprints of the run's stages."""
     now = codes(run.resolved)
-    of_run = run.resolved.runs[run.name]
-    of_shared = {stage: now.shared[getattr(of_run, kind)][stage] for kind, stage in SHARED._asdict().items()}
-    return {**now.named, **now.runs[run.name], **of_shared}
+    shared = {stage: now.shared[getattr(run.settings, kind)][stage] for kind, stage in SHARED._asdict().items()}
+    return {**now.named, **now.runs[run.name], **shared}
 
 
 def command(run: str) -> str:
-    """Return the command that finishes a run, and has its settings where DVC reads them."""
+    """Return the command that finishes a run and writes its settings for DVC."""
     return f"snakemake --profile profiles/local {RESULTS / 'config.json'} {RESULTS / run / 'accepted.json'}"
 
 
 def remedy(run: str) -> str:
-    """Return what to do about a run that is not finished."""
+    """Return the remedy for an unfinished run."""
     return f"run `{command(run)}`"
 
 
 def _gate_failure(run: FinishedRun) -> str | None:
-    """Return one line if the run has come to its gate and did not pass it."""
+    """Return one line if the run reached its gate and failed."""
     difference, gate = run.directory / "metrics/difference.json", run.settings.accept.fail_if
     if gate is None or not difference.is_file():
         return None
     try:
         failure = parse(gate).failure(read_object(difference, "zerolora report"))
-    except KeyError:  # accept says which metrics there are
+    except KeyError:  # the stage accept lists the available metrics
         return None
     if failure is None:
         return None
-    return (
-        f"run {run.name} did not pass its gate, evaluate.fail_if: {failure}; change what it was trained on, or the gate"
-    )
+    return f"run {run.name} did not pass its gate, evaluate.fail_if: {failure}; change its training or the gate"
 
 
 def _recorded_stages(run: FinishedRun) -> dict[str, dict[str, Any]]:
-    """Return the stages of the record that made the run's results, its data, its base model and what it is compared
-    with, by name."""
+    """Return, by name, the stages of dvc.lock for the run's results, data, base model, and the base model's results."""
     if not RECORD.is_file():
         return {}
     shared = {RESULTS / getattr(run.settings, name) for name in Shared._fields}
@@ -143,7 +139,7 @@ def _recorded_stages(run: FinishedRun) -> dict[str, dict[str, Any]]:
     def is_of_run(paths: list[Path]) -> bool:
         if not any(path.is_relative_to(folder) for path in paths for folder in folders):
             return False
-        # The record keeps tasks that the config no longer has.
+        # dvc.lock keeps tasks that are no longer in the config.
         return any(path.parent.name != "tasks" or path.stem in run.resolved.tasks for path in paths)
 
     stages: dict[str, dict[str, Any]] = read_values(RECORD, longest=LARGEST).get("stages", {})

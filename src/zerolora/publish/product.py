@@ -1,4 +1,4 @@
-"""What is pushed: the files of an adapter or a merged model, checked against the hashes that its stage recorded."""
+"""The files to push: an adapter or a merged model, checked against the manifest of its stage."""
 
 import json
 from dataclasses import dataclass
@@ -15,37 +15,37 @@ from zerolora.publish.finished import FinishedRun, command, remedy
 
 KINDS = ("adapter", "merged")
 PUSH = "pushed"
-"""Of the manifest that is pushed along: by it a later push knows what is its own."""
+"""Key of the pushed manifest, which marks its files as those of a push."""
 CARD = "README.md"
 NAMING = {CONFIG: "base_model_name_or_path", "config.json": "_name_or_path", "tokenizer_config.json": "name_or_path"}
-"""Files that may say where a model was loaded from, and under which key."""
+"""Files that may have the path of the base model, with the key."""
 
 
 @dataclass(frozen=True)
 class PushedModel:
-    """A directory of files to be pushed."""
+    """A directory of files to push."""
 
     kind: str
     """adapter or merged."""
     directory: Path
     files: dict[str, dict[str, Any]]
-    """sha256 and bytes of each file, by name, as they are in the directory."""
+    """sha256 and bytes of each file in the directory, by name."""
     base: dict[str, Any]
     """Name, revision and weights of the base model (model/base_identity.py)."""
     rewritten: dict[str, str]
-    """The text of files that are pushed in another form, by name."""
+    """Changed texts of files, by name."""
 
     @property
     def bytes(self) -> int:
-        """Return the size of all files."""
+        """Size of all files."""
         return sum(entry["bytes"] for entry in self.files.values())
 
 
 def product_of(run: FinishedRun, kind: str) -> PushedModel:
-    """Return what a run made.
+    """Return a run's adapter or merged model.
 
-    Every byte is read and compared with the manifest. Raises UserError if the run made nothing of this kind, or a file
-    is missing or is not the one that the manifest lists.
+    Every file is hashed and compared with the manifest. Raises UserError if the run has no output of this kind, or a
+    file is missing or differs.
     """
     if kind not in KINDS:
         raise UserError(f"--what {shown(kind)}: write one of {', '.join(KINDS)}")
@@ -53,7 +53,7 @@ def product_of(run: FinishedRun, kind: str) -> PushedModel:
     trained = run.read(adapter / MANIFEST)
     if kind == "adapter":
         if not TRAINABLE[method].peft_type:
-            raise UserError(f"--what adapter: run {run.name} has none, since its method is {method}; write merged")
+            raise UserError(f"--what adapter: run {run.name} has no adapter: its method is {method}; write merged")
         directory, files = adapter, trained["files"]
     else:
         merged = run.read(manifest := run.directory / "merged" / MANIFEST)
@@ -77,12 +77,12 @@ def product_of(run: FinishedRun, kind: str) -> PushedModel:
 
 
 def _portable(name: str) -> str:
-    """Return a model's name; of a path that only this machine knows, the last part."""
+    """Return a model's name; for an absolute path, only its last part."""
     return f"./{Path(name).name}" if name.startswith(("/", "~")) else name
 
 
 def weights_of(files: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Return the sha256 of the files that hold weights, by name."""
+    """Return the sha256 of the weight files, by name."""
     return {name: entry["sha256"] for name, entry in sorted(files.items()) if is_weight(name)}
 
 

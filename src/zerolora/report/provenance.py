@@ -53,6 +53,13 @@ def commands(commit: str, page: str) -> dict[str, str]:
     }
 
 
+def adapter_origin(origin: dict[str, Any]) -> str:
+    """Return hash, source and licence of an adapter from the manifest of one that continues from it."""
+    source = "".join(f", {key} {value}" for key, value in origin.get("source", {}).items())
+    licence = f", {origin['license']}" if "license" in origin else ""
+    return f"sha256 {origin['sha256']}{source}{licence}"
+
+
 def _of_adapter(manifest: dict[str, Any]) -> dict[str, str]:
     """Return the hashes of the adapter, and of each adapter that training continued from, latest first."""
     result = {
@@ -60,8 +67,6 @@ def _of_adapter(manifest: dict[str, Any]) -> dict[str, str]:
     }
     origin, before = manifest.get("from_adapter"), "continues from"
     while origin:
-        source = "".join(f", {key} {value}" for key, value in origin.get("source", {}).items())
-        licence = f", {origin['license']}" if "license" in origin else ""
-        result[before] = f"{origin['directory']} (sha256 {origin['sha256']}{source}{licence})"
+        result[before] = f"{origin['directory']} ({adapter_origin(origin)})"
         origin, before = origin.get("from_adapter"), f"{before}, which continues from"
     return result
