@@ -59,8 +59,8 @@ class ExportTarget:
     settings: type[Section]
     """Its section of `export`."""
     check: Callable[[RunResult, Any], None]
-    """Raises UserError for everything that the target does not support. Called before anything is written, and by render
-    before training (export/early.py), when tensors have only names and shapes."""
+    """Raises UserError for everything that the target does not support. Called before anything is written, and by
+    render before training (export/early.py), when tensors have only names and shapes."""
     run: Callable[[RunResult, Any, Path], dict[str, Any]]
     """Writes the files to an empty directory, and returns details for the manifest."""
     opened: Callable[[RunResult, Any, Path], Opened]
