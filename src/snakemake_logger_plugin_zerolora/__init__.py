@@ -265,7 +265,7 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.JOB_ERROR:
             self._fail(values)
         elif event in (None, LogEvent.ERROR, LogEvent.GROUP_ERROR):
-            self._message(record, event)
+            self._message(record)
         self.running |= event not in (None, LogEvent.ERROR)
 
     def _start(self, values: dict[str, Any]) -> None:
@@ -302,12 +302,11 @@ class LogHandler(LogHandlerBase):
                     self.screen.print(f"  {line}")
             self.screen.failed(job, f"; log: {', '.join(logs)}" if logs else "")
 
-    def _message(self, record: LogRecord, event: LogEvent | None) -> None:
+    def _message(self, record: LogRecord) -> None:
         text = self.format(record).strip()
         is_detail = record.levelno < WARNING and self.running and not text.startswith(SHOWN)
-        # The shell command of a stage that failed, which has its own line.
-        of_command = event == LogEvent.ERROR and getattr(record, "exception", "") == "CalledProcessError"
-        if not text or is_detail or of_command or text.startswith(HIDDEN):
+        # A CalledProcessError is a stage that failed, which has its own line.
+        if not text or is_detail or "CalledProcessError" in text or text.startswith(HIDDEN):
             return
         if text.startswith("Nothing to be done"):
             self.summary = "all" in sys.argv
