@@ -31,6 +31,7 @@ from zerolora.errors import UserError
 from zerolora.log import LOGGER, result
 from zerolora.machine.devices import obey
 from zerolora.types import Device
+from zerolora.units import counted
 
 app = typer.Typer()
 
@@ -69,8 +70,7 @@ def resolve(
 
     resolved = stage(load(config))
     write(resolved, codes(resolved), output, runs or output.with_name(FOLDER))
-    count = len(resolved.runs)
-    result(f"{count} run{'s' * (count > 1)}")
+    result(counted(len(resolved.runs), "run"))
 
 
 @app.command()

@@ -15,6 +15,7 @@ from zerolora.commands.options import Output
 from zerolora.commands.stopping import stoppable
 from zerolora.log import result
 from zerolora.memory.command import memory
+from zerolora.units import counted
 
 app = typer.Typer()
 
@@ -72,8 +73,7 @@ def expand(
 
     checked = load(config)
     changed = write_runs(checked)
-    count = len(checked.all_runs)
-    typer.echo(f"{RUNS}: {count:,} run{'s' * (count != 1)}, {'written' if changed else 'as before'}")
+    typer.echo(f"{RUNS}: {counted(len(checked.all_runs), 'run')}, {'written' if changed else 'as before'}")
 
 
 @app.command()

@@ -30,6 +30,7 @@ from zerolora.report.comparison_columns import (
 from zerolora.report.comparison_rows import Row, all_runs, finished
 from zerolora.report.html import render
 from zerolora.report.markdown import Written, code, table
+from zerolora.units import counted
 
 PAGE = "index.html"
 COLOURS = {"done": "good", "failed": "bad", "refused": "bad", "not run": "quiet"}
@@ -68,7 +69,7 @@ def _status_counts(rows: Sequence[Row]) -> str:
     """Return the number of runs by status, as in `8 runs: 7 done, 1 refused`."""
     counts = Counter(row["status"] for row in rows)
     parts = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    return f"{len(rows)} run{'s' * (len(rows) != 1)}: {parts}"
+    return f"{counted(len(rows), 'run')}: {parts}"
 
 
 def _write(rows: Sequence[Row], overrides: Overrides, links: Mapping[str, str], output: Path, *, partial: bool) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from zerolora.units import byte_size, gib
+from zerolora.units import byte_size, counted, gib
 
 MIB = 1024**2
 
@@ -98,7 +98,7 @@ def cost(
         Figure(
             "GPU hours" if on_gpu else "rank hours",
             f"{used['measured_rank_hours']:.3g}",
-            f"{ranks} {'GPU' if on_gpu else 'CPU rank'}{'s' * (ranks > 1)}",
+            counted(ranks, "GPU" if on_gpu else "CPU rank"),
         ),
         Figure("tokens per second", f"{resources['tokens_per_second']:,.0f}", f"{train['tokens']:,} tokens"),
     ]
