@@ -90,6 +90,7 @@ def model_card(
     figures, model, stats = read["figures"], read["model"], read["stats"]
     files, on_hub, base = data_files(run), model["source"]["source"] == "hub", product.base
     config, cut = _config_of_run(run)
+    held_out = {name.replace("_", " "): each for name, each in tasks.held_out_changes(figures).items()}
     # Everything that the template prints is a number or a code span (report/markdown.py), except for `Written`.
     environment = jinja2.Environment(  # noqa: S701 - Markdown
         finalize=cell,
@@ -118,7 +119,7 @@ def model_card(
         hyperparameters=_hyperparameters(run),
         origin=_origin(run),
         evaluated=run.resolved.evaluate[run.dataset],
-        held_out=_table(_held_out(figures)) if figures.get("enabled", True) else None,
+        held_out=_table(held_out) if figures.get("enabled", True) else None,
         tasks={task: _table(changes) for task in sorted(run.resolved.tasks) if (changes := _changes(run, task))},
         gate=run.settings.accept.fail_if,
         planned=run.settings.render,
@@ -245,31 +246,7 @@ def _origin(run: FinishedRun) -> str | None:
     return f"an adapter with {adapter_origin(origin)}" if origin else None
 
 
-Changes = dict[str, dict[str, list[float]]]
-"""`base`, `tuned` and `difference` by metric: the value, and the ends of its interval, if any."""
-
-
-def _held_out(figures: dict[str, Any]) -> Changes:
-    """Return the metrics on the held-out rows."""
-
-    def with_ends(name: str) -> list[float]:
-        known = isinstance(figures.get(name), int | float)
-        return [figures[f"{name}{end}"] for end in ("", *tasks.ENDS) if f"{name}{end}" in figures] if known else []
-
-    names = [
-        name for name in figures if f"base_{name}" in figures and "." not in name and not name.endswith(tasks.ENDS)
-    ]
-    return {
-        name.replace("_", " "): {
-            "base": with_ends(f"base_{name}"),
-            "tuned": with_ends(name),
-            "difference": with_ends("difference" if name == "accuracy" else f"{name}_difference"),
-        }
-        for name in names
-    }
-
-
-def _changes(run: FinishedRun, task: str) -> Changes:
+def _changes(run: FinishedRun, task: str) -> tasks.Changes:
     """Return the metrics of a further task; empty unless both models have answered it."""
     folders = Path("results/base") / run.dataset / tasks.FOLDER, run.directory / tasks.FOLDER
     metrics, answers = tasks.files_of(task)
@@ -279,7 +256,7 @@ def _changes(run: FinishedRun, task: str) -> Changes:
     return {code(metric): change for metric, change in tasks.changes(before, after).items()}
 
 
-def _table(changes: Changes) -> Written:
+def _table(changes: tasks.Changes) -> Written:
     def text(figures: list[float]) -> Written:
         value, *ends = (f"{each:.4g}" for each in figures) if figures else ("",)
         return Written(f"{value} [{', '.join(ends)}]" if ends else value)

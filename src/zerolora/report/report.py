@@ -88,7 +88,7 @@ def report(
         before=before,
         after=after,
         difference=compared,
-        metrics=_metrics(compared),
+        metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != "accuracy", item[0])),
         tasks=task_metrics,
         groups=groups,
         names_of_groups={group: figures.group_name(group) for group in ["", *groups]},
@@ -157,21 +157,6 @@ def _charts(
         "predicted": [figures.accuracy_of_prediction(ratios(used, rendered["step_seconds"], measured_step))],
         "lengths": [figures.lengths(data / "lengths.csv")],
     }
-
-
-def _metrics(compared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return name, both values, and the interval of the difference of each metric that both models have."""
-    names = [
-        name.removeprefix("base_")
-        for name in compared
-        if name.startswith("base_") and not name.endswith(("_low", "_high"))
-    ]
-    rows = []
-    for name in sorted((name for name in names if name in compared), key=lambda name: (name != "accuracy", name)):
-        key = "difference" if name == "accuracy" else f"{name}_difference"
-        ends = [compared[f"{key}_{end}"] for end in ("low", "high") if f"{key}_{end}" in compared]
-        rows.append({"name": name, "base": compared[f"base_{name}"], "tuned": compared[name], "interval": ends})
-    return rows
 
 
 def _first(pairs: Sequence[Pair], changed: Sequence[Pair]) -> list[Pair]:

@@ -16,6 +16,8 @@ REMOVED = Path("work/removed_tasks")
 ENDS = ("_low", "_high")
 NOT_METRICS = (*ENDS, "_stderr", "rows")
 """Suffixes of keys that are not metrics."""
+Changes = dict[str, dict[str, list[float]]]
+"""`base`, `tuned` and `difference` by metric: the value, and the ends of its interval, if any."""
 TaskResult = tuple[Mapping[str, float], Any]
 """The metrics of a model and its answers, as `zerolora task` writes them."""
 
@@ -25,8 +27,25 @@ def files_of(task: str) -> tuple[str, str]:
     return f"{task}.json", f"{task}.answers.json"
 
 
-def changes(before: TaskResult, after: TaskResult) -> dict[str, dict[str, list[float]]]:
-    """Return {base, tuned, difference: [value, low, high], or [value] without an interval} by metric.
+def held_out_changes(figures: Mapping[str, Any]) -> Changes:
+    """Return the metrics on the held-out rows from difference.json."""
+
+    def with_ends(name: str) -> list[float]:
+        return [figures[f"{name}{end}"] for end in ("", *ENDS) if f"{name}{end}" in figures]
+
+    names = (name for name in figures if f"base_{name}" in figures and "." not in name and not name.endswith(ENDS))
+    return {
+        name: {
+            "base": with_ends(f"base_{name}"),
+            "tuned": with_ends(name),
+            "difference": with_ends("difference" if name == "accuracy" else f"{name}_difference"),
+        }
+        for name in names
+    }
+
+
+def changes(before: TaskResult, after: TaskResult) -> Changes:
+    """Return the metrics of a further task.
 
     The interval of a difference is a bootstrap over pairs. Only the accuracy on the same rows has one.
     """
@@ -43,7 +62,7 @@ def changes(before: TaskResult, after: TaskResult) -> dict[str, dict[str, list[f
     return result
 
 
-def compared(names: Iterable[str], base: Path, run: Path) -> dict[str, dict[str, Any]]:
+def compared(names: Iterable[str], base: Path, run: Path) -> dict[str, Changes]:
     """Return the result of `changes` by task. Raises UserError if a file is missing."""
     return {name: changes(_read(base, name), _read(run, name)) for name in names}
 
@@ -61,7 +80,7 @@ def set_aside(names: Sequence[str], *folders: Path) -> None:
                 path.replace(target)
 
 
-def flat(tasks: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> dict[str, float]:
+def flat(tasks: Mapping[str, Changes]) -> dict[str, float]:
     """Return the metrics of the fine-tuned model as task.NAME.METRIC, with _low and _high."""
     return {
         f"task.{name}.{metric}{end}": value
