@@ -26,8 +26,7 @@ from zerolora.fetch.models import fetch
 from zerolora.files import read_json, sha256
 from zerolora.methods.peft_format import ADAPTER, CONFIG
 from zerolora.publish.card import LIBRARIES, model_card
-from zerolora.publish.finished import FinishedRun, finished_run
-from zerolora.publish.product import product_of
+from zerolora.publish.finished import FinishedRun, finished_run, product_of
 from zerolora.publish.push import push
 from zerolora.report.run_settings import settings_of_run
 from zerolora.train.launch.stop_signals import STOPPED

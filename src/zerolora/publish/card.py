@@ -17,8 +17,7 @@ from zerolora.config.schema import data_folders
 from zerolora.config.values import HUB_ADAPTERS
 from zerolora.errors import UserError, printable
 from zerolora.files import MANIFEST, read_json, sha256
-from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun, command, remedy
-from zerolora.publish.product import PushedModel, weights_of
+from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun, PushedModel, command, remedy, weights_of
 from zerolora.report import tasks
 from zerolora.report.markdown import Written, cell, code, fenced, table
 from zerolora.report.provenance import adapter_origin, commit

@@ -1,6 +1,7 @@
-"""Finished runs: settings and results, checked against the current config, the code and dvc.lock."""
+"""Finished runs and their files to push, checked against the current config, the code, dvc.lock and the manifests."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,27 @@ from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.sharing import Shared
 from zerolora.errors import UserError, shown
 from zerolora.fail_if import parse
-from zerolora.files import read_object
+from zerolora.files import MANIFEST, read_object, sha256
 from zerolora.json_file import LARGEST
+from zerolora.methods.peft_format import CONFIG as ADAPTER_CONFIG
+from zerolora.methods.registry import TRAINABLE, check_published
+from zerolora.model.base_identity import KEY as BASE
+from zerolora.model.manifest import is_weight
 
 CONFIG = Path("config/config.yaml")
 RESULTS = Path("results")
 MODELS = Path("resources/models")
 RECORD = Path("dvc.lock")
+KINDS = ("adapter", "merged")
+PUSH = "pushed"
+"""Key of the pushed manifest, which marks its files as those of a push."""
+CARD = "README.md"
+NAMING = {
+    ADAPTER_CONFIG: "base_model_name_or_path",
+    "config.json": "_name_or_path",
+    "tokenizer_config.json": "name_or_path",
+}
+"""Files that may have the path of the base model, with the key."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +180,80 @@ def _check_same(run: str, stage: str, key: str, recorded: Any, now: Any) -> None
         was, is_ = ("at its default" if value is None else shown(value) for value in (recorded, now))
         what = "the code has changed" if key.startswith("code.") else f"{key} was {was}, and is {is_}"
         raise UserError(f"run {run} is out of date: since {stage} {what}; {remedy(run)}")
+
+
+@dataclass(frozen=True)
+class PushedModel:
+    """A directory of files to push."""
+
+    kind: str
+    """adapter or merged."""
+    directory: Path
+    files: dict[str, dict[str, Any]]
+    """sha256 and bytes of each file in the directory, by name."""
+    base: dict[str, Any]
+    """Name, revision and weights of the base model (model/base_identity.py)."""
+    rewritten: dict[str, str]
+    """Changed texts of files, by name."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry["bytes"] for entry in self.files.values())
+
+
+def product_of(run: FinishedRun, kind: str) -> PushedModel:
+    """Return a run's adapter or merged model.
+
+    Every file is hashed and compared with the manifest. Raises UserError if the run has no output of this kind, or a
+    file is missing or differs.
+    """
+    if kind not in KINDS:
+        raise UserError(f"--what {shown(kind)}: write one of {', '.join(KINDS)}")
+    method, adapter = run.settings.train.method, run.directory / "adapter"
+    trained = run.read(adapter / MANIFEST)
+    if kind == "adapter":
+        if not TRAINABLE[method].peft_type:
+            raise UserError(f"--what adapter: run {run.name} has no adapter: its method is {method}; write merged")
+        directory, files = adapter, trained["files"]
+    else:
+        merged = run.read(manifest := run.directory / "merged" / MANIFEST)
+        if not merged.get("enabled", True):
+            raise UserError(
+                f"--what merged: {manifest}: nothing was merged; write adapter, or merge.enabled: true, and run again"
+            )
+        directory, files = Path(merged["path"]), merged["files"]
+    _check_bytes(run, directory, files)
+    if kind == "adapter":
+        check_published(adapter, run.model)
+    rewritten = {}
+    for name, key in NAMING.items():
+        if name in files:
+            config = read_object(directory / name, command(run.name))
+            value = config.get(key)
+            if isinstance(value, str) and (portable := _portable(value)) != value:
+                rewritten[name] = json.dumps(config | {key: portable}, ensure_ascii=False, indent=2) + "\n"
+    base = trained[BASE] | {"name": _portable(trained[BASE]["name"])}
+    return PushedModel(kind, directory, files, base, rewritten)
+
+
+def _portable(name: str) -> str:
+    """Return a model's name; for an absolute path, only its last part."""
+    return f"./{Path(name).name}" if name.startswith(("/", "~")) else name
+
+
+def weights_of(files: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return the sha256 of the weight files, by name."""
+    return {name: entry["sha256"] for name, entry in sorted(files.items()) if is_weight(name)}
+
+
+def _check_bytes(run: FinishedRun, directory: Path, files: dict[str, dict[str, Any]]) -> None:
+    for name, entry in files.items():
+        path = directory / name
+        if not path.is_file():
+            raise UserError(f"{path}: is missing; {remedy(run.name)}, or restore it: `dvc checkout --force {path}`")
+        if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+            raise UserError(
+                f"{path}: is not the file that the manifest of its stage lists, so nothing is pushed; restore it: "
+                f"`dvc checkout --force {path.parent}`, or delete it and {remedy(run.name)}"
+            )

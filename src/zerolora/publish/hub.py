@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST
-from zerolora.publish.product import PUSH, PushedModel
+from zerolora.publish.finished import PUSH, PushedModel
 from zerolora.train.launch.stop_signals import Stopped
 
 if TYPE_CHECKING:

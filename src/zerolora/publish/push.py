@@ -14,9 +14,8 @@ from zerolora.files import MANIFEST, read_object, sha256, staged_directory, writ
 from zerolora.log import result
 from zerolora.model.base_identity import KEY as BASE
 from zerolora.publish.card import model_card
-from zerolora.publish.finished import RESULTS, finished_run
+from zerolora.publish.finished import CARD, PUSH, RESULTS, PushedModel, finished_run, product_of
 from zerolora.publish.hub import HubTarget, check_repository, push_to_hub
-from zerolora.publish.product import CARD, PUSH, PushedModel, product_of
 from zerolora.units import byte_size
 
 DIRECTORIES = ("/", "./", "../")
