@@ -33,25 +33,25 @@ from zerolora.units import byte_size
 
 
 def merge(
-    base: Path, adapter: Path, output: Path, place: Path, data: Path | None = None, dequantized: bool = False
+    base: Path, adapter: Path, output: Path, directory: Path, data: Path | None = None, dequantized: bool = False
 ) -> None:
-    """Write the merged model to directory `place` and its manifest to `output`/manifest.json.
+    """Write the merged model to `directory` and its manifest to `output`/manifest.json.
 
-    `place` is `output` if the weights are versioned; otherwise it is another directory, and only their hashes are
+    `directory` is `output` if the weights are versioned; otherwise it is another directory, and only their hashes are
     versioned. With `data`, the prepared data, the model gets its prompt format. With `dequantized`, the adapter is
     added to the weights as training quantized them. Raises UserError if the adapter was trained on another base model.
     """
-    with staged_directory(place) as staged:
-        hashes = write_model(base, [(adapter, 1.0)], staged, place, data, dequantized, hashed=True)
+    with staged_directory(directory) as staged:
+        hashes = write_model(base, [(adapter, 1.0)], staged, directory, data, dequantized, hashed=True)
         files = describe(staged, hashes)
-        manifest = {"path": str(place), "files": files} | ({"dequantized": True} if dequantized else {})
-        if place == output:
+        manifest = {"path": str(directory), "files": files} | ({"dequantized": True} if dequantized else {})
+        if directory == output:
             write_json(staged / MANIFEST, manifest)
-    if place != output:
+    if directory != output:
         with staged_directory(output) as staged:
             write_json(staged / MANIFEST, manifest)
     size = byte_size(sum(file["bytes"] for file in files.values()))
-    result(size if place == output else f"{size} in {place}")
+    result(size if directory == output else f"{size} in {directory}")
 
 
 def skip_merge(output: Path) -> None:
@@ -67,12 +67,12 @@ def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None)
     Raises UserError if the result differs from the manifest.
     """
     expected = foreign.manifest(manifest, "zerolora merge", "files", "path")
-    place = Path(expected["path"])
+    directory = Path(expected["path"])
     sizes = {name: file["bytes"] for name, file in expected["files"].items()}
-    if not all((place / name).is_file() and (place / name).stat().st_size == sizes[name] for name in sizes):
-        with staged_directory(place) as staged:
+    if not all((directory / name).is_file() and (directory / name).stat().st_size == sizes[name] for name in sizes):
+        with staged_directory(directory) as staged:
             dequantized = expected.get("dequantized", False)
-            hashes = write_model(base, [(adapter, 1.0)], staged, place, data, dequantized, hashed=True)
+            hashes = write_model(base, [(adapter, 1.0)], staged, directory, data, dequantized, hashed=True)
             if describe(staged, hashes) != expected["files"]:
                 raise UserError(f"{manifest}: base and adapter here merge to other weights; run the merge stage again")
 
@@ -81,7 +81,7 @@ def write_model(
     base: Path,
     adapters: Sequence[tuple[Path, float]],
     staged: Path,
-    place: Path,
+    directory: Path,
     data: Path | None = None,
     dequantized: bool = False,
     *,
@@ -89,7 +89,7 @@ def write_model(
 ) -> dict[str, str]:
     """Write a base plus adapters, each times its weight, to the directory `staged`.
 
-    Messages name `place`. Returns the sha256 of the weight files by name; without `hashed`, nothing.
+    Messages name `directory`. Returns the sha256 of the weight files by name; without `hashed`, nothing.
     """
     files = [read_header(path) for path in weight_files(base)]
     spec = None if dequantized else listed_model(base, files, [path for path, _ in adapters])
@@ -131,7 +131,7 @@ def write_model(
         write_untied(staged)
     copies = {unit.copy: path.name for path, added in plan.copies.items() for unit in added if unit.copy}
     update_index(staged, plan.more_parameters, plan.more_bytes, copies)
-    return write_weights(plan, place, hashed)
+    return write_weights(plan, directory, hashed)
 
 
 def update_index(model: Path, parameters: int, size: int, added: Mapping[str, str]) -> None:

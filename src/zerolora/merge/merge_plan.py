@@ -76,11 +76,11 @@ def plan_merge(
     files: Iterable[TensorFile],
     names: BaseNames,
     updates: Mapping[str, Update],
-    place: Path = Path(),
+    directory: Path = Path(),
     rows_before: int | None = None,
     untied: Mapping[str, str] | None = None,
 ) -> MergePlan:
-    """Return the plan that merges `updates` into the tensors of `files`, with output in the directory `place`.
+    """Return the plan that merges `updates` into the tensors of `files`, with output in `directory`.
 
     `names` has the shapes of the merged model. `rows_before` is the vocabulary size before tokens were added, None if
     none were. `untied` has the source weight of each new tensor. Raises UserError if an update does not fit its weight,
@@ -135,7 +135,7 @@ def plan_merge(
         units |= {stored.name: unit for stored in group} if unit.updates else {}
     return MergePlan(
         units,
-        tuple((file, _target(file, place, shapes, copies.get(file.path, []))) for file in files),
+        tuple((file, _target(file, directory, shapes, copies.get(file.path, []))) for file in files),
         names,
         {path: tuple(added) for path, added in copies.items()},
         more_parameters,
@@ -149,11 +149,11 @@ def plan_merge(
 
 
 def _target(
-    file: TensorFile, place: Path, shapes: Mapping[str, tuple[int, ...]], copies: Iterable[MergeUnit]
+    file: TensorFile, directory: Path, shapes: Mapping[str, tuple[int, ...]], copies: Iterable[MergeUnit]
 ) -> TensorFile:
-    """Return the header of the output file, in the directory `place`, for a file of the base."""
+    """Return the header of the output file, in `directory`, for a file of the base."""
     added = {unit.copy: unit.stored[0] for unit in copies if unit.copy}
-    return file.resized(place / file.path.name, shapes, added)
+    return file.resized(directory / file.path.name, shapes, added)
 
 
 def _converted(group: tuple[StoredTensor, ...], names: BaseNames, updates: Mapping[str, Update]) -> MergeUnit:
