@@ -207,9 +207,9 @@ def test_a_stage_that_began_before_its_start_was_read_is_not_taken_for_an_earlie
     """On a busy machine it may have written its status by then."""
     log = tmp_path / "one.log"
     log.write_text("")
-    told = time.time()
+    logged = time.time()
     status_file(log).write_text(json.dumps({"started": time.time_ns(), "result": "4 steps"}))
-    job, later = Job("one", log, "one.txt", told), Job("one", log, "one.txt", time.time() + 1)
+    job, later = Job("one", log, "one.txt", logged), Job("one", log, "one.txt", time.time() + 1)
     job.poll()
     later.poll()
     assert (job.status.get("result"), later.status.get("result")) == ("4 steps", None)

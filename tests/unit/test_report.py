@@ -16,10 +16,8 @@ from zerolora.evaluate.intervals import bootstrap_mean, wilson
 from zerolora.files import read_json, write_json
 from zerolora.report import charts
 from zerolora.report.charts import POINTS, Chart, javascript, thinned
-from zerolora.report.html import render
 from zerolora.report.provenance import UNCOMMITTED, commands
-from zerolora.report.run_cost import duration
-from zerolora.report.usage import table
+from zerolora.report.usage import duration, table
 
 
 @pytest.fixture
@@ -254,8 +252,7 @@ def test_a_charts_data_cannot_end_its_script() -> None:
 
 
 def test_the_policy_names_both_scripts_and_no_other(tmp_path: Path) -> None:
-    (tmp_path / "bare.html").write_text('{% extends "shell.html" %}')
-    page = render("bare.html", tmp_path)
+    page = FinishedRun(tmp_path).page().read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy
     assert policy[1].count("sha256-") == page.count("<script>") == 2

@@ -8,7 +8,7 @@ import yaml
 from conftest import ROOT, served
 
 from zerolora.files import write_json
-from zerolora.report.headline_metrics import headline
+from zerolora.report.row import headline
 
 USED = {
     "measured_host_bytes": 2.9 * 2**30,
