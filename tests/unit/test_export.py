@@ -332,7 +332,7 @@ def test_a_head_that_the_converter_leaves_out_is_one_line(
     sentencepiece_file(result.merged_model / "tokenizer.model")
     line = refused(target, result, tmp_path)
     assert line.startswith(f"{result.merged}: the output head has other weights than the embedding, and llama.cpp's")
-    assert "leaves it out for gemma2" in line
+    assert "omits it for gemma2" in line
 
 
 # Above 5 s: a converter.
@@ -459,7 +459,7 @@ def test_other_refusals_are_one_line(source: RunResult, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "llama-quantize, which is not on the PATH" in refused("gguf", source, tmp_path, type="q4_k_m")
     line = refused("ollama", source, tmp_path, system='end """ SYSTEM')
-    assert 'export.ollama.system: \'end """ SYSTEM\' holds' in line
+    assert 'export.ollama.system: \'end """ SYSTEM\' contains' in line
     assert "use_rslora is True" in refused("gguf_adapter", changed(source, tmp_path, "use_rslora", True), tmp_path)
     whole = replace(source, adapter=tmp_path / "none")
     assert "has full weights, not an adapter; export the merged model, as gguf does" in refused(
@@ -514,5 +514,5 @@ def test_a_models_own_template_is_known_by_what_it_writes() -> None:
 def test_a_stop_token_cannot_write_into_the_modelfile() -> None:
     tokenizer = tokenizer_like(FAMILIES["zephyr"], None)
     tokenizer.add_tokens(['x"\nSYSTEM evil'])
-    with pytest.raises(UserError, match="which a Modelfile cannot write"):
+    with pytest.raises(UserError, match="which a Modelfile cannot express"):
         modelfile(tokenizer, [len(tokenizer) - 1], None, "model.gguf")

@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "modules_to_save is ['norm'], which vLLM does not support",
     ),
     "patterns": ("vllm_adapter", {}, {"lora": {"rank_pattern": {"q_proj": 2}}}, "rank_pattern is {'q_proj': 2}"),
-    "scale": ("gguf_adapter", {}, {"lora": {"rank_stabilized": True}}, "use_rslora is True, for which llama.cpp has"),
+    "scale": ("gguf_adapter", {}, {"lora": {"rank_stabilized": True}}, "use_rslora is True, which llama.cpp does not"),
     "a rank above the server's": (
         *("vllm_adapter", {}, {"lora": {"r": 32}}),
         "export.vllm_adapter.max_lora_rank: 16, but the adapter of this run/adapter_config.json has r: 32; write 32",
@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "a quantizer": ("gguf", {"type": "q4_k_m"}, {}, "export.gguf.type: q4_k_m is made by llama.cpp's llama-quantize"),
     "a quantizer for Ollama": ("ollama", {"type": "q6_k"}, {}, "export.ollama.type: q6_k is made by llama.cpp's"),
-    "a system prompt": ("ollama", {"system": 'a """ b'}, {}, 'export.ollama.system: \'a """ b\' holds'),
+    "a system prompt": ("ollama", {"system": 'a """ b'}, {}, 'export.ollama.system: \'a """ b\' contains'),
 }
 
 
@@ -167,7 +167,7 @@ def test_programs_of_a_clusters_nodes_are_a_warning(
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/sbatch" if name == "sbatch" else None)
     monkeypatch.setattr(llama_cpp, "try_conversion", lambda _: None)
     tried(folder, {"gguf": {"type": "q4_k_m"}})
-    assert "export checks the one that it runs on" in caplog.text
+    assert "export checks its own machine" in caplog.text
 
 
 def test_without_weights_targets_of_the_adapter_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

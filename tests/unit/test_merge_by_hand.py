@@ -458,7 +458,7 @@ def test_an_output_that_is_not_free_is_refused(tmp_path: Path, tiny_model: Path,
 
 def test_only_factors_are_added_with_a_weight(tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
     dora = make_adapter(tiny_model, tmp_path / "adapter" / "dora", use_dora=True)
-    with pytest.raises(UserError, match="dora: .* is not changed by LoRA factors alone, so it cannot be added"):
+    with pytest.raises(UserError, match="dora: the update of .* has more than LoRA factors, so it cannot be weighted"):
         merge_by_hand(tiny_model, [adapter, dora], [0.5, 0.5], tmp_path / "merged")
 
 

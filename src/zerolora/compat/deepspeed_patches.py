@@ -135,14 +135,14 @@ def scaler_of(engine: Any, optimizer: Any) -> Any:
 
 @patch("deepspeed")
 def set_scale(engine: Any, optimizer: Any, state: dict[str, float]) -> None:
-    """Set the attributes SCALE of the loss scaler, which has no load_state_dict."""
+    """Set the attributes SCALE of the loss scaler (`scaler_of`), which has no load_state_dict."""
     for name, value in state.items():
         setattr(scaler_of(engine, optimizer), name, value)
 
 
 @patch("deepspeed", upstream="none known; deepspeed.utils.safe_get_full_fp32_param covers stages 1 to 3")
 def stage0_masters(optimizer: Any) -> dict[Any, torch.Tensor]:
-    """Return the fp32 master of each trained parameter of stage 0's 16-bit optimizer."""
+    """Return the fp32 master of each trained parameter of stage 0's 16-bit optimizer, by parameter."""
     groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
     return {low: high for lows, highs in groups for low, high in zip(lows, highs, strict=True)}
 

@@ -58,5 +58,5 @@ def replace_token_forward(model: Any, of_wrapper: Callable[..., Any], of_embeddi
 
 @patch("peft", features=("peft.utils.other:TrainableTokensWrapper",))
 def without_rows(head: Any) -> Any:
-    """Return the wrapped module of a head with trained rows, any other head unchanged."""
+    """Return the module that peft wraps in a head with trained rows, any other head unchanged."""
     return head.token_adapter.base_layer if hasattr(head, "token_adapter") else head

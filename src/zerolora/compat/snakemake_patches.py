@@ -162,13 +162,13 @@ def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
 
 @patch("snakemake")
 def run_again(workflow: Any, outputs: Iterable[str]) -> None:
-    """Make Snakemake run the jobs of these outputs, as it does for incomplete outputs."""
+    """Make Snakemake run the jobs of these outputs, as it does for incomplete ones; no public function does."""
     workflow.dag.forcefiles.update(outputs)
 
 
 @patch("snakemake")
 def run_with_until(workflow: Any, rule: str) -> None:
-    """Add a rule to those of `--until`, before planning."""
+    """Add a rule to those of `--until` before planning, which Snakemake allows only on its command line."""
     dag = workflow.dag
     if dag.untilrules or dag.untilfiles:
         dag.untilrules.add(rule)
