@@ -10,11 +10,10 @@ from typing import Any
 from zerolora.config.code import codes
 from zerolora.config.compared import compared
 from zerolora.config.file import load, read_values
+from zerolora.config.grids import SHARED_STAGES, Shared
 from zerolora.config.resolve import resolve, shared_settings
 from zerolora.config.schema import Config
 from zerolora.config.settings import PrepareSettings, Resolved, RunSettings
-from zerolora.config.sharing import STAGES as SHARED
-from zerolora.config.sharing import Shared
 from zerolora.errors import UserError, shown
 from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_object, sha256
@@ -116,7 +115,7 @@ def finished_run(name: str) -> FinishedRun:
 def _code(run: FinishedRun) -> dict[str, Any]:
     """Return the current code fingerprints of the run's stages."""
     now = codes(run.resolved)
-    shared = {stage: now.shared[getattr(run.settings, kind)][stage] for kind, stage in SHARED._asdict().items()}
+    shared = {stage: now.shared[getattr(run.settings, kind)][stage] for kind, stage in SHARED_STAGES._asdict().items()}
     return {**now.named, **now.runs[run.name], **shared}
 
 
