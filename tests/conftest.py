@@ -270,6 +270,14 @@ def begun(*command: str, directory: Path = ROOT, **variables: str) -> Started:
     return SERVERS.of(ROOT, environment).start(command, directory, environment)
 
 
+def refusal(action: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """Return the line with which an action is refused."""
+    with pytest.raises(UserError) as raised:
+        action(*arguments, **options)
+    (line,) = str(raised.value).splitlines()
+    return line
+
+
 @pytest.fixture(scope="session")
 def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[[str], Project]:
     """Return a function that makes a fresh copy of the project, with the tiny model and 20 rows, committed."""
