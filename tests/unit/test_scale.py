@@ -4,8 +4,6 @@ import json
 from typing import Any
 
 import scale
-import scale_runs
-import scale_telemetry
 from conftest import ROOT
 
 SIZES: list[dict[str, Any]] = json.loads(scale.RESULT.read_text(encoding="utf-8"))["runs"]["sizes"]
@@ -20,7 +18,6 @@ def test_a_thousand_runs_are_planned_and_found_done_in_a_minute() -> None:
 
 def test_the_docs_say_what_was_measured() -> None:
     page, grids = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("scale", "grids"))
-    assert scale_runs.table(SIZES) in grids
     actual = json.loads(scale.RESULT.read_text(encoding="utf-8"))
     assert scale.section(actual) in page and scale.section_of_runs(actual) in grids
     assert actual["prepared_rows"] == scale.prepared_rows()
@@ -29,7 +26,7 @@ def test_the_docs_say_what_was_measured() -> None:
 
 def test_the_cost_of_telemetry_is_of_the_charts() -> None:
     """Loading Vega takes a second. More rows than points of a line take no more of the page."""
-    actual = [scale_telemetry.measure(rows) for rows in (30, 300, 3000)]
+    actual = [scale.telemetry(rows) for rows in (30, 300, 3000)]
     assert all(each["charts"]["cpu_seconds"] > 0 for each in actual)
     few, full, many = (each["charts_on_page"]["bytes"] for each in actual)
     assert few < full / 2 and many < 1.1 * full
