@@ -254,7 +254,7 @@ def test_what_is_shared_has_a_folder_of_its_own(tmp_path: Path, name: str, owner
 def test_the_table_of_the_docs_is_right() -> None:
     """docs/grids.md: for each key, which stages run for each of its values, and which once."""
     lines = (ROOT / "docs/grids.md").read_text(encoding="utf-8").splitlines()
-    start = lines.index("| with values of | once for each value | once for all of them |") + 2
+    start = lines.index("| values of | once for each value | once for all values |") + 2
     rows = [line.split("|")[1:4] for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start:])]
     keys = [(re.findall(r"`([\w.]+)`", row[0]), re.findall(r"`(\w+)`", row[2])) for row in rows]
     assert sum(len(named) for named, _ in keys) > 8
