@@ -206,7 +206,7 @@ def measured(groups: list[Group], deadline: float) -> Iterator[list[dict[str, An
             answers = start({**group, "batches": [batch for batch, _ in fits]}, Path(folder)) if fits else []
             result = [row(group, *pair, answer) for pair, answer in zip(fits, answers, strict=True)]
             result += [row(group, batch, prediction, {"skipped": why}) for batch, prediction, why in tried if why]
-            print("\n".join([name_of(group), *map(line, result)]), file=sys.stderr)
+            print(name_of(group), *(each.get("error", "no figures") for each in result), file=sys.stderr)
             yield result
 
 
@@ -293,17 +293,6 @@ def predicted_again(each: dict[str, Any]) -> dict[str, Any]:
     result = {name: value for name, value in each.items() if name.startswith(measured)}
     case = {name: value for name, value in each.items() if name not in (*result, *PREDICTED)}
     return row({**case, "batches": None}, {}, prediction, result)
-
-
-def line(each: dict[str, Any]) -> str:
-    """Return a row as a printed line."""
-    what = f"  {each['micro_batch']}x{each['length']} {each['loss']} {each['logits']} masked={each['masked']}"
-    if "error" not in each:
-        return f"{what}: {each.get('failed') or each.get('skipped')}"
-    on_gpu = "gpu_allocated" in each
-    seen = each["gpu_allocated"] if on_gpu else each["host_peak"]
-    expected = each["predicted_gpu" if on_gpu else "predicted_host"]["total"]
-    return f"{what}: {expected / 2**30:.3f} predicted, {seen / 2**30:.3f} GiB measured, {each['error']:+.1%}"
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

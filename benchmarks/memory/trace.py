@@ -1,12 +1,12 @@
 """Trace the memory of one optimizer step of the real transformers + peft model under the real engine, without weights.
 
-    .venv/bin/python benchmarks/memory/trace.py CASE [--explain]
+    .venv/bin/python benchmarks/memory/trace.py CASE
 
 compare.py starts it with a case as JSON. Model, adapter, DeepSpeed's engine of any stage for any number of ranks, and
 the optimizer all run. But the tensors are fake (torch's FakeTensorMode: shapes and storages, no bytes) and so are the
 other ranks (torch's fake process group), so a 70B model on 64 GPUs is traced on a laptop. Each storage counts, in
 blocks of 512 bytes as CUDA's allocator has them, from the operation that allocates it until its last reference is gone.
-Prints JSON, in bytes; --explain also prints the largest allocations.
+Prints JSON, in bytes.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import os
 import sys
 import warnings
 import weakref
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +41,16 @@ DEFAULTS = {
     "loss": "plain", "sequence_parallel": 1, "layers": None, "offload": False,
 }  # fmt: skip
 Case = argparse.Namespace
-"""The keys of a case of compare.py, those of DEFAULTS, and `explain`."""
+"""The keys of a case of compare.py and of DEFAULTS."""
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of all live storages, and records the composition of the peak."""
+    """Counts the bytes of all live storages, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.now = self.peak = self.explained = 0
-        self.sizes: dict[int, tuple[Any, int, str]] = {}
-        self.at_peak: Counter[str] = Counter()
-        self.explain = False
+        self.now = self.peak = 0
+        self.storages: dict[int, Any] = {}
 
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and count its new storages."""
@@ -64,40 +61,29 @@ class Live(TorchDispatchMode):
             # CUDA's kernel multiplies gradient and output first (aten/src/ATen/native/cuda/SoftMax.cu,
             # softmax_backward_cuda_out); the CPU's has no such temporary.
             temporary = args[0] * args[1]
-            self.note(temporary, "softmax backward's temporary")
+            self.count(temporary)
         result = function(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and value.device.type != "meta":
-                self.note(value, str(function))
+                self.count(value)
         return result
 
-    def note(self, tensor: torch.Tensor, what: str) -> None:
+    def count(self, tensor: torch.Tensor) -> None:
         """Count the storage of a tensor once, until it is freed."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        known = self.sizes.get(key)
-        if known is not None and known[0]() is not None:
+        known = self.storages.get(key)
+        if known is not None and known() is not None:
             return
         size = -(-storage.nbytes() // BLOCK) * BLOCK
 
         def gone(_: Any) -> None:
             self.now -= size
-            self.sizes.pop(key, None)
+            self.storages.pop(key, None)
 
-        self.sizes[key] = weakref.ref(storage, gone), size, f"{what} {list(tensor.shape)} {tensor.dtype}"
+        self.storages[key] = weakref.ref(storage, gone)
         self.now += size
-        if self.now > self.peak:
-            self.peak = self.now
-            if self.explain and self.now > self.explained:
-                self.explained = self.now
-                self.at_peak = self.composition()
-
-    def composition(self) -> Counter[str]:
-        """Return the live bytes by operation, shape and type."""
-        result: Counter[str] = Counter()
-        for _, size, label in self.sizes.values():
-            result[label] += size
-        return result
+        self.peak = max(self.peak, self.now)
 
     def restart(self) -> None:
         """Restart the peak."""
@@ -118,17 +104,10 @@ def trace(case: Case) -> dict[str, Any]:
         optimizer = built(case.optimizer, trained)
         engine = with_engine(model, optimizer, case)
         result["static"] = live.now
-        if case.explain:
-            print("static:", file=sys.stderr)
-            show(live.composition())
-        for step in range(STEPS):
-            live.explain = case.explain and step == STEPS - 1
+        for _ in range(STEPS):
             live.restart()
             result |= one_step(engine, optimizer, live, case)
         result["held"] = live.now
-    if case.explain:
-        print("peak:", file=sys.stderr)
-        show(live.at_peak)
     return result
 
 
@@ -138,12 +117,6 @@ def built(name: str, trained: list[Any]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(trained, lr=1e-4, foreach=True)
     recipe = OPTIMIZERS[name]
     return recipe.build([{"params": trained}], 1e-4, 0.0, recipe.betas, recipe.epsilon)
-
-
-def show(composition: Counter[str]) -> None:
-    """Print the largest parts of a composition."""
-    for label, size in composition.most_common(25):
-        print(f"{size / 2**20:12.2f} MiB  {label}", file=sys.stderr)
 
 
 def one_step(engine: Any, optimizer: Any, live: Live, case: Case) -> dict[str, int]:
@@ -428,8 +401,4 @@ def with_engine(model: Any, optimizer: Any, case: Case) -> Any:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    parser = argparse.ArgumentParser()
-    parser.add_argument("case", type=json.loads)
-    parser.add_argument("--explain", action="store_true")
-    options = parser.parse_args()
-    print(json.dumps(trace(Case(**DEFAULTS | options.case, explain=options.explain))))
+    print(json.dumps(trace(Case(**DEFAULTS | json.loads(sys.argv[1])))))

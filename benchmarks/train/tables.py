@@ -46,29 +46,19 @@ def _trl(result: Result) -> str:
 
 
 def _limit(result: Result) -> str:
+    shares = {"ratio_to_matmul": ".0%", "overhead_share": ".1%", "communication_share": ".1%"}
     rows = [
-        (
-            name,
-            f"{each['flops_per_second'] / 1e9:,.0f}",
-            f"{each['ratio_to_matmul']:.0%}",
-            f"{each['overhead_share']:.1%}",
-            f"{each['communication_share']:.1%}",
-        )
+        (name, f"{each['flops_per_second'] / 1e9:,.0f}", *(format(each[key], form) for key, form in shares.items()))
         for name, each in result["trainings"].items()
     ]
     return measuring.table(["", "GFLOP/s of a rank", "of matrix products", "overhead", "waiting"], rows)
 
 
 def _scaling(result: Result) -> str:
-    rows = [
-        (
-            name,
-            f"{each['efficiency']:.0%}",
-            f"{sum(each['bytes_counted'].values()) / 1e6:,.1f}",
-            f"{each['counted_over_predicted']:.2f}",
-        )
-        for name, each in result["strategies"].items()
-    ]
+    rows = []
+    for name, each in result["strategies"].items():
+        sent = f"{sum(each['bytes_counted'].values()) / 1e6:,.1f}"
+        rows.append((name, f"{each['efficiency']:.0%}", sent, f"{each['counted_over_predicted']:.2f}"))
     return measuring.table(["strategy", "efficiency", "MB sent a step", "counted over predicted"], rows)
 
 
@@ -82,18 +72,13 @@ def _start_up(result: Result) -> str:
 
 
 def _forked_ranks(result: Result) -> str:
-    rows = [
-        (
-            f"{ranks}, {text}",
-            f"{ways[way]['first_step_seconds']:.1f} s",
-            f"{ways[way]['cpu_seconds']:.1f} s",
-            _gib(ways[way]["pss_bytes"]),
-            ways[way]["opened_files"],
-            f"{ways[way]['read_bytes'] / 2**20:.0f} MiB",
-        )
-        for ranks, ways in result["ranks"].items()
-        for way, text in {"separate": "each loads by itself", "forked": "forked"}.items()
-    ]
+    rows = []
+    for ranks, ways in result["ranks"].items():
+        for way, text in {"separate": "each loads by itself", "forked": "forked"}.items():
+            each = ways[way]
+            seconds = (f"{each[name]:.1f} s" for name in ("first_step_seconds", "cpu_seconds"))
+            read = f"{each['read_bytes'] / 2**20:.0f} MiB"
+            rows.append((f"{ranks}, {text}", *seconds, _gib(each["pss_bytes"]), each["opened_files"], read))
     header = ["ranks, and how they start", "first step made after", "CPU time", "memory", "opened files", "read"]
     return measuring.table(header, rows)
 
