@@ -32,7 +32,7 @@ from measuring import RESULTS, ROOT, children_cpu_seconds, machine, parser_of, p
 
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/browser", "tests/slurm", "tests/workflow")]
 
-from conftest import SERVERS, Project, make_tiny_model, project_environment, write_rows  # noqa: E402
+from conftest import SERVERS, Project, copy_tracked, make_tiny_model, project_environment, write_rows  # noqa: E402
 from engines import edit_config  # noqa: E402
 from fork_server import Started  # noqa: E402
 
@@ -334,18 +334,7 @@ class Chaos:
 
     def _build(self) -> None:
         directory = self.finished
-        tracked = subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for path in filter(None, tracked.stdout.split("\0")):
-            needed = not path.startswith(("docs/", "tests/", "benchmarks/")) and path != "dvc.lock"
-            if needed and (ROOT / path).is_file():
-                (directory / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / path, directory / path)
+        copy_tracked(directory, ("docs/", "tests/", "benchmarks/"))
         make_tiny_model(directory / "model")
         write_rows(directory / "rows.json", 20)
         project = Project(directory)
