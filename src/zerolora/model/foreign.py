@@ -11,8 +11,8 @@ from typing import Any
 
 from zerolora import json_file
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST
-from zerolora.json_kinds import (
+from zerolora.files import MANIFEST, read_json
+from zerolora.json_file import (
     COUNT,
     FILE_NAME,
     FLAG,
@@ -196,7 +196,7 @@ def adapter_config(directory: Path) -> dict[str, Any]:
 def manifest(path: Path, written_by: str, *required: str) -> dict[str, Any]:
     """Return the manifest of a directory, or a stamp, which the command `written_by` writes; the keys `required`, and
     by default `files`, are there."""
-    value = json_file.read_own(path, written_by)
+    value = read_json(path, written_by)
     remedy = f"delete it and run `{written_by}` again"
     needed = {name: MANIFEST_KEYS[name] for name in required or ("files",)}
     check(value, record(MANIFEST_KEYS, needed), path, remedy)
