@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,15 +111,13 @@ def wait(
     return codes
 
 
-def kernel_bytes(process: int | str, file: str, *names: str) -> int:
-    """Return the sum of some lines of /proc/PROCESS/FILE, in bytes; 0 if the process has ended."""
+def kernel_sizes(process: int | str, file: str) -> Counter[str]:
+    """Return the sizes in /proc/PROCESS/FILE in bytes, by name; none if the process has ended."""
     try:
         text = Path(f"/proc/{process}/{file}").read_text(encoding="ascii")
     except OSError:
-        return 0
-    return sum(
-        int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE) if name in names
-    )
+        return Counter()
+    return Counter({name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)})
 
 
 def last_line(log: Path) -> str:

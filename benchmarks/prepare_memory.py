@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from measuring import RESULTS, kernel_bytes, machine, wait
+from measuring import RESULTS, kernel_sizes, machine, wait
 
 from zerolora.config.schema import Prepare
 from zerolora.files import canonical, write_json
@@ -71,8 +71,8 @@ def family_bytes(pid: int) -> int:
     """Return the bytes of a process and its children, shared pages counted once, without file pages."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        family = (process, *process.children(recursive=True))
-        return sum(kernel_bytes(each.pid, "smaps_rollup", "Pss_Anon", "Pss_Shmem") for each in family)
+        sizes = [kernel_sizes(each.pid, "smaps_rollup") for each in (process, *process.children(recursive=True))]
+        return sum(each["Pss_Anon"] + each["Pss_Shmem"] for each in sizes)
     return 0
 
 

@@ -29,7 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from measuring import RESULTS, ROOT, children_cpu_seconds, kernel_bytes, machine, medians, parser_of, table
+from measuring import RESULTS, ROOT, children_cpu_seconds, kernel_sizes, machine, medians, parser_of, table
 
 from zerolora.files import write_json
 from zerolora.tensor_file import read_header
@@ -196,8 +196,8 @@ def measured(command: list[str], folder: Path) -> dict[str, float]:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     pss = rss = 0
     while process.poll() is None:
-        pss = max(pss, kernel_bytes(process.pid, "smaps_rollup", "Pss"))
-        rss = max(rss, kernel_bytes(process.pid, "status", "VmHWM"))
+        pss = max(pss, kernel_sizes(process.pid, "smaps_rollup")["Pss"])
+        rss = max(rss, kernel_sizes(process.pid, "status")["VmHWM"])
         time.sleep(EVERY)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed: {(folder / 'log').read_text()[-2000:]}")

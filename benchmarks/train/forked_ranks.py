@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 from contest import QUIET, Ours, about, parser, reference, training_settings
-from measuring import children_cpu_seconds, kernel_bytes, medians, turns
+from measuring import children_cpu_seconds, kernel_sizes, medians, turns
 
 from zerolora.files import write_json
 from zerolora.train.launch.launcher import environment_of
@@ -83,7 +83,7 @@ def measured(ours: Ours, start: Start) -> dict[str, float]:
         pss = 0
         for process in family(processes):
             with contextlib.suppress(OSError, psutil.Error, AttributeError, TypeError):
-                pss += kernel_bytes(process.pid, "smaps_rollup", "Pss")
+                pss += kernel_sizes(process.pid, "smaps_rollup")["Pss"]
                 text = Path(f"/proc/{process.pid}/io").read_text()
                 read[process.pid] = int(re.findall(r"rchar: (\d+)", text)[0])
         peak = max(peak, pss)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from contest import LONGEST_SECONDS, QUIET, TRAIN, Ours, about, parser, reference
-from measuring import kernel_bytes, timed, wait
+from measuring import kernel_sizes, timed, wait
 
 from zerolora.config.settings import TrainSettings
 from zerolora.files import read_json, write_json
@@ -31,10 +31,9 @@ from zerolora.train.rank import claim_device, read_plan
 
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
 BENCHMARKS = Path(__file__).resolve().parents[1]
-ROLLUP = "smaps_rollup"
 IMPORTS = """
 import deepspeed, measuring, zerolora.train.rank
-print(measuring.kernel_bytes("self", "smaps_rollup", "Anonymous"))
+print(measuring.kernel_sizes("self", "smaps_rollup")["Anonymous"])
 """
 
 
@@ -77,8 +76,8 @@ def peaks(ours: Ours, every: float) -> dict[str, float]:
     samples = [(0, 0)]
 
     def sample() -> None:
-        pss, anonymous = ([kernel_bytes(each.pid, ROLLUP, name) for each in processes] for name in ("Pss", "Anonymous"))
-        samples.append((sum(pss), max(anonymous)))
+        ranks = [kernel_sizes(each.pid, "smaps_rollup") for each in processes]
+        samples.append((sum(each["Pss"] for each in ranks), max(each["Anonymous"] for each in ranks)))
 
     with (ours.folder / "loading.log").open("wb") as log:
         processes = [where.start(rank, command, os.environ | QUIET | own, log) for rank in where.ranks]
@@ -92,7 +91,7 @@ def peaks(ours: Ours, every: float) -> dict[str, float]:
 
 
 def load(request: Path) -> None:
-    """Be a rank: load as training does, and end."""
+    """Run a rank: load as training does, and exit."""
     asked = read_json(request, "loading.py")
     plan, config = read_plan(TrainSettings.model_validate(asked["settings"]), Path(asked["zero"]))
     device = claim_device(plan)
