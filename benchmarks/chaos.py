@@ -227,10 +227,10 @@ def stop(kind: str) -> Callable[[Round], str]:
         stopped = this.wait_for(run, kind)
         send(stopped, signal.SIGSTOP)
         if run.runs():
-            code, said = this.again()
-            if code == 0 or not any(line in said for line in BUSY):
-                raise Broken(f"a second run beside the first: exit code {code}, {said[-600:]}")
-            no_traceback(said)
+            code, text = this.again()
+            if code == 0 or not any(line in text for line in BUSY):
+                raise Broken(f"a second run beside the first: exit code {code}, {text[-600:]}")
+            no_traceback(text)
             send(this.processes(run).get("engine", []))
         send(stopped, signal.SIGCONT)
         this.wait_for_the_end(run)
@@ -256,17 +256,17 @@ def full_disk(this: Round) -> str:
     return f"{limit} KiB"
 
 
-def damage(how: str, place: str) -> Callable[[Round], str]:
+def damage(how: str, what: str) -> Callable[[Round], str]:
     """Return a disturbance: a file is truncated, edited, flipped in place, made unreadable or deleted."""
 
     def disturb(this: Round) -> str:
         root = this.project.directory
-        files = sorted(path for path in root.glob(DAMAGED[place]) if path.is_file() and ".tmp" not in path.name)
+        files = sorted(path for path in root.glob(DAMAGED[what]) if path.is_file() and ".tmp" not in path.name)
         if not files:
             return "nothing there"
         path = this.chance.choice(files)
         content = path.read_bytes()
-        if place in ("records", "journal"):
+        if what in ("records", "journal"):
             this.engine = "snakemake"  # DVC does not read them
         if how == "deleted":
             path.unlink()
@@ -283,7 +283,7 @@ def damage(how: str, place: str) -> Callable[[Round], str]:
             flipped[len(flipped) // 2] ^= 1
             path.chmod(0o644)
             path.write_bytes(flipped)
-        return str(path.relative_to(root)) if place != "cache" else "a file of the cache"
+        return str(path.relative_to(root)) if what != "cache" else "a file of the cache"
 
     return disturb
 
@@ -305,19 +305,19 @@ KINDS: dict[str, Callable[[Round], str]] = {
     "full disk": full_disk,
     "edit during a run": edit_during,
     **{
-        f"{how} in {place}": damage(how, place)
+        f"{how} in {what}": damage(how, what)
         for how in ("torn", "edited", "flipped", "chmodded", "deleted")
-        for place in DAMAGED
+        for what in DAMAGED
     },
 }
 RUNNING = [kind for kind in KINDS if " in " not in kind]
 FRESH = [kind for kind in RUNNING if kind != "edit during a run"]
 
 
-def no_traceback(said: str) -> None:
+def no_traceback(text: str) -> None:
     """Raise Broken if a traceback was printed."""
-    if "Traceback (most recent call last)" in said or '\n  File "' in said:
-        raise Broken(f"a traceback: {said[-3000:]}")
+    if "Traceback (most recent call last)" in text or '\n  File "' in text:
+        raise Broken(f"a traceback: {text[-3000:]}")
 
 
 class Chaos:
@@ -395,14 +395,14 @@ class Chaos:
         """Run the same command again, follow the remedy of its error if it fails, and return how it ended."""
         ended, lines = "in the same bytes", []
         for _ in range(6):
-            code, said = this.again()
-            no_traceback(said)
+            code, text = this.again()
+            no_traceback(text)
             if code == 0:
                 break
             ended = "in a clear line, whose remedy worked"
-            lines.append(said)
-            if not remedied(this.project, said):
-                raise Broken(f"exit code {code} without a remedy: {said[-1500:]}")
+            lines.append(text)
+            if not remedied(this.project, text):
+                raise Broken(f"exit code {code} without a remedy: {text[-1500:]}")
         else:
             raise Broken(f"no remedy worked: {lines[-1][-1500:]}")
         differing = [
@@ -411,7 +411,7 @@ class Chaos:
             if not (path := this.project.directory / name).is_file() or path.read_bytes() != content
         ]
         if differing:
-            raise Broken(f"other bytes than of an undisturbed run: {differing[:5]}; {said[-1500:]}")
+            raise Broken(f"other bytes than of an undisturbed run: {differing[:5]}; {text[-1500:]}")
         self.check_agreement(this.project)
         return ended
 
@@ -425,10 +425,10 @@ class Chaos:
             raise Broken(f"Snakemake would run: {(result.stdout + result.stderr)[-1500:]}")
 
 
-def remedied(project: Project, said: str) -> bool:
+def remedied(project: Project, text: str) -> bool:
     """Follow the remedies in the lines of an error, and return whether there were any."""
     done = False
-    for line in said.splitlines():
+    for line in text.splitlines():
         if match := STEP.search(line):
             path = project.directory / line.partition(": ")[0].strip()
             if match[1]:
@@ -436,7 +436,7 @@ def remedied(project: Project, said: str) -> bool:
             else:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             done = True
-    if "dvc.lock' is invalid" in said or "dvc.lock: is not what DVC wrote" in said:  # DVC's wording, and ours
+    if "dvc.lock' is invalid" in text or "dvc.lock: is not what DVC wrote" in text:  # DVC's wording, and ours
         (project.directory / "dvc.lock").unlink()
         done = True
     return done

@@ -4,7 +4,7 @@
 
 Probes this machine, predicts every configuration with choose(), and trains with each that is predicted to fit, as
 train/rank.py does: model and engine are built again, one step warms up, then the median seconds of --steps optimizer
-steps are taken, each from a barrier to the end of the slowest rank. Every strategy has its own processes, as ZeRO-3
+steps are seconds, each from a barrier to the end of the slowest rank. Every strategy has its own processes, as ZeRO-3
 replaces torch's linear() for good; strategies, and configurations within them, are shuffled by --seed. Among hundreds
 of noisy medians the fastest is partly luck, and the speed of the machine drifts. So the first round only picks
 finalists, its fastest and the chosen one. Each later round measures all finalists in turn and gives a ratio of the
@@ -272,10 +272,10 @@ def measure(path: Path) -> None:
     device = claim_device(plan)
     engine_class(plan.engine).connect(config, device)
     for plan, config in plans:
-        taken = median_seconds(task, plan, config, device)
+        seconds = median_seconds(task, plan, config, device)
         if torch.distributed.get_rank() == 0:
             with Path(task["answers"]).open("a") as answers:
-                answers.write(f"{taken}\n")
+                answers.write(f"{seconds}\n")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -322,9 +322,9 @@ def step_seconds(engine: Any, micro_batches: list[list[PackedRow]], packing: boo
         engine.step()
         loss.detach().cpu()
     _settle(device)
-    taken = torch.tensor(time.perf_counter() - started, device=device)
-    torch.distributed.all_reduce(taken, torch.distributed.ReduceOp.MAX)
-    return taken.item()
+    seconds = torch.tensor(time.perf_counter() - started, device=device)
+    torch.distributed.all_reduce(seconds, torch.distributed.ReduceOp.MAX)
+    return seconds.item()
 
 
 def _settle(device: torch.device) -> None:

@@ -99,9 +99,9 @@ def rows(path: Path) -> list[Any]:
     """Return the rows of a data file; a bad row refuses the file, as in prepare without `bad_row: drop`."""
     values = []
     for chunk in chunks(path):
-        for place, value in chunk.records():
+        for source, value in chunk.records():
             if isinstance(value, BadRow):
-                raise UserError(f"{place}: {value}")
+                raise UserError(f"{source}: {value}")
             values.append(value)
     return values
 

@@ -184,9 +184,9 @@ def engines(project: Path, write: Callable[[Path, int], str], size: int, dvc: bo
 def timed(command: list[str], directory: Path, expected: str = "", **variables: str) -> tuple[dict[str, float], str]:
     """Return the CPU and wall seconds of a command, and its output."""
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    taken = measuring.timed(command, directory, expected, PYTHONPATH=str(directory / "src"), PATH=path, **variables)
-    seconds = {"cpu_seconds": round(taken.cpu_seconds, 2), "wall_seconds": round(taken.wall_seconds, 2)}
-    return seconds, taken.stdout + taken.stderr
+    result = measuring.timed(command, directory, expected, PYTHONPATH=str(directory / "src"), PATH=path, **variables)
+    seconds = {"cpu_seconds": round(result.cpu_seconds, 2), "wall_seconds": round(result.wall_seconds, 2)}
+    return seconds, result.stdout + result.stderr
 
 
 def write_grid(directory: Path, runs: int) -> str:

@@ -156,8 +156,8 @@ def datasets_map(rows: Path, output: Path, cores: int) -> tuple[int, float]:
         ]
         wholes = [tokenizer.apply_chat_template(pair, tokenize=False) for pair in pairs]
         answers = [str(whole[len(prompt) :]).removesuffix("\n") for prompt, whole in zip(prompts, wholes, strict=True)]
-        asked, said = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, answers))
-        for prompt, answer in zip(asked, said, strict=True):
+        prompt_ids, answer_ids = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, answers))
+        for prompt, answer in zip(prompt_ids, answer_ids, strict=True):
             columns["input_ids"].append(prompt + answer)
             columns["labels"].append([-100] * len(prompt) + answer)
         return columns

@@ -273,16 +273,16 @@ def joined(answers: list[dict[str, Any]], ranks: int) -> dict[str, Any] | None:
     return result
 
 
-def row(group: Group, batch: Batch, prediction: Prediction, found: dict[str, Any]) -> dict[str, Any]:
+def row(group: Group, batch: Batch, prediction: Prediction, measured_figures: dict[str, Any]) -> dict[str, Any]:
     """Return one row of the result."""
     case = {name: value for name, value in group.items() if name != "batches"} | batch
-    result = {**case, "predicted_gpu": prediction.gpu, "predicted_host": prediction.host, **found}
-    if "gpu_allocated" in found:
-        result["error"] = prediction.gpu["total"] / found["gpu_allocated"] - 1
+    result = {**case, "predicted_gpu": prediction.gpu, "predicted_host": prediction.host, **measured_figures}
+    if "gpu_allocated" in measured_figures:
+        result["error"] = prediction.gpu["total"] / measured_figures["gpu_allocated"] - 1
         # Context, NCCL, and the allocator's unused blocks.
-        result["implied_reserve"] = found["gpu_in_use"] - found["gpu_allocated"]
-    elif "host_peak" in found:
-        result["error"] = prediction.host["total"] / found["host_peak"] - 1
+        result["implied_reserve"] = measured_figures["gpu_in_use"] - measured_figures["gpu_allocated"]
+    elif "host_peak" in measured_figures:
+        result["error"] = prediction.host["total"] / measured_figures["host_peak"] - 1
     return result
 
 

@@ -156,8 +156,8 @@ def one_step(engine: Any, optimizer: Any, live: Live, case: Case) -> dict[str, i
 
 def join_fake_ranks(ranks: int) -> None:
     """Become rank 0 of `ranks`, of which the others do not exist."""
-    place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
-    os.environ |= {name: str(value) for name, value in place.items()}
+    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
+    os.environ |= {name: str(value) for name, value in variables.items()}
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 
 
@@ -229,7 +229,9 @@ class Elsewhere(torch.autograd.graph.saved_tensors_hooks):
     """Saved tensors leave the counted device and come back as new ones, as from a host."""
 
     def __init__(self, pin_memory: bool) -> None:
-        super().__init__(lambda saved: (saved.shape, saved.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1]))
+        super().__init__(
+            lambda saved: (saved.shape, saved.dtype), lambda packed: torch.empty(packed[0], dtype=packed[1])
+        )
 
 
 def quantize(model: Any, dtype: torch.dtype, kind: str) -> None:

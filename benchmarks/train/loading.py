@@ -92,13 +92,13 @@ def peaks(ours: Ours, every: float) -> dict[str, float]:
 
 def load(request: Path) -> None:
     """Run a rank: load as training does, and exit."""
-    asked = read_json(request, "loading.py")
-    plan, config = read_plan(TrainSettings.model_validate(asked["settings"]), Path(asked["zero"]))
+    settings = read_json(request, "loading.py")
+    plan, config = read_plan(TrainSettings.model_validate(settings["settings"]), Path(settings["zero"]))
     device = claim_device(plan)
     engine_class(plan.engine).connect(config, device)
     torch.distributed.barrier()
     started = time.monotonic()
-    model = adapt(located(Path(asked["weights"])), plan, config, device)
+    model = adapt(located(Path(settings["weights"])), plan, config, device)
     adapted = time.monotonic()
     engine_class(plan.engine)(model, config, plan, device)
     torch.distributed.barrier()

@@ -68,18 +68,18 @@ def started(ours: Ours, caches: Path) -> dict[str, float]:
         ours.command(), env=os.environ | QUIET | own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     lines = []
-    taken = None
+    seconds = None
     assert process.stderr
     for line in process.stderr:
         lines.append(line)
-        if taken is None and line.startswith("step 1/1"):
-            taken = time.monotonic() - begun
-    if process.wait() or taken is None:
+        if seconds is None and line.startswith("step 1/1"):
+            seconds = time.monotonic() - begun
+    if process.wait() or seconds is None:
         raise SystemExit("".join(lines[-15:]))
     with (ours.folder / "run/metrics/telemetry.csv").open(newline="") as file:
         step = float(next(csv.DictReader(file))["seconds"])
-    print(f"{taken - step:.1f} s, and the step {step:.1f} s", flush=True)
-    return {"to_first_step": taken - step, "to_its_end": taken}
+    print(f"{seconds - step:.1f} s, and the step {step:.1f} s", flush=True)
+    return {"to_first_step": seconds - step, "to_its_end": seconds}
 
 
 if __name__ == "__main__":
