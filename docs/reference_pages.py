@@ -120,7 +120,7 @@ def _shown(default: Any) -> str:
 def registries() -> str:
     """Return the page of all names that settings accept, from the files that define them."""
     lines = [
-        "# What can be named",
+        "# Names in the config",
         "",
         "Made from the registries: the text of an entry is from its table, or the first sentence of its file. "
         "How to add one: [extending](../extending.md).",
