@@ -45,7 +45,7 @@ from measuring import RESULTS, last_line, machine, parser_of, random_model, wait
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import RenderSettings, TrainSettings, UsefulFlops
+from zerolora.config.settings import RenderSettings, TrainingPlan, TrainSettings, UsefulFlops
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.files import read_json, write_json
 from zerolora.memory.row_statistics import RowStatistics
@@ -64,7 +64,6 @@ from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
 from zerolora.train.loss import token_losses
 from zerolora.train.rank import claim_device
-from zerolora.train.training_plan import TrainingPlan
 
 MODEL = Path("config/recipes/models/smollm2-135m.json")
 OPTIONS = ("length", "supervised", "packed", "global_batch", "steps", "rounds", "limit", "seed")

@@ -36,6 +36,7 @@ from zerolora.config.settings import (
     PackSettings,
     PrepareSettings,
     RenderSettings,
+    TrainingPlan,
     TrainSettings,
 )
 from zerolora.data.pack import pack_rows
@@ -51,7 +52,6 @@ from zerolora.train.engines.engine import DTYPES
 from zerolora.train.feed import Batches
 from zerolora.train.launch.topology import topology
 from zerolora.train.telemetry.stopwatch import PARTS
-from zerolora.train.training_plan import TrainingPlan
 
 MODEL = ROOT / "resources/weights/smollm2-135m-instruct"
 TOKENIZER = ROOT / "resources/models/smollm2-135m-instruct"

@@ -18,7 +18,7 @@ from zerolora.planner.cost import step_seconds, useful_flops
 from zerolora.planner.datasheets import GPUS, named
 from zerolora.planner.hardware import Disk, HardwareRates, Link
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.traffic import StepWork
+from zerolora.strategies.strategy import StepWork
 
 # Llama-3-8B, LoRA r 16 on all linear modules: 32 layers, 4096 wide, 8 key-value heads of 32, MLP 14336.
 PSI, PHI = 8_030_261_248, 41_943_040

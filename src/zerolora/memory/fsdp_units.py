@@ -21,7 +21,7 @@ TOWER_LAYERS = ("layers", "layer", "blocks")
 are not (_no_split_modules of transformers' classes)."""
 
 REDUCED = 4
-"""Bytes of a gradient that is reduced or accumulated (strategies/fully_shard.py, fsdp.reduce_dtype)."""
+"""Bytes of a gradient that is reduced or accumulated (strategies/torch_native.py, fsdp.reduce_dtype)."""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from zerolora.planner.deepspeed_keys import (
 )
 from zerolora.planner.json_lines import line_at, lines_of
 from zerolora.planner.user_faults import AUTO, Fault, faults, hpz_ranks, is_off, placement
-from zerolora.strategies.buckets import Buckets
 from zerolora.strategies.deepspeed_zero import DeepSpeed
-from zerolora.strategies.strategy import Strategy, Target
+from zerolora.strategies.strategy import Buckets, Strategy, Target
 
 # DeepSpeed's defaults, in elements.
 DEFAULTS = {
