@@ -179,10 +179,10 @@ def test_trials_are_runs_with_their_values_and_bounds(config: Path) -> None:
         ({"over": {"train.lora.r": {"low": 8, "high": 16, "step": 9}}}, "step 9 is not between 0 and high - low"),
         ({"over": {"train.lora.r": {"low": 8, "high": 16, "step": 2, "log": True}}}, "exclude each other"),
         ({"over": {"train.lora.r": []}}, "write at least one entry"),
-        ({"over": {"train.lora.r": [8, 8]}}, "8 is there twice"),
-        ({"over": {"train.lora.r": [8]}, "train": {"lora": {"r": 8}}}, "the search says train.lora.r: 8"),
+        ({"over": {"train.lora.r": [8, 8]}}, "8 occurs twice"),
+        ({"over": {"train.lora.r": [8]}, "train": {"lora": {"r": 8}}}, "the search also sets train.lora.r: 8"),
         ({"over": {"train.lora.r": [8]}, "prune": True, "train": {"validation_steps": None}}, "searches.tune.prune"),
-        ({"over": {"train.lora.r": [8]}, "sampler": "best"}, "'best' is not known; write 'tpe' or 'random'"),
+        ({"over": {"train.lora.r": [8]}, "sampler": "best"}, "'best' is not valid; write 'tpe' or 'random'"),
         (
             {"over": {"train.lora.r": [8]}},
             "or all trials failed; run `zerolora search tune -- COMMAND`",
@@ -208,7 +208,7 @@ def test_a_value_of_a_trial_that_cannot_run_is_reported_at_its_key(config: Path)
 def test_a_run_of_a_trials_name_is_refused(config: Path) -> None:
     write(config, runs={"tune-0": {"dataset": "rows"}}, searches={"tune": {"dataset": "rows", "over": OVER}})
     write_study("tune", Study(trials=[Trial(values={"train.lora.r": 8})]))
-    with pytest.raises(UserError, match="searches.tune: has a run tune-0, and so has another section"):
+    with pytest.raises(UserError, match="searches.tune: has a run tune-0, but so has another section"):
         load(config)
 
 
