@@ -10,7 +10,7 @@ import pytest
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
-from zerolora.merge.index import write_size
+from zerolora.merge.merge import update_index
 from zerolora.model.architecture import config_of, tokenizer_of
 from zerolora.model.manifest import check_needs_no_code, check_not_quantized
 
@@ -91,7 +91,7 @@ def test_a_size_that_is_no_number_is_not_added_to(model: Path) -> None:
         json.dumps({"metadata": {"total_size": "x"}, "weight_map": {"a": "b"}})
     )
     with pytest.raises(UserError, match="total_size is 'x'; expected a finite number"):
-        write_size(model, 1, 1)
+        update_index(model, 1, 1, {})
 
 
 def test_prepare_takes_a_manifest_and_no_directory(model: Path, tmp_path: Path) -> None:

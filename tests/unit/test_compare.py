@@ -18,10 +18,10 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import CompareSettings
 from zerolora.errors import UserError
-from zerolora.report.comparison import compare, compare_what_is_there
+from zerolora.report.comparison import compare, compare_all
 from zerolora.report.comparison_charts import front
-from zerolora.report.comparison_rows import reason_in, what_is_there
-from zerolora.report.comparison_show import show
+from zerolora.report.comparison_rows import all_runs, reason_in
+from zerolora.report.comparison_terminal import show
 
 ONLY_ON_GPUS = {
     *("mfu", "gpu_percent", "predicted_gpu_bytes", "measured_gpu_bytes", "gpu_hours", "energy_joules"),
@@ -160,7 +160,7 @@ def test_a_refused_run_has_renders_line_as_its_reason(tmp_path: Path) -> None:
         *("--output", str(tmp_path / "zero.json"), "--reasons", str(tmp_path / "render.json")),
     )
     assert refused.returncode == 2
-    rows, _ = what_is_there(results)
+    rows, _ = all_runs(results)
     assert [(each["run"], each["status"]) for each in rows] == [
         ("good", "done"),
         ("large", "refused"),
@@ -170,7 +170,7 @@ def test_a_refused_run_has_renders_line_as_its_reason(tmp_path: Path) -> None:
     assert rows[1]["reason"] == f"render: {said}"
     assert "run `zerolora estimate` again" in said
     assert rows[1]["strategy"] == "zero3"  # as the config has it
-    told = compare_what_is_there(results, tmp_path / "work")
+    told = compare_all(results, tmp_path / "work")
     assert told == f"{tmp_path}/work/index.html: 3 runs: 1 done, 1 refused, 1 not run"
     assert said.split(":")[0] in (tmp_path / "work/table.md").read_text()
     shown = " ".join(show(results, colour=False).split())  # a long path begins a line of its own
@@ -178,12 +178,12 @@ def test_a_refused_run_has_renders_line_as_its_reason(tmp_path: Path) -> None:
     # Once a later run has made its output, the old message is no reason any more.
     (results / "large").mkdir()
     (results / "large/zero.json").write_text("{}")
-    assert what_is_there(results)[0][1]["status"] == "not run"
+    assert all_runs(results)[0][1]["status"] == "not run"
 
 
 def test_a_run_that_waits_for_its_jobs_has_no_results_of_before(tmp_path: Path) -> None:
     results = results_of(tmp_path, {"good": row(), "other": row()})
-    rows, _ = what_is_there(results, {"other": "train"})
+    rows, _ = all_runs(results, {"other": "train"})
     assert [each["status"] for each in rows] == ["done", "not run"]
     assert "train has to run again" in rows[1]["reason"]
     assert "loss" not in rows[1]
@@ -196,7 +196,7 @@ def test_a_stage_that_ended_well_is_no_reason(tmp_path: Path) -> None:
     log.parent.mkdir(parents=True)
     log.write_text("zerolora: rank 1 is slow\n")
     log.with_suffix(".status.json").write_text(json.dumps({"started": 1, "result": "loss 4.8 -> 0.1"}))
-    (only,), _ = what_is_there(results)
+    (only,), _ = all_runs(results)
     assert (only["status"], only["reason"]) == ("not run", "")
 
 
@@ -244,7 +244,7 @@ def test_a_stage_that_was_killed_is_told_with_how_far_it_was(tmp_path: Path) -> 
     log.parent.mkdir(parents=True)
     log.write_text("step 60/100\n")
     log.with_suffix(".status.json").write_text(json.dumps({"started": 1, "done": 60, "total": 100}))
-    (only,), _ = what_is_there(results)
+    (only,), _ = all_runs(results)
     assert (only["status"], only["reason"]) == (
         "failed",
         f"train: runs, or ended without a message at 60 of 100; see {log}",
@@ -258,7 +258,7 @@ def test_a_further_task_that_fails_is_why_a_run_has_no_report(tmp_path: Path, st
     path.parent.mkdir(parents=True)
     path.write_text("zerolora: data/sums.jsonl:3: the prompt has 9,000 tokens\n")
     path.with_suffix(".status.json").write_text(json.dumps({"started": 1}))
-    (only,), _ = what_is_there(results)
+    (only,), _ = all_runs(results)
     assert (only["status"], only["reason"]) == ("failed", f"{stage}: data/sums.jsonl:3: the prompt has 9,000 tokens")
 
 
@@ -299,11 +299,11 @@ def test_markdown_means_nothing_but_itself(tmp_path: Path) -> None:
 
 def test_a_page_of_runs_that_all_failed_has_no_chart(tmp_path: Path) -> None:
     results = results_of(tmp_path, {}, ["one", "two"])
-    compare_what_is_there(results, tmp_path / "work")
+    compare_all(results, tmp_path / "work")
     page = (tmp_path / "work/index.html").read_text()
     assert "<figure" not in page and "not run" in page
     with pytest.raises(UserError, match="config.json: there is no such file"):
-        what_is_there(tmp_path / "none")
+        all_runs(tmp_path / "none")
 
 
 def test_results_of_an_older_version_are_one_line(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.export import export, loaded_check
 from zerolora.export.linear_layers import linear_layers
-from zerolora.export.modelfile import GO_TEMPLATES, TRIED, modelfile, prompt_format
 from zerolora.export.opened import answering, model_of
 from zerolora.export.targets import TARGETS
+from zerolora.export.targets.ollama import GO_TEMPLATES, TRIED, modelfile, prompt_format
 from zerolora.export.targets.target import RunResult
 from zerolora.merge.merge import write_model
 from zerolora.tensor_file import read_header
@@ -140,7 +140,7 @@ def test_a_crash_of_llama_cpp_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(llama_cpp, "WORKER", worker)
     answers = llama_cpp.opened(tmp_path / "model.gguf").answers
     assert answers is not None
-    with pytest.raises(UserError, match="cannot open it: it was ended by SIGSEGV$"):
+    with pytest.raises(UserError, match="cannot open it: killed by SIGSEGV$"):
         answers([[5]], 2, [])
 
 
@@ -332,7 +332,7 @@ def test_a_head_that_the_converter_leaves_out_is_one_line(
     sentencepiece_file(result.merged_model / "tokenizer.model")
     line = refused(target, result, tmp_path)
     assert line.startswith(f"{result.merged}: the output head has other weights than the embedding, and llama.cpp's")
-    assert "leaves it out for gemma2" in line
+    assert "omits it for gemma2" in line
 
 
 # Above 5 s: a converter.
@@ -357,12 +357,12 @@ def test_torchao_keeps_a_head_that_was_untied(family: str, untied: Callable[[str
 def test_an_adapter_of_a_head_that_the_converter_leaves_out_is_one_line(
     untied: Callable[[str], RunResult], tmp_path: Path
 ) -> None:
-    assert "takes 0 of its 2 factors" in refused("gguf_adapter", untied("gemma2"), tmp_path)
+    assert "converts 0 of its 2 factors" in refused("gguf_adapter", untied("gemma2"), tmp_path)
 
 
 def test_a_model_without_a_layer_that_fits_is_one_line(source: RunResult, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="k: .* has no linear layer that takes a multiple of 1024 values and gives"):
-        linear_layers(source.merged_model, "k", takes=1024)
+    with pytest.raises(UserError, match="k: .* has no linear layer whose inputs are a multiple of 1024 and out"):
+        linear_layers(source.merged_model, "k", inputs=1024)
 
 
 def test_layers_that_are_stored_under_older_names_are_one_line(tmp_path: Path) -> None:
@@ -431,15 +431,15 @@ def test_ollama_gets_template_stops_and_system_prompt(source: RunResult, tmp_pat
         (
             "use_dora",
             True,
-            "use_dora is True, for which vLLM has no form; write train.method: lora, or export",
+            "use_dora is True, which vLLM does not support; write train.method: lora, or export",
         ),
-        ("modules_to_save", ["lm_head"], "modules_to_save is ['lm_head'], for which vLLM has no form"),
-        ("rank_pattern", {"q_proj": 2}, "rank_pattern is {'q_proj': 2}, for which vLLM has no form"),
-        ("alpha_pattern", {"q_proj": 2}, "alpha_pattern is {'q_proj': 2}, for which vLLM has no form"),
+        ("modules_to_save", ["lm_head"], "modules_to_save is ['lm_head'], which vLLM does not support"),
+        ("rank_pattern", {"q_proj": 2}, "rank_pattern is {'q_proj': 2}, which vLLM does not support"),
+        ("alpha_pattern", {"q_proj": 2}, "alpha_pattern is {'q_proj': 2}, which vLLM does not support"),
         ("trainable_token_indices", {"embed_tokens": [5]}, "leave out add_special_tokens and add_tokens"),
         ("target_parameters", ["experts.gate_up_proj"], "name no experts in train.lora.targets"),
         ("bias", "all", "has a trained bias"),
-        ("peft_type", "IA3", "peft_type is 'IA3', and vLLM reads LoRA alone"),
+        ("peft_type", "IA3", "peft_type is 'IA3', and vLLM supports LoRA only"),
     ],
 )
 def test_what_vllm_does_not_serve_is_one_line(
@@ -459,10 +459,10 @@ def test_other_refusals_are_one_line(source: RunResult, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "llama-quantize, which is not on the PATH" in refused("gguf", source, tmp_path, type="q4_k_m")
     line = refused("ollama", source, tmp_path, system='end """ SYSTEM')
-    assert 'export.ollama.system: \'end """ SYSTEM\' holds' in line
+    assert 'export.ollama.system: \'end """ SYSTEM\' contains' in line
     assert "use_rslora is True" in refused("gguf_adapter", changed(source, tmp_path, "use_rslora", True), tmp_path)
     whole = replace(source, adapter=tmp_path / "none")
-    assert "holds no adapter but all weights; export the merged model, as gguf does" in refused(
+    assert "has full weights, not an adapter; export the merged model, as gguf does" in refused(
         "vllm_adapter", whole, tmp_path
     )
 
@@ -514,5 +514,5 @@ def test_a_models_own_template_is_known_by_what_it_writes() -> None:
 def test_a_stop_token_cannot_write_into_the_modelfile() -> None:
     tokenizer = tokenizer_like(FAMILIES["zephyr"], None)
     tokenizer.add_tokens(['x"\nSYSTEM evil'])
-    with pytest.raises(UserError, match="which a Modelfile cannot write"):
+    with pytest.raises(UserError, match="which a Modelfile cannot express"):
         modelfile(tokenizer, [len(tokenizer) - 1], None, "model.gguf")

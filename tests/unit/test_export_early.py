@@ -75,15 +75,15 @@ def test_targets_that_can_be_made_are_passed(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "DoRA": ("gguf_adapter", {}, {"method": "dora"}, "use_dora is True, for which llama.cpp has no form"),
-    "all weights": ("vllm_adapter", {}, {"method": "full"}, "the adapter of this run holds no adapter but all weights"),
-    "IA3": ("gguf_adapter", {}, {"method": "ia3"}, "peft_type is 'IA3', and llama.cpp reads LoRA alone"),
+    "DoRA": ("gguf_adapter", {}, {"method": "dora"}, "use_dora is True, which llama.cpp does not support"),
+    "all weights": ("vllm_adapter", {}, {"method": "full"}, "the adapter of this run has full weights, not an adapter"),
+    "IA3": ("gguf_adapter", {}, {"method": "ia3"}, "peft_type is 'IA3', and llama.cpp supports LoRA only"),
     "a whole copy": (
         *("vllm_adapter", {}, {"lora": {"modules_to_save": ["norm"]}}),
-        "modules_to_save is ['norm'], for which vLLM has no form",
+        "modules_to_save is ['norm'], which vLLM does not support",
     ),
     "patterns": ("vllm_adapter", {}, {"lora": {"rank_pattern": {"q_proj": 2}}}, "rank_pattern is {'q_proj': 2}"),
-    "scale": ("gguf_adapter", {}, {"lora": {"rank_stabilized": True}}, "use_rslora is True, for which llama.cpp has"),
+    "scale": ("gguf_adapter", {}, {"lora": {"rank_stabilized": True}}, "use_rslora is True, which llama.cpp does not"),
     "a rank above the server's": (
         *("vllm_adapter", {}, {"lora": {"r": 32}}),
         "export.vllm_adapter.max_lora_rank: 16, but the adapter of this run/adapter_config.json has r: 32; write 32",
@@ -94,11 +94,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "layers of another shape": (
         *("torchao", {"type": "nvfp4"}, {}),
-        "has no linear layer that takes a multiple of 16 values and gives a multiple of 16",
+        "has no linear layer whose inputs are a multiple of 16 and outputs a multiple of 16",
     ),
     "a quantizer": ("gguf", {"type": "q4_k_m"}, {}, "export.gguf.type: q4_k_m is made by llama.cpp's llama-quantize"),
     "a quantizer for Ollama": ("ollama", {"type": "q6_k"}, {}, "export.ollama.type: q6_k is made by llama.cpp's"),
-    "a system prompt": ("ollama", {"system": 'a """ b'}, {}, 'export.ollama.system: \'a """ b\' holds'),
+    "a system prompt": ("ollama", {"system": 'a """ b'}, {}, 'export.ollama.system: \'a """ b\' contains'),
 }
 
 
@@ -167,7 +167,7 @@ def test_programs_of_a_clusters_nodes_are_a_warning(
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/sbatch" if name == "sbatch" else None)
     monkeypatch.setattr(llama_cpp, "try_conversion", lambda _: None)
     tried(folder, {"gguf": {"type": "q4_k_m"}})
-    assert "export checks the one that it runs on" in caplog.text
+    assert "export checks its own machine" in caplog.text
 
 
 def test_without_weights_targets_of_the_adapter_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_an_adapter_of_which_the_converter_takes_a_part_is_refused(monkeypatch: 
     done = SimpleNamespace(returncode=0, stderr="INFO:gguf.gguf_writer:none.gguf: n_tensors = 28, total_size = 9.4K\n")
     monkeypatch.setattr(llama_cpp, "subprocess", SimpleNamespace(run=lambda *_, **__: done))
     llama_cpp.try_adapter(Path("a"), Path("b"), 28)
-    with pytest.raises(UserError, match=r"^a: llama.cpp's convert_lora_to_gguf.py takes 28 of its 30 factors; "):
+    with pytest.raises(UserError, match=r"^a: llama.cpp's convert_lora_to_gguf.py converts 28 of its 30 factors; "):
         llama_cpp.try_adapter(Path("a"), Path("b"), 30)
 
 

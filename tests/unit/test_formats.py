@@ -572,7 +572,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("text", {"text": "x" * 9 + "\ud800"}, r"text contains half a character ('\ud800', at 10)"),
     # tokens
     ("tokens", {"labels": [1]}, "input_ids is missing (the row has labels);"),
-    ("tokens", {"input_ids": [1]}, "input_ids has 1 tokens; a row needs 2"),
+    ("tokens", {"input_ids": [1]}, "input_ids has 1 token; a row needs 2"),
     ("tokens", {"input_ids": []}, "input_ids has 0 tokens; a row needs 2"),
     ("tokens", {"input_ids": "1 2"}, "input_ids is '1 2'; write a list"),
     ("tokens", {"input_ids": [1, -2, -1]}, "input_ids[1] is -2; token numbers begin at 0"),
