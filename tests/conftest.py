@@ -280,6 +280,14 @@ def copy_tracked(directory: Path, without: tuple[str, ...] = ()) -> None:
             shutil.copy2(ROOT / path, directory / path)
 
 
+def refusal(action: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """Return the line with which an action is refused."""
+    with pytest.raises(UserError) as raised:
+        action(*arguments, **options)
+    (line,) = str(raised.value).splitlines()
+    return line
+
+
 @pytest.fixture(scope="session")
 def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[[str], Project]:
     """Return a function that makes a fresh copy of the project, with the tiny model and 20 rows, committed."""

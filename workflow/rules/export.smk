@@ -1,4 +1,4 @@
-# Not in `all`, and unknown to DVC: exports are made on request.
+# No part of `all`, and unknown to DVC: what leaves the project is made when somebody asks for it.
 rule export:
     input:
         job("exported"),
@@ -17,7 +17,11 @@ rule export_target:
     conda:
         "../../envs/conda.yaml"
     resources:
-        **gpu_resources("export_target"),
+        runtime=requested("export_target", "minutes"),
+        mem_mb=requested("export_target", "mem_mib"),
+        gres=requested("export_target", "gres"),
+        gpu=requested("export_target", "gpus"),
+        node_gpus=requested("export_target", "gpus"),
     params:
         code=code("export_target"),
         settings=settings("export_target"),

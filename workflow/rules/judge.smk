@@ -1,4 +1,4 @@
-# Not in `all`, since it may cost money: request results/RUN/judge/judge.json or judge_all.
+# Not in `all`, since it may cost money: it runs when results/RUN/judge/judge.json or judge_all is asked for.
 rule judge:
     input:
         data=of("results/data/{dataset}/manifest.json"),
@@ -16,7 +16,11 @@ rule judge:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        **gpu_resources("evaluate"),
+        runtime=requested("evaluate", "minutes"),
+        mem_mb=requested("evaluate", "mem_mib"),
+        gres=requested("evaluate", "gres"),
+        gpu=requested("evaluate", "gpus"),
+        node_gpus=requested("evaluate", "gpus"),
     params:
         code=code("judge"),
         settings=settings("judge"),

@@ -1,4 +1,4 @@
-# Further evaluation tasks: the rows once, then each task for every base model and every run.
+# Further evaluation tasks: their rows once, then each for every base model and for every run.
 rule task_rows:
     input:
         rows=job("data_files"),
@@ -31,7 +31,11 @@ rule task_base:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        **gpu_resources("evaluate"),
+        runtime=requested("evaluate", "minutes"),
+        mem_mb=requested("evaluate", "mem_mib"),
+        gres=requested("evaluate", "gres"),
+        gpu=requested("evaluate", "gpus"),
+        node_gpus=requested("evaluate", "gpus"),
     params:
         code=code("task_base"),
         settings=settings("task_base"),
@@ -61,7 +65,11 @@ rule task:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        **gpu_resources("evaluate"),
+        runtime=requested("evaluate", "minutes"),
+        mem_mb=requested("evaluate", "mem_mib"),
+        gres=requested("evaluate", "gres"),
+        gpu=requested("evaluate", "gpus"),
+        node_gpus=requested("evaluate", "gpus"),
     params:
         code=code("task"),
         settings=settings("task"),

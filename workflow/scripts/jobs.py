@@ -1,6 +1,6 @@
-"""Inputs, params and resources of the workflow's jobs, looked up in the config by a job's wildcards.
+"""What the jobs of the workflow read and request: the config, looked up by the wildcards of a job.
 
-The rules use attributes of `Job`, a stage's settings or code, or a stage's resources (rules/common.smk).
+The rules name an attribute of `Job`, a stage's settings or code, or a resource of a stage (rules/common.smk).
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 
 import engine_sync
 from snakemake.exceptions import WorkflowError
-from snakemake.io import ancient, expand
+from snakemake.io import ancient
 
 from zerolora.commands.long_argument import argument_of
 from zerolora.compat.snakemake_patches import undetermined
@@ -24,7 +24,6 @@ from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
 from zerolora.config.runs_file import check_runs
 from zerolora.config.schema import data_folders
-from zerolora.config.settings import RunSettings
 from zerolora.config.stages import ON_REQUEST, STAGES
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
 from zerolora.errors import UserError
@@ -37,12 +36,12 @@ ALL_STAGES = STAGES | ON_REQUEST
 
 
 class Jobs:
-    """The config, resolved for every stage."""
+    """The config, resolved for every stage, and what to look up in it."""
 
     def __init__(self, check_files: bool = True) -> None:
-        """Read the config and, with `check_files`, check the files that it names.
+        """Read the config; `check_files` says whether the files that it names are looked at.
 
-        Raises UserError if the config or one of these files is invalid.
+        Raises UserError if the config or a file that it names cannot be used.
         """
         self.config = file.load(Path(CONFIG_FILE))
         if check_files:
@@ -60,29 +59,29 @@ class Jobs:
             kind: {getattr(settings, kind): name for name, settings in reversed(runs.items())}
             for kind in SHARED_STAGES._fields
         }
-        """The first run that uses each shared output, by the output's kind and name."""
+        """By kind of what runs may share, the first run of those that share it, by its name."""
         self.first_of_data = {run.dataset: name for name, run in reversed(self.config.all_runs.items())}
         self.data_folders = [Path(folder) for folder in data_folders(self.config.fetch).values()]
 
     def check(self, remote: bool) -> None:
-        """Raise UserError if the settings differ from those that a `remote` job was planned with or, inside `dvc
-        repro`, from those that DVC compares."""
+        """Raise UserError if the settings are not those that a `remote` job was planned with or, inside `dvc repro`,
+        those that DVC compares."""
         if remote:
             check_planned(digest(*self.texts()))
         elif os.environ.get("DVC_STAGE", "resolve") != "resolve":
             check_resolved(*self.texts(), Path(RESOLVED), Path("results/settings"))
 
     def texts(self) -> tuple[str, dict[str, str]]:
-        """Return the expected outputs of resolve."""
+        """Return what resolve has to write."""
         return texts({name: self.compared[name] for name in self.compared if name != "shared"}, self.shared, self.codes)
 
     def of(self, wildcards: Any) -> "Job":
-        """Return the job of the wildcards."""
+        """Return the job that the wildcards name."""
         return Job(self, dict(wildcards.items()))
 
     @functools.cached_property
     def names(self) -> dict[str, list[str]]:
-        """Values of each wildcard."""
+        """The values of each wildcard."""
         resolved = self.resolved
         return {
             "run": list(self.config.all_runs),
@@ -97,11 +96,11 @@ class Jobs:
         }
 
     def constraints(self) -> dict[str, str]:
-        """Return a regular expression for each wildcard."""
+        """Return what each wildcard may be, as a regular expression."""
         return {name: "|".join(values) or "none" for name, values in self.names.items()}
 
     def every_output(self, outputs: Mapping[str, Any]) -> list[str]:
-        """Return all outputs of all stages that the runs need. `outputs` has the outputs of each rule."""
+        """Return every output of every stage, for what the runs use of the config. `outputs` are those of the rules."""
         datasets = sorted(self.first_of_data)
         prepare, rows = self.config.prepare, self.config.tasks.rows
         paths = [prepare[name].path for name in datasets] + [task.path for task in rows.values()]
@@ -112,22 +111,22 @@ class Jobs:
             "source": sorted(each.parent.name for each in manifests if each.is_relative_to(HUB_DATA)),
             "packaged": sorted(each.parent.name for each in manifests if not each.is_relative_to(HUB_DATA)),
         }
-        result = []
+        every = []
         for stage in outputs:
             tasks = {"task": list(self.resolved.task_rows)} if stage == "task_rows" else {}
             for path in map(str, outputs[stage]):
-                result += expand(path, **(used | tasks))
-        return result
+                every += _expanded(path, used | tasks)
+        return every
 
     def read_files(self) -> list[str]:
-        """Return the user's files that stages read, whose dates Snakemake compares."""
+        """Return the files of the user's that stages read, whose dates Snakemake compares."""
         config = self.config
         sections = (config.prepare, config.tasks.rows, config.fetch.directory)
         paths = [str(each.path) for section in sections for each in section.values()]
         return [*engine_sync.user_files(), *(name for path in paths for name in self.files_at(Path(path)))]
 
     def files_at(self, path: Path) -> list[str]:
-        """Return the data files of a path, without fetched ones, which their manifest represents."""
+        """Return the files of data, but for fetched ones: those are pinned, and their manifest stands for them."""
         if not path.is_dir():
             return [] if self.manifests_of(path) else [str(path)]
         return sorted(
@@ -139,7 +138,7 @@ class Jobs:
         )
 
     def manifests_of(self, path: Path) -> list[str]:
-        """Return the manifests of the fetched data sets that contain a path, or are in it."""
+        """Return the manifests of the fetched data sets that a path holds, is, or lies in."""
         return [
             str(folder / MANIFEST)
             for folder in self.data_folders
@@ -147,19 +146,28 @@ class Jobs:
         ]
 
 
+def _expanded(path: str, names: Mapping[str, list[str]]) -> list[str]:
+    """Return a path with every value of the wildcards in it."""
+    paths = [path]
+    for name, values in names.items():
+        if f"{{{name}}}" in path:
+            paths = [each.replace(f"{{{name}}}", value) for each in paths for value in values]
+    return paths
+
+
 class Job:
-    """One job, by the wildcards of its outputs."""
+    """One job: what its rule looks up, by the wildcards of its outputs."""
 
     def __init__(self, jobs: Jobs, wildcards: dict[str, str]) -> None:
-        """`wildcards` name a run, a shared output, a data set, a model, or a fetched source."""
+        """`wildcards` name a run, what runs share, a data set, a model, or what is fetched."""
         self._jobs, self._wildcards = jobs, wildcards
 
-    # Settings and code.
+    # The stage's own.
 
     def settings(self, stage: str) -> str:
-        """Settings of a stage as canonical JSON, or as a file named by its content, so that only values are compared,
-        without keys at their neutral value (config/compared.py)."""
-        if stage == "export_target":  # without the settings of other targets
+        """The settings that a stage reads, as canonical JSON or a file called by its content, so that only their values
+        are compared, and keys at their neutral value not at all (config/compared.py)."""
+        if stage == "export_target":  # those of other targets are not compared
             return argument_of(compared(getattr(self._run.export, self._wildcards["target"])))
         settings: Any = self._jobs.compared
         for key in ALL_STAGES[stage].settings.split("."):
@@ -167,7 +175,8 @@ class Job:
         return argument_of(settings)
 
     def code(self, stage: str) -> str:
-        """Code fingerprint of a stage under its settings (config/code.py), which DVC compares too."""
+        """The fingerprint of the code that a stage runs under its settings (config/code.py), which DVC reads beside the
+        settings."""
         jobs = self._jobs
         if stage in ON_REQUEST:
             target = {"export.targets": {*self._wildcards.get("target", "").split()}}
@@ -178,11 +187,11 @@ class Job:
             return str(getattr(jobs.codes, group)[name][stage])
         return str(jobs.codes.named[stage][name] if name else jobs.codes.named[stage])
 
-    # Names.
+    # What it is for.
 
     @functools.cached_property
     def run(self) -> str:
-        """Its run, or the first of the runs that share its output."""
+        """The run that it is for, or the first of those that share its output."""
         if "run" in self._wildcards:
             return self._wildcards["run"]
         for kind, runs in self._jobs.first.items():
@@ -192,29 +201,30 @@ class Job:
         return self._jobs.first_of_data.get(self._wildcards.get("dataset", ""), next(iter(every)))
 
     @property
-    def _run(self) -> RunSettings:
+    def _run(self) -> Any:
         return self._jobs.resolved.runs[self.run]
 
     @property
     def dataset(self) -> str:
-        """Its data set, or that of its run."""
-        return self._wildcards.get("dataset") or self._jobs.config.all_runs[self.run].dataset
+        """The data set of its run."""
+        return self._wildcards.get("dataset") or str(self._jobs.config.all_runs[self.run].dataset)
 
     @property
     def _model_name(self) -> str:
-        return self._wildcards.get("model") or self._jobs.config.prepare[self.dataset].model
+        return self._wildcards.get("model") or str(self._jobs.config.prepare[self.dataset].model)
 
     @functools.cached_property
     def names(self) -> dict[str, str]:
-        """Its wildcards, and the names of its run, data set, model and shared outputs."""
+        """Its wildcards, and the names that the config has for it: of its run, data set and model, and of what its run
+        shares."""
         shared = {kind: str(getattr(self._run, kind)) for kind in SHARED_STAGES._fields}
         return {"run": self.run, "dataset": self.dataset, "model": self._model_name, **shared, **self._wildcards}
 
-    # Inputs.
+    # Its inputs.
 
     @property
     def source_files(self) -> list[str]:
-        """Files of a model in a user's directory; the config pins other models."""
+        """The files of a model in a directory of the user's; others are pinned by the config alone."""
         model = self._jobs.config.fetch.directory.get(self._model_name)
         if not model:
             return []
@@ -222,7 +232,7 @@ class Job:
 
     @property
     def _rows(self) -> Path | None:
-        """Path of the rows of its task or data set; None for a task of lm-evaluation-harness."""
+        """Where the rows of its task lie, or of its data set; None for a task of lm-evaluation-harness."""
         if "task" not in self._wildcards:
             return Path(self._jobs.config.prepare[self.dataset].path)
         rows = self._jobs.config.tasks.rows.get(self._wildcards["task"])
@@ -230,22 +240,22 @@ class Job:
 
     @property
     def data_files(self) -> list[str]:
-        """The user's data files."""
+        """The user's files of rows."""
         return self._jobs.files_at(self._rows) if self._rows else []
 
     @property
     def fetched_data(self) -> list[str]:
-        """Manifests of fetched data."""
+        """The manifests of fetched rows."""
         return self._jobs.manifests_of(self._rows) if self._rows else []
 
     @property
     def task_rows(self) -> list[str]:
-        """File of a task's rows; tasks of lm-evaluation-harness have none."""
+        """The file of a task's rows; lm-evaluation-harness reads its own."""
         return [f"results/tasks/{self._wildcards['task']}.jsonl"] if self._rows else []
 
     @property
     def start_files(self) -> list[str]:
-        """The adapter that its run starts from: its manifest, or all files of a user's adapter."""
+        """What the adapter that its run starts from is known by: its manifest, or the files of one of the user's."""
         start = self._run.train.from_adapter
         if start is None:
             return []
@@ -255,14 +265,14 @@ class Job:
 
     @property
     def fetched_start(self) -> list[Any]:
-        """Manifest of the hub adapter that its run starts from, which render checks. Its date is ignored: render's
-        outputs do not depend on it, and it is no dependency in DVC."""
+        """The adapter of the hub that its run starts from, for render to look at. Its age does not matter: a value of
+        render does not depend on it, and DVC does not know of it."""
         start = self._run.train.from_adapter
         return [ancient(f"{start}/{MANIFEST}")] if start and Path(start).is_relative_to(HUB_ADAPTERS) else []
 
     @property
     def task_files(self) -> list[str]:
-        """Metrics and answers of both models in the further tasks."""
+        """What both models of a run answered besides its data set."""
         return [
             f"{folder}/tasks/{task}{suffix}.json"
             for folder in (f"results/base/{self.dataset}", f"results/{self.run}")
@@ -272,12 +282,12 @@ class Job:
 
     @property
     def questions(self) -> str:
-        """File of the judge's questions."""
+        """The file of the judge's questions."""
         return str(self._jobs.resolved.judge.questions)
 
     @property
     def exported(self) -> list[str]:
-        """Manifests of all runs' `export.targets`. Raises WorkflowError if there are none."""
+        """The manifests of all targets that the runs' `export.targets` list. Raises WorkflowError if none does."""
         runs = self._jobs.resolved.runs
         manifests = [f"results/{name}/export/{each}/{MANIFEST}" for name in runs for each in runs[name].export.targets]
         if not manifests:
@@ -287,31 +297,31 @@ class Job:
             )
         return manifests
 
-    # Options.
+    # Its options.
 
     @property
     def config_values(self) -> str:
-        """Values of the config."""
+        """The config's values."""
         return canonical(self._jobs.values)
 
     @property
     def named_codes(self) -> str:
-        """Code fingerprints in results/config.json."""
+        """The code fingerprints in results/config.json."""
         return canonical(self._jobs.codes.named)
 
     @property
     def rows_option(self) -> str:
-        """Option with a task's rows."""
+        """The option that names a task's rows."""
         return " ".join(f"--rows {name}" for name in self.task_rows)
 
     @property
     def merged_directory(self) -> str:
-        """Directory of the merged weights; outside results/ if they are not versioned."""
+        """The directory of the merged weights: versioned, or outside results/ if the config does not version them."""
         return f"results/{self.run}/merged" if self._run.merge.version else f"work/merged/{self.run}"
 
     @property
     def merge_options(self) -> str:
-        """Options of `zerolora merge`."""
+        """The options of `zerolora merge` that the config says."""
         merge = self._run.merge
         dequantized = "--dequantized" if merge.base == "dequantized" else ""
         return dequantized if merge.enabled else "--left-out"
@@ -322,50 +332,50 @@ class Job:
 
     @property
     def _is_opened_by_vllm(self) -> bool:
-        """Whether vLLM opens the target: the target supports vLLM, and the config evaluates with it."""
+        """Whether vLLM opens a target: it is one for vLLM, and the config has vLLM answer."""
         return self._evaluate.engine == "vllm" and TARGETS[self._wildcards["target"]].for_vllm
 
     @property
     def export_options(self) -> str:
-        """vLLM's interpreter and device, for targets that vLLM opens."""
+        """The interpreter with vLLM, for targets that vLLM opens, and its device."""
         if not self._is_opened_by_vllm:
             return ""
         python = self._evaluate.vllm_python or "python"
         return f"--vllm-python {shlex.quote(python)} --device {self.export_device}"
 
-    # Resources.
+    # Its resources.
 
     @property
     def device(self) -> str:
-        """Device of its model: that of the run, or of the first run of its data set."""
-        return (self._run.evaluate if "run" in self._wildcards else self._evaluate).device
+        """The device that its model computes on: the run's, or that of the first run of its data set."""
+        return str((self._run.evaluate if "run" in self._wildcards else self._evaluate).device)
 
     @property
     def export_device(self) -> str:
-        """Device that opens a target: the CPU, except for vLLM."""
+        """The device that opens a target: the CPU, unless vLLM does."""
         return self.device if self._is_opened_by_vllm else "cpu"
 
     @property
     def ranks(self) -> int:
         """Ranks on each node."""
-        return self._run.train.ranks_per_node
+        return int(self._run.train.ranks_per_node)
 
     @property
     def nodes(self) -> int:
-        """Nodes for training."""
-        return self._run.train.nodes
+        """Nodes that it trains on."""
+        return int(self._run.train.nodes)
 
     @property
     def keep_checkpoints(self) -> int:
         """Checkpoints that training keeps."""
-        return self._run.estimate.keep_checkpoints
+        return int(self._run.estimate.keep_checkpoints)
 
     def requested(self, stage: str, what: str, threads: int, attempt: int) -> Any:
-        """Return a stage's request: `minutes`; `mem_mib` of a node; `gpus` of a node; `gres`, the same in Slurm's
-        syntax; `all_gpus` of all nodes, as Snakemake counts them.
+        """Return what a stage requests: `minutes`; `mem_mib` of a node; `gpus` of a node; `gres`, the same in Slurm's
+        words; `all_gpus` of all nodes, as Snakemake counts them.
 
-        Minutes and memory grow with each attempt, except for training, which resumes and whose memory is predicted
-        best. Memory is limited to that of a machine. Slurm treats megabytes as MiB.
+        Minutes and memory are twice as many the second time; but for training, which resumes, and whose memory is
+        predicted best. Memory is no more than a machine has. Slurm takes its megabytes for MiB.
         """
         resource = {"gres": "gpus", "all_gpus": "gpus"}.get(what, what)
         if stage == "train" and resource == "gpus":
@@ -386,7 +396,7 @@ class Job:
         return min(number, self._run.estimate.host_memory // 1024**2) if what == "mem_mib" else number
 
     def _resources(self, stage: str, threads: int) -> Any:
-        # Importing the memory model takes longer than reading the config, so only jobs that request memory do it.
+        # Loading the memory model takes longer than reading the config, so only jobs that request memory load it.
         from zerolora.planner import slurm_resources
 
         model = Path(f"resources/models/{self._model_name}")
@@ -406,6 +416,6 @@ class Job:
                 )
             case "merge":
                 return slurm_resources.merging(model, Path(f"results/{self.run}/adapter"))
-            case "export_target":  # vLLM answers with the exported model, on the run's device
+            case "export_target":  # as to answer where vLLM opens what was exported, which it does on the run's device
                 return self._resources("evaluate" if self._is_opened_by_vllm else "merge", threads)
         return slurm_resources.reporting()

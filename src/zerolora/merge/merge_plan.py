@@ -1,4 +1,4 @@
-"""Plan a merge, tensor by tensor, from headers and shapes: no weight is read."""
+"""What a merge does with each stored tensor of the base, known from headers and shapes before a number is read."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,64 +11,65 @@ from zerolora.methods.method import Update
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile
 
 FLOATS = ("F32", "F16", "BF16")
-"""Types of unquantized weights, as safetensors names them."""
+"""The types of a weight that is not quantized, as safetensors writes them."""
 
 
 class BaseNames(Protocol):
-    """The mapping between the tensors in the base's files and the weights of the merged model."""
+    """How the weights of the merged model are called in the base's files, and how tensors there become weights."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the merged model's weights, by name."""
+        """Of the merged model's weights, by name."""
 
     def of_model(self, stored: str) -> tuple[str, bool]:
-        """Return the weight that a stored tensor is, or is a part of, and whether it needs conversion."""
+        """Return the weight that a stored tensor is, or is a part of; and whether it has to be converted."""
 
     def converted(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Convert stored tensors to weights."""
+        """Return the weights that are made of these stored tensors."""
 
     def stored(self, weights: dict[str, Any], names: list[str]) -> dict[str, Any]:
-        """Convert weights back to the stored tensors of these names."""
+        """Return the tensors, of these names, that `converted` made the weights of."""
 
 
 @dataclass(frozen=True)
 class MergeUnit:
-    """Stored tensors that are merged together: one, or all that transformers converts to a weight."""
+    """Stored tensors that are merged together: one, or all that transformers makes a weight of."""
 
     stored: tuple[StoredTensor, ...]
     updates: Mapping[str, Update]
-    """Updates by weight; at most one for an unconverted tensor."""
+    """By the weight that each is of; of a tensor that is not converted, one or none."""
     rows: int | None = None
-    """Rows of the result, if more than the stored ones."""
+    """Rows of the result, if the model has more than are stored."""
     converted: bool = False
     copy: str | None = None
-    """Name of an additional tensor to write."""
+    """The name of a further tensor that is written, beside the stored one."""
 
 
 @dataclass(frozen=True)
 class MergePlan:
-    """The units of a base model's files, and the headers of the output files."""
+    """The units of a base model's files, and the files that are written."""
 
     units: Mapping[str, MergeUnit]
-    """Units by stored tensor; a tensor without one is copied."""
+    """By the name of each stored tensor; a tensor without one is copied."""
     files: tuple[tuple[TensorFile, TensorFile], ...]
-    """Header of each of the base's files, and of its output file."""
+    """The header of each file of the base, and the one that is written."""
     names: BaseNames
     copies: Mapping[Path, tuple[MergeUnit, ...]] = field(default_factory=dict)
-    """Additional tensors of an output file, by the path of the base's file: the head of a base with a shared weight."""
+    """What is written behind the tensors of a file of the base, by its path: the head of a base that shared its
+    weight."""
     more_parameters: int = 0
     more_bytes: int = 0
-    """Bytes of the rows and tensors that the base lacks."""
+    """Of rows and tensors that the base has not."""
     updated: frozenset[str] = field(default_factory=frozenset)
-    """Weights with an update."""
+    """The weights of the model that an update is applied to."""
 
     def missing(self, updates: Mapping[str, Update]) -> list[str]:
-        """Return the weights of non-optional `updates` that the files lack."""
+        """Return the weights of `updates` that the files do not have, and should."""
         return sorted(name for name in updates.keys() - self.updated if not updates[name].optional)
 
     @property
     def nbytes(self) -> int:
-        """Total bytes of the output files."""
+        """Bytes of all weight files that are written."""
         return sum(target.nbytes for _, target in self.files)
 
 
@@ -76,15 +77,16 @@ def plan_merge(
     files: Iterable[TensorFile],
     names: BaseNames,
     updates: Mapping[str, Update],
-    directory: Path = Path(),
+    place: Path = Path(),
     rows_before: int | None = None,
     untied: Mapping[str, str] | None = None,
 ) -> MergePlan:
-    """Return the plan that merges `updates` into the tensors of `files`, with output in `directory`.
+    """Return the plan that merges `updates` into the tensors of `files`, to be written to the directory `place`.
 
-    `names` has the shapes of the merged model. `rows_before` is the vocabulary size before tokens were added, None if
-    none were. `untied` has the source weight of each new tensor. Raises UserError if an update does not fit its weight,
-    the weight is quantized, cannot be converted back, or is stored with fewer rows than the model has.
+    `names` has the shapes of the merged model; `rows_before` are those of its vocabulary before tokens were added, None
+    if none were. `untied`: the weight that a new tensor is made of, by the tensor's name. Raises UserError if an update
+    does not fit its weight, or the weight is stored in a form that nothing can be added to or that it cannot be brought
+    back to, or with fewer rows than the model has.
     """
     files = list(files)
     units: dict[str, MergeUnit] = {}
@@ -135,7 +137,7 @@ def plan_merge(
         units |= {stored.name: unit for stored in group} if unit.updates else {}
     return MergePlan(
         units,
-        tuple((file, _target(file, directory, shapes, copies.get(file.path, []))) for file in files),
+        tuple((file, _target(file, place, shapes, copies.get(file.path, []))) for file in files),
         names,
         {path: tuple(added) for path, added in copies.items()},
         more_parameters,
@@ -149,22 +151,22 @@ def plan_merge(
 
 
 def _target(
-    file: TensorFile, directory: Path, shapes: Mapping[str, tuple[int, ...]], copies: Iterable[MergeUnit]
+    file: TensorFile, place: Path, shapes: Mapping[str, tuple[int, ...]], copies: Iterable[MergeUnit]
 ) -> TensorFile:
-    """Return the header of the output file, in `directory`, for a file of the base."""
+    """Return the header of the file that is written for one of the base's, to the directory `place`."""
     added = {unit.copy: unit.stored[0] for unit in copies if unit.copy}
-    return file.resized(directory / file.path.name, shapes, added)
+    return file.resized(place / file.path.name, shapes, added)
 
 
 def _converted(group: tuple[StoredTensor, ...], names: BaseNames, updates: Mapping[str, Update]) -> MergeUnit:
-    """Return the unit of tensors that convert to one or several weights, after a trial on the meta device."""
+    """Return the unit of tensors that are one weight, or several, of the model; tried on the meta device."""
     import torch
 
     kinds = {each.name: TYPES.get(each.kind, ("uint8", 1))[0] for each in group}
     empty = {
         each.name: torch.empty(each.shape, dtype=getattr(torch, kinds[each.name]), device="meta") for each in group
     }
-    with _conversion_errors(group[0]):
+    with _bringing_back(group[0]):
         weights = names.converted(empty)
     result = {weight: updates[weight] for weight in weights if weight in updates}
     if result:
@@ -172,15 +174,15 @@ def _converted(group: tuple[StoredTensor, ...], names: BaseNames, updates: Mappi
             _check_type(stored)
         for weight, update in result.items():
             update.check(tuple(weights[weight].shape))
-        with _conversion_errors(group[0]):
+        with _bringing_back(group[0]):
             back = names.stored(weights, list(empty))
             assert {name: tensor.shape for name, tensor in back.items()} == {k: v.shape for k, v in empty.items()}
     return MergeUnit(group, result, converted=True)
 
 
 @contextlib.contextmanager
-def _conversion_errors(stored: StoredTensor) -> Iterator[None]:
-    """Turn any error of a conversion into a UserError: transformers raises many types."""
+def _bringing_back(stored: StoredTensor) -> Iterator[None]:
+    """Turn what a conversion raises into a UserError; transformers raises different errors for what it cannot do."""
     try:
         yield
     except UserError:
@@ -188,13 +190,13 @@ def _conversion_errors(stored: StoredTensor) -> Iterator[None]:
     except Exception as error:
         why = " ".join(str(error).split())
         raise UserError(
-            f"{stored.path}: {stored.name} is stored in a form that merge cannot convert back ({type(error).__name__}: "
+            f"{stored.path}: {stored.name} is stored in a form that merge cannot bring back ({type(error).__name__}: "
             f"{why:.160}); write targets without it, or save the model with save_pretrained"
         ) from None
 
 
 def _check_type(stored: StoredTensor) -> None:
-    """Raise UserError if a stored tensor is quantized."""
+    """Raise UserError if a stored tensor holds other numbers than those of a weight."""
     if stored.kind not in FLOATS:
         raise UserError(
             f"{stored.path}: {stored.name} is stored as {stored.kind}, codes of a quantized weight, to which "
@@ -203,7 +205,7 @@ def _check_type(stored: StoredTensor) -> None:
 
 
 def _more_rows(stored: StoredTensor, shape: tuple[int, ...] | None) -> int | None:
-    """Return the model's rows of a weight if fewer are stored: an embedding or head with added tokens."""
+    """Return the rows of a weight that has more in the model than are stored: embedding and head, with added tokens."""
     if not shape or not stored.shape or shape[0] <= stored.shape[0] or shape[1:] != stored.shape[1:]:
         return None
     return shape[0]
