@@ -242,7 +242,7 @@ def test_shared_outputs_need_a_free_folder(tmp_path: Path, name: str, owner: str
 
 def test_documented_table_of_shared_stages() -> None:
     lines = (ROOT / "docs/grids.md").read_text(encoding="utf-8").splitlines()
-    start = lines.index("| with values of | once for each value | once for all of them |") + 2
+    start = lines.index("| values of | once for each value | once for all values |") + 2
     rows = [line.split("|")[1:4] for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start:])]
     keys = [(re.findall(r"`([\w.]+)`", row[0]), re.findall(r"`(\w+)`", row[2])) for row in rows]
     assert sum(len(named) for named, _ in keys) > 8
