@@ -24,6 +24,7 @@ from zerolora.log import result
 from zerolora.machine import cpu_matmul
 from zerolora.model import added_tokens, foreign
 from zerolora.progress import Progress
+from zerolora.units import counted
 
 DEFAULT_LENGTH = 2048  # tokens, for a model without max_position_embeddings
 DATE = "26 Jul 2024"  # today's date for chat templates, so that prompts do not change from day to day
@@ -60,7 +61,7 @@ def ask(
     write_json(answers, [_entry(*each) for each in zip(rows, replies, judged, strict=True)])
     write_json(output, metrics)
     shown = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_low", "_high", "rows"))]
-    result(f"{', '.join(shown)} on {len(rows):,} rows")
+    result(f"{', '.join(shown)} on {counted(len(rows), 'row')}")
 
 
 def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]]:

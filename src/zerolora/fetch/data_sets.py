@@ -17,7 +17,7 @@ from zerolora.fetch.hub_client import explained_errors
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
 from zerolora.methods.peft_format import ADAPTER, CONFIG
-from zerolora.units import byte_size
+from zerolora.units import byte_size, counted
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -77,7 +77,7 @@ def _fetch(
             _check(name, file, files[file.path])
         source = {"repository": settings.repository, "revision": settings.revision}
         write_json(staged / MANIFEST, {"source": source, "license": settings.license, "files": files})
-    result(f"{len(files)} files, {byte_size(sum(file['bytes'] for file in files.values()))}")
+    result(f"{counted(len(files), 'file')}, {byte_size(sum(file['bytes'] for file in files.values()))}")
 
 
 def _choose(name: str, patterns: list[str], listed: "list[RepoFile]") -> "list[RepoFile]":
