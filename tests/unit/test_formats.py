@@ -411,7 +411,7 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
             )
             for key in ("parameters", "args", "input", "kwargs", "Arguments")
         ),
-        (_calls({**CALL, "result": "5"}), "messages[1].tool_calls[0].result is '5', and a call has a name and"),
+        (_calls({**CALL, "result": "5"}), "messages[1].tool_calls[0].result is '5', and a call has only a name"),
         (
             _chat({**CALLING, "function_call": {"name": "add", "arguments": "{}"}}),
             "messages[1].function_call and messages[1].tool_calls are not the same calls; keep one",
