@@ -14,15 +14,13 @@ import yaml
 from benchmarks.memory import compare
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
-from zerolora.memory.headroom import asked
-from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.reserve import with_headroom
+from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec
-from zerolora.planner.candidate_table import summary, table
 from zerolora.planner.candidates import Candidate, Planning, candidates, divisors
-from zerolora.planner.choice import TIE, choose, distance
-from zerolora.planner.datasheets import GPUS, named
-from zerolora.planner.hardware import HardwareRates
+from zerolora.planner.choice import TIE, choose, distance, summary, table
+from zerolora.planner.hardware import GPUS, HardwareRates, named
 from zerolora.planner.run_hardware import hardware_of, link_of, typical
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
@@ -356,7 +354,7 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
     for values in written.values():
         settings = settings.model_copy(update=values)
     actual = choosing(model_of(model), settings, rows_of(4096), machine())[0]
-    assert asked(actual.host) <= settings.host_memory and actual.gpu <= (settings.gpu_memory or 0)
+    assert with_headroom(actual.host) <= settings.host_memory and actual.gpu <= (settings.gpu_memory or 0)
 
 
 def test_the_nearest_stage_is_told_before_a_faster_one() -> None:
@@ -372,7 +370,7 @@ def test_the_nearest_stage_is_told_before_a_faster_one() -> None:
 
 def test_memory_with_headroom_is_what_must_fit_a_host() -> None:
     settings = settings_of(strategy="zero2", micro_batch=1)
-    needed = asked(choosing(model_of("llama-3-8b"), settings, rows_of(4096), machine())[0].host)
+    needed = with_headroom(choosing(model_of("llama-3-8b"), settings, rows_of(4096), machine())[0].host)
     choosing(model_of("llama-3-8b"), settings.model_copy(update={"host_memory": needed}), rows_of(4096), machine())
     with pytest.raises(UserError, match="of a host's .* headroom included"):
         choosing(

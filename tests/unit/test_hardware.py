@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from zerolora.errors import UserError
-from zerolora.planner.datasheets import (
+from zerolora.planner.hardware import (
     DISKS,
     GPUS,
     HOST_LINKS,
@@ -17,7 +17,7 @@ from zerolora.planner.datasheets import (
     PEER_SHARE,
     named,
 )
-from zerolora.planner.probe_file import checked, measured
+from zerolora.planner.run_hardware import checked, measured
 
 PROBE: dict[str, Any] = {
     "device": "cpu",

@@ -22,17 +22,16 @@ from zerolora.errors import UserError
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import Capacity, fault_of
 from zerolora.memory.inference import cache_bytes, evaluated, generated
-from zerolora.memory.remedy import remedy
 from zerolora.memory.reserve import UNUSED
-from zerolora.memory.search import largest, max_micro_batch, max_sequence_length
+from zerolora.memory.search import largest, max_micro_batch, max_sequence_length, remedy
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.lora import LoraMethod
-from zerolora.model import meta_guards
+from zerolora.model import meta_device
 from zerolora.model.families.keys import ACTIVATIONS
 from zerolora.model.projections import NOTHING, ForwardSpec
 from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec
-from zerolora.planner.datasheets import GPUS, offered
+from zerolora.planner.hardware import GPUS, offered
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 
@@ -714,7 +713,7 @@ def test_a_part_of_a_composite_model_may_lack_defaults_which_is_said(tmp_path: P
 def test_a_model_of_more_modules_than_any_has_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads(changed(**OLMO, num_hidden_layers=4))
     built = len(from_config(config, Path("config.json")).modules)
-    monkeypatch.setattr(meta_guards, "MOST_MODULES", built)
+    monkeypatch.setattr(meta_device, "MOST_MODULES", built)
     with pytest.raises(
         UserError, match=f"^config.json: describes a model of more than {built} modules; correct its sizes$"
     ):

@@ -217,12 +217,12 @@ def test_a_shared_weight_that_is_stored_twice_stays_shared(second: str, tmp_path
 ODD: dict[str, tuple[str, str, str]] = {
     "a list as config": ("adapter_config.json", "[]", "adapter_config.json: holds []; expected a JSON object"),
     "a number as config": ("adapter_config.json", "1", "adapter_config.json: holds 1; expected a JSON object"),
-    "one token, no list": ("tokens.json", '{"token": "<x>"}', "tokens.json: holds {'token': '<x>'} in the place of an"),
-    "a list of texts": ("tokens.json", '["<x>"]', "tokens.json: holds '<x>' in the place of an added token"),
+    "one token, no list": ("tokens.json", '{"token": "<x>"}', "tokens.json: is {'token': '<x>'}; expected a list"),
+    "a list of texts": ("tokens.json", '["<x>"]', "tokens.json: 0 is '<x>'; expected an object"),
     "a token with no number": (
         "tokens.json",
         '[{"token": "<x>", "id": "259", "special": true}]',
-        "tokens.json: holds {'token': '<x>', 'id': '259', 'special': True} in the place of an added token",
+        "tokens.json: 0.id is '259'; expected a whole number, 0 or more",
     ),
 }
 

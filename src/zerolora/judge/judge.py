@@ -23,8 +23,7 @@ from zerolora.judge.prompts import BASE, MODELS, TUNED, Answers, requests
 from zerolora.judge.questions import JudgeQuestion, read_questions
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER, result
-from zerolora.model.base_identity import check_same_base
-from zerolora.model.manifest import is_merged, located
+from zerolora.model.manifest import check_same_base, is_merged, located
 from zerolora.types import Device
 
 ANSWERS, VERDICTS = "answers.jsonl", "verdicts.jsonl"

@@ -12,7 +12,7 @@ from zerolora.model.spec import ModelSpec
 from zerolora.types import Attention
 
 AUTO_ROWS = 64
-"""Prompts that share a batch of an evaluation at most, if the config leaves it open: an assumption, not measured."""
+"""Maximum prompts of a batch of evaluation with batch: auto; an assumption, not measured."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,10 @@ class Inference:
     weights: int
     """Of the merged model, in the precision of training."""
     cache: int
-    """Keys and values at the end of generation; 0 for a forward pass alone."""
+    """Keys and values at the end of generation; 0 for a forward pass."""
     working: int
-    """What operations allocate and free, at the peak, beyond weights and cache."""
+    """The peak of operations beyond weights and cache."""
     total: int
-    """Their sum."""
 
 
 def evaluation_json(
@@ -61,20 +60,19 @@ def evaluated(model: ModelSpec, spec: TrainingSpec, rows: int) -> Inference:
 
 
 def generated(model: ModelSpec, spec: TrainingSpec, rows: int, prompt: int, answer: int) -> Inference:
-    """Return the memory of generating `answer` tokens after each of `rows` prompts of `prompt` tokens.
-
-    The peak is that of the prompts' forward pass, whose cache has room for the answers (evaluate/batch_cache.py), or of
-    the last token's. The last token of an answer is never fed back, so that the cache ends one position earlier; an
-    encoder-decoder's answer begins with a token that is given.
-    """
-    cache, working = answering(model, spec.width, spec.attention, rows, prompt, answer)
-    return _sum(model, spec, cache, working)
+    """Return the memory of generating `answer` tokens after each of `rows` prompts of `prompt` tokens."""
+    return _sum(model, spec, *answering(model, spec.width, spec.attention, rows, prompt, answer))
 
 
 def answering(
     model: ModelSpec, width: int, attention: Attention, rows: int, prompt: int, answer: int
 ) -> tuple[int, int]:
-    """Return the bytes of the cache, and those beyond it and the weights, of what `generated` describes."""
+    """Return the bytes of the cache in generation, and those beyond cache and weights.
+
+    The peak is in the prompts' forward pass, whose cache has room for the answers (evaluate/batch_cache.py), or in the
+    last token's. The last token is not fed back, so the cache ends one position earlier; an encoder-decoder's answer
+    begins with a start token.
+    """
     positions = prompt + answer - (not model.encoder_layers)
     full = cache_bytes(model, rows, positions, width)
     first = full + _forward(model, width, attention, rows, prompt, 1)
@@ -86,16 +84,16 @@ def cache_bytes(model: ModelSpec, rows: int, positions: int, width: int) -> int:
     """Return the bytes of the key-value cache: 2 x layers x rows x positions x key-value heads x head_dim x width.
 
     Source: arXiv 2309.06180, section 3 (800 KB a token for OPT-13B in fp16); transformers/cache_utils.py, DynamicCache.
-    Layers with a sliding window hold its width at most, which is not counted. An encoder-decoder's cache has the
-    answer's positions for its own attention and the prompt's for the cross-attention, which is the same sum.
+    That a sliding window bounds its layers' positions is not counted. An encoder-decoder's cache has the answer's
+    positions for self-attention and the prompt's for cross-attention: the same sum.
     """
     return 2 * model.layers * rows * positions * model.key_heads * model.head_dim * width
 
 
 def _step(model: ModelSpec, width: int, attention: Attention, rows: int, positions: int) -> int:
-    """Return what the forward pass of one more token allocates beyond the cache.
+    """Return the bytes that the forward pass of one token allocates beyond the cache.
 
-    A cache that transformers makes joins a layer's keys with the new ones in a new tensor before the old one is freed
+    transformers' cache concatenates a layer's keys with the new ones before it frees the old tensor
     (DynamicLayer.update), and attention with a mask repeats keys and values for all heads
     (integrations/sdpa_attention.py, repeat_kv).
     """

@@ -11,8 +11,7 @@ from zerolora.merge.carried import carry, check_carried
 from zerolora.merge.merge import write_model
 from zerolora.methods.registry import OWN_FILES
 from zerolora.model.base_check import check_weights
-from zerolora.model.base_identity import check_base_directory
-from zerolora.model.manifest import check_adapter_files
+from zerolora.model.manifest import check_adapter_files, check_base_directory
 from zerolora.units import byte_size
 
 

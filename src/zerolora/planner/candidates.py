@@ -14,8 +14,7 @@ from typing import Literal, cast
 from zerolora.config.settings import RenderSettings
 from zerolora.memory.estimate import Capacity, data_ranks, impossible, masked, open_attentions, too_large, training_spec
 from zerolora.memory.predict import predict, sized
-from zerolora.memory.row_statistics import RowStatistics
-from zerolora.memory.training_spec import TrainingSpec
+from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.model.spec import ModelSpec
 from zerolora.planner.cost import Cost, step_seconds
 from zerolora.planner.hardware import HardwareRates

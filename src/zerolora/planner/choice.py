@@ -1,12 +1,19 @@
 """Chooses the candidate that fits and is predicted to be fastest, without running anything."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict
+
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
-from zerolora.memory.estimate import Capacity, estimated
+from zerolora.memory.estimate import Capacity, estimated, world_size
 from zerolora.memory.table import rows as memory_table
+from zerolora.memory.training_spec import RowStatistics
 from zerolora.planner.candidates import Candidate, Choice, Planning, candidates, open_specs, predicted
 from zerolora.strategies import STRATEGIES
+from zerolora.strategies.deepspeed_zero import RISKY, ZERO
 from zerolora.strategies.strategy import Placement, Strategy
+from zerolora.units import GIB
 
 TIE = 0.01
 """Predicted times that differ by less count as equal, since the cost model is not more precise."""
@@ -119,3 +126,142 @@ def refusal(every: list[Candidate], planning: Planning, instead: Candidate | Non
 
 def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.splitlines()]
+
+
+STEPS = 5
+"""Optimizer steps of each of the two short trainings, with train.canary: auto."""
+LEAST_STEPS = 100
+"""With auto, shorter runs are not compared: the canary makes ten steps and loads the model twice."""
+VARLEN = "attention flash computes rows of many lengths in one kernel of its own (torch.nn.attention.varlen)"
+
+
+def risks(choice: Choice, options: dict[str, Any], settings: RenderSettings) -> Iterator[str]:
+    """Yield why the losses of a choice, rendered as `options`, are to be compared with those of a safe one."""
+    strategy = STRATEGIES.get(choice.strategy)
+    if strategy and strategy.risk:
+        yield strategy.risk
+    zero = options.get(ZERO, {})
+    yield from (reason for key, reason in RISKY.items() if zero.get(key) is True)
+    if choice.attention == "flash" and settings.device == "cuda" and settings.precision != "fp32":
+        yield VARLEN
+
+
+def due(settings: RenderSettings, steps: int) -> int:
+    """Return the steps of the canary of a run of `steps` optimizer steps; 0 for none."""
+    if settings.canary == "off" or (settings.canary == "auto" and steps < LEAST_STEPS):
+        return 0
+    return min(steps, STEPS if settings.canary == "auto" else settings.canary)
+
+
+def safe_choice(planning: Planning) -> Choice | None:
+    """Return the safe choice that fits and differs least from the settings, None if none fits."""
+    settings = planning.settings
+    free = {"strategy": "auto", "user_config": None, "micro_batch": None, "activation_checkpointing": None}
+    other = Planning(
+        planning.model,
+        settings.model_copy(update={**free, "attention": None}),
+        planning.rows,
+        planning.hardware,
+    )
+    wanted = planning.user.strategy if planning.user else STRATEGIES.get(settings.strategy)
+    fitting = [each for each in (predicted(other, spec) for spec in open_specs(other)) if _is_safe(each, settings)]
+    nearest = min(fitting, key=lambda each: distance(each, wanted, settings), default=None)
+    return _without_overlap(nearest.choice) if nearest else None
+
+
+def _is_safe(candidate: Candidate, settings: RenderSettings) -> bool:
+    return candidate.fault is None and not list(risks(_without_overlap(candidate.choice), {}, settings))
+
+
+def _without_overlap(choice: Choice) -> Choice:
+    return replace(choice, buckets=replace(choice.buckets, overlap=False))
+
+
+SHOWN = 10  # fitting candidates in the table
+
+
+class Entry(TypedDict):
+    """One candidate in render.json."""
+
+    strategy: str
+    micro_batch: int
+    accumulation: int
+    activation_checkpointing: bool
+    attention: str
+    live_parameters: int
+    gpu_bytes: int
+    host_bytes: int
+    step_seconds: float
+    tokens_per_second: float
+    rank_hours: float
+    rejected: str | None
+
+
+class Summary(TypedDict):
+    """Every candidate, in the order of `choose`."""
+
+    steps: int
+    """Optimizer steps of the run."""
+    considered: int
+    ranked: list[Entry]
+
+
+def summary(candidates: Sequence[Candidate], settings: RenderSettings, rows: RowStatistics) -> Summary:
+    """Return the ranked candidates: bytes, seconds, tokens/s, rank-hours of the run, and why others were rejected."""
+    steps = steps_of(settings, rows)
+    tokens = rows.tokens / rows.packed_rows * settings.global_batch
+    return {
+        "steps": steps,
+        "considered": len(candidates),
+        "ranked": [
+            {
+                "strategy": each.choice.strategy,
+                "micro_batch": each.choice.micro_batch,
+                "accumulation": each.choice.accumulation,
+                "activation_checkpointing": each.choice.activation_checkpointing,
+                "attention": each.choice.attention,
+                "live_parameters": each.choice.buckets.live,
+                "gpu_bytes": each.gpu,
+                "host_bytes": each.host,
+                "step_seconds": each.seconds,
+                "tokens_per_second": tokens / each.seconds,
+                "rank_hours": steps * each.seconds * world_size(settings) / 3600,
+                "rejected": each.fault,
+            }
+            for each in candidates
+        ],
+    }
+
+
+def steps_of(settings: RenderSettings, rows: RowStatistics) -> int:
+    """Return the optimizer steps of a run."""
+    steps = rows.packed_rows * settings.epochs // settings.global_batch
+    return min(steps, settings.max_steps or steps)
+
+
+def table(summarized: Summary) -> str:
+    """Return the best candidates, and the smallest rejected one of each strategy, as text."""
+    ranked = summarized["ranked"]
+    fitting = [each for each in ranked if not each["rejected"]]
+    rejected = [each for each in ranked if each["rejected"]]
+    lines = [
+        f"{len(fitting)} of {len(ranked)} configurations fit; predicted for {summarized['steps']} steps:",
+        f"{'strategy':<24}{'micro-batch':>12}{'checkpointing':>14}{'attention':>10}{'GPU GiB':>9}{'host GiB':>9}"
+        f"{'s/step':>9}{'tokens/s':>10}{'rank-hours':>11}",
+    ]
+    lines += [_line(each) for each in fitting[:SHOWN]]
+    if rejected:
+        lines.append("rejected, of each strategy the smallest:")
+        smallest = {each["strategy"]: each for each in reversed(rejected)}
+        lines += [f"{_line(each)}  {each['rejected']}" for each in reversed(smallest.values())]
+    return "\n".join(lines)
+
+
+def _line(entry: Entry) -> str:
+    batch = f"{entry['micro_batch']} x {entry['accumulation']}"
+    saving = "yes" if entry["activation_checkpointing"] else "no"
+    return (
+        f"{entry['strategy']:<24}{batch:>12}{saving:>14}{entry['attention']:>10}{entry['gpu_bytes'] / GIB:>9.2f}"
+        f"{entry['host_bytes'] / GIB:>9.2f}{entry['step_seconds']:>9.3g}{entry['tokens_per_second']:>10.0f}"
+        f"{entry['rank_hours']:>11.3g}"
+    )

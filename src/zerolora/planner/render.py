@@ -13,12 +13,10 @@ from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.estimate import data_ranks, training_spec
 from zerolora.memory.predict import predict
-from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.spec import ModelSpec, from_json
-from zerolora.planner.canary_setting import due, risks, safe_choice
-from zerolora.planner.candidate_table import Summary, steps_of, summary, table
 from zerolora.planner.candidates import Candidate, Choice, Planning, step_work
-from zerolora.planner.choice import choose
+from zerolora.planner.choice import Summary, choose, due, risks, safe_choice, steps_of, summary, table
 from zerolora.planner.cost import useful_flops
 from zerolora.planner.run_hardware import hardware_of, peak_of, target_of
 from zerolora.planner.slurm_resources import TrainingResources, training

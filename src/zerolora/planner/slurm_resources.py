@@ -14,22 +14,20 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import training_spec, world_size
-from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
-from zerolora.memory.headroom import asked
+from zerolora.memory.host import PROCESS as PROCESS_BYTES
 from zerolora.memory.inference import AUTO_ROWS, answering
 from zerolora.memory.predict import predict
-from zerolora.memory.reserve import CONTEXT, UNUSED
-from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.reserve import CONTEXT, UNUSED, with_headroom
 from zerolora.memory.states import BYTES
+from zerolora.memory.training_spec import RowStatistics
 from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER
 from zerolora.model import foreign
-from zerolora.model.logit_chunks import EVALUATION_TOKENS
 from zerolora.model.projections import NOTHING, ForwardSpec
 from zerolora.model.read_spec import read_model_spec
-from zerolora.model.spec import ModelSpec
-from zerolora.planner.candidate_table import steps_of
+from zerolora.model.spec import EVALUATION_TOKENS, ModelSpec
 from zerolora.planner.candidates import Candidate, Planning, step_work
+from zerolora.planner.choice import steps_of
 from zerolora.planner.cost import OPERATIONS, step_seconds
 from zerolora.planner.run_hardware import hardware_of
 from zerolora.strategies import STRATEGIES
@@ -49,7 +47,7 @@ PREPARE_LIBRARIES = 780_000_000
 """Resident bytes of libraries, as Slurm counts them: with what other processes of the node have mapped too.
 tests/unit/test_slurm_resources.py holds it against a real run."""
 LIBRARIES = 375 * 1024**2
-"""Resident bytes of a process that writes a page; a rank has more (memory/glibc_heap.py, PROCESS)."""
+"""Resident bytes of a process that writes a page; a rank has more (memory/host.py, PROCESS)."""
 MERGE_PROCESS = 400 * 1024**2
 """Resident bytes of a process that is about to merge, transformers imported, as for fused experts. Without it they are
 fewer, measured by benchmarks/merge/compare.py ("start").
@@ -215,7 +213,7 @@ def _resources(seconds: float, host: float, gpus: int = 0) -> Resources:
         "seconds": seconds,
         "host_bytes": int(host),
         "minutes": max(MINIMUM_MINUTES, math.ceil(SLACK * seconds / 60)),
-        "mem_mib": math.ceil(asked(host) / 1024**2),
+        "mem_mib": math.ceil(with_headroom(host) / 1024**2),
         "gpus": gpus,
     }
 

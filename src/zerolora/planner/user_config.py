@@ -5,6 +5,8 @@ line that names file, line and key, before a job is submitted, and every value t
 reported with what is used instead.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,6 @@ from zerolora.planner.deepspeed_keys import (
     ZERO,
     ZERO_RENAMED,
 )
-from zerolora.planner.json_lines import line_at, lines_of
 from zerolora.planner.user_faults import AUTO, Fault, faults, hpz_ranks, is_off, placement
 from zerolora.strategies.buckets import Buckets
 from zerolora.strategies.deepspeed_zero import DeepSpeed
@@ -215,3 +216,49 @@ def _partition_faults(zero: dict[str, Any], strategy: Strategy, ranks: int) -> I
 def _size(zero: dict[str, Any], key: str) -> int:
     given = [zero[name] for name in aliases(key) if zero.get(name, "auto") != "auto"]
     return int(given[0]) if given else DEFAULTS[key]
+
+
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+Location = tuple[str, ...]
+
+
+def lines_of(path: Path) -> dict[Location, int]:
+    """Return the line of each key of a valid JSON file, by the keys that lead to it, where entries of lists count as
+    keys by their number. None is known if the file is not on this machine."""
+    try:
+        return key_lines(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def key_lines(text: str) -> dict[Location, int]:
+    """Return the line of each key of a valid JSON text."""
+    lines: dict[Location, int] = {}
+    here: list[str] = []  # the key, or number, of each open object or list
+    kinds: list[str] = []
+    last, line_of_last = "", 1  # a string, which is a key if a colon follows
+    line, end = 1, 0
+    for token in TOKEN.finditer(text):
+        line += text.count("\n", end, token.start())
+        end = token.start()
+        part = token[0]
+        if part in "{[":
+            kinds.append(part)
+            here.append("0" if part == "[" else "")
+        elif part in "}]":
+            kinds.pop()
+            here.pop()
+        elif part == ",":
+            if kinds[-1] == "[":
+                here[-1] = str(int(here[-1]) + 1)
+        elif part == ":":
+            here[-1] = json.loads(last)
+            lines[tuple(here)] = line_of_last
+        else:
+            last, line_of_last = part, line
+    return lines
+
+
+def line_at(lines: dict[Location, int], location: Location) -> int | None:
+    """Return the line of a location, or of the innermost key around it; None if no key is known."""
+    return next((lines[location[:end]] for end in range(len(location), 0, -1) if location[:end] in lines), None)

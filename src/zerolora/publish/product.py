@@ -9,8 +9,7 @@ from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_object, sha256
 from zerolora.methods.peft_format import CONFIG
 from zerolora.methods.registry import TRAINABLE, check_published
-from zerolora.model.base_identity import KEY as BASE
-from zerolora.model.manifest import is_weight
+from zerolora.model.manifest import BASE, is_weight
 from zerolora.publish.finished import FinishedRun, command, remedy
 
 KINDS = ("adapter", "merged")
@@ -31,7 +30,7 @@ class PushedModel:
     files: dict[str, dict[str, Any]]
     """sha256 and bytes of each file, by name, as they are in the directory."""
     base: dict[str, Any]
-    """Name, revision and weights of the base model (model/base_identity.py)."""
+    """Name, revision and weights of the base model (model/manifest.py)."""
     rewritten: dict[str, str]
     """The text of files that are pushed in another form, by name."""
 

@@ -68,7 +68,7 @@ class Strategy(ABC):
     """What it costs, for the same table."""
 
     risk: str | None = field(default=None, compare=False)
-    """Why the first losses of a run are compared with those of a safe strategy (planner/canary_setting.py); None if it
+    """Why the first losses of a run are compared with those of a safe strategy (planner/choice.py); None if it
     is safe itself."""
 
     stage: int

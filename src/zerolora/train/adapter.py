@@ -17,7 +17,7 @@ from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.added_tokens import AddedToken, add_rows, write
 from zerolora.model.architecture import built_on_meta, config_of
-from zerolora.model.base_identity import KEY as BASE
+from zerolora.model.manifest import BASE
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.tensor_file import save_tensors
 from zerolora.train import base_model, earlier_adapter
@@ -111,7 +111,7 @@ def save(
     or with full fine-tuning all weights in fp32; and the tokens that were added, if any.
 
     That is `best`, if rank 0 has one, else what the engine holds; `start` was taken out of the base weights before;
-    `base` says what the base model is (model/base_identity.py), `origin` what training continued from, if it did
+    `base` says what the base model is (model/manifest.py), `origin` what training continued from, if it did
     (earlier_adapter.py, provenance); `carry` writes further files into the directory, such as the prompt format.
     Collective: every rank takes part in the gathering, rank 0 writes. What was written is read back and compared with
     `expected` before it appears; raises UserError if it is not whole, finite and trained.
