@@ -1,4 +1,9 @@
-"""Chooses the candidate that fits and is predicted to be fastest, without running anything."""
+"""Chooses the candidate that is predicted to be fastest among those that fit, and the safe one of a canary.
+
+A canary compares the first losses of a run with those of a safe setting. A setting is risky if its strategy says so
+(Strategy.risk), if an option of DeepSpeed is known for wrong results (strategies/deepspeed_zero.py, RISKY), or if a
+kernel is new.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,8 +21,16 @@ from zerolora.strategies.strategy import Placement, Strategy
 from zerolora.units import GIB
 
 TIE = 0.01
-"""Predicted times that differ by less count as equal, since the cost model is not more precise."""
+"""Predicted times that differ by less are equal, within the precision of the cost model."""
 PLACEMENTS: tuple[Placement, ...] = ("gpu", "cpu", "nvme")  # by distance from the GPU
+STEPS = 5
+"""Optimizer steps of each of the two short trainings with train.canary: auto."""
+LEAST_STEPS = 100
+"""Minimum steps of a run for a canary with auto, since a canary takes ten steps and loads the model twice."""
+VARLEN = "attention flash computes rows of many lengths in one kernel of its own (torch.nn.attention.varlen)"
+SHOWN = 10  # fitting candidates in the table
+FREE = {"micro_batch": None, "activation_checkpointing": None, "attention": None}
+"""Settings that change no loss, left open."""
 
 Changes = dict[str, dict[str, str | int | bool]]
 """Keys of the config and their values, by section."""
@@ -25,9 +38,9 @@ Distance = tuple[float, ...]
 
 
 def choose(planning: Planning) -> list[Candidate]:
-    """Return every candidate: first those that fit, the best first, then the rejected ones by bytes.
+    """Return every candidate: those that fit, the best first, then the rejected ones by bytes.
 
-    Raises UserError if none fits, with the nearest configuration that would.
+    Raises UserError with the nearest configuration that fits if no candidate does.
     """
     every = candidates(planning)
     fitting = [each for each in every if each.fault is None]
@@ -42,29 +55,30 @@ def choose(planning: Planning) -> list[Candidate]:
 
 
 def nearest(planning: Planning) -> Candidate | None:
-    """Return the candidate that fits and differs least from the settings, None if nothing fits.
+    """Return the candidate that fits and differs least from the settings; None if nothing fits.
 
-    Other values of micro-batch, checkpointing and attention, which change no loss, count as nearest; then another stage
-    or engine; then another placement of states. Among equals the fastest is returned.
+    Nearest are other values of FREE; then another stage or engine; then another placement of states. Among equals the
+    fastest is nearest.
     """
+    same = replace(planning, settings=planning.settings.model_copy(update=FREE))
+    specs = dict.fromkeys((*open_specs(same), *open_specs(_of_any_strategy(planning))))  # most are in both
+    fitting = [each for each in (predicted(planning, spec) for spec in specs) if each.fault is None]
+    return _nearest_of(fitting, planning)
+
+
+def _of_any_strategy(planning: Planning) -> Planning:
+    update = {**FREE, "strategy": "auto", "user_config": None}
+    return replace(planning, settings=planning.settings.model_copy(update=update), user=None)
+
+
+def _nearest_of(fitting: list[Candidate], planning: Planning) -> Candidate | None:
     settings = planning.settings
-    unset = {"micro_batch": None, "activation_checkpointing": None, "attention": None}
-    same = Planning(planning.model, settings.model_copy(update=unset), planning.rows, planning.hardware, planning.user)
-    other = Planning(
-        planning.model,
-        settings.model_copy(update={**unset, "strategy": "auto", "user_config": None}),
-        planning.rows,
-        planning.hardware,
-    )
-    specs = dict.fromkeys((*open_specs(same), *open_specs(other)))  # most are in both
-    every = [predicted(planning, spec) for spec in specs]
     wanted = planning.user.strategy if planning.user else STRATEGIES.get(settings.strategy)
-    fitting = [each for each in every if each.fault is None]
     return min(fitting, key=lambda each: distance(each, wanted, settings), default=None)
 
 
 def distance(candidate: Candidate, wanted: Strategy | None, settings: RenderSettings) -> Distance:
-    """Return the distance of a candidate from the settings; `wanted` is the strategy that they name, None for auto."""
+    """Return the distance of a candidate from the settings; `wanted` is their strategy, None for auto."""
     layout, changed = candidate.layout, len(changes(candidate.choice, settings).get("train", {}))
     if wanted is None:
         return (changed, candidate.seconds)
@@ -79,20 +93,18 @@ def _moved(layout: Strategy) -> int:
 
 
 def changes(choice: Choice, settings: RenderSettings) -> Changes:
-    """Return the config keys that rule out a choice, with the values that the choice needs."""
+    """Return the config keys that exclude a choice, with the values that allow it."""
     different = {
         "render": {"strategy": choice.strategy} if settings.strategy not in ("auto", choice.strategy) else {},
         "train": {
-            key: getattr(choice, key)
-            for key in ("micro_batch", "activation_checkpointing", "attention")
-            if getattr(settings, key) not in (None, getattr(choice, key))
+            key: getattr(choice, key) for key in FREE if getattr(settings, key) not in (None, getattr(choice, key))
         },
     }
     return {section: values for section, values in different.items() if values}
 
 
 def refusal(every: list[Candidate], planning: Planning, instead: Candidate | None) -> str:
-    """Return the error message: the minimum that each strategy needs, and the nearest choice that fits or advice."""
+    """Return the error message: the least memory of each strategy, and the nearest choice that fits, or advice."""
     settings, model = planning.settings, planning.model
     capacity = Capacity(settings.gpu_memory, settings.host_memory)
     least: dict[str, Candidate] = {}
@@ -128,15 +140,8 @@ def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.splitlines()]
 
 
-STEPS = 5
-"""Optimizer steps of each of the two short trainings, with train.canary: auto."""
-LEAST_STEPS = 100
-"""With auto, shorter runs are not compared: the canary makes ten steps and loads the model twice."""
-VARLEN = "attention flash computes rows of many lengths in one kernel of its own (torch.nn.attention.varlen)"
-
-
 def risks(choice: Choice, options: dict[str, Any], settings: RenderSettings) -> Iterator[str]:
-    """Yield why the losses of a choice, rendered as `options`, are to be compared with those of a safe one."""
+    """Yield the reasons why a choice, rendered as `options`, is risky."""
     strategy = STRATEGIES.get(choice.strategy)
     if strategy and strategy.risk:
         yield strategy.risk
@@ -147,37 +152,25 @@ def risks(choice: Choice, options: dict[str, Any], settings: RenderSettings) -> 
 
 
 def due(settings: RenderSettings, steps: int) -> int:
-    """Return the steps of the canary of a run of `steps` optimizer steps; 0 for none."""
+    """Return the steps of the canary of a run of `steps` optimizer steps; 0 for no canary."""
     if settings.canary == "off" or (settings.canary == "auto" and steps < LEAST_STEPS):
         return 0
     return min(steps, STEPS if settings.canary == "auto" else settings.canary)
 
 
 def safe_choice(planning: Planning) -> Choice | None:
-    """Return the safe choice that fits and differs least from the settings, None if none fits."""
-    settings = planning.settings
-    free = {"strategy": "auto", "user_config": None, "micro_batch": None, "activation_checkpointing": None}
-    other = Planning(
-        planning.model,
-        settings.model_copy(update={**free, "attention": None}),
-        planning.rows,
-        planning.hardware,
-    )
-    wanted = planning.user.strategy if planning.user else STRATEGIES.get(settings.strategy)
-    fitting = [each for each in (predicted(other, spec) for spec in open_specs(other)) if _is_safe(each, settings)]
-    nearest = min(fitting, key=lambda each: distance(each, wanted, settings), default=None)
+    """Return the safe choice that fits and differs least from the settings; None if none fits."""
+    candidates = (predicted(planning, spec) for spec in open_specs(_of_any_strategy(planning)))
+    nearest = _nearest_of([each for each in candidates if _is_safe(each, planning.settings)], planning)
     return _without_overlap(nearest.choice) if nearest else None
 
 
 def _is_safe(candidate: Candidate, settings: RenderSettings) -> bool:
-    return candidate.fault is None and not list(risks(_without_overlap(candidate.choice), {}, settings))
+    return candidate.fault is None and not any(risks(_without_overlap(candidate.choice), {}, settings))
 
 
 def _without_overlap(choice: Choice) -> Choice:
     return replace(choice, buckets=replace(choice.buckets, overlap=False))
-
-
-SHOWN = 10  # fitting candidates in the table
 
 
 class Entry(TypedDict):
@@ -198,7 +191,7 @@ class Entry(TypedDict):
 
 
 class Summary(TypedDict):
-    """Every candidate, in the order of `choose`."""
+    """All candidates, in the order of `choose`."""
 
     steps: int
     """Optimizer steps of the run."""
@@ -207,7 +200,7 @@ class Summary(TypedDict):
 
 
 def summary(candidates: Sequence[Candidate], settings: RenderSettings, rows: RowStatistics) -> Summary:
-    """Return the ranked candidates: bytes, seconds, tokens/s, rank-hours of the run, and why others were rejected."""
+    """Return the ranked candidates with bytes, seconds, tokens/s, rank-hours of the run, and reasons for rejection."""
     steps = steps_of(settings, rows)
     tokens = rows.tokens / rows.packed_rows * settings.global_batch
     return {
@@ -240,7 +233,7 @@ def steps_of(settings: RenderSettings, rows: RowStatistics) -> int:
 
 
 def table(summarized: Summary) -> str:
-    """Return the best candidates, and the smallest rejected one of each strategy, as text."""
+    """Return a table of the best candidates, and of the smallest rejected one of each strategy."""
     ranked = summarized["ranked"]
     fitting = [each for each in ranked if not each["rejected"]]
     rejected = [each for each in ranked if each["rejected"]]

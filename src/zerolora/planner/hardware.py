@@ -1,6 +1,7 @@
-"""Datasheets of GPUs, links and disks by name, and the share of the nominal figures that a training step reaches.
+"""The rates of hardware for the cost model, and datasheets of GPUs, links and disks by name.
 
-Rates in FLOP/s, bandwidths in bytes/s of one direction, latencies in seconds. The tables hold nominal figures.
+Rates in FLOP/s, bandwidths in bytes/s of one direction, latencies in seconds. The tables have nominal figures, of which
+a training step reaches a share.
 """
 
 from collections.abc import Mapping
@@ -16,13 +17,13 @@ from zerolora.units import GIB
 LINK_SHARE = 0.80
 """Of a link: 80-85 % are reached (XTuner's DeepSpeed page; ml-engineering, network/README.md: 80-88 % measured)."""
 PEER_SHARE = 0.64
-"""Of PCIe between two GPUs, which goes through the CPU: NCCL counts on 12 GB/s of 15.75, and on an Intel CPU adding
-a fifth to what is sent (NCCL, src/graph/topo.h, PCI_BW and INTEL_P2P_OVERHEAD)."""
+"""Of PCIe between two GPUs, through the CPU: NCCL assumes 12 GB/s of 15.75, and on an Intel CPU a fifth more traffic
+(NCCL, src/graph/topo.h, PCI_BW and INTEL_P2P_OVERHEAD)."""
 MATMUL_SHARE = 0.70
 """Of a GPU's matrix rate. The best shape reaches 73-87 % (ml-engineering, compute/accelerator/README.md, table of
 maximum achievable matmul FLOPS); a model's shapes are not the best."""
 MEMORY_SHARE = 0.80
-"""Of a GPU's memory bandwidth. A plain copy kernel reaches about 80 % (NVIDIA developer forum, zcopy thread)."""
+"""Of a GPU's memory bandwidth: about 80 % in a plain copy kernel (NVIDIA developer forum, zcopy thread)."""
 
 CPU_ADAM = 6e8
 """Parameters/s of torch's AdamW on the host, per rank: four cores at 1.5e8. One core of a 2-core Xeon gave 1.9e8."""
@@ -77,7 +78,7 @@ class HardwareRates:
     ranks_per_node: int
     nodes: int
     cpu: bool
-    """Ranks compute on the CPU, where nothing overlaps with computation, and offload is a copy in memory."""
+    """Ranks compute on the CPU, without overlap of computation; offload is a copy in memory."""
 
     @property
     def ranks(self) -> int:
@@ -91,9 +92,9 @@ class Gpu:
 
     name: str
     half: float
-    """Dense 16-bit matrix FLOP/s, accumulated in fp32. Datasheets that print a sparse figure print twice this."""
+    """Dense 16-bit matrix FLOP/s, accumulated in fp32: half of a datasheet's sparse figure."""
     single: float
-    """fp32 FLOP/s outside the matrix cores: what torch uses unless TF32 is switched on."""
+    """fp32 FLOP/s outside the matrix cores, which torch uses unless TF32 is enabled."""
     bandwidth: float
     """Memory bandwidth, bytes/s."""
     memory: int
@@ -120,8 +121,8 @@ def named(
 ) -> HardwareRates:
     """Return the rates of named hardware: the nominal figures times the planning shares.
 
-    `adapters`: network adapters that a node uses at once. Raises UserError for an unknown name, and for bf16 on a GPU
-    that does not support it.
+    `adapters`: network adapters that a node uses at once. Raises UserError for an unknown name, or bf16 on a GPU
+    without it.
     """
     datasheet = known("GPU", gpu, GPUS)
     if precision == "bf16" and not datasheet.supports_bf16:
@@ -155,14 +156,14 @@ Entry = TypeVar("Entry", Gpu, Link, Disk)
 
 
 def known(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    """Return the entry with this name. Raises UserError, which lists the names to choose from, if there is none."""
+    """Return the entry of a name. Raises UserError, listing the names, for an unknown one."""
     if name not in table:
         raise UserError(f"{kind} {shown(name)} is not known; write one of {', '.join(offered(table))}")
     return table[name]
 
 
 def offered(table: Mapping[str, Any]) -> list[str]:
-    """Return the names of a table to choose from: of GPUs, those that the lock's torch has kernels for."""
+    """Return the names of a table; of GPUs, those for which the lock's torch has kernels."""
     return [name for name, entry in table.items() if not isinstance(entry, Gpu) or _has_kernels(entry)]
 
 
@@ -175,8 +176,8 @@ def _by_name(entries: list[Entry]) -> dict[str, Entry]:
     return {entry.name: entry for entry in entries}
 
 
-# Sources: the datasheet or white paper named in each line. NVIDIA's datasheets since Ampere print matrix rates with
-# sparsity; those are halved here.
+# Sources: the named datasheets and white papers. NVIDIA's datasheets since Ampere print matrix rates with sparsity,
+# halved here.
 GPUS: dict[str, Gpu] = _by_name(
     [
         # NVIDIA V100 datasheet (SXM2)
